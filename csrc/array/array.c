@@ -1,3 +1,6 @@
+/* Storage, counted and released by its last drop; geometry, with checked arithmetic; arrays of our
+ * own memory, small ones in one block with their storage; views, which are checked to lie inside
+ * their storage; and views of views. */
 #include "array/array.h"
 #include "base/fault.h"
 
@@ -11,22 +14,29 @@ static void release_ours(fan_storage *s)
 {
     fan_free_data(s->data, s->bytes);
 }
+
+/* The memory is freed with the storage. */
 static void release_block(fan_storage *s)
 {
     (void)s;
-} /* freed with the storage */
+}
 
-fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx)
+static void storage_begin(fan_storage *s, void *data, size_t n, void (*release)(fan_storage *),
+                          void *ctx)
 {
-    fan_storage *s = fan_alloc(sizeof *s);
-    if (!s)
-        return NULL;
     atomic_init(&s->refs, 1);
     s->data = data;
     s->bytes = n;
     s->release = release;
     s->ctx = ctx;
     atomic_init(&s->ended, NULL);
+}
+
+fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx)
+{
+    fan_storage *s = fan_alloc(sizeof *s);
+    if (s)
+        storage_begin(s, data, n, release, ctx);
     return s;
 }
 
@@ -49,8 +59,12 @@ fan_storage_make fan_storage_redirect(fan_storage_make make)
 
 fan_status fan_storage_check(const fan_storage *s, fan_error *err)
 {
-    const char *why = s ? atomic_load_explicit(&s->ended, memory_order_acquire) : NULL;
-    return why ? fan_fail(err, FAN_ERR_STATE, "%s", why) : FAN_OK;
+    const char *why = NULL;
+    if (s)
+        why = atomic_load_explicit(&s->ended, memory_order_acquire);
+    if (why)
+        return fan_fail(err, FAN_ERR_STATE, "%s", why);
+    return FAN_OK;
 }
 
 fan_storage *fan_storage_new(size_t n)
@@ -78,22 +92,29 @@ void fan_storage_drop(fan_storage *s)
 bool fan_storage_only_ours(const fan_storage *s)
 {
     /* Acquire: pairs with the release of the last other drop, after which this thread may write. */
-    return (s->release == release_ours || s->release == release_block) &&
-           atomic_load_explicit(&s->refs, memory_order_acquire) == 1;
+    bool one_hold = atomic_load_explicit(&s->refs, memory_order_acquire) == 1;
+    bool ours = s->release == release_ours || s->release == release_block;
+    return ours && one_hold;
 }
 
 /* ---- geometry: checked arithmetic throughout; the reach is computed in one place ---- */
 
+static fan_status check_ndim(int ndim, fan_error *err)
+{
+    if (ndim >= 0 && ndim <= FAN_MAX_NDIM)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
+}
+
 fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size,
                            fan_error *err)
 {
-    if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM,
-                        ndim);
+    FAN_TRY(check_ndim(ndim, err));
     /* The product of the nonzero extents must fit, times the item size: strides are computed from
      * it even if the array is empty. */
     int64_t bytes = (int64_t)itemsize;
-    bool wraps = itemsize > INT64_MAX, empty = false;
+    bool wraps = itemsize > INT64_MAX;
+    bool empty = itemsize == 0;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0)
             return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld",
@@ -106,7 +127,9 @@ fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int6
         return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has too many bytes for 64 bits",
                         fan_shape_text(ndim, shape, text, sizeof text));
     }
-    *size = empty || itemsize == 0 ? 0 : bytes / (int64_t)itemsize;
+    *size = 0;
+    if (!empty)
+        *size = bytes / (int64_t)itemsize;
     return FAN_OK;
 }
 
@@ -115,9 +138,11 @@ fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int6
 static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize,
                         int64_t *lo, int64_t *hi)
 {
-    int64_t low = 0, high = itemsize;
+    int64_t low = 0;
+    int64_t high = itemsize;
     bool wraps = false;
-    *lo = *hi = 0;
+    *lo = 0;
+    *hi = 0;
     for (int i = 0; i < ndim; i++) {
         int64_t way = 0;
         if (shape[i] <= 0)
@@ -128,7 +153,8 @@ static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, 
             wraps |= __builtin_mul_overflow(shape[i], strides[i], &way);
             wraps |= __builtin_sub_overflow(way, strides[i], &way);
         }
-        wraps |= __builtin_add_overflow(way < 0 ? low : high, way, way < 0 ? &low : &high);
+        int64_t *end = way < 0 ? &low : &high;
+        wraps |= __builtin_add_overflow(*end, way, end);
     }
     int64_t width;
     wraps |= __builtin_sub_overflow(high, low, &width);
@@ -142,17 +168,16 @@ static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, 
 void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi)
 {
     /* checked when `a` was made */
-    (void)array_reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo, hi);
+    (void)array_reach(a->ndim, a->shape, a->strides, fan_dtype_step(a->dtype), lo, hi);
 }
 
 /* array_axes_by_stride: sorts the axes by |stride|, largest first, C order among ties (D16). */
 static void array_axes_by_stride(const fan_array *like, int *axes)
 {
     for (int i = 0; i < like->ndim; i++) {
+        int64_t stride = fan_magnitude(like->strides[i]);
         int at = i;
-        for (;
-             at > 0 && fan_magnitude(like->strides[axes[at - 1]]) < fan_magnitude(like->strides[i]);
-             at--)
+        for (; at > 0 && fan_magnitude(like->strides[axes[at - 1]]) < stride; at--)
             axes[at] = axes[at - 1];
         axes[at] = i;
     }
@@ -179,7 +204,7 @@ void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fa
 bool fan_array_dense(const fan_array *a)
 {
     int axes[FAN_MAX_NDIM];
-    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    int64_t step = fan_dtype_step(a->dtype);
     if (a->size == 0)
         return true;
     array_axes_by_stride(a, axes);
@@ -245,7 +270,8 @@ char *fan_shape_text(int ndim, const int64_t *shape, char *buf, size_t size)
 /* array_room: returns the size of an array with its dims appended. */
 static size_t array_room(int ndim)
 {
-    return sizeof(fan_array) + (ndim > FAN_INLINE_NDIM ? 2 * (size_t)ndim * sizeof(int64_t) : 0);
+    size_t dims = ndim > FAN_INLINE_NDIM ? 2 * (size_t)ndim : 0;
+    return sizeof(fan_array) + dims * sizeof(int64_t);
 }
 
 static void array_begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
@@ -256,7 +282,9 @@ static void array_begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
     a->dtype = dtype;
     a->ndim = ndim;
     a->size = size;
-    a->shape = ndim > FAN_INLINE_NDIM ? (int64_t *)(void *)(a + 1) : a->dims;
+    a->shape = a->dims;
+    if (ndim > FAN_INLINE_NDIM)
+        a->shape = (int64_t *)(void *)(a + 1);
     a->strides = a->shape + ndim;
     a->writable = true;
     a->in_storage = false;
@@ -272,6 +300,18 @@ static fan_array *array_blank(fan_dtype dtype, int ndim, int64_t size)
     return a;
 }
 
+/* array_after: begins the array that follows its storage in one block. */
+static fan_array *array_after(fan_storage *s, fan_dtype dtype, int ndim, int64_t size)
+{
+    _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0,
+                   "an array may follow its storage");
+    fan_array *a = (fan_array *)(void *)(s + 1);
+    array_begin(a, dtype, ndim, size);
+    a->storage = s;
+    a->in_storage = true;
+    return a;
+}
+
 #define DATA_ALIGN 64
 /* of data; up to this size an array, its storage and its data share one block */
 #define SMALL_BYTES 4096
@@ -280,37 +320,36 @@ static fan_array *array_blank(fan_dtype dtype, int ndim, int64_t size)
  * out of memory. */
 static fan_array *array_new_small(fan_dtype dtype, int ndim, int64_t size)
 {
-    size_t head = sizeof(fan_storage) + array_room(ndim),
-           bytes = (size_t)size * fan_dtype_size(dtype);
-    fan_storage *s = fan_alloc(head + DATA_ALIGN - 1 + bytes);
-    fan_array *a = (fan_array *)(void *)(s + 1);
+    size_t head = sizeof(fan_storage) + array_room(ndim) + DATA_ALIGN - 1;
+    size_t bytes = (size_t)size * fan_dtype_size(dtype);
+    fan_storage *s = fan_alloc(head + bytes);
     if (!s)
         return NULL;
-    _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0,
-                   "an array may follow its storage");
-    atomic_init(&s->refs, 1);
-    s->data = (void *)(((uintptr_t)s + head + DATA_ALIGN - 1) & ~(uintptr_t)(DATA_ALIGN - 1));
-    s->bytes = bytes;
-    s->release = release_block;
-    s->ctx = NULL;
-    atomic_init(&s->ended, NULL);
-    array_begin(a, dtype, ndim, size);
-    a->storage = s;
-    a->in_storage = true;
-    return a;
+    uintptr_t data = ((uintptr_t)s + head) & ~(uintptr_t)(DATA_ALIGN - 1);
+    storage_begin(s, (void *)data, bytes, release_block, NULL);
+    return array_after(s, dtype, ndim, size);
 }
 
 /* array_new_large: as small, with memory from the pool or a block of its own. */
 static fan_array *array_new_large(fan_dtype dtype, int ndim, int64_t size)
 {
     fan_array *a = array_blank(dtype, ndim, size);
-    fan_storage *s = a ? fan_storage_new((size_t)size * fan_dtype_size(dtype)) : NULL;
+    fan_storage *s = NULL;
+    if (a)
+        s = fan_storage_new((size_t)size * fan_dtype_size(dtype));
     if (!s) {
         fan_free(a);
         return NULL;
     }
     a->storage = s;
     return a;
+}
+
+static fan_array *array_new(bool one_block, fan_dtype dtype, int ndim, int64_t size)
+{
+    if (one_block)
+        return array_new_small(dtype, ndim, size);
+    return array_new_large(dtype, ndim, size);
 }
 
 fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
@@ -323,15 +362,15 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
         return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
     bool one_block = (size_t)size * itemsize <= SMALL_BYTES && !fan_storage_redirected();
-    fan_array *a =
-        one_block ? array_new_small(dtype, ndim, size) : array_new_large(dtype, ndim, size);
+    fan_array *a = array_new(one_block, dtype, ndim, size);
     if (!a)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %lld bytes",
                         (long long)size * (long long)itemsize);
     if (ndim)
         memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
     fan_dense_strides(ndim, shape, itemsize, like, a->strides);
-    a->data = size ? a->storage->data : NULL;
+    if (size)
+        a->data = a->storage->data;
     *out = a;
     return FAN_OK;
 }
@@ -342,7 +381,9 @@ __attribute__((noinline, cold)) static fan_status array_outside(const fan_storag
                                                                 const int64_t *shape, int64_t lo,
                                                                 int64_t hi, fan_error *err)
 {
-    uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
+    uintptr_t at = (uintptr_t)data;
+    uintptr_t first = at + (uintptr_t)lo;
+    uintptr_t end = at + (uintptr_t)hi;
     uintptr_t from = (uintptr_t)storage->data;
     char text[128];
     fan_shape_text(ndim, shape, text, sizeof text);
@@ -364,19 +405,20 @@ __attribute__((noinline, cold)) static fan_status array_outside(const fan_storag
 
 fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
 {
-    size_t bytes = (size_t)a->size * fan_dtype_size(a->dtype);
-    fan_array *made = bytes <= SMALL_BYTES ? array_new_small(a->dtype, a->ndim, a->size)
-                                           : array_new_large(a->dtype, a->ndim, a->size);
+    int64_t step = fan_dtype_step(a->dtype);
+    size_t bytes = (size_t)(a->size * step);
+    fan_array *made = array_new(bytes <= SMALL_BYTES, a->dtype, a->ndim, a->size);
     *out = made;
     if (!made)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %zu bytes", bytes);
-    int64_t step = (int64_t)fan_dtype_size(a->dtype);
     for (int i = a->ndim - 1; i >= 0; i--) {
         made->shape[i] = a->shape[i];
         made->strides[i] = step;
-        step *= a->shape[i] > 0 ? a->shape[i] : 1;
+        if (a->shape[i] > 0)
+            step *= a->shape[i];
     }
-    made->data = a->size ? made->storage->data : NULL;
+    if (a->size)
+        made->data = made->storage->data;
     return FAN_OK;
 }
 
@@ -392,13 +434,17 @@ static fan_status array_check_view(const fan_storage *storage, const char *data,
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, size, err));
     if (!array_reach(ndim, shape, strides, (int64_t)itemsize, &lo, &hi))
         return array_outside(storage, NULL, ndim, shape, 0, 0, err);
-    if (*size) {
-        uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
-        uintptr_t from = (uintptr_t)storage->data;
-        if (!data || first > at || end < at || end < first ||
-            (storage->bytes && (first < from || end - from > storage->bytes)))
-            return array_outside(storage, data, ndim, shape, lo, hi, err);
-    }
+    if (*size == 0)
+        return FAN_OK;
+    uintptr_t at = (uintptr_t)data;
+    uintptr_t first = at + (uintptr_t)lo;
+    uintptr_t end = at + (uintptr_t)hi;
+    uintptr_t from = (uintptr_t)storage->data;
+    bool wraps = first > at || end < at || end < first;
+    bool inside = first >= from && end - from <= storage->bytes;
+    bool outside = storage->bytes && !inside;
+    if (!data || wraps || outside)
+        return array_outside(storage, data, ndim, shape, lo, hi, err);
     return FAN_OK;
 }
 
@@ -406,18 +452,18 @@ static fan_status array_check_view(const fan_storage *storage, const char *data,
 static void array_set_view(fan_array *a, char *data, const int64_t *shape, const int64_t *strides,
                            bool writable)
 {
-    if (a->ndim)
-        memcpy(a->shape, shape, (size_t)a->ndim * sizeof *shape);
-    if (a->size) {
-        if (a->ndim)
-            memcpy(a->strides, strides, (size_t)a->ndim * sizeof *strides);
-        a->data = data;
-    } else {
-        fan_dense_strides(a->ndim, shape, fan_dtype_size(a->dtype), NULL,
-                          /* the strides of an empty array are never used and may be anything */
-                          a->strides);
-    }
+    size_t dims = (size_t)a->ndim * sizeof *shape;
     a->writable = writable;
+    if (dims)
+        memcpy(a->shape, shape, dims);
+    if (a->size == 0) {
+        /* the strides of an empty array are never used and may be anything */
+        fan_dense_strides(a->ndim, shape, fan_dtype_size(a->dtype), NULL, a->strides);
+        return;
+    }
+    if (dims)
+        memcpy(a->strides, strides, dims);
+    a->data = data;
 }
 
 fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim,
@@ -447,16 +493,8 @@ fan_status fan_array_foreign(const fan_storage *of, char *data, fan_dtype dtype,
     fan_storage *s = fan_alloc(sizeof *s + array_room(ndim));
     if (!s)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a view");
-    fan_array *a = (fan_array *)(void *)(s + 1);
-    atomic_init(&s->refs, 1);
-    s->data = of->data;
-    s->bytes = of->bytes;
-    s->release = of->release;
-    s->ctx = of->ctx;
-    atomic_init(&s->ended, NULL);
-    array_begin(a, dtype, ndim, size);
-    a->storage = s;
-    a->in_storage = true;
+    storage_begin(s, of->data, of->bytes, of->release, of->ctx);
+    fan_array *a = array_after(s, dtype, ndim, size);
     array_set_view(a, data, shape, strides, writable);
     *out = a;
     return FAN_OK;
@@ -491,8 +529,11 @@ fan_status fan_array_compact(const fan_array *a, uint64_t axes, fan_array **out,
 {
     int64_t shape[FAN_MAX_NDIM];
     axes &= fan_array_expanded(a);
-    for (int i = 0; i < a->ndim; i++)
-        shape[i] = axes >> i & 1u ? 1 : a->shape[i];
+    for (int i = 0; i < a->ndim; i++) {
+        shape[i] = a->shape[i];
+        if (axes >> i & 1u)
+            shape[i] = 1;
+    }
     return array_revise(a, a->data, a->ndim, shape, a->strides, a->writable, out, err);
 }
 
@@ -501,9 +542,7 @@ fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shap
 {
     int64_t strides[FAN_MAX_NDIM];
     *out = NULL;
-    if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM,
-                        ndim);
+    FAN_TRY(check_ndim(ndim, err));
     if (!fan_broadcasts_from(ndim, shape, a->ndim, a->shape)) {
         char from[128], to[128];
         return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s does not broadcast to %s",
@@ -514,10 +553,21 @@ fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shap
     bool stretched = false;
     for (int i = 0; i < ndim; i++) {
         bool same = i >= fresh && a->shape[i - fresh] == shape[i];
-        strides[i] = same ? a->strides[i - fresh] : 0;
+        strides[i] = 0;
+        if (same)
+            strides[i] = a->strides[i - fresh];
         stretched |= !same && shape[i] != 1;
     }
     return array_revise(a, a->data, ndim, shape, strides, a->writable && !stretched, out, err);
+}
+
+static bool slice_fits(const fan_array *a, int axis, int64_t start, int64_t count)
+{
+    if (axis < 0 || axis >= a->ndim)
+        return false;
+    if (start < 0 || count < 0)
+        return false;
+    return start <= a->shape[axis] && count <= a->shape[axis] - start;
 }
 
 fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t count,
@@ -525,13 +575,13 @@ fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t 
 {
     int64_t shape[FAN_MAX_NDIM];
     *out = NULL;
-    if (axis < 0 || axis >= a->ndim || start < 0 || count < 0 || start > a->shape[axis] ||
-        count > a->shape[axis] - start)
+    if (!slice_fits(a, axis, start, count))
         return fan_fail(err, FAN_ERR_VALUE, "no elements %lld to %lld along axis %d",
                         (long long)start, (long long)count, axis);
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = count;
-    bool some = a->size && count;
-    return array_revise(a, some ? a->data + start * a->strides[axis] : a->data, a->ndim, shape,
-                        a->strides, a->writable, out, err);
+    char *data = a->data;
+    if (a->size && count)
+        data += start * a->strides[axis];
+    return array_revise(a, data, a->ndim, shape, a->strides, a->writable, out, err);
 }

@@ -117,7 +117,17 @@ void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi);
 /* fan_magnitude: returns |x|; INT64_MAX for INT64_MIN. */
 static inline int64_t fan_magnitude(int64_t x)
 {
-    return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x;
+    if (x == INT64_MIN)
+        return INT64_MAX;
+    return x < 0 ? -x : x;
+}
+static inline int64_t fan_min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+static inline int64_t fan_max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
 }
 /* fan_array_dense: true for any permutation of a gap-free layout with positive strides (size-1 axes
  * ignored): it cannot overlap itself. */
@@ -125,7 +135,7 @@ bool fan_array_dense(const fan_array *a);
 /* fan_array_in_c_order: true if gap-free in C order (size-1 axes may have any stride). */
 static inline bool fan_array_in_c_order(const fan_array *a)
 {
-    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    int64_t step = fan_dtype_step(a->dtype);
     for (int i = a->ndim - 1; i >= 0; step *= a->shape[i--])
         if (a->strides[i] != step && a->shape[i] > 1)
             return false;

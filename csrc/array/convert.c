@@ -14,17 +14,22 @@ typedef void (*run)(char *dst, const char *src, size_t n);
 /* Float to integer: never requested (D6), but defined. */
 static inline int64_t convert_whole(double x)
 {
-    return x >= 9223372036854775808.0    ? INT64_MAX
-           : x >= -9223372036854775808.0 ? (int64_t)x
-           : x < 0                       ? INT64_MIN
-                                         : 0;
+    if (x >= 9223372036854775808.0)
+        return INT64_MAX;
+    if (x >= -9223372036854775808.0)
+        return (int64_t)x;
+    if (x < 0)
+        return INT64_MIN;
+    return 0;
 }
 
 static inline uint64_t whole_u(double x)
 {
-    return x >= 18446744073709551616.0  ? UINT64_MAX
-           : x >= 9223372036854775808.0 ? (uint64_t)x
-                                        : (uint64_t)convert_whole(x);
+    if (x >= 18446744073709551616.0)
+        return UINT64_MAX;
+    if (x >= 9223372036854775808.0)
+        return (uint64_t)x;
+    return (uint64_t)convert_whole(x);
 }
 
 /* X(NAME, memory type, wide type, in: wide of x; out: of an int64, of a uint64, of a float64) */
@@ -168,24 +173,26 @@ static const run direct[FAN_DT_COUNT][FAN_DT_COUNT] = {
 static void convert_over_wide(char *dst, fan_dtype to, const char *src, fan_dtype from, size_t n)
 {
     FAN_UNINITIALIZED _Alignas(16) char wide[PIECE * 16];
-    size_t size_to = fan_dtype_size(to), size_from = fan_dtype_size(from);
-    for (size_t m; n; n -= m) {
-        m = n < PIECE ? n : PIECE;
+    while (n) {
+        size_t m = n < PIECE ? n : PIECE;
         ways[from].in(wide, src, m);
         ways[to].out[ways[from].wide](dst, wide, m);
-        src += m * size_from;
-        dst += m * size_to;
+        src += m * fan_dtype_size(from);
+        dst += m * fan_dtype_size(to);
+        n -= m;
     }
 }
 
-static void convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype from, size_t n)
+void fan_convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype from, int64_t n)
 {
+    if (n <= 0)
+        return;
     if (direct[from][to])
-        direct[from][to](dst, src, n);
+        direct[from][to](dst, src, (size_t)n);
     else if (from == to)
-        memcpy(dst, src, n * fan_dtype_size(to));
+        memcpy(dst, src, (size_t)n * fan_dtype_size(to));
     else
-        convert_over_wide(dst, to, src, from, n);
+        convert_over_wide(dst, to, src, from, (size_t)n);
 }
 
 /* convert_spread: copies n elements of `size` bytes between any strides. */
@@ -213,23 +220,28 @@ static void convert_spread(char *dst, int64_t dst_step, const char *src, int64_t
 static void convert_gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src,
                            fan_dtype from, int64_t src_step, int64_t n)
 {
-    FAN_UNINITIALIZED _Alignas(16) char near[PIECE * 16], far[PIECE * 16];
-    int64_t size_to = (int64_t)fan_dtype_size(to), size_from = (int64_t)fan_dtype_size(from);
-    for (int64_t m; n; n -= m) {
-        m = n < PIECE ? n : PIECE;
-        const char *s = src;
-        if (src_step != size_from) {
-            convert_spread(near, size_from, src, src_step, (size_t)size_from, m);
-            s = near;
+    FAN_UNINITIALIZED _Alignas(16) char near[PIECE * 16];
+    FAN_UNINITIALIZED _Alignas(16) char far[PIECE * 16];
+    size_t size_to = fan_dtype_size(to);
+    size_t size_from = fan_dtype_size(from);
+    while (n) {
+        int64_t m = n;
+        if (m > PIECE)
+            m = PIECE;
+        const char *dense = src;
+        if (src_step != (int64_t)size_from) {
+            convert_spread(near, (int64_t)size_from, src, src_step, size_from, m);
+            dense = near;
         }
-        if (dst_step == size_to) {
-            convert_dense(dst, to, s, from, (size_t)m);
+        if (dst_step == (int64_t)size_to) {
+            fan_convert_dense(dst, to, dense, from, m);
         } else {
-            convert_dense(far, to, s, from, (size_t)m);
-            convert_spread(dst, dst_step, far, size_to, (size_t)size_to, m);
+            fan_convert_dense(far, to, dense, from, m);
+            convert_spread(dst, dst_step, far, (int64_t)size_to, size_to, m);
         }
         src += m * src_step;
         dst += m * dst_step;
+        n -= m;
     }
 }
 
@@ -238,11 +250,12 @@ void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan
 {
     if (n <= 0)
         return;
-    int64_t size_to = (int64_t)fan_dtype_size(to), size_from = (int64_t)fan_dtype_size(from);
-    if (n == 1 || (dst_step == size_to && src_step == size_from))
-        convert_dense(dst, to, src, from, (size_t)n);
+    size_t size = fan_dtype_size(to);
+    bool dense = dst_step == (int64_t)size && src_step == fan_dtype_step(from);
+    if (n == 1 || dense)
+        fan_convert_dense(dst, to, src, from, n);
     else if (from == to && from != FAN_DT_BOOL)
-        convert_spread(dst, dst_step, src, src_step, (size_t)size_to, n);
+        convert_spread(dst, dst_step, src, src_step, size, n);
     else
         convert_gapped(dst, to, dst_step, src, from, src_step, n);
 }

@@ -70,7 +70,8 @@ FAN_LOW double fan_complex_abs(double re, double im)
     double square = re * re + im * im;
     if (square > 1e-280 && square < 1e280)
         return sqrt(square);
-    double there = square < 1 ? 0x1p600 : 0x1p-600, back = square < 1 ? 0x1p-600 : 0x1p600;
+    double there = square < 1 ? 0x1p600 : 0x1p-600;
+    double back = square < 1 ? 0x1p-600 : 0x1p600;
     re *= there;
     im *= there;
     return sqrt(re * re + im * im) * back;

@@ -1,3 +1,5 @@
+/* The facts of each dtype from the one list in dtype.h; then promotion (D4, D5), accumulation (D2)
+ * and casts (D6). */
 #include "array/dtype.h"
 
 #include <string.h>
@@ -30,12 +32,16 @@ static bool dtype_valid(fan_dtype d)
 
 char fan_dtype_kind(fan_dtype d)
 {
-    return dtype_valid(d) ? facts[d].kind : '?';
+    if (dtype_valid(d))
+        return facts[d].kind;
+    return '?';
 }
 
 const char *fan_dtype_name(fan_dtype d)
 {
-    return dtype_valid(d) ? facts[d].name : "none";
+    if (dtype_valid(d))
+        return facts[d].name;
+    return "none";
 }
 
 fan_dtype fan_dtype_from_name(const char *name)
@@ -72,21 +78,41 @@ static size_t dtype_float_bytes(fan_dtype d)
     case 'c':
         return n / 2;
     default:
-        return n == 1 ? 2 : n == 2 ? 4 : 8;
+        if (n < 4)
+            return 2 * n;
+        return 8;
     }
 }
 
 static fan_dtype complex_of(size_t bytes)
 {
-    return bytes <= 4 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128;
+    if (bytes <= 4)
+        return FAN_DT_COMPLEX64;
+    return FAN_DT_COMPLEX128;
 }
 
 static fan_dtype signed_of(size_t bytes)
 {
-    return bytes == 1   ? FAN_DT_INT8
-           : bytes == 2 ? FAN_DT_INT16
-           : bytes == 4 ? FAN_DT_INT32
-                        : FAN_DT_INT64;
+    if (bytes == 2)
+        return FAN_DT_INT16;
+    if (bytes == 4)
+        return FAN_DT_INT32;
+    return FAN_DT_INT64;
+}
+
+/* promote_integers: two kinds: a signed type that contains both, or float64. */
+static fan_dtype promote_integers(fan_dtype a, fan_dtype b)
+{
+    if (fan_dtype_kind(a) == fan_dtype_kind(b))
+        return fan_dtype_size(a) >= fan_dtype_size(b) ? a : b;
+    if (fan_dtype_kind(a) == 'u')
+        return promote_integers(b, a);
+    size_t bytes = fan_dtype_size(b);
+    if (fan_dtype_size(a) > bytes)
+        return a;
+    if (bytes == 8)
+        return FAN_DT_FLOAT64;
+    return signed_of(2 * bytes);
 }
 
 fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
@@ -97,32 +123,31 @@ fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
         return a;
     if (a == FAN_DT_BOOL)
         return b;
-    if (dtype_is_integer(a) && dtype_is_integer(b)) {
-        size_t na = fan_dtype_size(a), nb = fan_dtype_size(b);
-        if (fan_dtype_kind(a) == fan_dtype_kind(b))
-            return na >= nb ? a : b;
-        fan_dtype with_sign = fan_dtype_kind(a) == 'i' ? a : b;
-        size_t ns = with_sign == a ? na : nb, nu = with_sign == a ? nb : na;
-        if (ns > nu)
-            return with_sign;
-        return nu == 8 ? FAN_DT_FLOAT64 : signed_of(2 * nu);
-    }
+    if (dtype_is_integer(a) && dtype_is_integer(b))
+        return promote_integers(a, b);
     if (is_float8(a) && is_float8(b))
         return FAN_DT_NONE;
     if (fan_dtype_of_ml_dtypes(a) && dtype_is_integer(b))
         return a;
     if (fan_dtype_of_ml_dtypes(b) && dtype_is_integer(a))
         return b;
-    size_t na = dtype_float_bytes(a), nb = dtype_float_bytes(b), n = na >= nb ? na : nb;
+    size_t bytes = dtype_float_bytes(a);
+    if (bytes < dtype_float_bytes(b))
+        bytes = dtype_float_bytes(b);
     if (fan_dtype_kind(a) == 'c' || fan_dtype_kind(b) == 'c')
-        return complex_of(n);
+        return complex_of(bytes);
     if (is_float8(a))
         return b;
     if (is_float8(b))
         return a;
-    if (n == 2 && (fan_dtype_of_ml_dtypes(a) || fan_dtype_of_ml_dtypes(b)))
-        return FAN_DT_FLOAT32; /* bfloat16 with float16: neither contains the other */
-    return n <= 2 ? FAN_DT_FLOAT16 : n == 4 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
+    /* bfloat16 with float16: neither contains the other */
+    if (bytes == 2 && (fan_dtype_of_ml_dtypes(a) || fan_dtype_of_ml_dtypes(b)))
+        return FAN_DT_FLOAT32;
+    if (bytes <= 2)
+        return FAN_DT_FLOAT16;
+    if (bytes == 4)
+        return FAN_DT_FLOAT32;
+    return FAN_DT_FLOAT64;
 }
 
 fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
@@ -132,15 +157,17 @@ fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
     case 'b':
         return a;
     case 'i':
-        return a == FAN_DT_BOOL ? FAN_DT_INT64 : a;
+        if (a == FAN_DT_BOOL)
+            return FAN_DT_INT64;
+        return a;
     case 'f':
-        return k == 'b' || dtype_is_integer(a) ? FAN_DT_FLOAT64 : a;
+        if (k == 'b' || dtype_is_integer(a))
+            return FAN_DT_FLOAT64;
+        return a;
     case 'c':
-        if (k == 'c')
+        if (k == 'c' || !dtype_valid(a))
             return a;
-        return k == 'f' && fan_dtype_size(a) <= 4 ? FAN_DT_COMPLEX64
-               : dtype_valid(a)                   ? FAN_DT_COMPLEX128
-                                                  : a;
+        return complex_of(k == 'f' ? fan_dtype_size(a) : 8);
     default:
         return FAN_DT_NONE;
     }
@@ -148,12 +175,15 @@ fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
 
 fan_dtype fan_dtype_accumulate(fan_dtype d)
 {
-    return dtype_valid(d) ? (fan_dtype)facts[d].sum : d;
+    if (dtype_valid(d))
+        return (fan_dtype)facts[d].sum;
+    return d;
 }
 
 bool fan_dtype_can_cast(fan_dtype from, fan_dtype to)
 {
     static const char order[] = "buifc"; /* a kind may be cast to any later one */
-    return dtype_valid(from) && dtype_valid(to) &&
-           strchr(order, fan_dtype_kind(from)) <= strchr(order, fan_dtype_kind(to));
+    if (!dtype_valid(from) || !dtype_valid(to))
+        return false;
+    return strchr(order, fan_dtype_kind(from)) <= strchr(order, fan_dtype_kind(to));
 }

@@ -65,6 +65,11 @@ static inline size_t fan_dtype_size(fan_dtype d)
 {
     return (unsigned)d < (unsigned)FAN_DT_COUNT ? fan_dtype_sizes[d] : 0;
 }
+/* fan_dtype_step: returns fan_dtype_size as a signed number, for strides and offsets. */
+static inline int64_t fan_dtype_step(fan_dtype d)
+{
+    return (int64_t)fan_dtype_size(d);
+}
 char fan_dtype_kind(fan_dtype d);
 bool fan_dtype_of_ml_dtypes(fan_dtype d);        /* whether NumPy has it from ml_dtypes alone */
 const char *fan_dtype_name(fan_dtype d);         /* "float32"; "none" for FAN_DT_NONE */

@@ -1,3 +1,6 @@
+/* Bounded sums of steps: sets up an equation (pose), searches for a solution (step 5 of the essay
+ * in overlap.c), tabulates the sums where the search is too long (step 6), and solves by both
+ * within an effort (step 7). */
 #include "array/equation.h"
 
 #include "array/convert.h"
@@ -35,7 +38,8 @@ static void equation_begin(equation *e, int64_t grid, int64_t rest, int64_t targ
     e->rest = rest;
     e->target = target;
     e->n = 0;
-    e->reach[0] = e->gcd[0] = 0;
+    e->reach[0] = 0;
+    e->gcd[0] = 0;
 }
 
 static void add_term(equation *e, int64_t step, int64_t most)
@@ -51,19 +55,22 @@ static void add_term(equation *e, int64_t step, int64_t most)
     e->t[k] = (term){step, most};
     e->reach[k + 1] = e->reach[k] + step * most;
     e->gcd[k + 1] = equation_gcd(step, e->gcd[k]);
-    e->whole[k + 1] =
-        k == 0 || (e->whole[k] && e->gcd[k + 1] == e->gcd[k] && step <= e->reach[k] + e->gcd[k]);
+    bool same_gcd = e->gcd[k + 1] == e->gcd[k];
+    bool in_reach = step <= e->reach[k] + e->gcd[k];
+    bool goes_on = e->whole[k] && same_gcd && in_reach;
+    e->whole[k + 1] = k == 0 || goes_on;
     e->inverse[k + 1] = 0;
     e->n++;
 }
 
 bool fan__equation_pose(equation *e, const term *parts, int n, int64_t width, int64_t target)
 {
-    int64_t g = 0, rest;
+    int64_t g = 0;
     for (int i = 0; i < n && g != 1; i++)
         g = equation_gcd(parts[i].step, g);
-    g = g ? g : 1;
-    rest = equation_remainder(target, g);
+    if (g == 0)
+        g = 1;
+    int64_t rest = equation_remainder(target, g);
     if (rest > width)
         return false;
     if (width > 0) {
@@ -85,7 +92,7 @@ int64_t fan__equation_given(equation *e, int64_t step, int64_t most)
 {
     for (int k = 0; k < e->n; k++)
         if (e->t[k].step == equation_quotient(step, e->grid)) {
-            int64_t x = e->x[k] < most ? e->x[k] : most;
+            int64_t x = fan_min(e->x[k], most);
             e->x[k] -= x;
             return x;
         }
@@ -94,8 +101,8 @@ int64_t fan__equation_given(equation *e, int64_t step, int64_t most)
 
 int64_t fan__equation_given_places(equation *e, int64_t width)
 {
-    return e->rest +
-           e->grid * fan__equation_given(e, e->grid, equation_quotient(width - e->rest, e->grid));
+    int64_t most = equation_quotient(width - e->rest, e->grid);
+    return e->rest + e->grid * fan__equation_given(e, e->grid, most);
 }
 
 /* times_modulo: a and b are remainders. */
@@ -109,64 +116,83 @@ static int64_t times_modulo(int64_t a, int64_t b, int64_t m)
 /* inverse_of: the y in 0 .. m - 1 with a * y = 1 modulo m; a and m have no common divisor. */
 static int64_t inverse_of(int64_t a, int64_t m)
 {
-    int64_t r0 = m, r1 = a % m, y0 = 0, y1 = 1;
+    int64_t r0 = m;
+    int64_t r1 = a % m;
+    int64_t y0 = 0;
+    int64_t y1 = 1;
     while (r1) {
-        int64_t q = r0 / r1, r = r0 - q * r1, y = y0 - q * y1;
+        int64_t q = r0 / r1;
+        int64_t r = r0 - q * r1;
+        int64_t y = y0 - q * y1;
         r0 = r1;
         r1 = r;
         y0 = y1;
         y1 = y;
     }
-    return y0 < 0 ? y0 + m : y0;
+    if (y0 < 0)
+        return y0 + m;
+    return y0;
 }
 
-/* The values worth trying for the largest term: first, first + jump, .. */
-typedef struct window {
-    int64_t first, jump, count;
-} window;
+/* steps_to_cover: returns how many steps are needed for at least `over`. */
+static int64_t steps_to_cover(int64_t over, int64_t step)
+{
+    if (over > 0)
+        return equation_quotient(over + step - 1, step);
+    return 0;
+}
+
+/* equation_read: computes a solution for the terms 0 .. k - 1, which are whole. */
+static void equation_read(equation *e, int k, int64_t r)
+{
+    for (int j = k - 1; j >= 0; j--) {
+        int64_t step = e->t[j].step;
+        e->x[j] = steps_to_cover(r - e->reach[j], step);
+        r -= e->x[j] * step;
+        assert(r >= 0 && e->x[j] <= e->t[j].most);
+    }
+    assert(r == 0);
+}
 
 /* equation_search: step 5 for the terms 0 .. k - 1, with `tries` left. Starts at the middle of a
  * window, where the remainder is far from both ends of the others' reach and most sums are. */
 static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
 {
     assert(k > 0 && r >= 0 && r <= e->reach[k]); /* guaranteed by the extents and the windows */
-    if (e->gcd[k] > 1 && equation_remainder(r, e->gcd[k]) != 0)
+    int64_t gcd = e->gcd[k];
+    if (gcd > 1 && equation_remainder(r, gcd) != 0)
         return NOTHING;
     if (e->whole[k]) {
-        /* Computes a solution for the terms 0 .. k - 1, which are whole. */
-        for (int j = k - 1; j >= 0; j--) {
-            int64_t step = e->t[j].step, over = r - e->reach[j];
-            e->x[j] = over > 0 ? equation_quotient(over + step - 1, step) : 0;
-            r -= e->x[j] * step;
-            assert(r >= 0 && e->x[j] <= e->t[j].most);
-        }
-        assert(r == 0);
+        equation_read(e, k, r);
         return FOUND;
     }
-    /* The values that leave the terms 0 .. k - 2 a remainder within their reach and divisible by
-     * their gcd. */
-    int64_t step = e->t[k - 1].step, over = r - e->reach[k - 1], jump = 1;
-    int64_t first = over > 0 ? equation_quotient(over + step - 1, step) : 0,
-            last = equation_quotient(r, step);
-    last = last < e->t[k - 1].most ? last : e->t[k - 1].most;
-    if (e->gcd[k - 1] > e->gcd[k]) {
-        jump = equation_quotient(e->gcd[k - 1], e->gcd[k]);
+
+    /* The window of values first, first + jump, .. last that leave the terms 0 .. k - 2 a remainder
+     * within their reach and divisible by their gcd. */
+    int64_t step = e->t[k - 1].step;
+    int64_t jump = 1;
+    int64_t first = steps_to_cover(r - e->reach[k - 1], step);
+    int64_t last = fan_min(equation_quotient(r, step), e->t[k - 1].most);
+    if (e->gcd[k - 1] > gcd) {
+        jump = equation_quotient(e->gcd[k - 1], gcd);
         if (!e->inverse[k])
-            e->inverse[k] = inverse_of(equation_quotient(step, e->gcd[k]), jump);
-        int64_t up = times_modulo(equation_remainder(equation_quotient(r, e->gcd[k]), jump),
-                                  e->inverse[k], jump) -
-                     equation_remainder(first, jump);
-        first += up < 0 ? up + jump : up;
+            e->inverse[k] = inverse_of(equation_quotient(step, gcd), jump);
+        int64_t class = equation_remainder(equation_quotient(r, gcd), jump);
+        int64_t up = times_modulo(class, e->inverse[k], jump) - equation_remainder(first, jump);
+        if (up < 0)
+            up += jump;
+        first += up;
     }
-    window w = {first, jump,
-                first > last ? 0
-                : jump == 1  ? last - first + 1
-                             : equation_quotient(last - first, jump) + 1};
-    for (int64_t i = 0; i < w.count; i++) {
-        int64_t x = w.first + w.jump * ((w.count - 1) / 2 + (i % 2 ? (i + 1) / 2 : -(i / 2)));
+    int64_t count = 0;
+    if (first <= last)
+        count = equation_quotient(last - first, jump) + 1;
+
+    for (int64_t i = 0; i < count; i++) {
+        int64_t away = i % 2 ? (i + 1) / 2 : -(i / 2);
+        int64_t x = first + jump * ((count - 1) / 2 + away);
         if (--*tries < 0)
             return GIVEN_UP;
-        found f = equation_search(e, k - 1, r - x * e->t[k - 1].step, tries);
+        found f = equation_search(e, k - 1, r - x * step, tries);
         if (f != NOTHING) {
             e->x[k - 1] = x;
             return f;
@@ -186,7 +212,8 @@ static bool table_has(const uint64_t *bits, int64_t i)
  * `words`. Works from the top, so that none is shifted twice. */
 static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
 {
-    size_t whole = (size_t)(by / 64), end = words;
+    size_t whole = (size_t)(by / 64);
+    size_t end = words;
     unsigned part = (unsigned)(by % 64);
     if (whole == 0) {
         for (size_t i = words; i-- > 0;)
@@ -195,36 +222,38 @@ static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
     }
     while (end > whole) {
         size_t n = end - whole < whole ? end - whole : whole;
-        n = n < 2048 ? n : 2048; /* fits the L1 cache */
+        if (n > 2048)
+            n = 2048; /* fits the L1 cache */
         end -= n;
         /* n words of `from` are shifted up by `part` bits and or-ed into `to`; from[-1] is the word
          * below. */
         uint64_t *restrict to = bits + end;
         const uint64_t *restrict from = bits + end - whole;
-        if (part == 0)
+        if (part == 0) {
             for (size_t i = 0; i < n; i++)
                 to[i] |= from[i];
-        else
+        } else {
             for (size_t i = 0; i < n; i++)
                 to[i] |= from[i] << part | from[(ptrdiff_t)i - 1] >> (64 - part);
+        }
     }
 }
 
 /* equation_table: computes the sums up to r of the terms 0 .. k - 1. Touches only the part that can
  * hold sums yet. */
-static void equation_table(const equation *e, int k, int64_t r, uint64_t *bits, size_t words)
+static void equation_table(const equation *e, int k, int64_t r, uint64_t *bits, int64_t words)
 {
-    memset(bits, 0, words * sizeof *bits);
+    memset(bits, 0, (size_t)words * sizeof *bits);
     bits[0] = 1;
     int64_t reach = 0;
     for (int j = 0; j < k; j++) {
-        int64_t left = e->t[j].most < r / e->t[j].step ? e->t[j].most : r / e->t[j].step;
+        const term *t = &e->t[j];
+        int64_t left = fan_min(t->most, r / t->step);
         for (int64_t piece = 1; left > 0; piece *= 2) {
-            int64_t some = piece < left ? piece : left;
-            reach += some * e->t[j].step;
-            table_shift_in(bits, reach / 64 < (int64_t)words ? (size_t)(reach / 64 + 1) : words,
-                           some * e->t[j].step);
-            left -= some;
+            int64_t by = fan_min(piece, left) * t->step;
+            reach += by;
+            table_shift_in(bits, (size_t)fan_min(reach / 64 + 1, words), by);
+            left -= piece;
         }
     }
 }
@@ -234,11 +263,13 @@ static found equation_look_up(equation *e, int64_t r, uint64_t *bits)
 {
     for (int k = e->n; k > 0; k--) {
         const term *t = &e->t[k - 1];
-        int64_t tries = QUICK, most = t->most < r / t->step ? t->most : r / t->step, x = 0;
+        int64_t tries = QUICK;
+        int64_t most = fan_min(t->most, r / t->step);
+        int64_t x = 0;
         found f = equation_search(e, k, r, &tries);
         if (f != GIVEN_UP)
             return f;
-        equation_table(e, k - 1, r, bits, (size_t)(r / 64 + 1));
+        equation_table(e, k - 1, r, bits, r / 64 + 1);
         while (x <= most && !table_has(bits, r - x * t->step))
             x++;
         if (x > most) {
@@ -254,15 +285,17 @@ static found equation_look_up(equation *e, int64_t r, uint64_t *bits)
 /* table_work: returns the number of words that `equation_table` unites. */
 static int64_t table_work(const equation *e, int k, int64_t r)
 {
-    int64_t words = r / 64 + 1, work = words, reach = 0;
+    int64_t words = r / 64 + 1;
+    int64_t work = words;
+    int64_t reach = 0;
     for (int j = 0; j < k; j++) {
-        int64_t left = e->t[j].most < r / e->t[j].step ? e->t[j].most : r / e->t[j].step;
+        const term *t = &e->t[j];
+        int64_t left = fan_min(t->most, r / t->step);
         for (int64_t piece = 1; left > 0; piece *= 2) {
-            int64_t some = piece < left ? piece : left;
-            reach += some * e->t[j].step;
-            if (__builtin_add_overflow(work, reach / 64 < words ? reach / 64 + 1 : words, &work))
+            reach += fan_min(piece, left) * t->step;
+            if (__builtin_add_overflow(work, fan_min(reach / 64 + 1, words), &work))
                 return INT64_MAX;
-            left -= some;
+            left -= piece;
         }
     }
     return work;
@@ -285,41 +318,52 @@ static bool tables_fit(const equation *e, int64_t r, fan_effort *left)
 /* equation_try_some: searches with at most so many tries, as far as the remaining work allows. */
 static found equation_try_some(equation *e, int64_t tries, fan_effort *left)
 {
-    int64_t most = left->work / TRY, given;
-    most = most > CHEAP ? most : CHEAP;
-    given = tries < most ? tries : most;
-    tries = given;
-    found f = equation_search(e, e->n, e->target, &tries);
-    left->work -= (given - (tries > 0 ? tries : 0)) * TRY;
-    left->work = left->work > 0 ? left->work : 0;
+    int64_t given = fan_min(tries, fan_max(left->work / TRY, CHEAP));
+    int64_t unused = given;
+    found f = equation_search(e, e->n, e->target, &unused);
+    left->work -= (given - fan_max(unused, 0)) * TRY;
+    left->work = fan_max(left->work, 0);
     return f;
+}
+
+/* equation_tabulate: step 6, if its tables are within the remaining effort; else *out stays as it
+ * is. */
+static fan_status equation_tabulate(equation *e, fan_effort *left, found *out, fan_error *err)
+{
+    int64_t reach = e->reach[e->n];
+    bool turned = e->target > reach / 2;
+    int64_t r = turned ? reach - e->target : e->target;
+    size_t bytes = (size_t)(r / 64 + 1) * sizeof(uint64_t);
+    if (!tables_fit(e, r, left))
+        return FAN_OK;
+    uint64_t *bits = fan_alloc(sizeof *bits + bytes);
+    if (!bits)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a table of %zu bytes", bytes);
+    bits[0] = 0;
+    *out = equation_look_up(e, r, bits + 1);
+    fan_free(bits);
+    if (turned && *out == FOUND)
+        for (int k = 0; k < e->n; k++)
+            e->x[k] = e->t[k].most - e->x[k];
+    return FAN_OK;
 }
 
 fan_status fan__equation_solve(equation *e, fan_effort *left, fan_verdict *out, fan_error *err)
 {
-    int64_t half = e->target < e->reach[e->n] / 2 ? e->target : e->reach[e->n] - e->target;
+    int64_t reach = e->reach[e->n];
+    int64_t half = e->target < reach / 2 ? e->target : reach - e->target;
     found f = equation_try_some(e, QUICK, left);
     if (f == GIVEN_UP && left->bytes) {
-        f = equation_try_some(e, half / 1024 < LONG ? half / 1024 : LONG, left);
-        if (f == GIVEN_UP) {
-            bool turned = e->target > e->reach[e->n] / 2;
-            int64_t r = turned ? e->reach[e->n] - e->target : e->target;
-            size_t words = (size_t)(r / 64 + 1);
-            if (tables_fit(e, r, left)) {
-                uint64_t *bits = fan_alloc((words + 1) * sizeof *bits);
-                if (!bits)
-                    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a table of %zu bytes",
-                                    words * sizeof *bits);
-                bits[0] = 0;
-                f = equation_look_up(e, r, bits + 1);
-                fan_free(bits);
-                for (int k = 0; turned && f == FOUND && k < e->n; k++)
-                    e->x[k] = e->t[k].most - e->x[k];
-            }
-        }
+        f = equation_try_some(e, fan_min(half / 1024, LONG), left);
+        if (f == GIVEN_UP)
+            FAN_TRY(equation_tabulate(e, left, &f, err));
         if (f == GIVEN_UP)
             f = equation_try_some(e, LONG, left);
     }
-    *out = f == FOUND ? FAN_OVERLAP_YES : f == NOTHING ? FAN_OVERLAP_DISJOINT : FAN_OVERLAP_HARD;
+    *out = FAN_OVERLAP_HARD;
+    if (f == FOUND)
+        *out = FAN_OVERLAP_YES;
+    if (f == NOTHING)
+        *out = FAN_OVERLAP_DISJOINT;
     return FAN_OK;
 }

@@ -13,12 +13,16 @@
  * 32 bits hold both. */
 static inline int64_t equation_quotient(int64_t a, int64_t b)
 {
-    return (a | b) <= UINT32_MAX ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
+    if ((a | b) <= UINT32_MAX)
+        return (int64_t)((uint32_t)a / (uint32_t)b);
+    return a / b;
 }
 
 static inline int64_t equation_remainder(int64_t a, int64_t b)
 {
-    return (a | b) <= UINT32_MAX ? (int64_t)((uint32_t)a % (uint32_t)b) : a % b;
+    if ((a | b) <= UINT32_MAX)
+        return (int64_t)((uint32_t)a % (uint32_t)b);
+    return a % b;
 }
 
 typedef struct term {

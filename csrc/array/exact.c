@@ -69,14 +69,17 @@ static const fan_array *exact_operand(const exact_job *j, size_t k)
 
 void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, fan_dtype d)
 {
+    bool as_it_is = fan__exact_is_wide(d) || d == FAN_DT_COMPLEX64;
     j->in = in;
     j->step = step;
     j->n = n;
     j->d = d;
     j->k = fan__exact_kind_of(d);
     j->parts = fan__exact_parts(d);
-    j->read = fan__exact_is_wide(d) || d == FAN_DT_COMPLEX64 ? d : FAN_DT_FLOAT32;
-    j->how = fan__exact_loops();
+    j->read = FAN_DT_FLOAT32;
+    if (as_it_is)
+        j->read = d;
+    j->loops = fan__exact_loops();
     j->j = (judge){.n = n,
                    .digits = j->k.digits,
                    .always = j->k.always && n <= FAN_EXACT_ALWAYS,
@@ -87,33 +90,33 @@ void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, f
 
 /* exact_low_ways: returns the conversions of a low dtype to and from float32; NULL if it has no
  * loop. */
-static const low_ways *exact_low_ways(const exact_loops *how, fan_dtype d)
+static const low_ways *exact_low_ways(const exact_loops *loops, fan_dtype d)
 {
-    return how->low[d].up ? &how->low[d] : NULL;
+    if (loops->low[d].up)
+        return &loops->low[d];
+    return NULL;
 }
 
 const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room)
 {
     const fan_array *a = exact_operand(j, k);
-    const char *p =
-        a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->iter, a, at, len) : NULL;
-    const low_ways *low = p && j->read == FAN_DT_FLOAT32 ? exact_low_ways(j->how, a->dtype) : NULL;
+    if (a->dtype != j->d && j->d != j->read) {
+        /* converted from another dtype to a low one: rounded to that first */
+        FAN_UNINITIALIZED char rounded_first[FAN_EXACT_TILE * 2];
+        fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
+        fan_convert_dense(room, j->read, rounded_first, j->d, len);
+        return room;
+    }
+    const char *p = fan_nditer_whole(&j->iter, a, at, len);
     if (p && a->dtype == j->read)
         return p;
-    if (low) {
+    const low_ways *low = NULL;
+    if (p && j->read == FAN_DT_FLOAT32)
+        low = exact_low_ways(j->loops, a->dtype);
+    if (low)
         low->up((float *)(void *)room, p, (size_t)len);
-        return room;
-    }
-    if (a->dtype == j->d || j->d == j->read) {
+    else
         fan_nditer_read(&j->iter, a, at, len, j->read, room);
-        return room;
-    }
-    FAN_UNINITIALIZED char
-        /* converted from another dtype to a low one: rounded to that first */
-        rounded_first[FAN_EXACT_TILE * 2];
-    fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
-    fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d,
-                (int64_t)fan_dtype_size(j->d), len);
     return room;
 }
 
@@ -134,7 +137,8 @@ bool fan__exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex)
 void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale)
 {
     for (int64_t i = 0; i < len; i++) {
-        double re = parts[2 * i], im = parts[2 * i + 1];
+        double re = parts[2 * i];
+        double im = parts[2 * i + 1];
         parts[2 * i] = re * scale->re - im * scale->im;
         parts[2 * i + 1] = re * scale->im + im * scale->re;
     }
@@ -142,9 +146,11 @@ void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale)
 
 void fan__exact_set_grid(judge *j, fan_dtype out)
 {
-    j->grid = fan__exact_is_wide(out)                            ? TO_DOUBLE
-              : out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64 ? TO_SINGLE
-                                                                 : TO_LOW;
+    j->grid = TO_LOW;
+    if (fan__exact_is_wide(out))
+        j->grid = TO_DOUBLE;
+    else if (out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64)
+        j->grid = TO_SINGLE;
 }
 
 /* ---- tiles ---- */
@@ -162,68 +168,82 @@ typedef struct scratch {
 /* exact_prove: leaves the values to round in t->sum; returns whether some are not proved. */
 static bool exact_prove(const exact_job *j, tally *t, size_t numbers)
 {
-    bool is_wide = fan__exact_is_wide(j->d),
-         again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
+    bool is_wide = fan__exact_is_wide(j->d);
+    bool again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE);
+    bool bad = false;
     judge first = j->j;
     if (again)
         first.grid = TO_DOUBLE;
     if (is_wide)
-        bad = j->how->judge_wide(t, &first, numbers);
+        bad = j->loops->judge_wide(t, &first, numbers);
     else if (!first.always)
-        bad = j->how->judge_narrow(t, &first, numbers);
-    return again ? fan__exact_judge_again(t, &j->j, is_wide, numbers) : bad;
+        bad = j->loops->judge_narrow(t, &first, numbers);
+    if (again)
+        return fan__exact_judge_again(t, &j->j, is_wide, numbers);
+    return bad;
 }
 
-typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
-                       bool quick);
-
 /* direct_of: returns the loop from the operands straight to `out`; NULL if there is none. */
-static direct direct_of(const exact_job *j, const fan_array *out)
+static exact_direct direct_of(const exact_job *j, const fan_array *out)
 {
-    bool fits = j->n <= FAN_EXACT_SOURCES && !j->j.scaled && out->dtype == j->d;
-    for (size_t k = 0; k < j->n && fits; k++)
-        fits = exact_operand(j, k)->dtype == j->d &&
-               /* the result may be discarded, so it must not overwrite operands */
-               exact_operand(j, k)->data != out->data;
-    if (!fits)
+    if (j->n > FAN_EXACT_SOURCES || j->j.scaled || out->dtype != j->d)
         return NULL;
-    return j->d == FAN_DT_FLOAT32 || j->d == FAN_DT_COMPLEX64 ? j->how->single
-           : fan__exact_is_wide(j->d)                         ? j->how->twice
-           : j->d == FAN_DT_BFLOAT16                          ? j->how->brain
-           : j->d == FAN_DT_FLOAT16                           ? j->how->half_sum
-                                                              : NULL;
+    for (size_t k = 0; k < j->n; k++) {
+        const fan_array *a = exact_operand(j, k);
+        /* the result may be discarded, so it must not overwrite operands */
+        if (a->dtype != j->d || a->data == out->data)
+            return NULL;
+    }
+    switch (j->d) {
+    case FAN_DT_FLOAT32:
+    case FAN_DT_COMPLEX64:
+        return j->loops->single;
+    case FAN_DT_FLOAT64:
+    case FAN_DT_COMPLEX128:
+        return j->loops->twice;
+    case FAN_DT_BFLOAT16:
+        return j->loops->brain;
+    case FAN_DT_FLOAT16:
+        return j->loops->half_sum;
+    default:
+        return NULL;
+    }
 }
 
 /* exact_went: processes elements [at, at + len) by `go`; false if one of them needs more than that,
  * or has gaps. *shy: tiles for which the quick way is not tried; it grows with each failure. */
-static bool exact_went(const exact_job *j, direct go, const fan_array *out, int64_t at, int64_t len,
-                       unsigned *shy, unsigned *grown)
+static bool exact_went(const exact_job *j, exact_direct go, const fan_array *out, int64_t at,
+                       int64_t len, unsigned *shy, unsigned *grown)
 {
     const char *src[FAN_EXACT_SOURCES];
     char *dst = fan_nditer_whole(&j->iter, out, at, len);
-    for (size_t k = 0; k < j->n && dst; k++) {
+    if (!dst)
+        return false;
+    for (size_t k = 0; k < j->n; k++) {
         src[k] = fan_nditer_whole(&j->iter, exact_operand(j, k), at, len);
         if (!src[k])
             return false;
     }
-    const char *none = fan__exact_is_wide(j->d)       ? (const char *)no_double
-                       : exact_low_ways(j->how, j->d) ? (const char *)no_brain
-                                                      : (const char *)no_single;
+    const char *none = (const char *)no_single;
+    if (fan__exact_is_wide(j->d))
+        none = (const char *)no_double;
+    else if (exact_low_ways(j->loops, j->d))
+        none = (const char *)no_brain;
     for (size_t k = j->n; k < FAN_EXACT_SOURCES; k++)
         src[k] = none;
-    if (!dst)
-        return false;
+
     size_t numbers = (size_t)len * j->parts;
-    if (*shy == 0) {
-        if (!go(dst, src, (int)j->n, &j->j, numbers, true)) {
-            *grown = 0;
-            return true;
-        }
-        *grown = *grown < 64 ? 2 * *grown + 1 : *grown;
-        *shy = *grown;
-    } else {
+    if (*shy > 0) {
         --*shy;
+        return !go(dst, src, (int)j->n, &j->j, numbers, false);
     }
+    if (!go(dst, src, (int)j->n, &j->j, numbers, true)) {
+        *grown = 0;
+        return true;
+    }
+    if (*grown < 64)
+        *grown = 2 * *grown + 1;
+    *shy = *grown;
     return !go(dst, src, (int)j->n, &j->j, numbers, false);
 }
 
@@ -232,7 +252,9 @@ static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, t
                                scratch *room)
 {
     FAN_UNINITIALIZED uint64_t words[BATCH * FAN_EXACT_LIMBS];
-    size_t which[BATCH], w = (size_t)j->k.limbs;
+    size_t which[BATCH];
+    size_t w = (size_t)j->k.limbs;
+    const double *factor = j->j.scaled ? &j->j.by : NULL;
     for (size_t i = 0; i < numbers;) {
         size_t m = 0;
         for (; i < numbers && m < BATCH; i++)
@@ -242,20 +264,49 @@ static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, t
             break;
         for (size_t b = 0; b < m; b++)
             fan__superacc_start(words + b * w, &j->k);
-        int64_t from = (int64_t)(which[0] / j->parts), to = (int64_t)(which[m - 1] / j->parts) + 1;
+
+        size_t from = which[0] / j->parts;
+        int64_t len = (int64_t)(which[m - 1] / j->parts - from) + 1;
         for (size_t k = 0; k < j->n; k++) {
-            const char *p = fan__exact_term(j, k, at + from, to - from, room->term[0]);
-            for (size_t b = 0; b < m; b++)
-                fan__superacc_add(words + b * w, &j->k,
-                                  fan__exact_number(j, p, which[b] - (size_t)from * j->parts));
+            const char *p = fan__exact_term(j, k, at + (int64_t)from, len, room->term[0]);
+            for (size_t b = 0; b < m; b++) {
+                double x = fan__exact_number(j, p, which[b] - from * j->parts);
+                fan__superacc_add(words + b * w, &j->k, x);
+            }
         }
         for (size_t b = 0; b < m; b++)
-            t->sum[which[b]] = fan__superacc_value(
-                words + b * w, &j->k, j->j.scaled ? &j->j.by : NULL, j->j.grid != TO_DOUBLE);
+            t->sum[which[b]] =
+                fan__superacc_value(words + b * w, &j->k, factor, j->j.grid != TO_DOUBLE);
 #ifdef FAN_TEST
         atomic_fetch_add_explicit(&slow_ones, (int64_t)m, memory_order_relaxed);
 #endif
     }
+}
+
+/* exact_tile: leaves the values of elements [at, at + len), to be rounded to the result, in
+ * t->sum. */
+static void exact_tile(const exact_job *j, int64_t at, int64_t len, tally *t, scratch *room)
+{
+    size_t numbers = (size_t)len * j->parts;
+    const char *src[FAN_EXACT_SOURCES];
+    const char *none = (const char *)no_single;
+    exact_tile_loop add = j->loops->narrow;
+    if (j->j.always)
+        add = j->loops->plain;
+    if (fan__exact_is_wide(j->d)) {
+        none = (const char *)no_double;
+        add = j->loops->wide;
+    }
+    for (size_t k = 0; k < j->n; k += FAN_EXACT_SOURCES) {
+        for (size_t i = 0; i < FAN_EXACT_SOURCES; i++) {
+            src[i] = none;
+            if (k + i < j->n)
+                src[i] = fan__exact_term(j, k + i, at, len, room->term[i]);
+        }
+        add(t, src, k == 0, numbers);
+    }
+    if (exact_prove(j, t, numbers) && !FAN_FAULT(EXACT_NO_INTEGER_PATH))
+        exact_integer_path(j, at, numbers, t, room);
 }
 
 static void exact_sum(const fan_array *out, const void *in, size_t step, size_t n, fan_dtype d,
@@ -274,46 +325,47 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     for (size_t k = 0; k < n; k++)
         fan_nditer_also(&j.iter, exact_operand(&j, k));
     fan_nditer_ready(&j.iter);
-    fan_dtype as = j.parts == 2         ? FAN_DT_COMPLEX128
-                   : j.j.grid == TO_LOW ? FAN_DT_FLOAT32
-                                        : FAN_DT_FLOAT64;
-    int64_t most = FAN_EXACT_TILE / (int64_t)j.parts, run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
-    int64_t row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
-    direct go = turns ? NULL : direct_of(&j, out);
-    const low_ways *low = as == FAN_DT_FLOAT32 ? exact_low_ways(j.how, out->dtype) : NULL;
-    unsigned shy = 0, grown = 0;
-    for (int64_t at = 0, len; at < j.iter.size && !fan_interrupted(most); at += len) {
+
+    fan_dtype as = FAN_DT_FLOAT64;
+    if (j.parts == 2)
+        as = FAN_DT_COMPLEX128;
+    else if (j.j.grid == TO_LOW)
+        as = FAN_DT_FLOAT32;
+    int64_t most = FAN_EXACT_TILE / (int64_t)j.parts;
+    int64_t run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
+    int64_t row = 0;
+    if (j.iter.ndim > 1)
+        row = j.iter.extent[j.iter.ndim - 1];
+    exact_direct go = NULL;
+    if (!turns)
+        go = direct_of(&j, out);
+    const low_ways *low = NULL;
+    if (as == FAN_DT_FLOAT32)
+        low = exact_low_ways(j.loops, out->dtype);
+    unsigned shy = 0;
+    unsigned grown = 0;
+    int64_t len;
+    for (int64_t at = 0; at < j.iter.size && !fan_interrupted(most); at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.iter.size - at;
-        len = rest < run ? rest : run;
+        len = fan_min(rest, run);
         if (go && exact_went(&j, go, out, at, len, &shy, &grown))
             continue;
-        len = rest < most ? rest : most;
-        size_t numbers = (size_t)len * j.parts;
-        const char *src[FAN_EXACT_SOURCES];
-        const char *none =
-            fan__exact_is_wide(j.d) ? (const char *)no_double : (const char *)no_single;
-        for (size_t k = 0; k < j.n; k += FAN_EXACT_SOURCES) {
-            int sources = j.n - k < FAN_EXACT_SOURCES ? (int)(j.n - k) : FAN_EXACT_SOURCES;
-            for (int i = 0; i < FAN_EXACT_SOURCES; i++)
-                src[i] =
-                    i < sources ? fan__exact_term(&j, k + (size_t)i, at, len, room.term[i]) : none;
-            (fan__exact_is_wide(j.d) ? j.how->wide
-             : j.j.always            ? j.how->plain
-                                     : j.how->narrow)(&t, src, k == 0, numbers);
-        }
-        if (exact_prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_INTEGER_PATH))
-            exact_integer_path(&j, at, numbers, &t, &room);
+        len = fan_min(rest, most);
+        exact_tile(&j, at, len, &t, &room);
         if (turns)
             fan__exact_turn(t.sum, len, scale);
-        if (as == FAN_DT_FLOAT32)
-            j.how->odd(t.odd, t.sum, numbers);
-        char *whole = low ? fan_nditer_whole(&j.iter, out, at, len) : NULL;
-        if (whole) {
-            low->down(whole, t.odd, numbers);
+        if (as != FAN_DT_FLOAT32) {
+            fan_nditer_write(&j.iter, out, at, len, as, (const char *)t.sum);
             continue;
         }
-        fan_nditer_write(&j.iter, out, at, len, as,
-                         as == FAN_DT_FLOAT32 ? (const char *)t.odd : (const char *)t.sum);
+        j.loops->odd(t.odd, t.sum, (size_t)len);
+        char *whole = NULL;
+        if (low)
+            whole = fan_nditer_whole(&j.iter, out, at, len);
+        if (whole)
+            low->down(whole, t.odd, (size_t)len);
+        else
+            fan_nditer_write(&j.iter, out, at, len, as, (const char *)t.odd);
     }
 }
 

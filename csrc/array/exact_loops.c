@@ -25,13 +25,17 @@ typedef struct proof {
 static proof proof_of(const judge *j, bool is_wide)
 {
     double n = (double)j->n;
-    int bits = j->n > 1 ? 64 - __builtin_clzll((unsigned long long)j->n - 1) : 0; /* n <= 2^bits */
+    int bits = 0; /* n <= 2^bits */
+    if (j->n > 1)
+        bits = 64 - __builtin_clzll((unsigned long long)j->n - 1);
     proof p = {n, of_bits((uint64_t)(1023 + 53 - j->digits) << 52), (n * n + 2 * n) * 0x1p-52,
                52 - j->digits - bits};
     if (is_wide) /* by powers of two, so that neither side overflows */
         p = (proof){n * n * 0x1p-64, 0x1p-11, n * n * n * 0x1p-104, 0};
-    if (FAN_FAULT(EXACT_NO_RANGE))
-        p.reach *= 0x1p70, p.span += 70;
+    if (FAN_FAULT(EXACT_NO_RANGE)) {
+        p.reach *= 0x1p70;
+        p.span += 70;
+    }
     return p;
 }
 
@@ -48,7 +52,8 @@ ALWAYS_INLINE uint32_t quick_bad(uint32_t low, uint32_t high, proof p)
 
 ALWAYS_INLINE uint64_t quick_bad_wide(double value, double small, double large, proof p)
 {
-    uint64_t range = p.n * large <= small * p.reach ? 0 : 1, finite = value - value == 0 ? 0 : 1;
+    uint64_t range = p.n * large <= small * p.reach ? 0 : 1;
+    uint64_t finite = value - value == 0 ? 0 : 1;
     return range | finite;
 }
 
@@ -68,9 +73,12 @@ NARROW_BAD(low, LOW)
 
 ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, proof p)
 {
-    double b = large * p.lost, low = s + (r - b), high = s + (r + b);
-    uint64_t range = p.n * large <= small * p.reach ? 0 : 1, spread = low == high ? 0 : 1,
-             tiny = b > 0x1p-1000 ? 0 : 1;
+    double b = large * p.lost;
+    double low = s + (r - b);
+    double high = s + (r + b);
+    uint64_t range = p.n * large <= small * p.reach ? 0 : 1;
+    uint64_t spread = low == high ? 0 : 1;
+    uint64_t tiny = b > 0x1p-1000 ? 0 : 1;
     uint64_t finite = (high - high) + (s - s) == 0 ? 0 : 1;
     return (range & (spread | tiny)) | finite;
 }
@@ -174,7 +182,9 @@ ALWAYS_INLINE bool judge_narrow(tally *t, const judge *j, size_t len)
  * branch around an addition. */
 ALWAYS_INLINE double whole_sum(double sum, double rest)
 {
-    uint64_t keep = 0u - (uint64_t)(rest == 0 ? 1 : 0), a = bits_of(sum), b = bits_of(sum + rest);
+    uint64_t keep = 0u - (uint64_t)(rest == 0 ? 1 : 0);
+    uint64_t a = bits_of(sum);
+    uint64_t b = bits_of(sum + rest);
     return of_bits(b ^ ((a ^ b) & keep));
 }
 
@@ -339,21 +349,22 @@ WAYS(avx512, AVX512)
 
 AVX2 static inline __m256 one_nan_avx2(__m256 x)
 {
-    __m256 sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)),
-           nan = _mm256_or_ps(sign, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)));
+    __m256 sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f));
+    __m256 nan = _mm256_or_ps(sign, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)));
     return _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 
 AVX512 static inline __m512 one_nan_avx512(__m512 x)
 {
-    __m512 sign = _mm512_and_ps(x, _mm512_set1_ps(-0.0f)),
-           nan = _mm512_or_ps(sign, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+    __m512 sign = _mm512_and_ps(x, _mm512_set1_ps(-0.0f));
+    __m512 nan = _mm512_or_ps(sign, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x, nan);
 }
 
 AVX2 static inline __m256d odd_half_avx2(__m256d sum)
 {
-    __m256i u = _mm256_castpd_si256(sum), digits = _mm256_set1_epi64x(DIGITS_LOST);
+    __m256i u = _mm256_castpd_si256(sum);
+    __m256i digits = _mm256_set1_epi64x(DIGITS_LOST);
     __m256i none = _mm256_cmpeq_epi64(_mm256_and_si256(u, digits), _mm256_setzero_si256());
     return _mm256_castsi256_pd(
         _mm256_or_si256(_mm256_andnot_si256(digits, u),
@@ -373,8 +384,8 @@ AVX2 static inline void half_term_avx2(__m256d *sum, const char *from)
 AVX2 static inline void half_done_avx2(char *to, const __m256d *sum)
 {
     for (int i = 0; i < 2; i++) {
-        __m128 low = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i])),
-               high = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i + 1]));
+        __m128 low = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i]));
+        __m128 high = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i + 1]));
         __m256 x = one_nan_avx2(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1));
         _mm_storeu_si128((__m128i *)(void *)(to + 16 * i),
                          _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -383,7 +394,8 @@ AVX2 static inline void half_done_avx2(char *to, const __m256d *sum)
 
 AVX512 static inline __m256 odd_half_avx512(__m512d sum)
 {
-    __m512i u = _mm512_castpd_si512(sum), digits = _mm512_set1_epi64(DIGITS_LOST);
+    __m512i u = _mm512_castpd_si512(sum);
+    __m512i digits = _mm512_set1_epi64(DIGITS_LOST);
     __mmask8 some = _mm512_test_epi64_mask(u, digits);
     u = _mm512_andnot_si512(digits, u);
     return _mm512_cvtpd_ps(
@@ -458,7 +470,8 @@ static atomic_int at_most = INT_MAX;
 
 int fan__exact_isa_now(void)
 {
-    int rank = fan_sum_isa_rank(), most = atomic_load_explicit(&at_most, memory_order_relaxed);
+    int rank = fan_sum_isa_rank();
+    int most = atomic_load_explicit(&at_most, memory_order_relaxed);
     return rank < most ? rank : most;
 }
 
@@ -479,24 +492,41 @@ const exact_loops *fan__exact_loops(void)
     return &all_ways[fan__exact_isa_now()];
 }
 
+/* rounds_alike: returns whether both ends of a sum round to the same number of the grid. */
+static bool rounds_alike(const judge *j, double low, double high)
+{
+    if (j->grid == TO_SINGLE)
+        return SINGLE(low, high);
+    return LOW(low, high);
+}
+
 bool fan__exact_judge_again(tally *t, const judge *j, bool is_wide, size_t len)
 {
-    double n = (double)j->n, lost = (n * n + 2 * n) * 0x1p-52, size = fabs(j->by);
-    bool any = false, tame = size >= 0x1p-800 && size <= 0x1p800;
+    double n = (double)j->n;
+    double lost = (n * n + 2 * n) * 0x1p-52;
+    double size = fabs(j->by);
+    bool tame = size >= 0x1p-800 && size <= 0x1p800;
+    bool rounds = j->grid != TO_DOUBLE;
+    bool any = false;
     for (size_t i = 0; i < len; i++) {
         bool bad = !j->always && t->bad[i];
-        double p = t->sum[i] * j->by, b = fabs(p) * 0x1p-51;
+        double sum = t->sum[i];
+        double p = sum * j->by;
+        double b = fabs(p) * 0x1p-51;
         if (bad && !is_wide)
             b += (double)fan_float_of_bits(t->high[i] >> 1) * lost * size * 1.0001;
-        bool sure = j->shifts && !bad && (!is_wide || j->grid == TO_DOUBLE);
-        if (!sure && j->grid != TO_DOUBLE && !(is_wide && bad))
-            sure = j->grid == TO_SINGLE ? SINGLE(p - b, p + b) : LOW(p - b, p + b);
+        bool sure = j->shifts && !bad;
+        if (is_wide && rounds)
+            sure = !bad && rounds_alike(j, p - b, p + b);
+        else if (rounds && !sure)
+            sure = rounds_alike(j, p - b, p + b);
         /* small products of float64 have fewer digits, and an intermediate overflow proves
          * nothing */
+        bool normal = fabs(p) >= 0x1p-1000 || sum == 0;
         if (is_wide)
-            sure = sure && (fabs(p) >= 0x1p-1000 || t->sum[i] == 0) && p - p == 0;
+            sure = sure && normal && p - p == 0;
         else
-            sure = sure || !(t->sum[i] - t->sum[i] == 0);
+            sure = sure || sum - sum != 0;
         t->sum[i] = p;
         t->bad[i] = !(sure && tame);
         any |= t->bad[i];

@@ -19,12 +19,13 @@ typedef struct tally {
     double rest[FAN_EXACT_TILE]; /* wide */
     union {
         struct {
-            uint32_t low[FAN_EXACT_TILE],
-                /* twice the bits of |x|: the smallest less one, the largest */
-                high[FAN_EXACT_TILE];
+            /* twice the bits of |x|: the smallest less one, the largest */
+            uint32_t low[FAN_EXACT_TILE];
+            uint32_t high[FAN_EXACT_TILE];
         };
-        struct {
-            double small[FAN_EXACT_TILE], large[FAN_EXACT_TILE]; /* wide */
+        struct { /* wide */
+            double small[FAN_EXACT_TILE];
+            double large[FAN_EXACT_TILE];
         };
     };
     uint32_t bad[FAN_EXACT_TILE]; /* not proved */
@@ -51,23 +52,25 @@ typedef struct low_ways {
     void (*down)(char *to, const float *from, size_t len);
 } low_ways;
 
+typedef void (*exact_tile_loop)(tally *t, const char *const *src, bool first, size_t len);
+typedef bool (*exact_judge_loop)(tally *t, const judge *j, size_t len);
+/* From the operands straight to the result. */
+typedef bool (*exact_direct)(char *dst, const char *const *src, int sources, const judge *j,
+                             size_t len, bool quick);
+
 /* The loops of one vector unit. */
 typedef struct exact_loops {
     low_ways low[FAN_DT_COUNT]; /* of low floats; else NULL */
-    void (*narrow)(tally *t, const char *const *src, bool first, size_t len);
-    void (*plain)(tally *t, const char *const *src, bool first, size_t len);
-    void (*wide)(tally *t, const char *const *src, bool first, size_t len);
-    bool (*judge_narrow)(tally *t, const judge *j, size_t len);
-    bool (*judge_wide)(tally *t, const judge *j, size_t len);
+    exact_tile_loop narrow;
+    exact_tile_loop plain;
+    exact_tile_loop wide;
+    exact_judge_loop judge_narrow;
+    exact_judge_loop judge_wide;
     void (*odd)(float *to, const double *from, size_t len);
-    bool (*single)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
-                   bool quick);
-    bool (*brain)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
-                  bool quick);
-    bool (*twice)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
-                  bool quick);
-    bool (*half_sum)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
-                     bool quick);
+    exact_direct single;
+    exact_direct brain;
+    exact_direct twice;
+    exact_direct half_sum;
 } exact_loops;
 
 /* fan__exact_loops: returns the loops for the widest vector unit of this machine. */
@@ -93,7 +96,7 @@ typedef struct exact_job {
     size_t n, parts;
     fan_dtype d, read; /* the sum's dtype; the dtype as which its terms are read */
     fan_exact_kind k;
-    const exact_loops *how;
+    const exact_loops *loops;
     judge j;
     fan_nditer iter; /* begun by the caller */
 } exact_job;
@@ -121,8 +124,10 @@ static inline size_t fan__exact_parts(fan_dtype d)
 /* fan__exact_number: returns number i of a term that fan__exact_term read. */
 static inline double fan__exact_number(const exact_job *j, const char *p, size_t i)
 {
-    return fan__exact_is_wide(j->d) ? ((const fan_any_f64 *)(const void *)p)[i]
-                                    : (double)((const fan_any_f32 *)(const void *)p)[i];
+    const void *numbers = p;
+    if (fan__exact_is_wide(j->d))
+        return ((const fan_any_f64 *)numbers)[i];
+    return (double)((const fan_any_f32 *)numbers)[i];
 }
 
 #endif

@@ -1,3 +1,5 @@
+/* Extents of arrays; sorted lists of them, and the questions these answer; runs of memory without
+ * gaps; and the effort that an exact answer may take. */
 #include "array/extents.h"
 
 #include "array/convert.h"
@@ -12,7 +14,9 @@ fan_extent fan_extent_of(const fan_array *a)
     int64_t lo, hi;
     fan_array_reach(a, &lo, &hi);
     uint64_t at = (uint64_t)(uintptr_t)a->data;
-    return lo < hi ? (fan_extent){at + (uint64_t)lo, at + (uint64_t)hi - 1} : (fan_extent){1, 0};
+    if (lo < hi)
+        return (fan_extent){at + (uint64_t)lo, at + (uint64_t)hi - 1};
+    return (fan_extent){1, 0};
 }
 
 bool fan_array_extents_disjoint(const fan_array *a, const fan_array *b)
@@ -31,7 +35,8 @@ void fan_extents_put(fan_extents *e, const fan_array *a, size_t owner, bool flag
 
 static int by_first(const void *a, const void *b)
 {
-    const fan_extent_entry *x = a, *y = b;
+    const fan_extent_entry *x = a;
+    const fan_extent_entry *y = b;
     return (x->at.first > y->at.first) - (x->at.first < y->at.first);
 }
 
@@ -49,7 +54,8 @@ typedef struct extent_link {
 /* extents_merge: merges two strands; returns the first link, plus one. */
 static uint32_t extents_merge(extent_link *all, uint32_t a, uint32_t b)
 {
-    uint32_t begin = 0, *end = &begin;
+    uint32_t begin = 0;
+    uint32_t *end = &begin;
     while (a && b) {
         uint32_t *less = all[b - 1].first < all[a - 1].first ? &b : &a;
         *end = *less;
@@ -73,22 +79,33 @@ static uint32_t extents_strands(const fan_extents *e, extent_link *all)
             k++;
         if (k == STRANDS)
             return 0;
-        *(k == n ? &begin[n++] : &all[end[k] - 1].next) = i + 1;
+        if (k == n)
+            begin[n++] = i + 1;
+        else
+            all[end[k] - 1].next = i + 1;
         end[k] = i + 1;
     }
-    for (; n > 1; n = (n + 1) / 2)
-        for (size_t k = 0; k < n; k += 2)
-            begin[k / 2] = k + 1 < n ? extents_merge(all, begin[k], begin[k + 1]) : begin[k];
+    while (n > 1) {
+        size_t half = n / 2;
+        for (size_t k = 0; k < half; k++)
+            begin[k] = extents_merge(all, begin[2 * k], begin[2 * k + 1]);
+        if (n % 2)
+            begin[half] = begin[n - 1];
+        n -= half;
+    }
     return begin[0];
 }
 
 /* extents_sort_strands: returns false if there are too many strands, or no memory. */
 static bool extents_sort_strands(fan_extents *e)
 {
-    bool some = e->n >= QSORT_BELOW && e->n < UINT32_MAX;
-    extent_link *all = some ? fan_alloc(e->n * sizeof *all) : NULL;
-    fan_extent_entry *was = some ? fan_alloc(e->n * sizeof *was) : NULL;
-    uint32_t at = all && was ? extents_strands(e, all) : 0;
+    if (e->n < QSORT_BELOW || e->n >= UINT32_MAX)
+        return false;
+    extent_link *all = fan_alloc(e->n * sizeof *all);
+    fan_extent_entry *was = fan_alloc(e->n * sizeof *was);
+    uint32_t at = 0;
+    if (all && was)
+        at = extents_strands(e, all);
     bool done = at != 0;
     if (done)
         memcpy(was, e->all, e->n * sizeof *was);
@@ -113,7 +130,8 @@ void fan_extents_sort(fan_extents *e)
     if (!extents_in_order(e) && !extents_sort_strands(e))
         qsort(e->all, e->n, sizeof *e->all, by_first);
     for (size_t i = 0; i < e->n; i++) {
-        highest = e->all[i].at.last > highest ? e->all[i].at.last : highest;
+        if (e->all[i].at.last > highest)
+            highest = e->all[i].at.last;
         e->all[i].highest = highest;
     }
 }
@@ -158,28 +176,32 @@ typedef struct reach {
 static void reach_add(reach *r, const fan_extent_entry *x)
 {
     bool farther = fan_extent_empty(r->farthest) || x->at.last > r->farthest.last;
-    if (r->owner == x->owner) {
-        r->farthest = farther ? x->at : r->farthest;
-    } else if (farther) {
-        r->other = r->farthest;
+    if (farther) {
+        if (r->owner != x->owner)
+            r->other = r->farthest;
         r->farthest = x->at;
         r->owner = x->owner;
-    } else if (fan_extent_empty(r->other) || x->at.last > r->other.last) {
-        r->other = x->at;
+        return;
     }
+    if (r->owner == x->owner)
+        return;
+    if (fan_extent_empty(r->other) || x->at.last > r->other.last)
+        r->other = x->at;
 }
 
 /* The extents so far begin no later, so x overlaps one of another owner only if it overlaps the
  * farthest of another owner. */
 static bool reach_overlaps(const reach *r, const fan_extent_entry *x)
 {
-    return fan_extents_may_overlap(r->owner == x->owner ? r->other : r->farthest, x->at);
+    const fan_extent *far = r->owner == x->owner ? &r->other : &r->farthest;
+    return fan_extents_may_overlap(*far, x->at);
 }
 
 bool fan_extents_independent(const fan_extents *e)
 {
     const fan_extent none = {1, 0};
-    reach all = {none, none, SIZE_MAX}, written = all;
+    reach all = {none, none, SIZE_MAX};
+    reach written = all;
     for (size_t i = 0; i < e->n; i++) {
         const fan_extent_entry *x = &e->all[i];
         if (reach_overlaps(x->flag ? &all : &written, x))
@@ -195,7 +217,8 @@ bool fan_extents_independent(const fan_extents *e)
 
 static int by_address(const void *a, const void *b)
 {
-    const fan_flat *x = a, *y = b;
+    const fan_flat *x = a;
+    const fan_flat *y = b;
     return (x->data > y->data) - (x->data < y->data);
 }
 
@@ -205,20 +228,26 @@ static int by_address(const void *a, const void *b)
 /* Radix sort by address: addresses of one heap differ in few digits. */
 static void flats_sort(fan_flat *all, size_t n)
 {
-    uintptr_t least = UINTPTR_MAX, most = 0;
-    for (size_t i = 0; i < n; i++) {
-        uintptr_t at = (uintptr_t)all[i].data;
-        least = at < least ? at : least;
-        most = at > most ? at : most;
-    }
-    const int bits = n < (size_t)1 << DIGIT ? 8 : DIGIT;
-    const size_t digits = (size_t)1 << bits;
-    fan_flat *room = n >= QSORT_BELOW && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL,
-             *from = all, *to = room;
+    fan_flat *room = NULL;
+    if (n >= QSORT_BELOW && n <= UINT32_MAX)
+        room = fan_alloc(n * sizeof *room);
     if (!room) {
         qsort(all, n, sizeof *all, by_address);
         return;
     }
+    uintptr_t least = UINTPTR_MAX;
+    uintptr_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        uintptr_t at = (uintptr_t)all[i].data;
+        if (at < least)
+            least = at;
+        if (at > most)
+            most = at;
+    }
+    const int bits = n < (size_t)1 << DIGIT ? 8 : DIGIT;
+    const size_t digits = (size_t)1 << bits;
+    fan_flat *from = all;
+    fan_flat *to = room;
     for (int shift = 0; shift < 64 && (most - least) >> shift; shift += bits) {
         FAN_UNINITIALIZED uint32_t ends[(1 << DIGIT) + 1];
         memset(ends, 0, (digits + 1) * sizeof *ends);
@@ -249,7 +278,8 @@ bool fan_flats_disjoint(fan_flat *all, size_t n)
     for (size_t i = 1; i < n; i++) {
         if (fan_flats_meet(all[last].data, all[last].bytes, all[i].data, all[i].bytes))
             return false;
-        last = all[i].bytes ? i : last;
+        if (all[i].bytes)
+            last = i;
     }
     return true;
 }
@@ -261,7 +291,8 @@ const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *da
      * order. */
     const char *end = data + bytes;
     size_t from = *near;
-    size_t at = 0, hi = n;
+    size_t at = 0;
+    size_t hi = n;
     if (from < n && all[from].data < end) {
         at = from + 1;
         for (size_t step = 1; at + step <= n; step *= 2) {
@@ -291,8 +322,12 @@ const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *da
     *near = at;
     while (at && !all[at - 1].bytes)
         at--;
-    return at && fan_flats_meet(all[at - 1].data, all[at - 1].bytes, data, bytes) ? &all[at - 1]
-                                                                                  : NULL;
+    if (at == 0)
+        return NULL;
+    const fan_flat *last = &all[at - 1];
+    if (fan_flats_meet(last->data, last->bytes, data, bytes))
+        return last;
+    return NULL;
 }
 
 #define WORK 100000000 /* for the default budget: about 50 ms */
@@ -321,10 +356,9 @@ const char *fan_verdict_words(fan_verdict v)
 
 fan_effort fan_effort_of(uint64_t budget)
 {
-    uint64_t times = budget / FAN_OVERLAP_BUDGET;
+    int64_t times = fan_max((int64_t)(budget / FAN_OVERLAP_BUDGET), 1);
     int64_t work;
-    if (budget == UINT64_MAX ||
-        __builtin_mul_overflow((int64_t)(times ? times : 1), (int64_t)WORK, &work))
+    if (budget == UINT64_MAX || __builtin_mul_overflow(times, (int64_t)WORK, &work))
         work = INT64_MAX;
     return (fan_effort){budget, work};
 }

@@ -32,7 +32,8 @@ static inline bool fan_extent_empty(fan_extent a)
 /* fan_extents_may_overlap: returns whether a byte may belong to both; false if one is empty. */
 static inline bool fan_extents_may_overlap(fan_extent a, fan_extent b)
 {
-    return a.first <= b.last && b.first <= a.last && !fan_extent_empty(a) && !fan_extent_empty(b);
+    bool both = !fan_extent_empty(a) && !fan_extent_empty(b);
+    return both && a.first <= b.last && b.first <= a.last;
 }
 
 /* fan_extent_within: returns whether each byte of `a` belongs to `b`. */
@@ -61,8 +62,7 @@ static inline bool fan_flats_meet(const void *a, uint64_t a_bytes, const void *b
 static inline bool fan_flat_within(const void *a, uint64_t a_bytes, const void *in,
                                    uint64_t in_bytes)
 {
-    fan_extent x = fan_extent_flat(a, a_bytes), y = fan_extent_flat(in, in_bytes);
-    return fan_extent_empty(x) || (y.first <= x.first && x.last <= y.last);
+    return fan_extent_within(fan_extent_flat(a, a_bytes), fan_extent_flat(in, in_bytes));
 }
 /* fan_flats_disjoint: returns whether no two of n overlap; sorts them by address.
  * fan_flats_last_met: returns the last entry of such a list that a run of memory overlaps; NULL:

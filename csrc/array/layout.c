@@ -44,13 +44,18 @@ const char *fan_change_word(fan_change c)
     return words[c];
 }
 
+static fan_status layout_no_memory(size_t n, fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", n);
+}
+
 static fan_status overlaps_of(const fan_layout_item *items, size_t n, fan_overlaps **out,
                               fan_error *err)
 {
     *out = NULL;
     fan_region *regions = fan_alloc(n * sizeof *regions);
     if (!regions)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", n);
+        return layout_no_memory(n, err);
     for (size_t i = 0; i < n; i++)
         regions[i] = items[i].region;
     fan_status status = fan_overlaps_new(regions, n, out, err);
@@ -73,10 +78,40 @@ static void spans_of(const fan_overlaps *regions, const uint32_t *label, size_t 
         uint64_t lo, last;
         if (!fan_overlaps_extent(regions, i, &lo, &last))
             continue;
-        s->from = lo < s->from ? lo : s->from;
-        s->to = last > s->to ? last : s->to;
-        s->first = s->first == FAN_NO_OTHER ? i : s->first;
+        if (lo < s->from)
+            s->from = lo;
+        if (last > s->to)
+            s->to = last;
+        if (s->first == FAN_NO_OTHER)
+            s->first = i;
     }
+}
+
+/* layout_record: enters the components and the clusters; `label` and `spans` have room for each
+ * array. */
+static fan_status layout_record(fan_layout *l, uint64_t budget, uint32_t *label, span *spans,
+                                fan_error *err)
+{
+    size_t count;
+    FAN_TRY(fan_overlaps_components(l->regions, budget, label, &count, NULL, err));
+    spans_of(l->regions, label, count, spans);
+    for (size_t i = 0; i < l->n; i++) {
+        uint64_t lo, last;
+        bool empty = !fan_overlaps_extent(l->regions, i, &lo, &last);
+        l->places[i] = (place){.component = label[i], .empty = empty};
+        if (!empty)
+            l->places[i].in_component = l->items[i].region.data - spans[label[i]].from;
+    }
+    FAN_TRY(fan_overlaps_extents(l->regions, label, &l->nclusters, err));
+    spans_of(l->regions, label, l->nclusters, spans);
+    for (size_t i = 0; i < l->n; i++) {
+        l->places[i].cluster = label[i];
+        if (!l->places[i].empty)
+            l->places[i].in_cluster = l->items[i].region.data - spans[label[i]].from;
+    }
+    for (size_t k = 0; k < l->nclusters; k++)
+        l->clusters[k] = (cluster){spans[k].to - spans[k].from, spans[k].first};
+    return FAN_OK;
 }
 
 fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out,
@@ -87,39 +122,24 @@ fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budge
     uint32_t *label = fan_alloc(n * sizeof *label);
     span *spans = fan_alloc(n * sizeof *spans);
     *out = NULL;
-    if (l) {
-        l->items = fan_alloc(n * sizeof *l->items);
-        l->places = fan_alloc(n * sizeof *l->places);
-        l->clusters = fan_alloc(n * sizeof *l->clusters);
-    }
-    if (!l || !label || !spans || !l->items || !l->places || !l->clusters) {
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", n);
+    if (!l || !label || !spans) {
+        status = layout_no_memory(n, err);
         goto done;
     }
     l->n = n;
+    l->items = fan_alloc(n * sizeof *l->items);
+    l->places = fan_alloc(n * sizeof *l->places);
+    l->clusters = fan_alloc(n * sizeof *l->clusters);
+    if (!l->items || !l->places || !l->clusters) {
+        status = layout_no_memory(n, err);
+        goto done;
+    }
     FAN_GO(overlaps_of(items, n, &l->regions, err));
     for (size_t i = 0; i < n; i++) {
         l->items[i] = items[i];
         l->items[i].region = *fan_overlaps_region(l->regions, i);
     }
-    size_t count;
-    FAN_GO(fan_overlaps_components(l->regions, budget, label, &count, NULL, err));
-    spans_of(l->regions, label, count, spans);
-    for (size_t i = 0; i < l->n; i++) {
-        uint64_t lo, last;
-        bool empty = !fan_overlaps_extent(l->regions, i, &lo, &last);
-        l->places[i] = (place){.component = label[i], .empty = empty};
-        l->places[i].in_component = empty ? 0 : l->items[i].region.data - spans[label[i]].from;
-    }
-    FAN_GO(fan_overlaps_extents(l->regions, label, &l->nclusters, err));
-    spans_of(l->regions, label, l->nclusters, spans);
-    for (size_t i = 0; i < l->n; i++) {
-        l->places[i].cluster = label[i];
-        l->places[i].in_cluster =
-            l->places[i].empty ? 0 : l->items[i].region.data - spans[label[i]].from;
-    }
-    for (size_t k = 0; k < l->nclusters; k++)
-        l->clusters[k] = (cluster){spans[k].to - spans[k].from, spans[k].first};
+    FAN_GO(layout_record(l, budget, label, spans, err));
     *out = l;
     l = NULL;
 done:
@@ -155,7 +175,8 @@ uint64_t fan_layout_offset(const fan_layout *l, size_t i)
 /* layout_compare: compares all of one array but its address. */
 static fan_change layout_compare(const fan_layout_item *was, const fan_layout_item *is, bool empty)
 {
-    const fan_region *a = &was->region, *b = &is->region;
+    const fan_region *a = &was->region;
+    const fan_region *b = &is->region;
     if (was->dtype != is->dtype || a->itemsize != b->itemsize)
         return FAN_CHANGE_DTYPE;
     if (was->device != is->device)
@@ -173,54 +194,70 @@ static fan_change layout_compare(const fan_layout_item *was, const fan_layout_it
     return FAN_CHANGE_SAME;
 }
 
+/* sort_clusters: sorts both by `start`: heap sort. */
+static void sort_clusters(uint64_t *start, uint64_t *reach, size_t n)
+{
+    size_t root = n / 2;
+    size_t end = n;
+    while (end > 1) {
+        bool builds = root > 0;
+        if (builds)
+            root--;
+        else
+            end--;
+        size_t from = builds ? root : end;
+        uint64_t at = start[from];
+        uint64_t way = reach[from];
+        if (!builds) {
+            start[end] = start[0];
+            reach[end] = reach[0];
+        }
+        size_t i = root;
+        for (size_t child = 2 * i + 1; child < end; child = 2 * i + 1) {
+            child += child + 1 < end && start[child + 1] > start[child];
+            if (start[child] <= at)
+                break;
+            start[i] = start[child];
+            reach[i] = reach[child];
+            i = child;
+        }
+        start[i] = at;
+        reach[i] = way;
+    }
+}
+
 /* layout_in_place: returns whether every array is where it was in its cluster, and no clusters
  * overlap. `start` and `reach` have room for each cluster. */
 static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start,
                             uint64_t *reach)
 {
     size_t n = 0;
-    for (size_t k = 0; k < l->nclusters; k++)
-        if (l->clusters[k].first != FAN_NO_OTHER)
-            start[k] = items[l->clusters[k].first].region.data -
-                       l->places[l->clusters[k].first].in_cluster;
-    for (size_t i = 0; i < l->n; i++)
-        if (!l->places[i].empty &&
-            items[i].region.data - l->places[i].in_cluster != start[l->places[i].cluster])
+    for (size_t k = 0; k < l->nclusters; k++) {
+        size_t first = l->clusters[k].first;
+        if (first != FAN_NO_OTHER)
+            start[k] = items[first].region.data - l->places[first].in_cluster;
+    }
+    for (size_t i = 0; i < l->n; i++) {
+        const place *p = &l->places[i];
+        if (!p->empty && items[i].region.data - p->in_cluster != start[p->cluster])
             return false;
-    for (size_t k = 0; k < l->nclusters; k++)
-        if (l->clusters[k].first != FAN_NO_OTHER) {
-            start[n] = start[k];
-            reach[n] = l->clusters[k].reach;
-            if (start[n] + reach[n] < start[n]) /* beyond the end of memory */
-                return false;
-            n++;
-        }
-    /* Usually sorted or nearly, since allocators hand out memory in order. Heap sort otherwise. */
+    }
+    for (size_t k = 0; k < l->nclusters; k++) {
+        if (l->clusters[k].first == FAN_NO_OTHER)
+            continue;
+        start[n] = start[k];
+        reach[n] = l->clusters[k].reach;
+        if (start[n] + reach[n] < start[n]) /* beyond the end of memory */
+            return false;
+        n++;
+    }
+
+    /* Usually sorted or nearly, since allocators hand out memory in order. */
     bool ordered = true;
     for (size_t i = 1; i < n && ordered; i++)
         ordered = start[i - 1] <= start[i];
-    if (!ordered) {
-        for (size_t end = n, root = n / 2; end > 1;) {
-            uint64_t at, way;
-            if (root > 0) {
-                root--;
-                at = start[root], way = reach[root];
-            } else {
-                end--;
-                at = start[end], way = reach[end];
-                start[end] = start[0], reach[end] = reach[0];
-            }
-            size_t i = root;
-            for (size_t child = 2 * i + 1; child < end; child = 2 * i + 1) {
-                child += child + 1 < end && start[child + 1] > start[child];
-                if (start[child] <= at)
-                    break;
-                start[i] = start[child], reach[i] = reach[child];
-                i = child;
-            }
-            start[i] = at, reach[i] = way;
-        }
-    }
+    if (!ordered)
+        sort_clusters(start, reach, n);
     for (size_t k = 1; k < n; k++)
         if (start[k] - start[k - 1] <= reach[k - 1])
             return false;
@@ -239,9 +276,9 @@ static size_t layout_new_overlap(const fan_layout *l, const fan_overlaps *now,
             continue;
         if (other == FAN_NO_OTHER)
             other = j;
-        if (fan_overlap(fan_overlaps_region(now, i), fan_overlaps_region(now, j), budget, NULL,
-                        NULL, &v, NULL) == FAN_OK &&
-            v != FAN_OVERLAP_DISJOINT)
+        fan_status status = fan_overlap(fan_overlaps_region(now, i), fan_overlaps_region(now, j),
+                                        budget, NULL, NULL, &v, NULL);
+        if (status == FAN_OK && v != FAN_OVERLAP_DISJOINT)
             return j;
     }
     return other;
@@ -253,16 +290,19 @@ static fan_difference layout_differ(const fan_layout *l, const fan_layout_item *
                                     const fan_overlaps *now, const uint32_t *label, size_t *first,
                                     size_t *is, uint64_t budget)
 {
-    for (size_t i = 0; i < l->n; i++)
-        first[i] = is[i] = FAN_NO_OTHER;
     for (size_t i = 0; i < l->n; i++) {
-        size_t *was = &first[l->places[i].component], *same = &is[label[i]];
+        first[i] = FAN_NO_OTHER;
+        is[i] = FAN_NO_OTHER;
+    }
+    for (size_t i = 0; i < l->n; i++) {
+        size_t *was = &first[l->places[i].component];
+        size_t *same = &is[label[i]];
         if (*was == FAN_NO_OTHER)
             *was = i;
-        else if (label[*was] != label[i])
+        if (label[*was] != label[i])
             return (fan_difference){FAN_CHANGE_APART, i, *was};
-        else if (items[i].region.data - items[*was].region.data !=
-                 l->items[i].region.data - l->items[*was].region.data)
+        uint64_t apart = items[i].region.data - items[*was].region.data;
+        if (apart != l->items[i].region.data - l->items[*was].region.data)
             return (fan_difference){FAN_CHANGE_OFFSET, i, *was};
         if (*same == FAN_NO_OTHER)
             *same = i;
@@ -279,9 +319,10 @@ static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, u
     fan_status status = FAN_OK;
     fan_overlaps *now = NULL;
     uint32_t *label = fan_alloc(l->n * sizeof *label);
-    size_t *first = fan_alloc(2 * l->n * sizeof *first), count;
+    size_t *first = fan_alloc(2 * l->n * sizeof *first);
+    size_t count;
     if (!label || !first) {
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", l->n);
+        status = layout_no_memory(l->n, err);
         goto done;
     }
     FAN_GO(overlaps_of(items, l->n, &now, err));
@@ -307,8 +348,10 @@ fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, u
     }
     uint64_t *start = fan_alloc(2 * l->nclusters * sizeof *start);
     if (!start)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", l->n);
+        return layout_no_memory(l->n, err);
     bool same = layout_in_place(l, items, start, start + l->nclusters);
     fan_free(start);
-    return same ? FAN_OK : find_anew(l, items, budget, out, err);
+    if (same)
+        return FAN_OK;
+    return find_anew(l, items, budget, out, err);
 }

@@ -80,7 +80,8 @@ FAN_LOW uint32_t fan_lowp_widen(uint32_t a, uint32_t mant, uint32_t bias)
 FAN_LOW uint32_t fan_lowp_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf,
                              uint32_t nan, uint32_t sign)
 {
-    uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
+    uint32_t u = fan_bits_of_float(x);
+    uint32_t a = u & 0x7fffffffu;
     uint32_t r = fan_lowp_round(a, mant, bias);
     r = fan_either(a >= over, inf, r);
     if (nan != inf)
@@ -112,7 +113,8 @@ FAN_LOW uint16_t fan_float16_of(float x)
 
 FAN_LOW float fan_float_of_float16(uint16_t h)
 {
-    uint32_t a = h & 0x7fffu, r = fan_lowp_widen(a, 10, 15);
+    uint32_t a = h & 0x7fffu;
+    uint32_t r = fan_lowp_widen(a, 10, 15);
     r = fan_either(a >= 0x7c00u, 0x7f800000u | a << 13, r);
     return fan_float_of_bits(r | (uint32_t)(h & 0x8000u) << 16);
 }
@@ -148,7 +150,8 @@ FAN_LOW uint8_t fan_e4m3fn_of(float x)
 
 FAN_LOW float fan_float_of_e4m3fn(uint8_t h)
 {
-    uint32_t a = h & 0x7fu, r = fan_lowp_widen(a, 3, 7);
+    uint32_t a = h & 0x7fu;
+    uint32_t r = fan_lowp_widen(a, 3, 7);
     r = fan_either(a == 0x7fu, 0x7fc00000u, r);
     return fan_float_of_bits(r | (uint32_t)(h & 0x80u) << 24);
 }
@@ -247,7 +250,8 @@ FAN_LOW float fan_odd_of_double(double x)
     float f = (float)x;
     double back = (double)f;
     uint32_t u = fan_bits_of_float(f);
-    double ax = x < 0 ? -x : x, ab = back < 0 ? -back : back;
+    double ax = x < 0 ? -x : x;
+    double ab = back < 0 ? -back : back;
     u = ab > ax ? u - 1u : u;              /* rounded up (or to inf): one step back towards zero */
     u = back < x || back > x ? u | 1u : u; /* inexact; for a NaN this does not matter */
     return fan_float_of_bits(u);

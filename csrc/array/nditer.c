@@ -1,3 +1,5 @@
+/* The walk: which axes are joined; reading and writing stretches of it; then what is made of it:
+ * copies, zeroes and hashes. */
 #include "array/nditer.h"
 
 #include "array/convert.h"
@@ -47,10 +49,11 @@ void fan_nditer_ready(fan_nditer *w)
 {
     int n = 0;
     for (int i = 0; i < w->ndim; i++) {
-        bool with_last = i > 0 && (w->joined >> (i - 1) & 1u);
-        int to = with_last ? n - 1 : n++;
-        w->extent[to] = with_last ? w->extent[to] * w->extent[i] : w->extent[i];
-        w->axis[to] = w->axis[i];
+        int64_t extent = w->extent[i];
+        if (i > 0 && (w->joined >> (i - 1) & 1u))
+            extent *= w->extent[--n];
+        w->extent[n] = extent;
+        w->axis[n++] = w->axis[i];
     }
     w->ndim = n;
 }
@@ -92,7 +95,7 @@ char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int6
         return a->data;
     int last = w->ndim - 1;
     int64_t pitch = a->strides[w->axis[last]];
-    if (n > 1 && pitch != (int64_t)fan_dtype_size(a->dtype))
+    if (n > 1 && pitch != fan_dtype_step(a->dtype))
         return NULL;
     if (last == 0)
         return a->data + at * pitch;
@@ -106,7 +109,7 @@ char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int6
 static void nditer_carry(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n,
                          fan_dtype d, char *buf, bool write)
 {
-    int64_t size = (int64_t)fan_dtype_size(d);
+    int64_t size = fan_dtype_step(d);
     if (n <= 0)
         return;
     if (w->ndim == 0) {
@@ -120,15 +123,15 @@ static void nditer_carry(const fan_nditer *w, const fan_array *a, int64_t at, in
     int64_t pitch = a->strides[w->axis[last]];
     FAN_UNINITIALIZED place here;
     nditer_seek(w, a, at, &here);
-    for (int64_t m; n; n -= m) {
-        m = w->extent[last] - here.index[last];
-        m = m < n ? m : n;
+    while (n) {
+        int64_t m = fan_min(w->extent[last] - here.index[last], n);
         if (write)
             fan_convert(here.p, a->dtype, pitch, buf, d, size, m);
         else
             fan_convert(buf, d, size, here.p, a->dtype, pitch, m);
         buf += m * size;
         nditer_step(w, a, m, &here);
+        n -= m;
     }
 }
 
@@ -154,16 +157,22 @@ void fan_array_copy(const fan_array *dst, const fan_array *src)
     fan_nditer_also(&w, src);
     fan_nditer_ready(&w);
     FAN_UNINITIALIZED _Alignas(16) char buf[PIECE];
-    int64_t most = PIECE / (int64_t)fan_dtype_size(dst->dtype);
-    for (int64_t at = 0, n; at < w.size; at += n) {
+    int64_t most = PIECE / fan_dtype_step(dst->dtype);
+    int64_t row = 1;
+    if (w.ndim)
+        row = w.extent[w.ndim - 1];
+    int64_t n;
+    for (int64_t at = 0; at < w.size; at += n) {
         /* Long rows without gaps are converted in place, all at once if there is one row. */
-        n = w.ndim ? w.extent[w.ndim - 1] - at % w.extent[w.ndim - 1] : 1;
-        const char *from = n >= 64 ? fan_nditer_whole(&w, src, at, n) : NULL;
+        n = row - at % row;
+        const char *from = NULL;
+        if (n >= 64)
+            from = fan_nditer_whole(&w, src, at, n);
         if (from) {
             fan_nditer_write(&w, dst, at, n, src->dtype, from);
             continue;
         }
-        n = most < w.size - at ? most : w.size - at;
+        n = fan_min(most, w.size - at);
         char *to = fan_nditer_whole(&w, dst, at, n);
         fan_nditer_read(&w, src, at, n, dst->dtype, to ? to : buf);
         if (!to)
@@ -175,14 +184,13 @@ void fan_fill_zero(const fan_array *out)
 {
     FAN_UNINITIALIZED fan_nditer w;
     FAN_UNINITIALIZED _Alignas(16) char piece[PIECE];
-    int64_t size = (int64_t)fan_dtype_size(out->dtype), most = PIECE / size;
+    int64_t size = fan_dtype_step(out->dtype);
     fan_nditer_begin(&w, out, false);
     fan_nditer_ready(&w);
-    memset(piece, 0, (size_t)((most < w.size ? most : w.size) * size)); /* zero in every dtype */
-    for (int64_t at = 0, n; at < w.size; at += n) {
-        n = w.size - at < most ? w.size - at : most;
-        fan_nditer_write(&w, out, at, n, out->dtype, piece);
-    }
+    int64_t most = fan_min(PIECE / size, w.size);
+    memset(piece, 0, (size_t)(most * size)); /* zero in every dtype */
+    for (int64_t at = 0; at < w.size; at += most)
+        fan_nditer_write(&w, out, at, fan_min(most, w.size - at), out->dtype, piece);
 }
 
 /* hash_mix: spreads every bit of x over the word. */
@@ -201,13 +209,14 @@ uint64_t fan_array_hash(const fan_array *a)
     fan_nditer_ready(&w);
     FAN_UNINITIALIZED _Alignas(16) char buf[PIECE];
     uint64_t h = (uint64_t)a->size;
-    int64_t size = (int64_t)fan_dtype_size(a->dtype), most = PIECE / size;
+    int64_t size = fan_dtype_step(a->dtype);
+    int64_t most = PIECE / size;
     /* bool bytes are hashed unchanged, so that a change from 1 to 2 is detected */
     fan_array bytes = {.data = a->data,
                        .dtype = a->dtype == FAN_DT_BOOL ? FAN_DT_UINT8 : a->dtype,
                        .strides = a->strides};
-    for (int64_t at = 0, n; at < w.size && !fan_interrupted(most); at += n) {
-        n = most < w.size - at ? most : w.size - at;
+    for (int64_t at = 0; at < w.size && !fan_interrupted(most); at += most) {
+        int64_t n = fan_min(most, w.size - at);
         const char *p = fan_nditer_whole(&w, &bytes, at, n);
         if (!p) {
             fan_nditer_read(&w, &bytes, at, n, bytes.dtype, buf);
@@ -215,7 +224,7 @@ uint64_t fan_array_hash(const fan_array *a)
         }
         for (int64_t i = 0; i < n * size; i += 8) {
             uint64_t word = 0;
-            memcpy(&word, p + i, n * size - i < 8 ? (size_t)(n * size - i) : 8);
+            memcpy(&word, p + i, (size_t)fan_min(n * size - i, 8));
             h = hash_mix(h ^ word) + 0x2545f4914f6cdd1du;
         }
     }

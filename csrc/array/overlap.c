@@ -66,7 +66,7 @@
 
 fan_region fan_region_of(const fan_array *a)
 {
-    return (fan_region){(uint64_t)(uintptr_t)a->data, (int64_t)fan_dtype_size(a->dtype), a->shape,
+    return (fan_region){(uint64_t)(uintptr_t)a->data, fan_dtype_step(a->dtype), a->shape,
                         a->strides, a->ndim};
 }
 
@@ -97,29 +97,70 @@ static bool is_empty(const fan_region *r)
  * Returns their number. */
 static int comb_measure(const fan_region *r, moving *sorted, fan_comb *c)
 {
-    uint64_t lo = r->data, last, reach = (uint64_t)r->itemsize - 1;
+    uint64_t lo = r->data;
+    uint64_t reach = (uint64_t)r->itemsize - 1;
+    uint64_t last, way;
     bool far = false;
     int n = 0;
     for (int i = 0; i < r->ndim; i++) {
-        uint64_t step = r->strides[i] < 0 ? 0 - (uint64_t)r->strides[i] : (uint64_t)r->strides[i],
-                 way;
+        bool backward = r->strides[i] < 0;
+        uint64_t step = (uint64_t)r->strides[i];
         int at = n;
         if (r->shape[i] == 1 || step == 0)
             continue;
+        if (backward)
+            step = 0 - step;
         far |= __builtin_mul_overflow(step, (uint64_t)(r->shape[i] - 1), &way);
         far |= __builtin_add_overflow(reach, way, &reach);
-        if (r->strides[i] < 0)
+        if (backward)
             far |= __builtin_sub_overflow(lo, way, &lo);
         for (; at > 0 && (uint64_t)sorted[at - 1].step > step; at--)
             sorted[at] = sorted[at - 1];
         sorted[at] = (moving){(int64_t)step, r->shape[i], i};
         n++;
     }
-    far |= __builtin_add_overflow(lo, reach, &last) || reach >= FARTHEST;
+    far |= __builtin_add_overflow(lo, reach, &last);
+    far |= reach >= FARTHEST;
     c->far = far;
-    c->lo = far ? 0 : lo;
-    c->last = far ? UINT64_MAX : last;
+    c->lo = lo;
+    c->last = last;
+    if (far) {
+        c->lo = 0;
+        c->last = UINT64_MAX;
+    }
     return n;
+}
+
+/* comb_join: joins the moving axes into a comb's; `end` (may be NULL) receives the origin of each.
+ */
+static void comb_join(const fan_region *r, const moving *sorted, int n, fan_axis *axes,
+                      fan_comb *out, int *end)
+{
+    int64_t tooth = r->itemsize;
+    int i = 0;
+    int m = 0;
+    for (; i < n && sorted[i].step <= tooth; i++)
+        tooth += sorted[i].step * (sorted[i].count - 1);
+    if (end)
+        end[0] = i;
+    for (; i < n; i++) {
+        int64_t step = sorted[i].step;
+        int64_t count = sorted[i].count;
+        fan_axis *top = NULL;
+        int64_t times = 0;
+        if (m) {
+            top = &axes[m - 1];
+            times = equation_quotient(step, top->step);
+        }
+        if (top && times * top->step == step && times <= top->count)
+            top->count += times * (count - 1);
+        else
+            axes[m++] = (fan_axis){step, count};
+        if (end)
+            end[m] = i + 1;
+    }
+    out->tooth = tooth;
+    out->n = m;
 }
 
 static void comb_of(const fan_region *r, fan_axis *axes, fan_comb *out, moving *sorted, int *end)
@@ -128,28 +169,8 @@ static void comb_of(const fan_region *r, fan_axis *axes, fan_comb *out, moving *
     if (out->empty)
         return;
     int n = comb_measure(r, sorted, out);
-    if (!out->far) {
-        /* Joins the moving axes into a comb's; `end` (may be NULL) receives the origin of each. */
-        int64_t tooth = r->itemsize;
-        int i = 0, m = 0;
-        for (; i < n && sorted[i].step <= tooth; i++)
-            tooth += sorted[i].step * (sorted[i].count - 1);
-        if (end)
-            end[0] = i;
-        for (; i < n; i++) {
-            fan_axis *top = m ? &axes[m - 1] : NULL;
-            int64_t step = sorted[i].step, count = sorted[i].count;
-            int64_t times = top ? equation_quotient(step, top->step) : 0;
-            if (top && times * top->step == step && times <= top->count)
-                top->count += times * (count - 1);
-            else
-                axes[m++] = (fan_axis){step, count};
-            if (end)
-                end[m] = i + 1;
-        }
-        out->tooth = tooth;
-        out->n = m;
-    }
+    if (!out->far)
+        comb_join(r, sorted, n, axes, out, end);
 }
 
 void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
@@ -163,10 +184,12 @@ void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
  * the element. */
 static int64_t comb_unwind(const origin *o, int k, int64_t way, int64_t *index)
 {
-    for (int i = o->end[k] - 1; i >= (k ? o->end[k - 1] : 0); i--) {
+    int first = 0;
+    if (k)
+        first = o->end[k - 1];
+    for (int i = o->end[k] - 1; i >= first; i--) {
         const moving *m = &o->sorted[i];
-        int64_t x = equation_quotient(way, m->step);
-        x = x < m->count ? x : m->count - 1;
+        int64_t x = fan_min(equation_quotient(way, m->step), m->count - 1);
         index[m->axis] = x;
         way -= x * m->step;
     }
@@ -200,8 +223,11 @@ static bool quick_verdict(const fan_comb *a, const fan_comb *b, fan_verdict *out
     *out = FAN_OVERLAP_DISJOINT;
     if (!fan_extents_may_overlap(fan_comb_extent(a), fan_comb_extent(b)))
         return true;
-    *out = a->far || b->far ? FAN_OVERLAP_FAR : FAN_OVERLAP_YES;
-    return a->far || b->far || (a->n == 0 && b->n == 0);
+    *out = FAN_OVERLAP_FAR;
+    if (a->far || b->far)
+        return true;
+    *out = FAN_OVERLAP_YES;
+    return a->n == 0 && b->n == 0;
 }
 
 /* Counts the second region from its last byte. */
@@ -209,25 +235,32 @@ static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, 
                              fan_verdict *out, fan_error *err)
 {
     FAN_UNINITIALIZED term parts[PARTS];
+    int n = a->n + b->n;
+    int i = 0;
+    int j = 0;
     /* Merges the axes of both as parts, ascending. */
-    int n = 0;
-    for (int i = 0, j = 0; i < a->n || j < b->n;) {
-        const fan_axis *next = j == b->n || (i < a->n && a->axes[i].step <= b->axes[j].step)
-                                   ? &a->axes[i++]
-                                   : &b->axes[j++];
-        parts[n++] = (term){next->step, next->count - 1};
+    for (int k = 0; k < n; k++) {
+        bool second = i == a->n || (j < b->n && b->axes[j].step < a->axes[i].step);
+        const fan_axis *next;
+        if (second)
+            next = &b->axes[j++];
+        else
+            next = &a->axes[i++];
+        parts[k] = (term){next->step, next->count - 1};
     }
     *out = FAN_OVERLAP_DISJOINT;
-    return fan__equation_pose(e, parts, n, a->tooth + b->tooth - 2, (int64_t)(b->last - a->lo))
-               ? fan__equation_solve(e, left, out, err)
-               : FAN_OK;
+    if (!fan__equation_pose(e, parts, n, a->tooth + b->tooth - 2, (int64_t)(b->last - a->lo)))
+        return FAN_OK;
+    return fan__equation_solve(e, left, out, err);
 }
 
 fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *left,
                             fan_verdict *out, fan_error *err)
 {
     FAN_UNINITIALIZED equation e;
-    return quick_verdict(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
+    if (quick_verdict(a, b, out))
+        return FAN_OK;
+    return solve_pair(&e, a, b, left, out, err);
 }
 
 fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a,
@@ -245,6 +278,7 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
         comb_of(r[i], axes[i], &c[i], o[i].sorted, o[i].end);
     if (quick_verdict(&c[0], &c[1], out)) {
         if (*out == FAN_OVERLAP_YES && wanted) {
+            /* the first byte of both */
             uint64_t lo = c[0].lo > c[1].lo ? c[0].lo : c[1].lo;
             for (int i = 0; i < 2; i++)
                 comb_element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
@@ -256,13 +290,14 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
         /* Computes an element of each from the solution. The second, counted from its end, first:
          * so the indices of both are small. */
         FAN_UNINITIALIZED int64_t x[2][FAN_MAX_NDIM];
-        int64_t places = fan__equation_given_places(&e, c[0].tooth + c[1].tooth - 2),
-                back = places < c[1].tooth ? places : c[1].tooth - 1;
-        for (int k = 0; k < c[1].n; k++)
-            x[1][k] = c[1].axes[k].count - 1 -
-                      fan__equation_given(&e, c[1].axes[k].step, c[1].axes[k].count - 1);
+        int64_t places = fan__equation_given_places(&e, c[0].tooth + c[1].tooth - 2);
+        int64_t back = fan_min(places, c[1].tooth - 1);
+        for (int k = 0; k < c[1].n; k++) {
+            int64_t most = axes[1][k].count - 1;
+            x[1][k] = most - fan__equation_given(&e, axes[1][k].step, most);
+        }
         for (int k = 0; k < c[0].n; k++)
-            x[0][k] = fan__equation_given(&e, c[0].axes[k].step, c[0].axes[k].count - 1);
+            x[0][k] = fan__equation_given(&e, axes[0][k].step, axes[0][k].count - 1);
         comb_element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
         comb_element(r[1], &c[1], &o[1], x[1], c[1].tooth - 1 - back, at[1]);
     }
@@ -271,7 +306,8 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
 
 bool fan_array_disjoint(const fan_array *a, const fan_array *b)
 {
-    fan_region one = fan_region_of(a), two = fan_region_of(b);
+    fan_region one = fan_region_of(a);
+    fan_region two = fan_region_of(b);
     fan_verdict v = FAN_OVERLAP_HARD;
     (void)fan_overlap(&one, &two, 0, NULL, NULL, &v, NULL);
     return v == FAN_OVERLAP_DISJOINT;
@@ -295,8 +331,8 @@ static void two_indices(const fan_region *r, const moving *m, int64_t difference
 {
     if (r->strides[m->axis] < 0)
         difference = -difference;
-    one[m->axis] = difference > 0 ? difference : 0;
-    two[m->axis] = difference < 0 ? -difference : 0;
+    one[m->axis] = fan_max(difference, 0);
+    two[m->axis] = fan_max(-difference, 0);
 }
 
 /* overlap_leading: checks whether two elements share a byte that differ by at least 1 along axis k,
@@ -307,25 +343,31 @@ static fan_status overlap_leading(const fan_region *r, const moving *sorted, int
 {
     FAN_UNINITIALIZED equation e;
     FAN_UNINITIALIZED term parts[PARTS];
-    int64_t below = r->itemsize - 1, width = 2 * below;
+    int64_t below = r->itemsize - 1;
+    int64_t width = 2 * below;
+    int64_t step = sorted[k].step;
     for (int j = 0; j < k; j++) {
-        parts[j] = (term){sorted[j].step, 2 * (sorted[j].count - 1)};
-        below += sorted[j].step * (sorted[j].count - 1);
+        int64_t most = sorted[j].count - 1;
+        parts[j] = (term){sorted[j].step, 2 * most};
+        below += sorted[j].step * most;
     }
-    parts[k] = (term){sorted[k].step, sorted[k].count - 2};
+    parts[k] = (term){step, sorted[k].count - 2};
+
     *out = FAN_OVERLAP_DISJOINT;
-    if (below < sorted[k].step ||
-        !fan__equation_pose(&e, parts, k + 1, width, below - sorted[k].step))
+    if (below < step)
+        return FAN_OK;
+    if (!fan__equation_pose(&e, parts, k + 1, width, below - step))
         return FAN_OK;
     FAN_TRY(fan__equation_solve(&e, left, out, err));
     if (*out != FAN_OVERLAP_YES || !one || !two)
         return FAN_OK;
+
     (void)fan__equation_given_places(&e, width);
-    for (int j = 0; j < k; j++)
-        two_indices(r, &sorted[j],
-                    fan__equation_given(&e, parts[j].step, parts[j].most) - (sorted[j].count - 1),
-                    one, two);
-    two_indices(r, &sorted[k], fan__equation_given(&e, parts[k].step, parts[k].most) + 1, one, two);
+    for (int j = 0; j <= k; j++) {
+        int64_t least = j < k ? 1 - sorted[j].count : 1;
+        int64_t given = fan__equation_given(&e, parts[j].step, parts[j].most);
+        two_indices(r, &sorted[j], given + least, one, two);
+    }
     return FAN_OK;
 }
 
@@ -334,31 +376,33 @@ fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one
 {
     FAN_UNINITIALIZED moving sorted[FAN_MAX_NDIM];
     fan_effort left = fan_effort_of(budget);
-    fan_verdict v = FAN_OVERLAP_DISJOINT;
     fan_comb c;
-    int n = 0, at = unmoved_axis(a);
+    bool wanted = one && two;
+    int at = unmoved_axis(a);
     *out = FAN_OVERLAP_DISJOINT;
     if (is_empty(a))
         return FAN_OK;
-    if (one && two) {
+    if (wanted) {
         memset(one, 0, (size_t)a->ndim * sizeof *one);
         memset(two, 0, (size_t)a->ndim * sizeof *two);
     }
     if (at >= 0) {
-        if (one && two)
+        if (wanted)
             one[at] = 1;
         *out = FAN_OVERLAP_YES;
         return FAN_OK;
     }
-    n = comb_measure(a, sorted, &c);
-    if (c.far)
+
+    int n = comb_measure(a, sorted, &c);
+    if (c.far) {
         *out = FAN_OVERLAP_FAR;
-    for (int k = 0; k < n && !c.far; k++) {
+        return FAN_OK;
+    }
+    for (int k = 0; k < n && *out != FAN_OVERLAP_YES; k++) {
+        fan_verdict v;
         FAN_TRY(overlap_leading(a, sorted, k, &left, one, two, &v, err));
         if (v == FAN_OVERLAP_YES || *out == FAN_OVERLAP_DISJOINT)
             *out = v;
-        if (v == FAN_OVERLAP_YES)
-            break;
     }
     return FAN_OK;
 }

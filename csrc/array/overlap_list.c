@@ -47,13 +47,20 @@ typedef struct fan_stretch {
     uint32_t index, next; /* next: in a list of open ones */
 } fan_stretch;
 
+static fan_stretch stretch_of(uint64_t from, uint64_t to, uint32_t index)
+{
+    return (fan_stretch){from, to, index, FAN_NO_STRETCH};
+}
+
 /* fan__stretch_run_end: returns the end of the ascending run that begins at `at`. */
 static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
 {
     do
         at++;
     while (at < n && s[at - 1].from <= s[at].from);
-    return at < n ? at : n;
+    if (at < n)
+        return at;
+    return n;
 }
 
 #define DIGIT 11        /* bits */
@@ -65,13 +72,16 @@ static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n)
 {
     uint64_t count = 0;
     for (size_t i = 0; i < n; i++) {
-        size_t low = i + 1, high = low, step = 1;
+        size_t low = i + 1;
+        size_t high = low;
+        size_t step = 1;
         while (high < n && s[high].from <= s[i].to) {
             low = high + 1;
             high += step;
             step *= 2;
         }
-        high = high < n ? high : n;
+        if (high > n)
+            high = n;
         while (low < high) {
             size_t mid = low + (high - low) / 2;
             if (s[mid].from <= s[i].to)
@@ -106,6 +116,11 @@ struct fan_overlaps {
     fan_axis *axes; /* of all combs */
 };
 
+static fan_status overlaps_no_memory(size_t n, fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", n);
+}
+
 fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **out, fan_error *err)
 {
     size_t ndim = 0;
@@ -115,15 +130,16 @@ fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **
     for (size_t i = 0; i < n; i++)
         ndim += (size_t)regions[i].ndim;
     fan_overlaps *l = fan_calloc(sizeof *l);
-    if (l) {
-        l->regions = fan_alloc(n * sizeof *l->regions);
-        l->combs = fan_alloc(n * sizeof *l->combs);
-        l->dims = fan_alloc(2 * ndim * sizeof *l->dims);
-        l->axes = fan_alloc(ndim * sizeof *l->axes);
-    }
-    if (!l || !l->regions || !l->combs || !l->dims || !l->axes) {
+    if (!l)
+        return overlaps_no_memory(n, err);
+    l->regions = fan_alloc(n * sizeof *l->regions);
+    l->combs = fan_alloc(n * sizeof *l->combs);
+    l->dims = fan_alloc(2 * ndim * sizeof *l->dims);
+    l->axes = fan_alloc(ndim * sizeof *l->axes);
+    bool listed = l->regions && l->combs;
+    if (!listed || !l->dims || !l->axes) {
         fan_overlaps_free(l);
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", n);
+        return overlaps_no_memory(n, err);
     }
     int64_t *dims = l->dims;
     fan_axis *axes = l->axes;
@@ -203,17 +219,18 @@ static size_t overlaps_arcs(const fan_overlaps *l, const fan_stretch *run, size_
     uint64_t circle = (uint64_t)g;
     for (size_t i = 0; i < n; i++) {
         const fan_comb *c = &l->combs[run[i].index];
-        uint64_t from = c->lo % circle, more = (uint64_t)c->tooth - 1;
+        uint64_t from = c->lo % circle;
+        uint64_t more = (uint64_t)c->tooth - 1;
         for (int k = 0; k < c->n && !c->far; k++)
             if (c->axes[k].step % g != 0)
                 more += (uint64_t)c->axes[k].step * (uint64_t)(c->axes[k].count - 1);
         if (c->far || more >= circle - 1) {
-            out[m++] = (fan_stretch){0, circle - 1, run[i].index, FAN_NO_STRETCH};
+            out[m++] = stretch_of(0, circle - 1, run[i].index);
         } else if (from + more < circle) {
-            out[m++] = (fan_stretch){from, from + more, run[i].index, FAN_NO_STRETCH};
+            out[m++] = stretch_of(from, from + more, run[i].index);
         } else {
-            out[m++] = (fan_stretch){from, circle - 1, run[i].index, FAN_NO_STRETCH};
-            out[m++] = (fan_stretch){0, from + more - circle, run[i].index, FAN_NO_STRETCH};
+            out[m++] = stretch_of(from, circle - 1, run[i].index);
+            out[m++] = stretch_of(0, from + more - circle, run[i].index);
         }
     }
     return m;
@@ -238,9 +255,11 @@ static void count_step(tally *t, int64_t step)
         if (!t[i].count && !place)
             place = &t[i];
     }
-    if (place)
+    if (place) {
         *place = (tally){step, 1};
-    for (int i = 0; i < GRIDS && !place; i++)
+        return;
+    }
+    for (int i = 0; i < GRIDS; i++)
         t[i].count--;
 }
 
@@ -281,8 +300,61 @@ static fan_status overlaps_room(const work *w, fan_stretch **s, fan_error *err)
 {
     if (!*s)
         *s = fan_alloc(2 * w->l->n * sizeof **s);
-    return *s ? FAN_OK
-              : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", w->l->n);
+    if (*s)
+        return FAN_OK;
+    return overlaps_no_memory(w->l->n, err);
+}
+
+/* sort_by_digits: sorts many stretches in any order, digit by digit from the lowest. */
+static void sort_by_digits(fan_stretch *s, fan_stretch *scratch, size_t n)
+{
+    uint64_t low = s[0].from;
+    uint64_t high = low;
+    for (size_t i = 1; i < n; i++) {
+        if (s[i].from < low)
+            low = s[i].from;
+        if (s[i].from > high)
+            high = s[i].from;
+    }
+    for (int shift = 0; shift < 64 && (high - low) >> shift; shift += DIGIT) {
+        size_t at[1 << DIGIT] = {0};
+        size_t mask = (1 << DIGIT) - 1;
+        size_t sum = 0;
+        for (size_t i = 0; i < n; i++)
+            at[(s[i].from - low) >> shift & mask]++;
+        for (size_t d = 0; d <= mask; d++) {
+            size_t here = at[d];
+            at[d] = sum;
+            sum += here;
+        }
+        for (size_t i = 0; i < n; i++)
+            scratch[at[(s[i].from - low) >> shift & mask]++] = s[i];
+        memcpy(s, scratch, n * sizeof *s);
+    }
+}
+
+/* sort_by_runs: merges the ascending runs, of which there are often few. */
+static void sort_by_runs(fan_stretch *s, fan_stretch *scratch, size_t n)
+{
+    while (fan__stretch_run_end(s, n, 0) < n) {
+        size_t end;
+        for (size_t at = 0; at < n; at = end) {
+            size_t mid = fan__stretch_run_end(s, n, at);
+            size_t a = at;
+            size_t b = mid;
+            end = n;
+            if (mid < n)
+                end = fan__stretch_run_end(s, n, mid);
+            for (size_t to = at; to < end; to++) {
+                bool first = b == end || (a < mid && s[a].from <= s[b].from);
+                if (first)
+                    scratch[to] = s[a++];
+                else
+                    scratch[to] = s[b++];
+            }
+        }
+        memcpy(s, scratch, n * sizeof *s);
+    }
 }
 
 static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *err)
@@ -293,73 +365,43 @@ static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *er
     size_t runs = 0;
     for (size_t at = 0; at < n && runs <= n / 16; runs++)
         at = fan__stretch_run_end(s, n, at);
-    if (n >= DISTRIBUTE && runs > n / 16) {
-        /* Sorts many in any order, digit by digit from the lowest. */
-        uint64_t low = s[0].from, high = low;
-        for (size_t i = 1; i < n; i++) {
-            low = s[i].from < low ? s[i].from : low;
-            high = s[i].from > high ? s[i].from : high;
-        }
-        for (int shift = 0; shift < 64 && (high - low) >> shift; shift += DIGIT) {
-            size_t at[1 << DIGIT] = {0}, sum = 0, mask = (1 << DIGIT) - 1;
-            for (size_t i = 0; i < n; i++)
-                at[(s[i].from - low) >> shift & mask]++;
-            for (size_t d = 0; d <= mask; d++) {
-                size_t here = at[d];
-                at[d] = sum;
-                sum += here;
-            }
-            for (size_t i = 0; i < n; i++)
-                w->scratch[at[(s[i].from - low) >> shift & mask]++] = s[i];
-            memcpy(s, w->scratch, n * sizeof *s);
-        }
-    } else {
-        /* Sorts by `from` by merging the existing runs, of which there are often few; `scratch` has
-         * room for n. */
-        fan_stretch *scratch = w->scratch;
-        while (fan__stretch_run_end(s, n, 0) < n) {
-            for (size_t at = 0, end; at < n; at = end) {
-                size_t a = at, mid = fan__stretch_run_end(s, n, at), b = mid;
-                end = mid < n ? fan__stretch_run_end(s, n, mid) : n;
-                for (size_t to = at; to < end; to++)
-                    scratch[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
-            }
-            memcpy(s, scratch, n * sizeof *s);
-        }
-    }
+    if (n >= DISTRIBUTE && runs > n / 16)
+        sort_by_digits(s, w->scratch, n);
+    else
+        sort_by_runs(s, w->scratch, n);
     return FAN_OK;
 }
 
 /* questions_of: returns how many a budget allows for components; UINT64_MAX: any number. */
 static int64_t questions_of(uint64_t budget, size_t n)
 {
-    uint64_t times = budget / FAN_OVERLAP_BUDGET;
+    int64_t times = (int64_t)(budget / FAN_OVERLAP_BUDGET);
+    int64_t each = QUESTIONS + QUESTIONS_EACH * (int64_t)n;
     int64_t most;
-    return budget == UINT64_MAX ||
-                   __builtin_mul_overflow((int64_t)(times ? times : 1),
-                                          QUESTIONS + QUESTIONS_EACH * (int64_t)n, &most)
-               ? INT64_MAX
-               : most;
+    if (times == 0)
+        times = 1;
+    if (budget == UINT64_MAX || __builtin_mul_overflow(times, each, &most))
+        return INT64_MAX;
+    return most;
 }
 
 static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, size_t *n,
                             fan_error *err)
 {
-    fan_status status = FAN_OK;
-    *w = (work){.l = l,
-                .left = fan_effort_of(budget),
-                .questions = questions_of(budget, l->n),
-                .exact = true};
-    w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
-    if (!w->lists)
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", l->n);
-    if (status == FAN_OK)
-        status = overlaps_room(w, &w->run, err);
+    fan_status status;
     *n = 0;
-    for (size_t i = 0; i < l->n && status == FAN_OK; i++)
-        if (!l->combs[i].empty)
-            w->run[(*n)++] =
-                (fan_stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, FAN_NO_STRETCH};
+    *w = (work){.l = l, .left = fan_effort_of(budget), .exact = true};
+    w->questions = questions_of(budget, l->n);
+    w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
+    if (w->lists)
+        status = overlaps_room(w, &w->run, err);
+    else
+        status = overlaps_no_memory(l->n, err);
+    for (size_t i = 0; i < l->n && status == FAN_OK; i++) {
+        const fan_comb *c = &l->combs[i];
+        if (!c->empty)
+            w->run[(*n)++] = stretch_of(c->lo, c->last, (uint32_t)i);
+    }
     if (status == FAN_OK)
         status = overlaps_sort(w, w->run, *n, err);
     if (status != FAN_OK)
@@ -372,7 +414,8 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
 static fan_status overlaps_verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out,
                                    fan_error *err)
 {
-    const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
+    const fan_comb *one = &w->l->combs[a];
+    const fan_comb *two = &w->l->combs[b];
     *out = FAN_OVERLAP_DISJOINT;
     if (fan_interrupted(QUESTION_ELEMENTS))
         return FAN_ERR_EXTERN; /* the interrupted scope holds the error */
@@ -383,7 +426,9 @@ static fan_status overlaps_verdict(work *w, uint32_t a, uint32_t b, fan_verdict 
     if (!fan_extents_may_overlap(fan_comb_extent(one), fan_comb_extent(two)))
         return FAN_OK;
     *out = FAN_OVERLAP_YES;
-    return w->extents_only ? FAN_OK : fan_comb_overlap(one, two, &w->left, out, err);
+    if (w->extents_only)
+        return FAN_OK;
+    return fan_comb_overlap(one, two, &w->left, out, err);
 }
 
 /* ---- pairs ---- */
@@ -398,7 +443,9 @@ static fan_status overlaps_note(work *w, uint32_t a, uint32_t b, fan_error *err)
         return FAN_OK;
     if (fan_grow((void **)&w->pairs, &w->cap, w->npairs + 1, sizeof *w->pairs) < 0)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu pairs", w->npairs + 1);
-    w->pairs[w->npairs++] = (fan_pair){a < b ? a : b, a < b ? b : a, v};
+    uint32_t one = a < b ? a : b;
+    uint32_t two = a < b ? b : a;
+    w->pairs[w->npairs++] = (fan_pair){one, two, v};
     return FAN_OK;
 }
 
@@ -422,10 +469,11 @@ static fan_status sweep_pairs(work *w, const fan_stretch *s, size_t n, fan_error
 
 static int by_members(const void *a, const void *b)
 {
-    const fan_pair *p = a, *q = b;
+    const fan_pair *p = a;
+    const fan_pair *q = b;
     if (p->one != q->one)
         return p->one < q->one ? -1 : 1;
-    return p->two < q->two ? -1 : p->two > q->two;
+    return (p->two > q->two) - (p->two < q->two);
 }
 
 /* in_order: sorts the pairs and drops duplicates: two arcs that both pass the end of the circle
@@ -479,17 +527,21 @@ static void overlaps_leave(fan_stretch *s, list *open, uint32_t before, uint32_t
  * comparison per axis is needed. The steps of a comb ascend. */
 static bool comb_within(const fan_comb *a, const fan_comb *b)
 {
-    if (a->far || b->far || a->lo < b->lo || a->last > b->last)
+    if (a->far || b->far)
+        return false;
+    if (a->lo < b->lo || a->last > b->last)
         return false;
     int64_t offset = (int64_t)(a->lo - b->lo);
     int i = a->n - 1;
     for (int k = b->n - 1; k >= 0; k--) {
-        bool same = i >= 0 && a->axes[i].step == b->axes[k].step;
-        int64_t room = b->axes[k].count - (same ? a->axes[i].count : 1),
-                skip = offset / b->axes[k].step;
+        int64_t step = b->axes[k].step;
+        bool same = i >= 0 && a->axes[i].step == step;
+        int64_t room = b->axes[k].count - 1;
+        if (same)
+            room = b->axes[k].count - a->axes[i].count;
         if (room < 0)
             return false;
-        offset -= (skip < room ? skip : room) * b->axes[k].step;
+        offset -= fan_min(offset / step, room) * step;
         i -= same;
     }
     return i < 0 && offset + a->tooth <= b->tooth;
@@ -519,30 +571,34 @@ static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i,
                                 fan_error *err)
 {
     uint32_t before = FAN_NO_STRETCH;
+    uint32_t next;
     int more = COVER_LOOKS;
     *out = APART;
-    for (uint32_t at = open->head; at != FAN_NO_STRETCH && *out != COVERED && more > 0;
-         at = s[at].next) {
-        fan_verdict v = FAN_OVERLAP_DISJOINT;
+    for (uint32_t at = open->head; at != FAN_NO_STRETCH && more > 0; at = next) {
+        fan_verdict v = FAN_OVERLAP_YES; /* if they are one component already */
+        next = s[at].next;
         if (s[at].to < s[i].from) {
             overlaps_leave(s, open, before, at);
             continue;
         }
         if (*out == APART && root_of(w->parent, s[at].index) != root_of(w->parent, s[i].index))
             FAN_TRY(overlaps_verdict(w, s[at].index, s[i].index, &v, err));
-        else
-            v = FAN_OVERLAP_YES; /* already one component */
-        if (v != FAN_OVERLAP_DISJOINT) {
-            w->exact &= v == FAN_OVERLAP_YES;
-            overlaps_unite(w->parent, s[at].index, s[i].index);
-            more--;
-            *out = overlaps_covers(w, &s[at], &s[i]) ? COVERED : JOINED;
-            if (*out == JOINED && overlaps_covers(w, &s[i], &s[at])) {
-                overlaps_leave(s, open, before, at);
-                continue;
-            }
+        if (v == FAN_OVERLAP_DISJOINT) {
+            before = at;
+            continue;
         }
-        before = at;
+        w->exact &= v == FAN_OVERLAP_YES;
+        overlaps_unite(w->parent, s[at].index, s[i].index);
+        more--;
+        *out = JOINED;
+        if (overlaps_covers(w, &s[at], &s[i])) {
+            *out = COVERED;
+            return FAN_OK;
+        }
+        if (overlaps_covers(w, &s[i], &s[at]))
+            overlaps_leave(s, open, before, at);
+        else
+            before = at;
     }
     return FAN_OK;
 }
@@ -564,12 +620,12 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahe
         bool covered = false;
         for (size_t k = 0; k < lists; k++) {
             list open = w->lists[k];
-            meeting how;
-            FAN_TRY(overlaps_meet(w, s, &open, i, &how, err));
-            covered |= how == COVERED;
+            meeting relation;
+            FAN_TRY(overlaps_meet(w, s, &open, i, &relation, err));
+            covered |= relation == COVERED;
             if (open.head == FAN_NO_STRETCH)
                 continue;
-            if (how == APART) {
+            if (relation == APART) {
                 w->lists[kept++] = open;
                 continue;
             }
@@ -579,8 +635,9 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahe
             joined.head = open.head;
         }
         if (!covered) {
+            if (joined.head == FAN_NO_STRETCH)
+                joined.tail = i;
             s[i].next = joined.head;
-            joined.tail = joined.head == FAN_NO_STRETCH ? i : joined.tail;
             joined.head = i;
         }
         w->lists[kept++] = joined;
@@ -596,14 +653,21 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahe
  * into runs of half as many. */
 static bool overlaps_divides(const fan_stretch *run, size_t n, uint64_t most)
 {
-    size_t longest = 0, length = 0;
+    size_t longest = 0;
+    size_t length = 0;
     uint64_t last = 0;
     for (size_t i = 0; i < n; i++) {
         if (run[i].to - run[i].from >= most)
             continue;
-        length = length && run[i].from <= last ? length + 1 : 1;
-        last = length > 1 && last > run[i].to ? last : run[i].to;
-        longest = length > longest ? length : longest;
+        if (length == 0 || run[i].from > last) {
+            length = 0;
+            last = run[i].to;
+        }
+        length++;
+        if (run[i].to > last)
+            last = run[i].to;
+        if (length > longest)
+            longest = length;
     }
     return longest <= n / 2;
 }
@@ -613,25 +677,40 @@ static bool overlaps_divides(const fan_stretch *run, size_t n, uint64_t most)
 static size_t set_aside(fan_stretch *run, size_t n)
 {
     fan_stretch aside[BRIDGES];
-    size_t count = 0, kept = 0;
-    uint64_t last = 0, half;
+    size_t count = 0;
+    size_t kept = 0;
+    size_t moved = 0;
+    uint64_t last = 0;
     for (size_t i = 0; i < n; i++)
-        last = run[i].to > last ? run[i].to : last;
-    half = (last - run[0].from) / 2;
+        if (run[i].to > last)
+            last = run[i].to;
+    uint64_t half = (last - run[0].from) / 2;
     for (size_t i = 0; i < n && count <= BRIDGES; i++)
         count += run[i].to - run[i].from >= half;
-    if (count == 0 || count > BRIDGES || !overlaps_divides(run, n, half))
+    if (count == 0 || count > BRIDGES)
         return 0;
-    for (size_t i = 0, k = 0; i < n; i++)
+    if (!overlaps_divides(run, n, half))
+        return 0;
+    for (size_t i = 0; i < n; i++) {
         if (run[i].to - run[i].from >= half)
-            aside[k++] = run[i];
+            aside[moved++] = run[i];
         else
             run[kept++] = run[i];
+    }
     memcpy(run + kept, aside, count * sizeof *aside);
     return count;
 }
 
 static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err);
+
+/* overlaps_sorted_arcs: computes the m arcs of a run modulo g in w->arc. */
+static fan_status overlaps_sorted_arcs(work *w, const fan_stretch *run, size_t n, int64_t g,
+                                       size_t *m, fan_error *err)
+{
+    FAN_TRY(overlaps_room(w, &w->arc, err));
+    *m = overlaps_arcs(w->l, run, n, g, w->arc);
+    return overlaps_sort(w, w->arc, *m, err);
+}
 
 /* sweep_components_by: sweeps the stretches `best`, which overlap least. For components that is no
  * sure measure, because members leave their lists: if it takes many questions, extents and arcs are
@@ -646,41 +725,58 @@ static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, 
         if (!done && best != run)
             FAN_TRY(sweep_components(w, run, n, ahead, &done, err));
         for (int i = 0; i < GRIDS && !done; i++) {
+            size_t m;
             if (!grids[i].count)
                 continue;
-            FAN_TRY(overlaps_room(w, &w->arc, err));
-            size_t m = overlaps_arcs(w->l, run, n, grids[i].step, w->arc);
-            FAN_TRY(overlaps_sort(w, w->arc, m, err));
+            FAN_TRY(overlaps_sorted_arcs(w, run, n, grids[i].step, &m, err));
             FAN_TRY(sweep_components(w, w->arc, m, ahead, &done, err));
         }
     }
-    return done ? FAN_OK : sweep_components(w, best, count, SIZE_MAX, &done, err);
+    if (done)
+        return FAN_OK;
+    return sweep_components(w, best, count, SIZE_MAX, &done, err);
+}
+
+/* overlaps_sweep: sweeps one run by the stretches that overlap least. */
+/* compare_with_all: compares the last `aside` of a run with all. */
+static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, size_t aside,
+                                   fan_error *err)
+{
+    for (size_t i = n - aside; i < n; i++)
+        for (size_t j = 0; j < i; j++) {
+            fan_verdict v;
+            if (!w->parent) {
+                FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
+                continue;
+            }
+            if (root_of(w->parent, run[j].index) == root_of(w->parent, run[i].index))
+                continue;
+            FAN_TRY(overlaps_verdict(w, run[j].index, run[i].index, &v, err));
+            if (v == FAN_OVERLAP_DISJOINT)
+                continue;
+            w->exact &= v == FAN_OVERLAP_YES;
+            overlaps_unite(w->parent, run[j].index, run[i].index);
+        }
+    return FAN_OK;
 }
 
 /* overlaps_sweep: sweeps one run by the stretches that overlap least. */
 static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
 {
-    size_t aside = n > 2 * BRIDGES ? set_aside(run, n) : 0;
+    size_t aside = 0;
+    if (n > 2 * BRIDGES)
+        aside = set_aside(run, n);
     if (aside) {
-        /* The last `aside` of a run are compared with all, the others swept. */
-        for (size_t i = n - aside; i < n; i++)
-            for (size_t j = 0; j < i; j++) {
-                fan_verdict v = FAN_OVERLAP_DISJOINT;
-                if (!w->parent)
-                    FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
-                else if (root_of(w->parent, run[j].index) != root_of(w->parent, run[i].index))
-                    FAN_TRY(overlaps_verdict(w, run[j].index, run[i].index, &v, err));
-                if (v == FAN_OVERLAP_DISJOINT)
-                    continue;
-                w->exact &= v == FAN_OVERLAP_YES;
-                overlaps_unite(w->parent, run[j].index, run[i].index);
-            }
+        FAN_TRY(compare_with_all(w, run, n, aside, err));
         return sweep_runs(w, run, n - aside, err);
     }
+
     tally grids[GRIDS] = {{0, 0}};
     fan_stretch *best = run;
     size_t count = n;
-    uint64_t least = w->extents_only ? 0 : fan__stretch_meetings(run, n);
+    uint64_t least = 0;
+    if (!w->extents_only)
+        least = fan__stretch_meetings(run, n);
     if (least > 4 * (uint64_t)n) {
         /* Finds the steps that most combs of a run have, as far as a few counters can. */
         for (size_t i = 0; i < n; i++) {
@@ -690,30 +786,32 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
         }
     }
     for (int i = 0; i < GRIDS && least > n; i++) {
+        size_t m;
         if (!grids[i].count)
             continue;
-        FAN_TRY(overlaps_room(w, &w->arc, err));
-        size_t m = overlaps_arcs(w->l, run, n, grids[i].step, w->arc);
-        FAN_TRY(overlaps_sort(w, w->arc, m, err));
+        FAN_TRY(overlaps_sorted_arcs(w, run, n, grids[i].step, &m, err));
         uint64_t met = fan__stretch_meetings(w->arc, m);
         if (met >= least)
             continue;
-        fan_stretch *other = w->best;
-        w->best = best = w->arc;
-        w->arc = other;
+        best = w->arc;
+        w->arc = w->best;
+        w->best = best;
         least = met;
         count = m;
     }
-    return w->parent ? sweep_components_by(w, best, count, run, n, grids, err)
-                     : sweep_pairs(w, best, count, err);
+    if (w->parent)
+        return sweep_components_by(w, best, count, run, n, grids, err);
+    return sweep_pairs(w, best, count, err);
 }
 
 static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
 {
-    for (size_t at = 0, end; at < n; at = end) {
+    size_t end;
+    for (size_t at = 0; at < n; at = end) {
         uint64_t last = s[at].to;
         for (end = at + 1; end < n && s[end].from <= last; end++)
-            last = s[end].to > last ? s[end].to : last;
+            if (s[end].to > last)
+                last = s[end].to;
         if (end - at > 1)
             FAN_TRY(overlaps_sweep(w, s + at, end - at, err));
     }
@@ -724,21 +822,27 @@ static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t b
                             uint32_t *label, size_t *count, bool *exact, fan_error *err)
 {
     work w;
-    size_t n, components = 0;
+    size_t components = 0;
+    size_t n;
     FAN_TRY(work_init(&w, l, budget, &n, err));
     for (size_t i = 0; i < l->n; i++)
         label[i] = (uint32_t)i;
     w.parent = label;
     w.extents_only = extents_only;
-    w.questions = extents_only ? INT64_MAX : w.questions;
+    if (extents_only)
+        w.questions = INT64_MAX;
     fan_status status = sweep_runs(&w, w.run, n, err);
     work_fini(&w);
     FAN_TRY(status);
     /* A root is its component's first member, so it is numbered before any other member. */
     for (size_t i = 0; i < l->n; i++)
         label[i] = root_of(label, (uint32_t)i);
-    for (size_t i = 0; i < l->n; i++)
-        label[i] = label[i] == i ? (uint32_t)components++ : label[label[i]];
+    for (size_t i = 0; i < l->n; i++) {
+        if (label[i] == i)
+            label[i] = (uint32_t)components++;
+        else
+            label[i] = label[label[i]];
+    }
     *count = components;
     if (exact)
         *exact = w.exact;

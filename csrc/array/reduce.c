@@ -20,7 +20,8 @@
 /* Some axes of an array, as an array of its own on the stack. */
 typedef struct part {
     fan_array a;
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
+    int64_t shape[FAN_MAX_NDIM];
+    int64_t strides[FAN_MAX_NDIM];
     int64_t nearest; /* smallest |stride| */
 } part;
 
@@ -39,18 +40,22 @@ static void part_axis(part *p, int64_t extent, int64_t stride)
 {
     if (extent == 1) /* its stride may be anything */
         return;
-    int64_t near = stride < 0 ? -stride : stride;
     p->shape[p->a.ndim] = extent;
     p->strides[p->a.ndim++] = stride;
     p->a.size *= extent;
-    p->nearest = near < p->nearest ? near : p->nearest;
+    p->nearest = fan_min(p->nearest, fan_magnitude(stride));
 }
 
 fan_dtype fan_reduce_dtype(fan_dtype d)
 {
-    return fan_dtype_kind(d) == 'f'   ? FAN_DT_FLOAT64
-           : fan_dtype_kind(d) == 'c' ? FAN_DT_COMPLEX128
-                                      : d;
+    switch (fan_dtype_kind(d)) {
+    case 'f':
+        return FAN_DT_FLOAT64;
+    case 'c':
+        return FAN_DT_COMPLEX128;
+    default:
+        return d;
+    }
 }
 
 #define RUN 256
@@ -133,8 +138,7 @@ static void reduce_read(const fan_nditer *w, const fan_array *a, int64_t at, int
         return;
     }
     fan_nditer_read(w, a, at, n, dtype, rounded);
-    fan_convert(to, acc, (int64_t)fan_dtype_size(acc), rounded, dtype,
-                (int64_t)fan_dtype_size(dtype), n);
+    fan_convert_dense(to, acc, rounded, dtype, n);
 }
 
 /* A row: elements [at, at + n) of the result while they are summed. */
@@ -151,13 +155,15 @@ static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end,
 {
     FAN_UNINITIALIZED _Alignas(64) char scratch[ROW_BYTES];
     fan_array row = r->kept->a;
-    for (bool first = true; k < end; k += step, first = false) {
+    char *to = sum; /* the first term starts the sum */
+    for (; k < end; k += step) {
         row.data = r->kept->a.data + gone_at(r->gone, k);
-        reduce_read(r->w, &row, r->at, r->n, r->dtype, r->acc, first ? sum : scratch);
-        if (!first)
+        reduce_read(r->w, &row, r->at, r->n, r->dtype, r->acc, to);
+        if (to == scratch)
             row_add(r->loops, sum, scratch, (size_t)r->n * r->loops->parts);
         if (fan_interrupted(r->n))
             return false;
+        to = scratch;
     }
     return true;
 }
@@ -170,28 +176,32 @@ static void by_rows(const fan_array *out, const part *kept, const part *gone, co
     FAN_UNINITIALIZED reduce_runs runs;
     reduce_row r = {
         .kept = kept, .gone = gone, .w = w, .dtype = dtype, .acc = fan_reduce_dtype(dtype)};
-    int64_t size = (int64_t)fan_dtype_size(r.acc), most = ROW_BYTES / size, terms = gone->a.size;
+    int64_t size = fan_dtype_step(r.acc);
+    int64_t most = ROW_BYTES / size;
+    int64_t terms = gone->a.size;
     r.loops = fan_loops_of(r.acc);
     for (; r.at < w->size; r.at += r.n) {
-        r.n = w->size - r.at < most ? w->size - r.at : most;
+        r.n = fan_min(w->size - r.at, most);
         if (terms <= RUN) {
             if (!row_terms(&r, 0, 1, terms, lane))
                 return;
             fan_nditer_write(w, out, r.at, r.n, r.acc, lane);
             continue;
         }
+        size_t bytes = (size_t)(r.n * size);
         runs_begin(&runs, r.loops, (size_t)r.n);
         for (int64_t k = 0; k < terms; k += GROUP) {
-            int64_t end = terms - k < GROUP ? terms : k + GROUP;
-            for (int64_t j = k; j < end && j < k + LANES; j++) {
-                if (!row_terms(&r, j, LANES, end, j > k ? lane : group))
+            int64_t end = fan_min(terms, k + GROUP);
+            if (!row_terms(&r, k, LANES, end, group))
+                return;
+            for (int64_t j = k + 1; j < end && j < k + LANES; j++) {
+                if (!row_terms(&r, j, LANES, end, lane))
                     return;
-                if (j > k)
-                    row_add(r.loops, group, lane, (size_t)r.n * r.loops->parts);
+                row_add(r.loops, group, lane, runs.numbers);
             }
-            runs_add(&runs, group, (size_t)(r.n * size));
+            runs_add(&runs, group, bytes);
         }
-        fan_nditer_write(w, out, r.at, r.n, r.acc, runs_end(&runs, (size_t)(r.n * size)));
+        fan_nditer_write(w, out, r.at, r.n, r.acc, runs_end(&runs, bytes));
     }
 }
 
@@ -212,19 +222,23 @@ static void lanes_add_doubles(double *restrict lanes, const double *restrict ter
 static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, bool fresh)
 {
     const fan_loops *loops = fan_loops_of(acc);
-    size_t size = fan_dtype_size(acc), from = fresh ? (n < LANES ? n : LANES) : 0,
-           rows = (n - from) / LANES;
-    if (fresh)
+    size_t size = fan_dtype_size(acc);
+    size_t from = 0;
+    if (fresh) {
+        from = n < LANES ? n : LANES;
         memcpy(lanes, terms, from * size);
+    }
     if (acc == FAN_DT_FLOAT64 || acc == FAN_DT_COMPLEX128) {
+        size_t rows = (n - from) / LANES;
         lanes_add_doubles((double *)(void *)lanes,
                           (const double *)(const void *)(terms + from * size), rows,
                           LANES * loops->parts);
         from += rows * LANES;
     }
-    for (size_t m; from < n; from += m) {
-        m = n - from < LANES ? n - from : LANES;
+    while (from < n) {
+        size_t m = n - from < LANES ? n - from : LANES;
         row_add(loops, lanes, terms + from * size, m * loops->parts);
+        from += m;
     }
 }
 
@@ -235,15 +249,21 @@ static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, 
     fan_dtype acc = fan_reduce_dtype(dtype);
     FAN_UNINITIALIZED _Alignas(64) char scratch[RUN * 16], lanes[LANES * 16];
     const fan_loops *loops = fan_loops_of(acc);
-    size_t size = fan_dtype_size(acc), wide = end - k < LANES ? (size_t)(end - k) : LANES;
-    for (int64_t at = k, n; at < end; at += n) {
-        n = end - at < RUN ? end - at : RUN;
+    size_t size = fan_dtype_size(acc);
+    for (int64_t at = k; at < end; at += RUN) {
+        int64_t n = fan_min(end - at, RUN);
         reduce_read(inner, run, at, n, dtype, acc, scratch);
         if (dealt)
             lanes_add(acc, lanes, scratch, (size_t)n, at == k);
     }
-    memcpy(sum, dealt ? lanes : scratch, size); /* the first is not added to zero */
-    loops->add_up(sum, (dealt ? lanes : scratch) + size, (dealt ? wide : (size_t)(end - k)) - 1);
+    const char *terms = scratch;
+    int64_t n = end - k;
+    if (dealt) {
+        terms = lanes;
+        n = fan_min(n, LANES);
+    }
+    memcpy(sum, terms, size); /* the first is not added to zero */
+    loops->add_up(sum, terms + size, (size_t)n - 1);
 }
 
 /* by_elements: sums each element of the result as one run over the reduced axes. */
@@ -263,7 +283,7 @@ static void by_elements(const fan_array *out, const part *kept, const part *gone
         run.data = fan_nditer_whole(w, &kept->a, at, 1);
         runs_begin(&runs, fan_loops_of(acc), 1);
         for (int64_t k = 0; k < terms; k += GROUP) {
-            int64_t end = terms - k < GROUP ? terms : k + GROUP;
+            int64_t end = fan_min(terms, k + GROUP);
             group_sum(&inner, &run, k, end, terms > RUN, dtype, sum);
             runs_add(&runs, sum, size);
             if (fan_interrupted(end - k))

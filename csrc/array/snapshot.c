@@ -8,9 +8,11 @@
 #include <string.h>
 
 typedef struct shown {
-    uint64_t data, lo; /* the first element, the first byte */
-    int64_t tooth;     /* 0: empty */
-    size_t at, axes;   /* where its rows begin in the block, and its axes in `axes` */
+    uint64_t data; /* the first element */
+    uint64_t lo;   /* the first byte */
+    int64_t tooth; /* 0: empty */
+    size_t at;     /* where its rows begin in the block */
+    size_t axes;   /* where its axes begin in `axes` */
     int n;
 } shown;
 
@@ -86,61 +88,70 @@ static bool each_line(const fan_axis *axes, int k, unsigned char *there, unsigne
                       size_t tooth, line_fn *lines)
 {
     if (k <= 1) {
-        fan_axis axis = k ? axes[0] : (fan_axis){0, 1};
+        fan_axis axis = {0, 1};
+        if (k)
+            axis = axes[0];
         unsigned char *mine = *kept;
         *kept += (size_t)axis.count * tooth;
         return lines(axis, there, mine, tooth);
     }
-    for (int64_t i = 0; i < axes[k - 1].count; i++)
-        if (!each_line(axes, k - 1, there + i * axes[k - 1].step, kept, tooth, lines))
+    const fan_axis *outer = &axes[k - 1];
+    for (int64_t i = 0; i < outer->count; i++)
+        if (!each_line(axes, k - 1, there + i * outer->step, kept, tooth, lines))
             return false;
     return true;
 }
 
-static bool walk_all(const fan_snapshot *s, const shown *k, uint64_t lo, line_fn *lines)
+static bool walk_all(const fan_snapshot *s, const shown *item, uint64_t lo, line_fn *lines)
 {
-    unsigned char *there = (unsigned char *)(uintptr_t)lo, *mine = s->block + k->at;
-    return k->tooth == 0 ||
-           each_line(s->axes + k->axes, k->n, there, &mine, (size_t)k->tooth, lines);
+    unsigned char *there = (unsigned char *)(uintptr_t)lo;
+    unsigned char *kept = s->block + item->at;
+    if (item->tooth == 0)
+        return true;
+    return each_line(s->axes + item->axes, item->n, there, &kept, (size_t)item->tooth, lines);
 }
 
-/* rows_of: computes how many bytes the rows of a comb have; false: more than there are from its
- * first to its last. */
-static bool rows_of(const fan_comb *c, size_t *bytes)
+/* rows_of: computes how many bytes the rows of a comb have; false: more than `all`. */
+static bool rows_of(const fan_comb *c, size_t all, size_t *bytes)
 {
-    size_t all = (size_t)(c->last - c->lo) + 1, n = (size_t)c->tooth;
+    *bytes = (size_t)c->tooth;
     for (int i = 0; i < c->n; i++)
-        if (__builtin_mul_overflow(n, (size_t)c->axes[i].count, &n) || n > all)
+        if (__builtin_mul_overflow(*bytes, (size_t)c->axes[i].count, bytes) || *bytes > all)
             return false;
-    *bytes = n;
     return true;
+}
+
+static fan_status snapshot_no_memory(size_t n, fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a copy of %zu arrays", n);
 }
 
 /* snapshot_plan: decides which bytes of region r are kept, after those kept already. */
 static fan_status snapshot_plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *axes,
                                 fan_error *err)
 {
-    shown *k = &s->items[i];
+    shown *item = &s->items[i];
     fan_comb c;
-    size_t bytes;
-    *k = (shown){.data = r->data, .at = s->size, .axes = *axes};
+    *item = (shown){.data = r->data, .at = s->size, .axes = *axes};
     fan_comb_of(r, s->axes + *axes, &c);
     if (c.empty)
         return FAN_OK;
     if (c.far)
         return fan_fail(err, FAN_ERR_VALUE, "array %zu reaches beyond the address space", i);
-    k->lo = c.lo;
-    k->tooth = c.tooth;
-    k->n = c.n;
-    if (!rows_of(&c, &bytes)) {
-        bytes = (size_t)(c.last - c.lo) + 1;
-        k->tooth = (int64_t)bytes;
-        k->n = 0;
+    size_t all = (size_t)(c.last - c.lo) + 1;
+    size_t bytes;
+    item->lo = c.lo;
+    item->tooth = c.tooth;
+    item->n = c.n;
+    if (!rows_of(&c, all, &bytes)) {
+        bytes = all;
+        item->tooth = (int64_t)all;
+        item->n = 0;
     }
-    *axes += (size_t)k->n;
-    return __builtin_add_overflow(s->size, bytes, &s->size)
-               ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a copy of %zu arrays", s->n)
-               : FAN_OK;
+    *axes += (size_t)item->n;
+    if (__builtin_add_overflow(s->size, bytes, &s->size))
+        return snapshot_no_memory(s->n, err);
+    return FAN_OK;
 }
 
 fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, fan_error *err)
@@ -150,7 +161,7 @@ fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, f
     size_t axes = 0;
     *out = NULL;
     if (!s)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a copy of %zu arrays", n);
+        return snapshot_no_memory(n, err);
     for (size_t i = 0; i < n; i++)
         axes += (size_t)r[i].ndim;
     s->n = n;
@@ -159,9 +170,11 @@ fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, f
     axes = 0;
     if (!s->items || !s->axes)
         goto nomem;
-    for (size_t i = 0; i < n; i++)
-        if ((status = snapshot_plan(s, &r[i], i, &axes, err)) != FAN_OK)
+    for (size_t i = 0; i < n; i++) {
+        status = snapshot_plan(s, &r[i], i, &axes, err);
+        if (status != FAN_OK)
             goto fail;
+    }
     s->block = fan_alloc_data(s->size);
     if (!s->block)
         goto nomem;
@@ -204,6 +217,6 @@ bool fan_snapshot_changed(const fan_snapshot *s, size_t i)
 
 void fan_snapshot_restore(const fan_snapshot *s, size_t i, uint64_t data)
 {
-    const shown *k = &s->items[i];
-    (void)walk_all(s, k, k->lo - k->data + data, lines_row_put_back);
+    const shown *item = &s->items[i];
+    (void)walk_all(s, item, item->lo - item->data + data, lines_row_put_back);
 }

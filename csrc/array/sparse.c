@@ -1,3 +1,6 @@
+/* Sparse arrays: their parts and the checks of them; reading an index; adding entries to a dense
+ * array (scatter, reduce); the places of entries for exact sums; and merges of several by sorted
+ * keys. */
 #include "array/sparse.h"
 
 #include "array/convert.h"
@@ -26,7 +29,9 @@ static const char *const names[] = {
 
 const char *fan_format_name(fan_format f)
 {
-    return (size_t)f < FORMATS ? names[f] : "none";
+    if ((size_t)f < FORMATS)
+        return names[f];
+    return "none";
 }
 
 bool fan_format_from_name(const char *name, fan_format *out)
@@ -63,10 +68,77 @@ static fan_status check_shape(fan_format f, const char *what, const fan_array *a
         same = a->shape[i] == want[i];
     if (same)
         return FAN_OK;
-    char got[128], expected[128];
+    char got[128];
+    char expected[128];
     return fan_fail(err, FAN_ERR_VALUE, "%s %s have shape %s: expected %s", fan_format_name(f),
                     what, fan_shape_text(a->ndim, a->shape, got, sizeof got),
                     fan_shape_text(ndim, want, expected, sizeof expected));
+}
+
+static fan_status check_coo(int ndim, const int64_t *shape, const fan_array *indices,
+                            const fan_array *values, fan_error *err)
+{
+    if (indices->ndim != 2 || indices->shape[0] > ndim) {
+        char text[128];
+        return fan_fail(
+            err, FAN_ERR_VALUE,
+            "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
+            fan_shape_text(indices->ndim, indices->shape, text, sizeof text), ndim);
+    }
+    int dim = (int)indices->shape[0];
+    if (1 + ndim - dim > FAN_MAX_NDIM)
+        return fan_fail(err, FAN_ERR_VALUE, "coo values need more than %d axes", FAN_MAX_NDIM);
+    int64_t want[FAN_MAX_NDIM];
+    want[0] = indices->shape[1];
+    for (int i = dim; i < ndim; i++)
+        want[1 + i - dim] = shape[i];
+    return check_shape(FAN_FORMAT_COO, "values", values, 1 + ndim - dim, want, err);
+}
+
+/* check_blocks: computes the extents of a block, which must fill the shape. */
+static fan_status check_blocks(fan_format f, const int64_t *shape, const fan_array *values,
+                               int64_t *block, fan_error *err)
+{
+    for (int i = 0; i < 2; i++) {
+        block[i] = 0;
+        if (values->ndim == 3)
+            block[i] = values->shape[1 + i];
+        if (block[i] < 1 || shape[i] % block[i]) {
+            char text[128];
+            char all[128];
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
+                            fan_format_name(f),
+                            fan_shape_text(values->ndim, values->shape, text, sizeof text),
+                            fan_shape_text(2, shape, all, sizeof all));
+        }
+    }
+    return FAN_OK;
+}
+
+static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape,
+                                   const fan_array *indices, const fan_array *pointers,
+                                   const fan_array *values, fan_error *err)
+{
+    if (ndim != 2)
+        return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f),
+                        ndim);
+    if (!pointers)
+        return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
+    FAN_TRY(check_index_dtype("pointers", pointers, err));
+    int64_t nnz = -1;
+    if (indices->ndim == 1)
+        nnz = indices->shape[0];
+    FAN_TRY(check_shape(f, "indices", indices, 1, &nnz, err));
+    bool blocked = fan_format_is_blocked(f);
+    int64_t block[2] = {1, 1};
+    if (blocked)
+        FAN_TRY(check_blocks(f, shape, values, block, err));
+    int64_t want[3] = {nnz, block[0], block[1]};
+    FAN_TRY(check_shape(f, "values", values, blocked ? 3 : 1, want, err));
+    int axis = fan_format_compressed_axis(f);
+    want[0] = shape[axis] / block[axis] + 1;
+    return check_shape(f, "pointers", pointers, 1, want, err);
 }
 
 fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_array *indices,
@@ -86,51 +158,11 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
             return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld",
                             i, (long long)shape[i]);
     FAN_TRY(check_index_dtype("indices", indices, err));
-    if (f == FAN_FORMAT_COO) {
-        if (indices->ndim != 2 || indices->shape[0] > ndim) {
-            char text[128];
-            return fan_fail(
-                err, FAN_ERR_VALUE,
-                "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
-                fan_shape_text(indices->ndim, indices->shape, text, sizeof text), ndim);
-        }
-        int dim = (int)indices->shape[0];
-        if (1 + ndim - dim > FAN_MAX_NDIM)
-            return fan_fail(err, FAN_ERR_VALUE, "coo values need more than %d axes", FAN_MAX_NDIM);
-        int64_t want[FAN_MAX_NDIM];
-        want[0] = indices->shape[1];
-        for (int i = dim; i < ndim; i++)
-            want[1 + i - dim] = shape[i];
-        FAN_TRY(check_shape(FAN_FORMAT_COO, "values", values, 1 + ndim - dim, want, err));
-    } else {
-        if (ndim != 2)
-            return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f),
-                            ndim);
-        if (!pointers)
-            return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
-        FAN_TRY(check_index_dtype("pointers", pointers, err));
-        int64_t nnz = indices->ndim == 1 ? indices->shape[0] : -1, block[2] = {1, 1};
-        FAN_TRY(check_shape(f, "indices", indices, 1, &nnz, err));
-        if (fan_format_is_blocked(f)) {
-            for (int i = 0; i < 2; i++) {
-                block[i] = values->ndim == 3 ? values->shape[1 + i] : 0;
-                if (block[i] < 1 || shape[i] % block[i]) {
-                    char text[128], all[128];
-                    return fan_fail(
-                        err, FAN_ERR_VALUE,
-                        "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
-                        fan_format_name(f),
-                        fan_shape_text(values->ndim, values->shape, text, sizeof text),
-                        fan_shape_text(ndim, shape, all, sizeof all));
-                }
-            }
-        }
-        int64_t want[3] = {nnz, block[0], block[1]};
-        FAN_TRY(check_shape(f, "values", values, fan_format_is_blocked(f) ? 3 : 1, want, err));
-        int axis = fan_format_compressed_axis(f);
-        want[0] = shape[axis] / block[axis] + 1;
-        FAN_TRY(check_shape(f, "pointers", pointers, 1, want, err));
-    }
+    if (f == FAN_FORMAT_COO)
+        FAN_TRY(check_coo(ndim, shape, indices, values, err));
+    else
+        FAN_TRY(check_compressed(f, ndim, shape, indices, pointers, values, err));
+
     fan_sparse *s = fan_alloc(sizeof *s);
     if (!s)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse array");
@@ -140,7 +172,9 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
     if (ndim)
         memcpy(s->shape, shape, (size_t)ndim * sizeof *shape);
     s->indices = fan_array_hold(indices);
-    s->pointers = f == FAN_FORMAT_COO ? NULL : fan_array_hold(pointers);
+    s->pointers = NULL;
+    if (f != FAN_FORMAT_COO)
+        s->pointers = fan_array_hold(pointers);
     s->values = fan_array_hold(values);
     s->coalesced = coalesced;
     s->nnz_coalesced = fan_sparse_nnz(s);
@@ -200,12 +234,16 @@ fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **ou
  * blocks. */
 static inline int64_t block_extent(const fan_sparse *s, int axis)
 {
-    return fan_format_is_blocked(s->format) ? s->values->shape[1 + axis] : 1;
+    if (fan_format_is_blocked(s->format))
+        return s->values->shape[1 + axis];
+    return 1;
 }
 
 static inline int sparse_dim(const fan_sparse *s)
 {
-    return s->format == FAN_FORMAT_COO ? (int)s->indices->shape[0] : 2;
+    if (s->format == FAN_FORMAT_COO)
+        return (int)s->indices->shape[0];
+    return 2;
 }
 
 /* cells_of: returns the numbers in one stored entry. */
@@ -220,15 +258,16 @@ static inline int64_t cells_of(const fan_sparse *s)
 /* Volatile: the checked value is the one used, even if another thread writes there meanwhile. */
 static inline int64_t load_index(const fan_array *a, const char *p)
 {
-    return a->dtype == FAN_DT_INT32 ? (int64_t)*(const volatile fan_any_i32 *)p
-                                    : *(const volatile fan_any_i64 *)p;
+    if (a->dtype == FAN_DT_INT32)
+        return *(const volatile fan_any_i32 *)p;
+    return *(const volatile fan_any_i64 *)p;
 }
 
 /* coo_index: returns the index of entry e along `axis`. */
 static inline int64_t coo_index(const fan_sparse *s, int axis, int64_t e)
 {
-    return load_index(s->indices, s->indices->data + axis * s->indices->strides[0] +
-                                      e * s->indices->strides[1]);
+    const int64_t *strides = s->indices->strides;
+    return load_index(s->indices, s->indices->data + axis * strides[0] + e * strides[1]);
 }
 
 static inline int64_t plain_index(const fan_sparse *s, int64_t e)
@@ -258,24 +297,25 @@ static fan_status sparse_outside(const fan_sparse *s, int axis, int64_t e, int64
 
 #define CHECKED 4096 /* entries between two polls for interrupts */
 
-static int64_t block_end(int64_t from, int64_t n)
-{
-    return n - from < CHECKED ? n : from + CHECKED;
-}
 
 static fan_status sparse_check_pointers(const fan_sparse *s, fan_error *err)
 {
-    int64_t n = s->pointers->shape[0], nnz = fan_sparse_nnz(s), before = 0;
-    for (int64_t from = 0; from < n && !(from && fan_interrupted(CHECKED)); from += CHECKED) {
-        for (int64_t p = from, end = block_end(from, n); p < end; p++) {
-            int64_t at = sparse_pointer(s, p);
-            if (at < before || at > nnz || (p == 0 && at != 0) || (p == n - 1 && at != nnz))
-                return fan_fail(
-                    err, FAN_ERR_VALUE,
-                    "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
-                    fan_format_name(s->format), (long long)p, (long long)at, (long long)nnz);
-            before = at;
-        }
+    int64_t n = s->pointers->shape[0];
+    int64_t nnz = fan_sparse_nnz(s);
+    int64_t before = 0;
+    for (int64_t p = 0; p < n; p++) {
+        if (p && p % CHECKED == 0 && fan_interrupted(CHECKED))
+            return FAN_OK;
+        int64_t at = sparse_pointer(s, p);
+        bool rises = at >= before && at <= nnz;
+        bool from_0 = p > 0 || at == 0;
+        bool to_nnz = p < n - 1 || at == nnz;
+        if (!rises || !from_0 || !to_nnz)
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
+                            fan_format_name(s->format), (long long)p, (long long)at,
+                            (long long)nnz);
+        before = at;
     }
     return FAN_OK;
 }
@@ -286,12 +326,12 @@ static fan_status check_indices(const fan_sparse *s, int axis, int64_t extent, c
                                 int64_t step, fan_error *err)
 {
     int64_t nnz = fan_sparse_nnz(s);
-    for (int64_t from = 0; from < nnz && !(from && fan_interrupted(CHECKED)); from += CHECKED) {
-        for (int64_t e = from, end = block_end(from, nnz); e < end; e++) {
-            int64_t index = load_index(s->indices, first + e * step);
-            if (!sparse_within(index, extent))
-                return sparse_outside(s, axis, e, index, extent, err);
-        }
+    for (int64_t e = 0; e < nnz; e++) {
+        if (e && e % CHECKED == 0 && fan_interrupted(CHECKED))
+            return FAN_OK;
+        int64_t index = load_index(s->indices, first + e * step);
+        if (!sparse_within(index, extent))
+            return sparse_outside(s, axis, e, index, extent, err);
     }
     return FAN_OK;
 }
@@ -368,8 +408,9 @@ static bool entry_place(const fan_sparse *s, int64_t e, int64_t *row, const int6
         return true;
     }
     int axis = fan_format_compressed_axis(s->format);
-    int64_t rows = s->pointers->shape[0] - 1, index = plain_index(s, e),
-            unit = block_extent(s, !axis);
+    int64_t rows = s->pointers->shape[0] - 1;
+    int64_t index = plain_index(s, e);
+    int64_t unit = block_extent(s, !axis);
     while (*row < rows && sparse_pointer(s, *row + 1) <= e)
         ++*row;
     if (*row >= rows || !sparse_within(index, s->shape[!axis] / unit))
@@ -401,23 +442,33 @@ static void target_entry(target *t)
 
 static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
 {
+    bool blocked = fan_format_is_blocked(s->format);
+    int first = into->ndim;
+    if (s->format == FAN_FORMAT_COO)
+        first = sparse_dim(s);
+    else if (blocked)
+        first = 0;
     t->into = into;
     t->s = s;
-    t->entry = t->row = t->offset = t->at = 0;
+    t->entry = 0;
+    t->row = 0;
+    t->offset = 0;
+    t->at = 0;
     t->inner = 0;
-    t->run = t->runs = 1;
-    int first = s->format == FAN_FORMAT_COO        ? sparse_dim(s)
-                : fan_format_is_blocked(s->format) ? 0
-                                                   : into->ndim;
+    t->run = 1;
+    t->runs = 1;
     for (int i = first; i < into->ndim; i++) {
-        t->extent[t->inner] =
-            fan_format_is_blocked(s->format) ? block_extent(s, i) : into->shape[i];
+        t->extent[t->inner] = blocked ? block_extent(s, i) : into->shape[i];
         t->stride[t->inner] = into->strides[i];
         t->index[t->inner++] = 0;
     }
-    int64_t step = (int64_t)fan_dtype_size(into->dtype);
-    while (t->inner && (t->extent[t->inner - 1] == 1 || t->stride[t->inner - 1] == step * t->run))
-        t->run *= t->extent[--t->inner];
+    int64_t step = fan_dtype_step(into->dtype);
+    for (; t->inner; t->inner--) {
+        int64_t extent = t->extent[t->inner - 1];
+        if (extent != 1 && t->stride[t->inner - 1] != step * t->run)
+            break;
+        t->run *= extent;
+    }
     for (int i = 0; i < t->inner; i++)
         t->runs *= t->extent[i];
     target_entry(t);
@@ -453,30 +504,34 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     int64_t to[RUNS], from[RUNS];
     const fan_loops *loops = fan_loops_of(into->dtype);
     FAN_DEFAULT_FLOAT_MODE;
-    int64_t size = (int64_t)fan_dtype_size(into->dtype);
+    int64_t size = fan_dtype_step(into->dtype);
     if (s->values->size == 0)
         return;
     target_begin(&t, into, s);
     fan_nditer_begin(&w, s->values, true);
     fan_nditer_ready(&w);
-    int64_t most = t.run < PIECE ? PIECE / t.run : 1; /* runs at a time */
-    most = most < RUNS ? most : RUNS;
+    int64_t most = 1; /* runs at a time */
+    if (t.run < PIECE)
+        most = fan_min(PIECE / t.run, RUNS);
     for (int64_t at = 0; at < w.size && !fan_interrupted(most * t.run);) {
         int64_t taken = 0;
         size_t n = 0;
         int64_t here = at;
-        for (; taken < most && here < w.size; taken++, here += t.run, target_next(&t)) {
+        while (taken < most && here < w.size) {
             if (t.inside) {
                 to[n] = t.base + t.offset;
                 from[n++] = taken * t.run * size;
             }
+            taken++;
+            here += t.run;
+            target_next(&t);
         }
         /* several rounds only for one long run */
-        for (int64_t done = 0, m; n && done < here - at; done += m) {
-            m = here - at - done < PIECE ? here - at - done : PIECE;
-            const char *src = s->values->dtype == into->dtype
-                                  ? fan_nditer_whole(&w, s->values, at + done, m)
-                                  : NULL;
+        for (int64_t done = 0; n && done < here - at; done += PIECE) {
+            int64_t m = fan_min(here - at - done, PIECE);
+            const char *src = NULL;
+            if (s->values->dtype == into->dtype)
+                src = fan_nditer_whole(&w, s->values, at + done, m);
             if (!src) {
                 fan_nditer_read(&w, s->values, at + done, m, into->dtype, piece);
                 src = piece;
@@ -493,15 +548,14 @@ fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtyp
 {
     fan_status status;
     fan_sparse *rounded = NULL;
-    fan_array *sum = NULL, *wide = NULL;
+    fan_array *sum = NULL;
+    fan_array *wide = NULL;
     FAN_GO(sparse_cast(s, dtype, &rounded, err));
     FAN_GO(fan_array_new(fan_reduce_dtype(dtype), out->ndim, out->shape, NULL, &sum, err));
     FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
     fan_fill_zero(sum);
-    fan_sparse_scatter(
-        /* several elements of `wide` are one of `sum`: their entries are added one after the
-         * other */
-        wide, rounded);
+    /* several elements of `wide` are one of `sum`: their entries are added one after the other */
+    fan_sparse_scatter(wide, rounded);
     fan_array_copy(out, sum);
 done:
     fan_sparse_drop(rounded);
@@ -512,9 +566,10 @@ done:
 
 fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
 {
-    int64_t all = 1, strides[FAN_MAX_NDIM], nnz = fan_sparse_nnz(s), row = 0, place;
-    int64_t run = nnz ? s->values->size / nnz : 0,
-            width = fan_format_is_blocked(s->format) ? block_extent(s, 1) : 1;
+    int64_t strides[FAN_MAX_NDIM];
+    int64_t nnz = fan_sparse_nnz(s);
+    int64_t all = 1;
+    int64_t row = 0;
     for (int i = s->ndim - 1; i >= 0; i--) {
         strides[i] = all;
         if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
@@ -522,13 +577,27 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
                 err, FAN_ERR_VALUE,
                 "exact sum of a sparse gradient: the dense shape has 2**63 elements or more");
     }
+
+    /* A block is `width` numbers of each of its rows; other entries are one row. */
+    int64_t run = 0;
+    if (nnz)
+        run = s->values->size / nnz;
+    int64_t width = fan_max(run, 1);
+    int64_t next_row = 0;
+    if (fan_format_is_blocked(s->format)) {
+        width = block_extent(s, 1);
+        next_row = s->shape[1];
+    }
     for (int64_t e = 0; e < nnz; e++) {
+        int64_t place;
         if (!entry_place(s, e, &row, strides, &place))
             return fan_fail(err, FAN_ERR_VALUE,
                             "the indices of a sparse gradient were changed while it was summed");
-        for (int64_t k = 0; k < run; k++)
-            *to++ = place +
-                    (fan_format_is_blocked(s->format) ? k / width * s->shape[1] + k % width : k);
+        for (int64_t k = 0; k < run; k += width) {
+            for (int64_t i = 0; i < width; i++)
+                *to++ = place + i;
+            place += next_row;
+        }
     }
     return FAN_OK;
 }
@@ -587,7 +656,8 @@ static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_
 static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int64_t extent,
                             int64_t times, int64_t *to, fan_error *err)
 {
-    int64_t nnz = fan_sparse_nnz(s), row = 0;
+    int64_t nnz = fan_sparse_nnz(s);
+    int64_t row = 0;
     if (compressed)
         FAN_TRY(sparse_check_pointers(s, err));
     for (int64_t e = 0; e < nnz; e++) {
@@ -596,8 +666,10 @@ static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int6
             while (row < extent && sparse_pointer(s, row + 1) <= e)
                 row++;
             index = row;
+        } else if (s->format == FAN_FORMAT_COO) {
+            index = coo_index(s, axis, e);
         } else {
-            index = s->format == FAN_FORMAT_COO ? coo_index(s, axis, e) : plain_index(s, e);
+            index = plain_index(s, e);
         }
         if (!sparse_within(index, extent))
             return sparse_outside(s, axis, e, index, extent, err);
@@ -623,16 +695,18 @@ static fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int ax
             to[i] = i / below % g->extent[axis];
         return FAN_OK;
     }
+    int compressed = fan_format_compressed_axis(s->format);
     if (g->format != FAN_FORMAT_COO) {
-        int named =
-            axis ? !fan_format_compressed_axis(s->format) : fan_format_compressed_axis(s->format);
+        int named = axis ? !compressed : compressed;
         return own_index(s, axis == 0, named, g->extent[axis], times, to, err);
     }
-    int64_t unit = block_extent(s, axis), wide = block_extent(s, 1);
-    FAN_TRY(own_index(s, axis == fan_format_compressed_axis(s->format), axis,
-                      g->extent[axis] / unit, times, to, err));
-    for (int64_t i = 0; i < n; i++)
-        to[i] = to[i] * unit + (axis == 0 ? i % times / wide : i % wide);
+    int64_t unit = block_extent(s, axis);
+    int64_t wide = block_extent(s, 1);
+    FAN_TRY(own_index(s, axis == compressed, axis, g->extent[axis] / unit, times, to, err));
+    for (int64_t i = 0; i < n; i++) {
+        int64_t inside = axis == 0 ? i % times / wide : i % wide;
+        to[i] = to[i] * unit + inside;
+    }
     return FAN_OK;
 }
 
@@ -644,11 +718,38 @@ typedef struct entries {
     fan_dtype acc;
 } entries;
 
+static const entries no_entries = {.acc = FAN_DT_NONE};
+
 static void entries_free(entries *e)
 {
     fan_free(e->keys);
     fan_free(e->values);
-    *e = (entries){0, NULL, NULL, FAN_DT_NONE};
+    *e = no_entries;
+}
+
+/* entries_move: replaces the entries of `to`, and leaves none in `from`. */
+static void entries_move(entries *to, entries *from)
+{
+    entries_free(to);
+    *to = *from;
+    *from = no_entries;
+}
+
+/* entries_in: returns the grid's entries in one stored entry of s. */
+static int64_t entries_in(const fan_sparse *s, const fan_grid *g)
+{
+    if (g->cells)
+        return cells_of(s) / g->cells;
+    return 1;
+}
+
+/* same_key: returns whether two entries have the same key. */
+static bool same_key(const entries *e, const fan_grid *g, int64_t one, int64_t two)
+{
+    for (int c = 0; c < g->columns; c++)
+        if (e->keys[c * e->n + one] != e->keys[c * e->n + two])
+            return false;
+    return true;
 }
 
 /* merge_allocate: allocates n * each items of `size` bytes; NULL when out of memory or on
@@ -673,11 +774,24 @@ static bool entries_new(entries *e, const fan_grid *g, int64_t n, fan_dtype acc)
     return false;
 }
 
+/* copy_to: copies an array to memory with these strides. */
+static void copy_to(char *data, fan_dtype dtype, int64_t *strides, const fan_array *from)
+{
+    fan_array to = {.data = data,
+                    .dtype = dtype,
+                    .ndim = from->ndim,
+                    .size = from->size,
+                    .shape = from->shape,
+                    .strides = strides};
+    fan_array_copy(&to, from);
+}
+
 /* read_operand: reads s into the entries of e from `at` on. */
 static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *s, int64_t at,
                                int64_t *scratch, fan_error *err)
 {
-    int64_t times = g->cells ? cells_of(s) / g->cells : 1, n = fan_sparse_nnz(s) * times;
+    int64_t times = entries_in(s, g);
+    int64_t n = fan_sparse_nnz(s) * times;
     for (int c = 0; c < g->columns; c++) {
         int64_t *key = e->keys + c * e->n + at;
         memset(key, 0, (size_t)n * sizeof *key);
@@ -691,13 +805,7 @@ static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *
     int64_t strides[FAN_MAX_NDIM];
     const fan_array *v = s->values;
     fan_dense_strides(v->ndim, v->shape, fan_dtype_size(e->acc), NULL, strides);
-    fan_array flat = {.data = to,
-                      .dtype = e->acc,
-                      .ndim = v->ndim,
-                      .size = v->size,
-                      .shape = v->shape,
-                      .strides = strides};
-    fan_array_copy(&flat, v);
+    copy_to(to, e->acc, strides, v);
     return FAN_OK;
 }
 
@@ -725,14 +833,15 @@ static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sort
     int bits = e->n < 4096 ? 8 : 11;
     for (int64_t i = 0; i < e->n; i++)
         a[i] = i;
-    for (int c = sorted ? -1 : g->columns - 1; c >= 0; c--) {
+    if (sorted)
+        return a;
+    for (int c = g->columns - 1; c >= 0; c--) {
+        const int64_t *key = e->keys + c * e->n;
         int64_t product = 1; /* the largest key of column c, plus one */
         for (int i = g->first[c]; i < g->first[c + 1]; i++)
-            product *= g->extent[i] ? g->extent[i] : 1;
-        int64_t most = product - 1;
-        for (int shift = 0; shift < 63 && most >> shift; shift += bits) {
+            product *= fan_max(g->extent[i], 1);
+        for (int shift = 0; shift < 63 && (product - 1) >> shift; shift += bits) {
             /* Sorts `order` by one digit of the key, stably. */
-            const int64_t *key = e->keys + c * e->n;
             int64_t start[1 << 11] = {0};
             uint64_t mask = ((uint64_t)1 << bits) - 1;
             for (int64_t i = 0; i < e->n; i++)
@@ -756,54 +865,55 @@ static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sort
 #define PENDING 256
 
 /* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
+/* merge_fold: writes the left fold of e over equal keys, visited in `order`, to `folded`, which has
+ * room for all. */
+static void merge_fold(entries *folded, const entries *e, const fan_grid *g, const int64_t *order)
+{
+    int64_t dst[PENDING], src[PENDING];
+    const fan_loops *loops = fan_loops_of(e->acc);
+    int64_t bytes = g->cells * fan_dtype_step(e->acc);
+    size_t run = (size_t)g->cells * loops->parts;
+    size_t pending = 0;
+    int64_t m = 0;
+    for (int64_t i = 0; i < e->n; i++) {
+        int64_t k = order[i];
+        if (i && same_key(e, g, k, order[i - 1])) { /* added after its first, in order */
+            dst[pending] = (m - 1) * bytes;
+            src[pending++] = k * bytes;
+            if (pending == PENDING) {
+                loops->add_at(folded->values, dst, e->values, src, pending, run);
+                pending = 0;
+            }
+            continue;
+        }
+        for (int c = 0; c < g->columns; c++)
+            folded->keys[c * e->n + m] = e->keys[c * e->n + k];
+        memcpy(folded->values + m * bytes, e->values + k * bytes, (size_t)bytes);
+        m++;
+    }
+    loops->add_at(folded->values, dst, e->values, src, pending, run);
+    for (int c = 1; c < g->columns; c++)
+        memmove(folded->keys + c * m, folded->keys + c * e->n, (size_t)m * sizeof *folded->keys);
+    folded->n = m;
+}
+
+/* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
 static fan_status merge_coalesce(entries *e, const fan_grid *g)
 {
     int ordered = in_order(e, g);
     if (ordered == 1)
         return FAN_OK;
     fan_status status = FAN_ERR_NOMEM;
-    entries folded = {0, NULL, NULL, FAN_DT_NONE};
-    int64_t *a = merge_allocate(e->n, 1, sizeof *a), *b = merge_allocate(e->n, 1, sizeof *b);
-    if (!a || !b || !entries_new(&folded, g, e->n, e->acc))
-        goto done;
-    const int64_t *order = sort_by_key(e, g, ordered == 0, a, b);
-    /* The left fold of e over equal keys, visited in `order`. */
-    int64_t dst[PENDING], src[PENDING];
-    const fan_loops *loops = fan_loops_of(e->acc);
-    int64_t bytes = g->cells * (int64_t)fan_dtype_size(e->acc), m = 0, before = 0;
-    size_t run = (size_t)g->cells * loops->parts, pending = 0;
-    for (int64_t i = 0; i < e->n; i++) {
-        int64_t k = order[i];
-        int c = 0;
-        while (i && c < g->columns && e->keys[c * e->n + k] == e->keys[c * e->n + before])
-            c++;
-        before = k;
-        if (i && c == g->columns) { /* the same key again: added after its first, in order */
-            dst[pending] = (m - 1) * bytes;
-            src[pending++] = k * bytes;
-            if (pending == PENDING) {
-                loops->add_at(folded.values, dst, e->values, src, pending, run);
-                pending = 0;
-            }
-            continue;
-        }
-        for (c = 0; c < g->columns; c++)
-            folded.keys[c * e->n + m] = e->keys[c * e->n + k];
-        memcpy(folded.values + m * bytes, e->values + k * bytes, (size_t)bytes);
-        m++;
+    entries folded = no_entries;
+    int64_t *a = merge_allocate(e->n, 1, sizeof *a);
+    int64_t *b = merge_allocate(e->n, 1, sizeof *b);
+    if (a && b && entries_new(&folded, g, e->n, e->acc)) {
+        merge_fold(&folded, e, g, sort_by_key(e, g, ordered == 0, a, b));
+        entries_move(e, &folded);
+        status = FAN_OK;
     }
-    loops->add_at(folded.values, dst, e->values, src, pending, run);
-    for (int c = 1; c < g->columns; c++)
-        memmove(folded.keys + c * m, folded.keys + c * e->n, (size_t)m * sizeof *folded.keys);
-    folded.n = m;
-    entries_free(e);
-    *e = folded;
-    folded = (entries){0, NULL, NULL, FAN_DT_NONE};
-    status = FAN_OK;
-done:
     fan_free(a);
     fan_free(b);
-    entries_free(&folded);
     return status;
 }
 
@@ -813,35 +923,40 @@ static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse
                                size_t n, fan_dtype acc, fan_error *err)
 {
     fan_status status = FAN_ERR_NOMEM;
-    entries all = {0, NULL, NULL, FAN_DT_NONE};
-    int64_t total = sum->n, longest = 0, *scratch = NULL;
+    entries all = no_entries;
+    int64_t *scratch = NULL;
+    int64_t total = sum->n;
+    int64_t longest = 0;
     for (size_t k = 0; k < n; k++) {
-        if (!in[k].sparse)
+        const fan_sparse *s = in[k].sparse;
+        int64_t here;
+        if (!s)
             continue;
-        int64_t times = g->cells ? cells_of(in[k].sparse) / g->cells : 1, here;
-        if (__builtin_mul_overflow(fan_sparse_nnz(in[k].sparse), times, &here) ||
-            __builtin_add_overflow(total, here, &total))
+        if (__builtin_mul_overflow(fan_sparse_nnz(s), entries_in(s, g), &here))
             goto done;
-        longest = here > longest ? here : longest;
+        if (__builtin_add_overflow(total, here, &total))
+            goto done;
+        longest = fan_max(longest, here);
     }
     scratch = merge_allocate(longest, 1, sizeof *scratch);
     if (!scratch || !entries_new(&all, g, total, acc))
         goto done;
-    for (int c = 0; sum->n && c < g->columns; c++)
-        memcpy(all.keys + c * total, sum->keys + c * sum->n, (size_t)sum->n * sizeof *sum->keys);
-    if (sum->n)
-        fan_convert(all.values, acc, (int64_t)fan_dtype_size(acc), sum->values, sum->acc,
-                    (int64_t)fan_dtype_size(sum->acc), sum->n * g->cells);
+
+    if (sum->n) {
+        for (int c = 0; c < g->columns; c++)
+            memcpy(all.keys + c * total, sum->keys + c * sum->n,
+                   (size_t)sum->n * sizeof *sum->keys);
+        fan_convert_dense(all.values, acc, sum->values, sum->acc, sum->n * g->cells);
+    }
     int64_t at = sum->n;
     for (size_t k = 0; k < n; k++) {
-        if (!in[k].sparse)
+        const fan_sparse *s = in[k].sparse;
+        if (!s)
             continue;
-        FAN_GO(read_operand(&all, g, in[k].sparse, at, scratch, err));
-        at += fan_sparse_nnz(in[k].sparse) * (g->cells ? cells_of(in[k].sparse) / g->cells : 1);
+        FAN_GO(read_operand(&all, g, s, at, scratch, err));
+        at += fan_sparse_nnz(s) * entries_in(s, g);
     }
-    entries_free(sum);
-    *sum = all;
-    all = (entries){0, NULL, NULL, FAN_DT_NONE};
+    entries_move(sum, &all);
     status = FAN_OK;
 done:
     fan_free(scratch);
@@ -857,10 +972,10 @@ static fan_status build_indices(const entries *e, const fan_grid *g, fan_array *
     if (g->format == FAN_FORMAT_COO) {
         int64_t shape[2] = {g->axes, e->n};
         FAN_TRY(fan_array_new(FAN_DT_INT64, 2, shape, NULL, indices, err));
+        const int64_t *strides = (*indices)->strides;
         for (int axis = 0; e->n && axis < g->axes; axis++)
-            fan__grid_axis_of_key(g, e->keys, e->n, axis,
-                                  (*indices)->data + axis * (*indices)->strides[0],
-                                  (*indices)->strides[1]);
+            fan__grid_axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * strides[0],
+                                  strides[1]);
         return FAN_OK;
     }
     int64_t rows = g->extent[0] + 1;
@@ -886,12 +1001,13 @@ static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t 
 {
     int64_t shape[FAN_MAX_NDIM + 1] = {n};
     int ndim = 1;
-    if (g->format == FAN_FORMAT_COO)
+    if (g->format == FAN_FORMAT_COO) {
         for (int i = g->axes; i < like->ndim; i++)
             shape[ndim++] = like->shape[i];
-    else if (fan_format_is_blocked(g->format))
-        for (int i = 0; i < 2; i++)
-            shape[ndim++] = block_extent(like, i);
+    } else if (fan_format_is_blocked(g->format)) {
+        shape[ndim++] = block_extent(like, 0);
+        shape[ndim++] = block_extent(like, 1);
+    }
     return fan_array_new(d, ndim, shape, NULL, out, err);
 }
 
@@ -901,7 +1017,9 @@ static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *
                                fan_sparse **out, fan_error *err)
 {
     fan_status status;
-    fan_array *indices = NULL, *pointers = NULL, *values = NULL;
+    fan_array *indices = NULL;
+    fan_array *pointers = NULL;
+    fan_array *values = NULL;
     int64_t numbers = e->n * g->cells;
     if (scale && scale->on && numbers) {
         _Alignas(16) char factor[16];
@@ -910,8 +1028,7 @@ static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *
     }
     FAN_GO(build_indices(e, g, &indices, &pointers, err));
     FAN_GO(values_new(g, like, e->n, d, &values, err));
-    fan_convert(values->data, d, (int64_t)fan_dtype_size(d), e->values, e->acc,
-                (int64_t)fan_dtype_size(e->acc), numbers);
+    fan_convert_dense(values->data, d, e->values, e->acc, numbers);
     FAN_GO(fan_sparse_new(g->format, like->ndim, like->shape, indices, pointers, values, coalesced,
                           out, err));
     if (!coalesced)
@@ -928,7 +1045,8 @@ static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand 
                                     fan_sparse **out, fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan_array *indices = NULL, *values = NULL;
+    fan_array *indices = NULL;
+    fan_array *values = NULL;
     const fan_sparse *first = in[0].sparse;
     int64_t shape[2] = {g->axes, 0};
     for (size_t k = 0; k < n; k++)
@@ -938,26 +1056,14 @@ static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand 
     FAN_GO(values_new(g, first, shape[1], in[0].acc, &values, err));
     int64_t at = 0;
     for (size_t k = 0; k < n; k++) {
-        const fan_array *i = in[k].sparse->indices, *v = in[k].sparse->values;
-        if (i->size) {
-            fan_array to = {.data = indices->data + at * indices->strides[1],
-                            .dtype = indices->dtype,
-                            .ndim = 2,
-                            .size = i->size,
-                            .shape = i->shape,
-                            .strides = indices->strides};
-            fan_array_copy(&to, i);
-        }
-        if (v->size) {
-            fan_array to = {.data = values->data + at * values->strides[0],
-                            .dtype = values->dtype,
-                            .ndim = v->ndim,
-                            .size = v->size,
-                            .shape = v->shape,
-                            .strides = values->strides};
-            fan_array_copy(&to, v);
-        }
-        at += fan_sparse_nnz(in[k].sparse);
+        const fan_sparse *s = in[k].sparse;
+        if (s->indices->size)
+            copy_to(indices->data + at * indices->strides[1], indices->dtype, indices->strides,
+                    s->indices);
+        if (s->values->size)
+            copy_to(values->data + at * values->strides[0], values->dtype, values->strides,
+                    s->values);
+        at += fan_sparse_nnz(s);
     }
     FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values,
                           n == 1 && first->coalesced, out, err));
@@ -968,6 +1074,71 @@ done:
     return status;
 }
 
+static bool same_blocks(const fan_sparse *a, const fan_sparse *b)
+{
+    if (a->format != b->format)
+        return false;
+    return block_extent(a, 0) == block_extent(b, 0) && block_extent(a, 1) == block_extent(b, 1);
+}
+
+/* grid_of: computes the grid of the sum: that of the operands if it is the same for all; else COO
+ * over as many axes as any of them indexes. */
+static void grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n)
+{
+    const fan_sparse *s = in[0].sparse;
+    g->format = s->format;
+    g->axes = 0;
+    g->cells = 1;
+    for (size_t k = 0; k < n; k++) {
+        if (!in[k].sparse)
+            continue;
+        int dim = sparse_dim(in[k].sparse);
+        if (dim > g->axes)
+            g->axes = dim;
+        if (!same_blocks(in[k].sparse, s))
+            g->format = FAN_FORMAT_COO;
+    }
+    if (g->format == FAN_FORMAT_COO) {
+        for (int i = 0; i < s->ndim; i++) {
+            if (i < g->axes)
+                g->extent[i] = s->shape[i];
+            else
+                g->cells *= s->shape[i];
+        }
+    } else {
+        int axis = fan_format_compressed_axis(g->format);
+        g->extent[0] = s->shape[axis] / block_extent(s, axis);
+        g->extent[1] = s->shape[!axis] / block_extent(s, !axis);
+        g->cells = cells_of(s);
+    }
+
+    g->columns = 0;
+    g->first[0] = 0;
+    int64_t product = 1;
+    for (int i = 0; i < g->axes; i++) {
+        if (__builtin_mul_overflow(product, fan_max(g->extent[i], 1), &product)) {
+            g->first[++g->columns] = i;
+            product = g->extent[i];
+        }
+    }
+    g->first[++g->columns] = g->axes;
+}
+
+/* may_concatenate: returns whether all operands are COO of the grid and of one dtype. */
+static bool may_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n)
+{
+    if (g->format != FAN_FORMAT_COO)
+        return false;
+    for (size_t k = 0; k < n; k++) {
+        const fan_sparse *s = in[k].sparse;
+        if (!s || in[k].acc != in[n - 1].acc)
+            return false;
+        if (s->format != FAN_FORMAT_COO || sparse_dim(s) != g->axes)
+            return false;
+    }
+    return true;
+}
+
 fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesced,
                             fan_dtype result, const fan_scale *scale, fan_sparse **out,
                             fan_error *err)
@@ -975,61 +1146,21 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     *out = NULL;
     FAN_DEFAULT_FLOAT_MODE;
     FAN_UNINITIALIZED fan_grid g;
-    /* The grid of the sum: that of the operands if it is the same for all; else COO over as many
-     * axes as any of them indexes. */
-    const fan_sparse *s = in[0].sparse;
-    bool alike = true;
-    int axes = 0;
-    for (size_t k = 0; k < n; k++) {
-        if (!in[k].sparse)
-            continue;
-        int dim = sparse_dim(in[k].sparse);
-        alike &= in[k].sparse->format == s->format &&
-                 (!fan_format_is_blocked(in[k].sparse->format) ||
-                  (block_extent(in[k].sparse, 0) == block_extent(s, 0) &&
-                   block_extent(in[k].sparse, 1) == block_extent(s, 1)));
-        axes = dim > axes ? dim : axes;
-    }
-    g.format = alike ? s->format : FAN_FORMAT_COO;
-    g.axes = axes;
-    g.cells = 1;
-    if (g.format == FAN_FORMAT_COO) {
-        for (int i = 0; i < s->ndim; i++) {
-            if (i < axes)
-                g.extent[i] = s->shape[i];
-            else
-                g.cells *= s->shape[i];
-        }
-    } else {
-        int axis = fan_format_compressed_axis(g.format);
-        g.extent[0] = s->shape[axis] / block_extent(s, axis);
-        g.extent[1] = s->shape[!axis] / block_extent(s, !axis);
-        g.cells = cells_of(s);
-    }
-    g.columns = 0;
-    int64_t product = 1;
-    g.first[0] = 0;
-    for (int i = 0; i < g.axes; i++) {
-        if (__builtin_mul_overflow(product, g.extent[i] ? g.extent[i] : 1, &product)) {
-            g.first[++g.columns] = i;
-            product = g.extent[i];
-        }
-    }
-    g.first[++g.columns] = g.axes;
-    fan_dtype last = in[n - 1].acc, d = result == FAN_DT_NONE ? last : result;
-    coalesced |= g.format != FAN_FORMAT_COO || d != last || (scale && scale->on);
-    bool plain = !coalesced && g.format == FAN_FORMAT_COO;
-    for (size_t k = 0; plain && k < n; k++)
-        plain = in[k].sparse && in[k].acc == last && in[k].sparse->format == FAN_FORMAT_COO &&
-                sparse_dim(in[k].sparse) == g.axes;
-    if (plain)
+    grid_of(&g, in, n);
+    fan_dtype last = in[n - 1].acc;
+    fan_dtype d = result == FAN_DT_NONE ? last : result;
+    bool scaled = scale && scale->on;
+    coalesced |= g.format != FAN_FORMAT_COO || d != last || scaled;
+    if (!coalesced && may_concatenate(&g, in, n))
         return merge_concatenate(&g, in, n, out, err);
 
     fan_status status = FAN_OK;
-    entries sum = {0, NULL, NULL, FAN_DT_NONE};
-    for (size_t k = 0, end; k < n; k = end) {
-        for (end = k + 1; end < n && in[end].acc == in[k].acc; end++)
-            continue;
+    entries sum = no_entries;
+    size_t end;
+    for (size_t k = 0; k < n; k = end) {
+        end = k + 1;
+        while (end < n && in[end].acc == in[k].acc)
+            end++;
         FAN_GO(merge_append(&sum, &g, in + k, end - k, in[k].acc, err));
         if (end < n || coalesced) /* before it widens, and if requested */
             FAN_GO(merge_coalesce(&sum, &g));

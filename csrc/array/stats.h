@@ -43,7 +43,8 @@ typedef struct fan_stats {
  * multiple of 2^12. */
 static inline int64_t fan_stats_piece(int64_t size)
 {
-    const int64_t least = (int64_t)1 << 15, unit = (int64_t)1 << 12;
+    const int64_t least = (int64_t)1 << 15;
+    const int64_t unit = (int64_t)1 << 12;
     int64_t piece = (size / FAN_STATS_PIECES + unit) & -unit;
     return piece > least ? piece : least;
 }

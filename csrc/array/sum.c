@@ -40,9 +40,11 @@ static void stats_merge(fan_stats *into, const fan_stats *next)
     into->count += next->count;
     fan_sum_and_rest(&into->squares, &into->rest, next->squares);
     into->rest += next->rest;
-    into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
     into->nonfinite += next->nonfinite;
-    into->bad = next->bad < into->bad ? next->bad : into->bad;
+    if (next->absmax > into->absmax)
+        into->absmax = next->absmax;
+    if (next->bad < into->bad)
+        into->bad = next->bad;
 }
 
 static void stats_run_begin(fan_stats_run *r)
@@ -70,28 +72,31 @@ static bool stats_count(const fan_array *a, int scale, fan_stats *s)
     FAN_UNINITIALIZED _Alignas(64) char tile[MEASURE_TILE];
     FAN_UNINITIALIZED fan_nditer w;
     const fan_loops *loops = fan_loops_of(a->dtype);
+    const fan_loops *doubles = fan_loops_of(FAN_DT_FLOAT64);
     int64_t piece = fan_stats_piece(a->size);
-    int64_t most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
+    int64_t most = MEASURE_TILE / fan_dtype_step(a->dtype);
     double factor = ldexp(1, -scale);
     stats_begin(s);
     fan_nditer_begin(&w, a, false);
     fan_nditer_ready(&w);
-    for (int64_t at = 0, end; at < a->size; at = end) {
+    for (int64_t at = 0; at < a->size; at += piece) {
         fan_stats_run run;
         fan_stats one;
-        end = a->size - at < piece ? a->size : at + piece;
+        int64_t end = fan_min(a->size, at + piece);
+        int64_t n;
         stats_run_begin(&run);
-        for (int64_t i = at, n; i < end; i += n) {
-            n = end - i < LONG_RUN ? end - i : LONG_RUN;
-            const char *p = scale ? NULL : fan_nditer_whole(&w, a, i, n);
+        for (int64_t i = at; i < end; i += n) {
+            n = fan_min(end - i, LONG_RUN);
+            const char *p = NULL;
+            if (!scale)
+                p = fan_nditer_whole(&w, a, i, n);
             if (!p) {
-                n = n < most ? n : most;
+                n = fan_min(n, most);
                 fan_nditer_read(&w, a, i, n, a->dtype, tile);
                 p = tile;
             }
             if (scale)
-                fan_loops_of(FAN_DT_FLOAT64)
-                    ->scale(tile, (const char *)&factor, (size_t)n * loops->parts);
+                doubles->scale(tile, (const char *)&factor, (size_t)n * loops->parts);
             loops->measure(&run, p, (size_t)n);
             if (fan_interrupted(n))
                 return false;
@@ -162,13 +167,14 @@ typedef struct job {
     const fan_array *out;
     const fan_operand *in;
     size_t n;
-    const char *factor;  /* NULL: no scale */
-    fan_fold_loop *fold; /* NULL, or the loop that reads all operands in place */
-    fan_watch *watch;    /* NULL, or the loop that also counts */
-    fan_fold_how how;    /* of large sums */
-    fan_dtype last;      /* the last accumulation dtype */
-    int64_t most, row;   /* elements of a tile; of a long row, else 0 */
-    int64_t piece;       /* elements of a piece */
+    const char *factor;   /* NULL: no scale */
+    fan_fold_loop *fold;  /* NULL, or the loop that reads all operands in place */
+    fan_watch *watch;     /* NULL, or the loop that also counts */
+    fan_fold_how options; /* of large sums */
+    fan_dtype last;       /* the last accumulation dtype */
+    int64_t most;         /* elements of a tile */
+    int64_t row;          /* elements of a long row, else 0 */
+    int64_t piece;        /* elements of a piece */
     fan_nditer iter;
     fan_stats *parts; /* of each piece, or NULL */
     size_t first_suspect;
@@ -185,7 +191,8 @@ static uint64_t last_cache(void)
 #ifdef _SC_LEVEL3_CACHE_SIZE
         bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-        bytes = bytes < (4 << 20) || bytes > (64 << 20) ? 32 << 20 : bytes;
+        if (bytes < (4 << 20) || bytes > (64 << 20))
+            bytes = 32 << 20;
         atomic_store_explicit(&known, bytes, memory_order_relaxed);
     }
     return (uint64_t)bytes;
@@ -193,28 +200,32 @@ static uint64_t last_cache(void)
 
 /* sum_in_groups: folds any number of gap-free sources. `tile` has room for TILE bytes. */
 static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n,
-                          size_t count, size_t size, size_t acc_size, const fan_fold_how *how,
+                          size_t count, size_t size, size_t acc_size, const fan_fold_how *options,
                           char *tile)
 {
     size_t most = TILE / acc_size;
-    if (n <= MANY || !how->ahead) {
-        fold(dst, src, n, count, how);
+    if (n <= MANY || !options->ahead) {
+        fold(dst, src, n, count, options);
         return;
     }
-    for (size_t at = 0, len; at < count; at += len) {
+    for (size_t at = 0; at < count; at += most) {
         const char *here[GROUP];
-        len = count - at < most ? count - at : most;
-        for (size_t k = 0, m; k < n; k += m) {
-            m = n - k < GROUP ? n - k : GROUP;
+        size_t len = count - at < most ? count - at : most;
+        fan_fold_how group = {.raw = true, .ahead = true};
+        char *to = tile;
+        size_t m = GROUP;
+        for (size_t k = 0; k < n; k += m) {
+            if (k + m >= n) { /* the last group */
+                m = n - k;
+                to = dst + at * size;
+                group.factor = options->factor;
+                group.raw = false;
+                group.stream = options->stream;
+            }
             for (size_t i = 0; i < m; i++)
                 here[i] = src[k + i] + at * size;
-            bool first = k == 0, end = k + m == n;
-            fan_fold_how some = {.factor = end ? how->factor : NULL,
-                                 .start = first ? NULL : tile,
-                                 .raw = !end,
-                                 .ahead = true,
-                                 .stream = end && how->stream};
-            fold(end ? dst + at * size : tile, here, m, len, &some);
+            fold(to, here, m, len, &group);
+            group.start = tile;
         }
     }
 }
@@ -233,12 +244,24 @@ typedef struct running {
 
 static void sum_flush(running *r, int64_t len)
 {
+    fan_fold_how options = {.start = r->begun ? r->tile : NULL, .raw = true};
     if (r->sources)
-        r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts,
-                &(fan_fold_how){.start = r->begun ? r->tile : NULL, .raw = true});
+        r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts, &options);
     r->begun = true;
     r->scratch_used = false;
     r->sources = 0;
+}
+
+/* sum_widen: continues the sum in another dtype (D3). */
+static void sum_widen(running *r, fan_dtype acc, int64_t len)
+{
+    sum_flush(r, len);
+    fan_convert_dense(r->scratch, acc, r->tile, r->acc, len);
+    char *other = r->tile;
+    r->tile = r->scratch;
+    r->scratch = other;
+    r->acc = acc;
+    r->loops = fan_loops_of(acc);
 }
 
 /* sum_fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is
@@ -246,30 +269,24 @@ static void sum_flush(running *r, int64_t len)
 static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch,
                           char *result)
 {
-    running r = {
-        .acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .scratch = scratch};
+    fan_dtype acc = j->in[0].acc;
+    running r = {.acc = acc, .loops = fan_loops_of(acc), .tile = tile, .scratch = scratch};
     for (size_t k = 0; k < j->n; k++) {
         const fan_operand *one = &j->in[k];
-        if (one->acc != r.acc) {
-            /* Continues the sum in another dtype (D3). */
-            fan_dtype acc = one->acc;
-            sum_flush(&r, len);
-            fan_convert(r.scratch, acc, (int64_t)fan_dtype_size(acc), r.tile, r.acc,
-                        (int64_t)fan_dtype_size(r.acc), len);
-            char *other = r.tile;
-            r.tile = r.scratch;
-            r.scratch = other;
-            r.acc = acc;
-            r.loops = fan_loops_of(acc);
-        }
+        if (one->acc != r.acc)
+            sum_widen(&r, one->acc, len);
         fan_dtype from = one->array->dtype;
         fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
-        const char *p = fold ? fan_nditer_whole(&j->iter, one->array, at, len) : NULL;
+        const char *p = NULL;
+        if (fold)
+            p = fan_nditer_whole(&j->iter, one->array, at, len);
         if (!p) {
             from = r.acc;
             fold = r.loops->own;
         }
-        if (r.sources == GROUP || (r.sources && r.from != from) || (!p && r.scratch_used))
+        bool other_dtype = r.sources && r.from != from;
+        bool no_scratch = !p && r.scratch_used;
+        if (r.sources == GROUP || other_dtype || no_scratch)
             sum_flush(&r, len);
         if (!p) {
             fan_nditer_read(&j->iter, one->array, at, len, r.acc, r.scratch);
@@ -280,21 +297,27 @@ static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, cha
         r.from = from;
         r.src[r.sources++] = p;
     }
+
+    /* The last fold writes the result if it needs no other conversion, and no complex factor, which
+     * comes after the fold. */
     fan_dtype d = j->out->dtype;
-    bool parts = r.loops->parts == 2; /* complex factors come after the fold */
-    char *to = result ? result : fan_nditer_whole(&j->iter, j->out, at, len);
-    if (to && r.sources && (r.from == d || r.acc == d) && !(parts && j->factor)) {
-        fan_fold_how how = {
+    bool factor_after = j->factor && r.loops->parts == 2;
+    bool converts = r.from != d && r.acc != d;
+    char *to = result;
+    if (!to)
+        to = fan_nditer_whole(&j->iter, j->out, at, len);
+    bool one_step = !converts && !factor_after;
+    if (to && r.sources && one_step) {
+        fan_fold_how options = {
             .factor = j->factor, .start = r.begun ? r.tile : NULL, .raw = r.from != d};
-        r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &how);
+        r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &options);
         return;
     }
     sum_flush(&r, len);
     if (j->factor)
         r.loops->scale(r.tile, j->factor, (size_t)len);
-    int64_t size = (int64_t)fan_dtype_size(r.acc);
     if (result)
-        fan_convert(result, d, (int64_t)fan_dtype_size(d), r.tile, r.acc, size, len);
+        fan_convert_dense(result, d, r.tile, r.acc, len);
     else
         fan_nditer_write(&j->iter, j->out, at, len, r.acc, r.tile);
 }
@@ -321,17 +344,16 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
 static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run *run)
 {
     FAN_UNINITIALIZED const char *src[MANY];
-    size_t size = fan_dtype_size(j->out->dtype);
+    size_t from = (size_t)at * fan_dtype_size(j->out->dtype);
     for (size_t k = 0; k < j->n; k++)
-        src[k] = j->in[k].array->data + (size_t)at * size;
-    return (int64_t)j->watch(j->out->data + (size_t)at * size, src, j->n, (size_t)(end - at),
-                             &j->how, run);
+        src[k] = j->in[k].array->data + from;
+    return (int64_t)j->watch(j->out->data + from, src, j->n, (size_t)(end - at), &j->options, run);
 }
 
 /* sum_straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in
  * place. */
 static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *tile,
-                         const fan_fold_how *how)
+                         const fan_fold_how *options)
 {
     FAN_UNINITIALIZED const char *src[MANY_AT_ONCE];
     const fan_loops *loops = fan_loops_of(j->out->dtype);
@@ -339,60 +361,75 @@ static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *
     for (size_t k = 0; k < j->n; k++)
         src[k] = j->in[k].array->data + (size_t)at * size;
     sum_in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts,
-                  fan_dtype_size(j->last) / loops->parts, how, tile);
+                  fan_dtype_size(j->last) / loops->parts, options, tile);
+}
+
+/* sum_counted: counts the tile in `result` and writes it to `out`. Finds the operand before *bad
+ * with a non-finite element first, because `out` may be an operand. */
+static void sum_counted(const job *j, int64_t at, int64_t len, const char *result, char *scratch,
+                        fan_stats_run *run, size_t *bad)
+{
+    const fan_loops *loops = fan_loops_of(j->out->dtype);
+    uint64_t before = run->nonfinite;
+    loops->measure(run, result, (size_t)len);
+    if (run->nonfinite != before) {
+        for (size_t k = j->first_suspect; k < j->n && k < *bad; k++)
+            if (has_nonfinite(j, j->in[k].array, at, len, scratch))
+                *bad = k;
+    }
+    fan_fold_how options = {.stream = true};
+    char *whole = fan_nditer_whole(&j->iter, j->out, at, len);
+    if (whole)
+        loops->own(whole, &result, 1, (size_t)len * loops->parts,
+                   j->options.stream ? &options : NULL);
+    else
+        fan_nditer_write(&j->iter, j->out, at, len, j->out->dtype, result);
 }
 
 static void do_piece(void *ctx, size_t index)
 {
     job *j = ctx;
     FAN_UNINITIALIZED _Alignas(64) char tile[TILE], scratch[TILE], result[TILE];
-    int64_t begin = (int64_t)index * j->piece,
-            end = j->iter.size - begin < j->piece ? j->iter.size : begin + j->piece;
-    size_t bad = SIZE_MAX, item = fan_dtype_size(j->out->dtype);
-    const fan_loops *loops = fan_loops_of(j->out->dtype);
+    int64_t begin = (int64_t)index * j->piece;
+    int64_t end = fan_min(j->iter.size, begin + j->piece);
+    size_t item = fan_dtype_size(j->out->dtype);
+    size_t bad = SIZE_MAX;
     fan_stats_run run;
     if (fan_interrupted(end - begin))
         atomic_store_explicit(&j->stop, true, memory_order_relaxed);
     if (atomic_load_explicit(&j->stop, memory_order_relaxed))
         return;
-    if (j->parts)
-        stats_run_begin(&run);
     if (j->fold && !j->parts) {
-        sum_straight(j, begin, end - begin, j->out->data + (size_t)begin * item, tile, &j->how);
+        char *to = j->out->data + (size_t)begin * item;
+        sum_straight(j, begin, end - begin, to, tile, &j->options);
         return;
     }
-    fan_fold_how near = j->how;
+
+    stats_run_begin(&run);
+    fan_fold_how near = j->options;
     near.stream = false;
-    for (int64_t at = begin, len; at < end; at += len) {
-        if (j->parts && j->watch && (len = sum_measured(j, at, end, &run)) > 0)
-            continue;
-        len = j->fold ? (int64_t)(WATCHED / item) : j->most;
-        int64_t rest = j->row ? j->row - at % j->row : end - at;
-        rest = rest < end - at ? rest : end - at;
-        len = rest < len ? rest : len;
-        char *to = j->parts ? result : NULL;
+    char *to = NULL;
+    if (j->parts)
+        to = result;
+    int64_t most = j->most;
+    if (j->fold)
+        most = (int64_t)(WATCHED / item);
+    int64_t len;
+    for (int64_t at = begin; at < end; at += len) {
+        if (j->parts && j->watch) {
+            len = sum_measured(j, at, end, &run);
+            if (len > 0)
+                continue;
+        }
+        len = fan_min(most, end - at);
+        if (j->row)
+            len = fan_min(len, j->row - at % j->row);
         if (j->fold)
             sum_straight(j, at, len, to, tile, &near);
         else
             sum_fold_tile(j, at, len, tile, scratch, to);
-        if (j->parts) {
-            /* Counts the tile in `result`, and finds the operand with a non-finite element before
-             * `out` (which may be an operand) is written. */
-            uint64_t before = run.nonfinite;
-            loops->measure(&run, result, (size_t)len);
-            if (run.nonfinite != before) {
-                for (size_t k = j->first_suspect; k < j->n && k < bad; k++)
-                    if (has_nonfinite(j, j->in[k].array, at, len, scratch))
-                        bad = k;
-            }
-            const char *tile_of_out = result;
-            char *whole = fan_nditer_whole(&j->iter, j->out, at, len);
-            if (whole)
-                loops->own(whole, &tile_of_out, 1, (size_t)len * loops->parts,
-                           j->how.stream ? &(fan_fold_how){.stream = true} : NULL);
-            else
-                fan_nditer_write(&j->iter, j->out, at, len, j->out->dtype, result);
-        }
+        if (j->parts)
+            sum_counted(j, at, len, result, scratch, &run, &bad);
     }
     if (j->parts) {
         stats_run_end(&run, (uint64_t)(end - begin), &j->parts[index]);
@@ -454,9 +491,11 @@ fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d)
         return d;
     if (kind == 'f')
         return scale_part_fits(scale->re, d) ? d : FAN_DT_FLOAT64;
-    bool fits =
-        scale_part_fits(scale->re, FAN_DT_FLOAT32) && scale_part_fits(scale->im, FAN_DT_FLOAT32);
-    return fits ? d : FAN_DT_COMPLEX128;
+    if (!scale_part_fits(scale->re, FAN_DT_FLOAT32))
+        return FAN_DT_COMPLEX128;
+    if (scale_part_fits(scale->im, FAN_DT_FLOAT32))
+        return d;
+    return FAN_DT_COMPLEX128;
 }
 
 /* sum_alike: returns whether the dtype and layout of `a` are those of `out`, which is gap-free in C
@@ -474,7 +513,8 @@ static bool sum_alike(const fan_array *a, const fan_array *out)
 /* sum_one_loop: returns the loop that reads all operands in place; NULL if there is none. */
 static fan_fold_loop *sum_one_loop(const fan_array *out, const fan_operand *in, size_t n)
 {
-    fan_dtype d = out->dtype, acc = in[0].acc;
+    fan_dtype d = out->dtype;
+    fan_dtype acc = in[0].acc;
     for (size_t k = 0; k < n; k++)
         if (in[k].acc != acc || in[k].array->dtype != d)
             return NULL;
@@ -507,78 +547,109 @@ static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
     return fold;
 }
 
+/* sum_fold: returns the loop that reads all operands in place; NULL if an array has gaps, or a
+ * complex factor comes after the fold. */
+static fan_fold_loop *sum_fold(const job *j)
+{
+    if (j->n > MANY_AT_ONCE || !fan_nditer_whole(&j->iter, j->out, 0, j->out->size))
+        return NULL;
+    if (j->factor && fan_dtype_kind(j->last) == 'c')
+        return NULL;
+    for (size_t k = 0; k < j->n; k++)
+        if (!fan_nditer_whole(&j->iter, j->in[k].array, 0, j->out->size))
+            return NULL;
+    return sum_one_loop(j->out, j->in, j->n);
+}
+
+/* sum_watch: returns the loop of the fold that also counts; NULL: none. */
+static fan_watch *sum_watch(const job *j)
+{
+    const fan_loops *loops = fan_loops_of(j->out->dtype);
+    if (!j->fold || j->n > MANY)
+        return NULL;
+    if (j->fold == loops->own)
+        return loops->own_watch;
+    return loops->up_watch;
+}
+
 static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_operand *in,
-                                                size_t n, const fan_sum_how *asked)
+                                                size_t n, const fan_sum_how *options)
 {
     static const fan_sum_how nothing;
-    const fan_sum_how *how = asked ? asked : &nothing;
+    if (!options)
+        options = &nothing;
     FAN_UNINITIALIZED job j;
     FAN_UNINITIALIZED fan_stats parts[FAN_STATS_PIECES];
     _Alignas(16) char factor[16];
-    unsigned widest = (unsigned)fan_dtype_size(out->dtype);
-    uint64_t item = widest, read = 0, written = (uint64_t)out->size * item;
+    size_t widest = fan_dtype_size(out->dtype);
+    uint64_t written = (uint64_t)out->size * widest;
+    uint64_t read = 0;
     bool among = false; /* out is an operand */
     fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++) {
         const fan_array *a = in[k].array;
-        unsigned size = (unsigned)fan_dtype_size(in[k].acc);
-        widest = size > widest ? size : widest;
+        size_t size = fan_dtype_size(in[k].acc);
+        if (size > widest)
+            widest = size;
         read += (uint64_t)a->size * fan_dtype_size(a->dtype);
         among |= a->data == out->data;
         fan_nditer_also(&j.iter, a);
     }
     fan_nditer_ready(&j.iter);
+
     j.out = out;
     j.in = in;
     j.n = n;
     j.last = in[n - 1].acc;
     j.factor = NULL;
-    if (how->scale.on) {
-        fan_scale_as(&how->scale, j.last, factor);
+    if (options->scale.on) {
+        fan_scale_as(&options->scale, j.last, factor);
         j.factor = factor;
     }
-    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.iter, out, 0, out->size)
-                 ? sum_one_loop(out, in, n)
-                 : NULL;
-    for (size_t k = 0; j.fold && k < n; k++)
-        if (!fan_nditer_whole(&j.iter, in[k].array, 0, out->size))
-            j.fold = NULL;
-    if (j.factor && fan_dtype_kind(j.last) == 'c')
-        j.fold = NULL;
-    const fan_loops *loops = fan_loops_of(out->dtype);
-    j.watch = !j.fold || n > MANY    ? NULL
-              : j.fold == loops->own ? loops->own_watch
-                                     : loops->up_watch;
-    j.how = (fan_fold_how){
-        .factor = j.factor, .ahead = read > NEAR, .stream = !among && written > last_cache() / 2};
-    j.most = TILE / widest;
-    j.row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
-    j.row = j.row >= LONG_ROW ? j.row : 0;
-    j.parts = how->stats ? parts : NULL;
-    j.first_suspect = how->first_suspect;
+    j.fold = sum_fold(&j);
+    j.watch = sum_watch(&j);
+    j.options = (fan_fold_how){.factor = j.factor, .ahead = read > NEAR};
+    j.options.stream = !among && written > last_cache() / 2;
+    j.most = (int64_t)(TILE / widest);
+    j.row = 0;
+    if (j.iter.ndim > 1 && j.iter.extent[j.iter.ndim - 1] >= LONG_ROW)
+        j.row = j.iter.extent[j.iter.ndim - 1];
+    j.parts = NULL;
+    if (options->stats)
+        j.parts = parts;
+    j.first_suspect = options->first_suspect;
     atomic_init(&j.stop, false);
-    bool parallel = how->parallel && read + written >= PARALLEL_FROM;
-    j.piece = parallel || j.parts ? fan_stats_piece(out->size) : out->size;
+
+    bool parallel = options->parallel && read + written >= PARALLEL_FROM;
+    j.piece = out->size;
+    if (parallel || j.parts)
+        j.piece = fan_stats_piece(out->size);
     size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
-    if (parallel)
+    if (parallel) {
         fan_workers_run(pieces, do_piece, &j);
-    else
+    } else {
         for (size_t i = 0; i < pieces; i++)
             do_piece(&j, i);
-    for (size_t i = 0; j.parts && i < pieces && !atomic_load(&j.stop); i++)
-        stats_merge(how->stats, &parts[i]);
-    if (j.parts && !atomic_load(&j.stop))
-        stats_end(out, how->stats);
+    }
+    if (!j.parts || atomic_load(&j.stop))
+        return;
+    for (size_t i = 0; i < pieces; i++)
+        stats_merge(options->stats, &parts[i]);
+    stats_end(out, options->stats);
 }
 
-void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how)
+void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *options)
 {
     FAN_DEFAULT_FLOAT_MODE;
-    if (how && how->stats)
-        stats_begin(how->stats);
-    if (out->size == 0 || ((!how || (!how->scale.on && !how->stats)) && sum_small(out, in, n)))
+    bool counts = options && options->stats;
+    bool scales = options && options->scale.on;
+    if (counts)
+        stats_begin(options->stats);
+    if (out->size == 0)
         return;
-    sum_large(out, in, n, how);
+    if (!counts && !scales && sum_small(out, in, n))
+        return;
+    sum_large(out, in, n, options);
 }
 
 bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count,
@@ -590,11 +661,16 @@ bool fan_sum_flat_from(char *out, const char *start, const char *const *src, siz
     bool after = factor && loops->parts == 2; /* complex factors come after the fold */
     if (!fold || (after && acc != dtype))
         return false;
-    fan_fold_how how = {.ahead = count * loops->size * n > NEAR,
-                        .factor = after ? NULL : factor,
-                        .start = start,
-                        .raw = raw};
-    fold(out, src, n, count * loops->parts, how.ahead || how.factor || start || raw ? &how : NULL);
+    fan_fold_how options = {
+        .ahead = count * loops->size * n > NEAR, .factor = factor, .start = start, .raw = raw};
+    if (after)
+        options.factor = NULL;
+    bool scales = options.factor;
+    bool continues = start || raw;
+    if (options.ahead || scales || continues)
+        fold(out, src, n, count * loops->parts, &options);
+    else
+        fold(out, src, n, count * loops->parts, NULL);
     if (after)
         loops->scale(out, factor, count);
     return true;
@@ -609,7 +685,9 @@ bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan
 fan_dtype fan_sum_flat_upper(fan_dtype d)
 {
     const fan_loops *loops = fan_loops_of(d);
-    return loops->up ? loops->upper : FAN_DT_NONE;
+    if (loops->up)
+        return loops->upper;
+    return FAN_DT_NONE;
 }
 
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc)

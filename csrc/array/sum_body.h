@@ -893,7 +893,9 @@ static void measure_each(fan_stats_run *r, const double *x, size_t n)
 static void measure_pairs(fan_stats_run *r, const double *x, size_t n)
 {
     for (size_t i = 0; i < n; i += 2) {
-        double re = x[i], im = x[i + 1], *lane = r->lane + r->numbers % FAN_STATS_LANES;
+        double re = x[i];
+        double im = x[i + 1];
+        double *lane = r->lane + r->numbers % FAN_STATS_LANES;
         bool whole = isfinite(re) && isfinite(im);
         r->nonfinite += !whole;
         lane[0] += whole ? re * re : 0.0;

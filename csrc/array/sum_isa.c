@@ -1,3 +1,5 @@
+/* Chooses the loops: the widest set that the machine supports, on first use, or the one that is
+ * named. */
 #include "array/sum_isa.h"
 
 #include <stdatomic.h>
@@ -21,6 +23,18 @@ static bool sum_isa_has_f16c(void)
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+
+static bool sum_isa_has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && sum_isa_has_f16c();
+}
+
+static bool sum_isa_has_avx512(void)
+{
+    bool words = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+    bool lengths = __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return words && lengths && sum_isa_has_avx2();
+}
 #endif
 
 /* sum_isa_available: returns set i if this machine supports it. */
@@ -31,13 +45,13 @@ static const fan_loop_set *sum_isa_available(size_t i)
         return &fan_loops_base;
 #if defined(__x86_64__)
     case 1:
-        return __builtin_cpu_supports("avx2") && sum_isa_has_f16c() ? &fan_loops_avx2 : NULL;
+        if (sum_isa_has_avx2())
+            return &fan_loops_avx2;
+        return NULL;
     case 2:
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                       __builtin_cpu_supports("avx2") && sum_isa_has_f16c()
-                   ? &fan_loops_avx512
-                   : NULL;
+        if (sum_isa_has_avx512())
+            return &fan_loops_avx512;
+        return NULL;
 #endif
     default:
         return NULL;
@@ -51,7 +65,8 @@ static const fan_loop_set *sum_isa_choose(void)
     const fan_loop_set *best = NULL;
     for (size_t i = 0; i < SETS; i++) {
         const fan_loop_set *set = sum_isa_available(i);
-        best = set ? set : best;
+        if (set)
+            best = set;
     }
     atomic_store_explicit(&chosen, best, memory_order_relaxed);
     return best;
@@ -60,7 +75,9 @@ static const fan_loop_set *sum_isa_choose(void)
 static inline const fan_loop_set *set_now(void)
 {
     const fan_loop_set *set = atomic_load_explicit(&chosen, memory_order_relaxed);
-    return set ? set : sum_isa_choose();
+    if (set)
+        return set;
+    return sum_isa_choose();
 }
 
 const fan_loops *fan_loops_of(fan_dtype d)
@@ -92,7 +109,9 @@ int fan_sum_isa_rank(void)
 {
 #if defined(__x86_64__)
     const fan_loop_set *set = set_now();
-    return set == &fan_loops_avx512 ? 2 : set == &fan_loops_avx2 ? 1 : 0;
+    if (set == &fan_loops_avx512)
+        return 2;
+    return set == &fan_loops_avx2;
 #else
     return 0;
 #endif

@@ -66,7 +66,9 @@ typedef struct fan_loop_set {
 /* fan_loops_fold: returns the loop that adds sources of dtype d in `acc`; NULL if there is none. */
 static inline fan_fold_loop *fan_loops_fold(const fan_loops *loops, fan_dtype d, fan_dtype acc)
 {
-    return d == acc ? loops->own : loops->up && loops->upper == acc ? loops->up : NULL;
+    if (d == acc)
+        return loops->own;
+    return loops->upper == acc ? loops->up : NULL;
 }
 
 #endif

@@ -1,3 +1,5 @@
+/* Superaccumulators: the format of each dtype, adding a float64 at its place with carries, and the
+ * final rounding: magnitude, factor, then to nearest even or to odd. */
 #include "array/superacc.h"
 
 #include "base/fault.h"
@@ -32,18 +34,23 @@ void fan__superacc_start(uint64_t *w, const fan_exact_kind *k)
 
 void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
 {
-    uint64_t u = bits_of(x), m = u & (UINT64_MAX >> 12);
+    uint64_t u = bits_of(x);
+    uint64_t m = u & (UINT64_MAX >> 12);
     int e = (int)(u >> 52 & 0x7ff);
     bool minus = u >> 63;
     int64_t top = (int64_t)w[k->limbs - 1];
     if (e == 0x7ff) {
-        int64_t mine = m ? FAN_ACC_NAN : minus ? FAN_ACC_MINUS_INF : FAN_ACC_PLUS_INF;
-        bool clash = (top == FAN_ACC_PLUS_INF || top == FAN_ACC_MINUS_INF) && top != mine;
-        w[k->limbs - 1] = (uint64_t)(top == FAN_ACC_NAN || clash ? FAN_ACC_NAN : mine);
+        int64_t mine = minus ? FAN_ACC_MINUS_INF : FAN_ACC_PLUS_INF;
+        bool infinite = top == FAN_ACC_PLUS_INF || top == FAN_ACC_MINUS_INF;
+        bool clash = infinite && top != mine;
+        if (m || top == FAN_ACC_NAN || clash)
+            mine = FAN_ACC_NAN;
+        w[k->limbs - 1] = (uint64_t)mine;
         return;
     }
     if (top <= FAN_ACC_NAN) {
-        if (top != FAN_ACC_NOTHING || (minus && !(e | (m != 0))))
+        bool minus_zero = minus && e == 0 && m == 0;
+        if (top != FAN_ACC_NOTHING || minus_zero)
             return;
         w[k->limbs - 1] = 0;
     }
@@ -51,21 +58,107 @@ void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
         m |= UINT64_C(1) << 52;
     else
         e = 1;
+
     /* x is m * 2^(e - 1075), and m * 2^at units; the bits of m below the unit are zero */
     int at = e - 1075 + k->unit;
     if (at < 0) {
         m = at > -64 ? m >> -at : 0;
         at = 0;
     }
-    int i = at >> 6, bit = at & 63;
-    uint64_t piece[2] = {m << bit, bit ? m >> (64 - bit) : 0}, carry = 0;
-    for (int j = 0; i < k->limbs && (j < 2 || carry); i++, j++) {
-        uint64_t p = j < 2 ? piece[j] : 0, a = w[i];
-        uint64_t b = minus ? a - p : a + p;
-        uint64_t c = minus ? b - carry : b + carry;
-        carry = minus ? (b > a) | (c > b) : (b < a) | (c < b);
-        w[i] = c;
+    int first = at >> 6;
+    int bit = at & 63;
+    uint64_t piece[2] = {m << bit, bit ? m >> (64 - bit) : 0};
+    uint64_t carry = 0;
+    for (int i = first; i < k->limbs; i++) {
+        uint64_t part = 0;
+        uint64_t old = w[i];
+        uint64_t sum;
+        if (i - first < 2)
+            part = piece[i - first];
+        else if (!carry)
+            return;
+        if (minus) {
+            sum = old - part;
+            w[i] = sum - carry;
+            carry = (sum > old) | (w[i] > sum);
+        } else {
+            sum = old + part;
+            w[i] = sum + carry;
+            carry = (sum < old) | (w[i] < sum);
+        }
     }
+}
+
+/* special_value: returns what a top word represents that is no number. */
+static double special_value(int64_t top)
+{
+    if (top == FAN_ACC_NOTHING)
+        return -0.0;
+    if (top == FAN_ACC_PLUS_INF)
+        return (double)INFINITY;
+    if (top == FAN_ACC_MINUS_INF)
+        return -(double)INFINITY;
+    return (double)NAN;
+}
+
+/* magnitude_of: writes the limbs of |w|; returns the index of the highest that is not zero, or
+ * -1. */
+static int magnitude_of(const uint64_t *w, int limbs, bool minus, uint64_t *mag)
+{
+    uint64_t carry = minus;
+    int high = -1;
+    for (int i = 0; i < limbs; i++) {
+        mag[i] = (minus ? ~w[i] : w[i]) + carry;
+        carry = carry && mag[i] == 0;
+        if (mag[i])
+            high = i;
+    }
+    return high;
+}
+
+/* limbs_times: multiplies the limbs 0 .. high by m; returns the index of the highest one now. */
+static int limbs_times(uint64_t *mag, int high, uint64_t m)
+{
+    unsigned __int128 over = 0;
+    for (int i = 0; i <= high; i++) {
+        over += (unsigned __int128)mag[i] * m;
+        mag[i] = (uint64_t)over;
+        over >>= 64;
+    }
+    mag[high + 1] = (uint64_t)over;
+    if (over)
+        return high + 1;
+    return high;
+}
+
+/* magnitude_round: returns the bits of the float64 for m * 2^(exponent - 63), whose highest bit is
+ * set; `more`: and a part below the last bit of m. */
+static uint64_t magnitude_round(uint64_t m, bool more, int64_t exponent, bool odd)
+{
+    const uint64_t half = UINT64_C(1) << 63;
+    bool to_odd = odd && !FAN_FAULT(EXACT_NO_ODD);
+    if (exponent > 1023)
+        return bits_of(to_odd ? DBL_MAX : (double)INFINITY);
+    if (exponent < -1075)
+        return to_odd;
+    /* the exponent of the last bit kept */
+    int64_t least = exponent - 52;
+    if (least < -1074)
+        least = -1074;
+    int drop = (int)(63 - (exponent - least)); /* 11 at least */
+    uint64_t kept = 0;
+    uint64_t rest = m;
+    if (drop <= 63) {
+        kept = m >> drop;
+        rest = m << (64 - drop);
+    }
+    if (to_odd)
+        kept |= rest || more;
+    else if (rest == half)
+        kept += more || (kept & 1);
+    else
+        kept += rest > half;
+    return ((uint64_t)(least + 1074) << 52) + kept; /* a carry correctly increments the exponent */
 }
 
 double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const double *factor,
@@ -75,64 +168,37 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
     int64_t top = (int64_t)w[k->limbs - 1];
     double by = factor ? *factor : 1.0;
     if (top <= FAN_ACC_NAN)
-        return by * (top == FAN_ACC_NOTHING     ? -0.0
-                     : top == FAN_ACC_PLUS_INF  ? (double)INFINITY
-                     : top == FAN_ACC_MINUS_INF ? -(double)INFINITY
-                                                : (double)NAN);
-    bool minus = top < 0, more = false;
-    uint64_t carry = minus;
-    int high = -1;
-    for (int i = 0; i < k->limbs; i++) {
-        mag[i] = (minus ? ~w[i] : w[i]) + carry;
-        carry = carry && mag[i] == 0;
-        high = mag[i] ? i : high;
-    }
+        return by * special_value(top);
+    bool minus = top < 0;
+    int high = magnitude_of(w, k->limbs, minus, mag);
     if (high < 0)
         return by * 0.0;
-    int64_t E = -(int64_t)k->unit;
+
+    int64_t unit = -(int64_t)k->unit;
     if (factor) {
-        uint64_t u = bits_of(by), m = u & (UINT64_MAX >> 12);
+        uint64_t u = bits_of(by);
+        uint64_t m = u & (UINT64_MAX >> 12);
         int e = (int)(u >> 52 & 0x7ff);
         if (e == 0x7ff || by == 0)
             return minus ? -by : by;
-        m |= (uint64_t)(e != 0) << 52;
-        E += (e ? e : 1) - 1075;
+        if (e)
+            m |= UINT64_C(1) << 52;
+        else
+            e = 1;
+        unit += e - 1075;
         minus ^= u >> 63;
-        unsigned __int128 over = 0;
-        for (int i = 0; i <= high; i++) {
-            over += (unsigned __int128)mag[i] * m;
-            mag[i] = (uint64_t)over;
-            over >>= 64;
-        }
-        mag[high + 1] = (uint64_t)over;
-        high += over != 0;
+        high = limbs_times(mag, high, m);
     }
+
     int lead = __builtin_clzll(mag[high]);
     uint64_t m = mag[high] << lead;
-    if (high > 0) {
-        m |= lead ? mag[high - 1] >> (64 - lead) : 0;
-        more = lead ? mag[high - 1] << lead : mag[high - 1];
-    }
+    bool more = false;
+    if (high > 0 && lead)
+        m |= mag[high - 1] >> (64 - lead);
+    if (high > 0)
+        more = mag[high - 1] << lead;
     for (int i = high - 2; i >= 0; i--)
         more |= mag[i] != 0;
-    int64_t exponent = E + 64 * high + 63 - lead;
-    bool to_odd = odd && !FAN_FAULT(EXACT_NO_ODD);
-    uint64_t u;
-    if (exponent > 1023) {
-        u = to_odd ? bits_of(DBL_MAX) : bits_of((double)INFINITY);
-    } else if (exponent < -1075) {
-        u = to_odd;
-    } else {
-        /* the exponent of the last bit kept */
-        int64_t least = exponent - 52 > -1074 ? exponent - 52 : -1074;
-        int drop = (int)(63 - (exponent - least));
-        uint64_t kept = drop > 63 ? 0 : m >> drop;
-        uint64_t rest = drop > 63 ? m : m << (64 - drop); /* drop is 11 at least */
-        if (to_odd)
-            kept |= rest || more;
-        else
-            kept += rest > UINT64_C(1) << 63 || (rest == UINT64_C(1) << 63 && (more || (kept & 1)));
-        u = ((uint64_t)(least + 1074) << 52) + kept; /* a carry correctly increments the exponent */
-    }
-    return of_bits(u | (uint64_t)minus << 63);
+    uint64_t bits = magnitude_round(m, more, unit + 64 * high + 63 - lead, odd);
+    return of_bits(bits | (uint64_t)minus << 63);
 }

@@ -15,6 +15,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define B FAN_WINDOW_BLOCK
@@ -35,9 +36,13 @@ typedef struct window_block {
     void *more;
 } window_block;
 
+typedef unsigned __int128 bits128;
+
 struct fan_window {
     fan_dtype dtype;
-    int64_t size, numbers, blocks;
+    int64_t size;
+    int64_t numbers;
+    int64_t blocks;
     fan_exact_kind kind;
     int64_t *word; /* whole blocks */
     window_block *block;
@@ -94,9 +99,11 @@ void fan_window_free(fan_window *w)
 /* block_more_bytes: returns the bytes of `more` of a block of this form. */
 static size_t block_more_bytes(const fan_window *w, int form)
 {
-    return form == WORDS_64    ? 0
-           : form == WORDS_128 ? B * sizeof(int64_t)
-                               : B * (size_t)w->kind.limbs * sizeof(uint64_t);
+    if (form == WORDS_64)
+        return 0;
+    if (form == WORDS_128)
+        return B * sizeof(int64_t);
+    return B * (size_t)w->kind.limbs * sizeof(uint64_t);
 }
 
 fan_dtype fan_window_dtype(const fan_window *w)
@@ -128,7 +135,13 @@ void fan_window_forms(const fan_window *w, int64_t count[4])
 static window_view window_view_of(const fan_window *w, int64_t b)
 {
     int64_t rest = w->numbers - b * B;
-    return (window_view){w->block + b, w->word + b * B, (size_t)(rest < B ? rest : B)};
+    return (window_view){w->block + b, w->word + b * B, (size_t)fan_min(rest, B)};
+}
+
+/* block_words: returns the low words of a block. */
+static int64_t *block_words(const fan_window *w, int64_t at)
+{
+    return w->word + at * B;
 }
 
 /* ---- one number ---- */
@@ -137,63 +150,91 @@ static window_view window_view_of(const fan_window *w, int64_t b)
  * added. */
 static int64_t cell_special(int64_t top, int64_t term)
 {
-    return top == FAN_ACC_NAN || (top < FAN_ACC_NAN && top != FAN_ACC_NOTHING && top != term)
-               ? FAN_ACC_NAN
-               : term;
+    if (top == FAN_ACC_NAN)
+        return FAN_ACC_NAN;
+    bool infinite = top < FAN_ACC_NAN && top != FAN_ACC_NOTHING;
+    if (infinite && top != term)
+        return FAN_ACC_NAN;
+    return term;
 }
 
-static const int64_t *high_of(const window_block *b)
+static int64_t *high_of(const window_block *b)
 {
     return b->more;
+}
+
+/* cell_limbs: returns the superaccumulator of number i of a block that has them. */
+static uint64_t *cell_limbs(const window_block *b, const fan_exact_kind *k, size_t i)
+{
+    return (uint64_t *)b->more + i * (size_t)k->limbs;
+}
+
+/* word_top: returns the top word of number i of a block of words that is not empty. */
+static int64_t word_top(const window_view *v, size_t i)
+{
+    if (v->block->form == WORDS_64)
+        return v->low[i];
+    return high_of(v->block)[i];
 }
 
 /* cell_top: returns the top word of number i. */
 static int64_t cell_top(const window_view *v, const fan_exact_kind *k, size_t i)
 {
-    const window_block *b = v->block;
-    if (b->empty)
+    if (v->block->empty)
         return FAN_ACC_NOTHING;
-    return b->form == WORDS_64    ? v->low[i]
-           : b->form == WORDS_128 ? high_of(b)[i]
-                                  : ((const int64_t *)b->more)[(i + 1) * (size_t)k->limbs - 1];
+    if (v->block->form == LIMBS)
+        return (int64_t)cell_limbs(v->block, k, i)[k->limbs - 1];
+    return word_top(v, i);
 }
 
 static __int128 cell_value(const window_view *v, size_t i)
 {
     if (v->block->form == WORDS_64)
         return v->low[i];
-    return (__int128)((unsigned __int128)(uint64_t)high_of(v->block)[i] << 64 |
-                      (uint64_t)v->low[i]);
+    uint64_t high = (uint64_t)high_of(v->block)[i];
+    return (__int128)((bits128)high << 64 | (uint64_t)v->low[i]);
 }
 
 /* cell_size: enters |number i| into the bits that any number has and the largest. */
-static void cell_size(const window_view *v, size_t i, unsigned __int128 *any,
-                      unsigned __int128 *most)
+static void cell_size(const window_view *v, size_t i, bits128 *any, bits128 *most)
 {
     __int128 x = cell_value(v, i);
-    unsigned __int128 a = x < 0 ? -(unsigned __int128)x : (unsigned __int128)x;
+    bits128 a = (bits128)x;
+    if (x < 0)
+        a = -a;
     *any |= a;
-    *most = a > *most ? a : *most;
+    if (a > *most)
+        *most = a;
 }
 
 /* zeros_of: returns the number of zero bits at the end; 0 for 0. */
-static int zeros_of(unsigned __int128 any)
+static int zeros_of(bits128 any)
 {
+    uint64_t low = (uint64_t)any;
     if (any == 0)
         return 0;
-    return (uint64_t)any ? __builtin_ctzll((uint64_t)any)
-                         : 64 + __builtin_ctzll((uint64_t)(any >> 64));
+    if (low == 0)
+        return 64 + __builtin_ctzll((uint64_t)(any >> 64));
+    return __builtin_ctzll(low);
 }
 
-/* cell_set: stores a number, or a top word that represents none. */
-static void cell_set(window_block *b, int64_t *low, size_t i, __int128 x, int64_t special)
+/* cell_set: stores a number. */
+static void cell_set(window_block *b, int64_t *low, size_t i, __int128 x)
+{
+    low[i] = (int64_t)x;
+    if (b->form == WORDS_128)
+        high_of(b)[i] = (int64_t)(x >> 64);
+}
+
+/* cell_mark: stores a top word that represents no number. */
+static void cell_mark(window_block *b, int64_t *low, size_t i, int64_t top)
 {
     if (b->form == WORDS_64) {
-        low[i] = special ? special : (int64_t)x;
-    } else {
-        low[i] = special ? 0 : (int64_t)x;
-        ((int64_t *)b->more)[i] = special ? special : (int64_t)(x >> 64);
+        low[i] = top;
+        return;
     }
+    low[i] = 0;
+    high_of(b)[i] = top;
 }
 
 /* limbs_add: adds an integer in two's complement, `words` long, times 2^at, to the superaccumulator
@@ -202,16 +243,20 @@ static void limbs_add(uint64_t *to, const fan_exact_kind *k, const uint64_t *fro
                       int at)
 {
     uint64_t sign = (int64_t)from[words - 1] < 0 ? UINT64_MAX : 0;
+    uint64_t below = 0;
     unsigned carry = 0;
+    int first = at >> 6;
     int bit = at & 63;
-    for (int i = at >> 6, j = 0; i < k->limbs; i++, j++) {
-        uint64_t here = j < words ? from[j] : sign, below = j == 0          ? 0
-                                                            : j - 1 < words ? from[j - 1]
-                                                                            : sign;
-        uint64_t p = bit ? here << bit | below >> (64 - bit) : here, sum = to[i] + p,
-                 all = sum + carry;
-        carry = (sum < p) | (all < sum);
+    for (int i = first; i < k->limbs; i++) {
+        uint64_t here = i - first < words ? from[i - first] : sign;
+        uint64_t part = here << bit;
+        if (bit)
+            part |= below >> (64 - bit);
+        uint64_t sum = to[i] + part;
+        uint64_t all = sum + carry;
+        carry = (sum < part) | (all < sum);
         to[i] = all;
+        below = here;
     }
 }
 
@@ -219,26 +264,25 @@ static void limbs_add(uint64_t *to, const fan_exact_kind *k, const uint64_t *fro
 static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view *v,
                         const fan_exact_kind *from, size_t i)
 {
-    int64_t *top = (int64_t *)&to[k->limbs - 1], other = cell_top(v, from, i);
+    int64_t *top = (int64_t *)&to[k->limbs - 1];
+    int64_t other = cell_top(v, from, i);
     if (other == FAN_ACC_NOTHING)
         return;
     if (other <= FAN_ACC_NAN) {
         *top = cell_special(*top, other);
         return;
     }
-    if (*top <= FAN_ACC_NAN) {
-        if (*top != FAN_ACC_NOTHING)
-            return;
+    if (*top == FAN_ACC_NOTHING)
         *top = 0;
-    }
+    if (*top <= FAN_ACC_NAN)
+        return;
     if (v->block->form == LIMBS) {
-        limbs_add(to, k, (const uint64_t *)v->block->more + i * (size_t)from->limbs, from->limbs,
-                  k->unit - from->unit);
-    } else {
-        __int128 x = cell_value(v, i);
-        uint64_t word[2] = {(uint64_t)x, (uint64_t)(x >> 64)};
-        limbs_add(to, k, word, 2, v->block->base + k->unit);
+        limbs_add(to, k, cell_limbs(v->block, from, i), from->limbs, k->unit - from->unit);
+        return;
     }
+    __int128 x = cell_value(v, i);
+    uint64_t word[2] = {(uint64_t)x, (uint64_t)(x >> 64)};
+    limbs_add(to, k, word, 2, v->block->base + k->unit);
 }
 
 /* ---- loops for each vector unit ---- */
@@ -343,7 +387,13 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
  * of a message. */
 static inline int plane_bytes(int rest)
 {
-    return rest >= 8 ? 8 : rest >= 4 ? 4 : rest >= 2 ? 2 : 1;
+    if (rest >= 8)
+        return 8;
+    if (rest >= 4)
+        return 4;
+    if (rest >= 2)
+        return 2;
+    return 1;
 }
 
 #define EACH_PLANE(X) X(1, fan_any_u8) X(2, fan_any_u16) X(4, fan_any_u32) X(8, fan_any_u64)
@@ -391,13 +441,16 @@ static inline int plane_bytes(int rest)
         }                                                                                     \
     }
 
+typedef void (*row_facts_of)(const char *from, size_t n, row_facts *f);
+typedef void (*row_add)(int64_t *w, const char *from, size_t n, double by, bool first);
+
 typedef struct window_loops {
-    void (*facts_single)(const char *from, size_t n, row_facts *f);
-    void (*facts_double)(const char *from, size_t n, row_facts *f);
-    void (*single_small)(int64_t *w, const char *from, size_t n, double by, bool first);
-    void (*single_large)(int64_t *w, const char *from, size_t n, double by, bool first);
-    void (*double_small)(int64_t *w, const char *from, size_t n, double by, bool first);
-    void (*double_large)(int64_t *w, const char *from, size_t n, double by, bool first);
+    row_facts_of facts_single;
+    row_facts_of facts_double;
+    row_add single_small;
+    row_add single_large;
+    row_add double_small;
+    row_add double_large;
     void (*merge)(int64_t *w, const int64_t *from, size_t n, int by);
     void (*round)(double *to, const int64_t *w, size_t n, double by);
     void (*size)(const int64_t *w, size_t n, row_size *s);
@@ -446,7 +499,11 @@ static const window_loops *window_loops_now(void)
 /* window_top: returns the least e with x < 2^e; INT_MIN / 2 for 0. */
 static int window_top(double x)
 {
-    return x == 0 ? INT_MIN / 2 : isinf(x) ? 2000 : ilogb(x) + 1;
+    if (x == 0)
+        return INT_MIN / 2;
+    if (isinf(x))
+        return 2000;
+    return ilogb(x) + 1;
 }
 
 /* bound_plus: returns an upper bound of a + b. */
@@ -465,32 +522,46 @@ static int block_base(const fan_window *w, const window_block *b, const window_n
     if (base == INT_MAX || (!fresh && base >= b->base))
         return b->base;
     int spare = (62 - 16 - (window_top(bound) - base)) / 2;
-    base -= spare < 0 ? 0 : spare > 8 ? 8 : spare;
-    return base < -w->kind.unit ? -w->kind.unit : base;
+    if (spare > 8)
+        spare = 8;
+    if (spare > 0)
+        base -= spare;
+    if (base < -w->kind.unit)
+        return -w->kind.unit;
+    return base;
 }
 
 static int block_form(const window_block *b, const window_need *need, int base, double bound)
 {
-    int bits = window_top(bound) - base, most = FAN_FAULT(WINDOW_NOT_WIDENED) ? 70 : 62;
-    int form = bits <= most ? WORDS_64 : bits <= 126 ? WORDS_128 : LIMBS;
-    form = form > need->form ? form : need->form;
-    return form > b->form ? form : b->form;
+    int bits = window_top(bound) - base;
+    int most = FAN_FAULT(WINDOW_NOT_WIDENED) ? 70 : 62;
+    int form = LIMBS;
+    if (bits <= most)
+        form = WORDS_64;
+    else if (bits <= 126)
+        form = WORDS_128;
+    if (form < need->form)
+        form = need->form;
+    if (form > b->form)
+        return form;
+    return b->form;
 }
 
 /* block_tighten: computes bound and base anew, from the words; no number changes. */
 static void block_tighten(window_block *b, int64_t *low, size_t n)
 {
     window_view v = {b, low, n};
-    unsigned __int128 any = 0, most = 0;
+    bits128 any = 0;
+    bits128 most = 0;
     if (b->empty || b->form == LIMBS)
         return;
     for (size_t i = 0; i < n; i++)
-        if ((b->form == WORDS_64 ? low[i] : high_of(b)[i]) > FAN_ACC_NAN)
+        if (word_top(&v, i) > FAN_ACC_NAN)
             cell_size(&v, i, &any, &most);
     int zeros = zeros_of(any);
     for (size_t i = 0; i < n && zeros; i++)
-        if ((b->form == WORDS_64 ? low[i] : high_of(b)[i]) > FAN_ACC_NAN)
-            cell_set(b, low, i, cell_value(&v, i) >> zeros, 0);
+        if (word_top(&v, i) > FAN_ACC_NAN)
+            cell_set(b, low, i, cell_value(&v, i) >> zeros);
     b->base += zeros;
     b->bound = ldexp((double)(most >> zeros) * (1 + 0x1p-50), b->base);
 }
@@ -508,11 +579,14 @@ static bool block_widen(fan_window *w, window_block *b, int64_t *low, size_t n, 
             uint64_t *to = (uint64_t *)more + i * limbs;
             fan__superacc_start(to, &w->kind);
             limbs_merge(to, &w->kind, &v, &w->kind, i);
-        } else {
-            bool number = low[i] > FAN_ACC_NAN;
-            ((int64_t *)more)[i] = number ? low[i] >> 63 : low[i];
-            low[i] = number ? low[i] : 0;
+            continue;
         }
+        int64_t *high = more;
+        high[i] = low[i];
+        if (low[i] > FAN_ACC_NAN)
+            high[i] = low[i] >> 63;
+        else
+            low[i] = 0;
     }
     fan_free(b->more);
     b->more = more;
@@ -525,20 +599,21 @@ static bool block_widen(fan_window *w, window_block *b, int64_t *low, size_t n, 
 /* block_reserve: makes room for what comes; no number changes. FAN_ERR_NOMEM. */
 static bool block_reserve(fan_window *w, int64_t at, const window_need *need)
 {
+    window_view v = window_view_of(w, at);
     window_block *b = w->block + at;
-    int64_t *low = w->word + at * B;
-    size_t n = window_view_of(w, at).n;
+    int64_t *low = block_words(w, at);
     double bound = bound_plus(b->bound, need->most);
-    int base = block_base(w, b, need, bound), form = block_form(b, need, base, bound);
-    if (form > b->form && !block_widen(w, b, low, n, form))
+    int base = block_base(w, b, need, bound);
+    int form = block_form(b, need, base, bound);
+    if (form > b->form && !block_widen(w, b, low, v.n, form))
         return false;
     if (b->form != LIMBS) {
-        int by = b->bound == 0 ? 0 : b->base - base; /* zeros need no shift */
-        for (size_t i = 0; i < n && by > 0 && !b->empty; i++) {
-            window_view v = {b, low, n};
+        int by = 0; /* zeros need no shift */
+        if (b->bound != 0)
+            by = b->base - base;
+        for (size_t i = 0; i < v.n && by > 0; i++)
             if (cell_top(&v, &w->kind, i) > FAN_ACC_NAN)
-                cell_set(b, low, i, (__int128)((unsigned __int128)cell_value(&v, i) << by), 0);
-        }
+                cell_set(b, low, i, (__int128)((bits128)cell_value(&v, i) << by));
         b->base = base;
     }
     b->bound = bound;
@@ -558,12 +633,11 @@ static bool block_fits(const fan_window *w, int64_t at, const window_need *need)
 static void block_begin(fan_window *w, int64_t at)
 {
     window_block *b = w->block + at;
-    int64_t *low = w->word + at * B;
     for (size_t i = 0; i < B && b->empty; i++) {
         if (b->form == LIMBS)
-            fan__superacc_start((uint64_t *)b->more + i * (size_t)w->kind.limbs, &w->kind);
+            fan__superacc_start(cell_limbs(b, &w->kind, i), &w->kind);
         else
-            cell_set(b, low, i, 0, FAN_ACC_NOTHING);
+            cell_mark(b, block_words(w, at), i, FAN_ACC_NOTHING);
     }
     b->empty = false;
 }
@@ -573,10 +647,23 @@ static void block_begin(fan_window *w, int64_t at)
 /* number_parts: x = +-m * 2^exponent. */
 static uint64_t number_parts(double x, int *exponent)
 {
-    uint64_t u = bits_of(x), m = u & (UINT64_MAX >> 12);
+    uint64_t u = bits_of(x);
+    uint64_t m = u & (UINT64_MAX >> 12);
     int e = (int)(u >> 52 & 0x7ff);
     *exponent = (e ? e : 1) - 1075;
-    return e ? m | UINT64_C(1) << 52 : m;
+    if (e)
+        return m | UINT64_C(1) << 52;
+    return m;
+}
+
+/* shifted: returns m * 2^by, whose bits below 1 are zero. */
+static bits128 shifted(uint64_t m, int by)
+{
+    if (m == 0)
+        return 0;
+    if (by < 0)
+        return m >> -by;
+    return (bits128)m << by;
 }
 
 /* need_number: adds a number to a need. */
@@ -591,55 +678,72 @@ static void need_number(window_need *need, double *most, double x)
     if (m == 0)
         return;
     int lowest = e + __builtin_ctzll(m);
-    need->lowest = lowest < need->lowest ? lowest : need->lowest;
-    *most = fabs(x) > *most ? fabs(x) : *most;
+    if (lowest < need->lowest)
+        need->lowest = lowest;
+    if (fabs(x) > *most)
+        *most = fabs(x);
+}
+
+/* special_of: returns the top word that represents inf or NaN. */
+static int64_t special_of(double x)
+{
+    if (x != x)
+        return FAN_ACC_NAN;
+    if (x > 0)
+        return FAN_ACC_PLUS_INF;
+    return FAN_ACC_MINUS_INF;
 }
 
 /* number_add: adds x to number i of a block with room for it. */
-static void number_add(fan_window *w, window_block *b, int64_t *low, size_t i, double x)
+static void number_add(fan_window *w, int64_t at, size_t i, double x)
 {
+    window_block *b = w->block + at;
+    int64_t *low = block_words(w, at);
     window_view v = {b, low, B};
     int e;
     if (b->form == LIMBS) {
-        fan__superacc_add((uint64_t *)b->more + i * (size_t)w->kind.limbs, &w->kind, x);
+        fan__superacc_add(cell_limbs(b, &w->kind, i), &w->kind, x);
         return;
     }
     int64_t top = cell_top(&v, &w->kind, i);
     if (x - x != 0) {
-        cell_set(b, low, i, 0,
-                 cell_special(top, x != x  ? FAN_ACC_NAN
-                                   : x > 0 ? FAN_ACC_PLUS_INF
-                                           : FAN_ACC_MINUS_INF));
+        cell_mark(b, low, i, cell_special(top, special_of(x)));
         return;
     }
-    if (top <= FAN_ACC_NAN && (top != FAN_ACC_NOTHING || (x == 0 && signbit(x))))
+    bool minus = signbit(x);
+    bool nothing = top == FAN_ACC_NOTHING;
+    if (top <= FAN_ACC_NAN && !nothing)
+        return;
+    if (nothing && x == 0 && minus)
         return;
     uint64_t m = number_parts(x, &e);
-    int by = e - b->base;
-    __int128 t = m == 0 ? 0 : by >= 0 ? (__int128)m << by : (__int128)(m >> -by);
-    cell_set(b, low, i, (top == FAN_ACC_NOTHING ? 0 : cell_value(&v, i)) + (signbit(x) ? -t : t),
-             0);
+    __int128 term = (__int128)shifted(m, e - b->base);
+    if (minus)
+        term = -term;
+    if (!nothing)
+        term += cell_value(&v, i);
+    cell_set(b, low, i, term);
 }
 
 /* wide_add: adds finite terms to a block of words of 128 bits without inf and NaN. */
-static void wide_add(window_block *b, int64_t *low, const char *p, size_t n, bool is_double)
+static void wide_add(window_block *b, int64_t *low, const exact_job *j, const char *p, size_t n)
 {
     int64_t *high = b->more;
     for (size_t i = 0; i < n; i++) {
-        double x = is_double ? ((const fan_any_f64 *)(const void *)p)[i]
-                             : (double)((const fan_any_f32 *)(const void *)p)[i];
+        double x = fan__exact_number(j, p, i);
+        bool nothing = high[i] == FAN_ACC_NOTHING;
         int e;
-        uint64_t m = number_parts(x, &e), sign = bits_of(x) >> 63;
-        if (m == 0 && (sign || high[i] != FAN_ACC_NOTHING))
+        uint64_t m = number_parts(x, &e);
+        uint64_t sign = bits_of(x) >> 63;
+        if (m == 0 && (sign || !nothing))
             continue;
-        int by = m ? e - b->base : 0;
-        unsigned __int128 t = by >= 0 ? (unsigned __int128)m << by : m >> -by;
-        unsigned __int128 v = high[i] == FAN_ACC_NOTHING
-                                  ? 0
-                                  : (unsigned __int128)(uint64_t)high[i] << 64 | (uint64_t)low[i];
-        v += (t ^ -(unsigned __int128)sign) + sign;
-        low[i] = (int64_t)v;
-        high[i] = (int64_t)(v >> 64);
+        bits128 term = shifted(m, e - b->base);
+        bits128 sum = 0;
+        if (!nothing)
+            sum = (bits128)(uint64_t)high[i] << 64 | (uint64_t)low[i];
+        sum += (term ^ -(bits128)sign) + sign;
+        low[i] = (int64_t)sum;
+        high[i] = (int64_t)(sum >> 64);
     }
 }
 
@@ -649,7 +753,6 @@ static bool row_need(const exact_job *j, const window_loops *loops, const char *
                      window_need *need)
 {
     row_facts f;
-    int e;
     double most, least;
     if (fan__exact_is_wide(j->d)) {
         loops->facts_double(p, n, &f);
@@ -666,10 +769,11 @@ static bool row_need(const exact_job *j, const window_loops *loops, const char *
     }
     if (f.high == 0)
         return true;
-    number_parts(least, &e);
-    int leading = ilogb(least), lowest = leading - (j->k.digits - 1);
-    lowest = lowest < -j->k.unit ? -j->k.unit : lowest;
-    need->lowest = lowest < need->lowest ? lowest : need->lowest;
+    int lowest = ilogb(least) - (j->k.digits - 1);
+    if (lowest < -j->k.unit)
+        lowest = -j->k.unit;
+    if (lowest < need->lowest)
+        need->lowest = lowest;
     need->most = bound_plus(need->most, most);
     return true;
 }
@@ -680,7 +784,8 @@ static window_need terms_need(fan_window *w, int64_t at, const exact_job *j,
                               const window_loops *loops, char *room)
 {
     window_view v = window_view_of(w, at);
-    int64_t first = at * B / (int64_t)j->parts, len = (int64_t)(v.n / j->parts);
+    int64_t first = at * B / (int64_t)j->parts;
+    int64_t len = (int64_t)(v.n / j->parts);
     window_need need = {.lowest = INT_MAX};
     bool finite = true;
     for (size_t k = 0; k < j->n && finite; k++)
@@ -696,13 +801,60 @@ static window_need terms_need(fan_window *w, int64_t at, const exact_job *j,
         need.most = bound_plus(need.most, most);
     }
     if (!block_fits(w, at, &need))
-        block_tighten(w->block + at, w->word + at * B, v.n);
+        block_tighten(w->block + at, block_words(w, at), v.n);
     return need;
 }
 
 static fan_status window_no_memory(fan_error *err)
 {
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an exact sum");
+}
+
+/* row_add_of: returns the loop that adds a row to words of 64 bits; `small`: sums have at most 50
+ * bits. */
+static row_add row_add_of(const window_loops *loops, bool is_double, bool small)
+{
+    if (is_double && small)
+        return loops->double_small;
+    if (is_double)
+        return loops->double_large;
+    if (small)
+        return loops->single_small;
+    return loops->single_large;
+}
+
+/* terms_add: adds the terms of one block, which has room for them. */
+static void terms_add(fan_window *w, int64_t at, const exact_job *j, const window_loops *loops,
+                      char *room)
+{
+    window_block *block = w->block + at;
+    window_view v = window_view_of(w, at);
+    int64_t *low = block_words(w, at);
+    int64_t first = at * B / (int64_t)j->parts;
+    int64_t len = (int64_t)(v.n / j->parts);
+
+    bool fast = block->form == WORDS_64 && !block->special && abs(block->base) < 1000;
+    bool wide = block->form == WORDS_128 && !block->special;
+    bool small = window_top(block->bound) - block->base <= 50;
+    row_add add = row_add_of(loops, fan__exact_is_wide(j->d), small);
+    double by = 0;
+    if (fast)
+        by = ldexp(1, -block->base);
+    else
+        block_begin(w, at);
+
+    for (size_t k = 0; k < j->n; k++) {
+        const char *p = fan__exact_term(j, k, first, len, room);
+        if (fast) {
+            add(low, p, v.n, by, block->empty);
+        } else if (wide) {
+            wide_add(block, low, j, p, v.n);
+        } else {
+            for (size_t i = 0; i < v.n; i++)
+                number_add(w, at, i, fan__exact_number(j, p, i));
+        }
+        block->empty = false;
+    }
 }
 
 fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, fan_error *err)
@@ -718,36 +870,14 @@ fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, f
     for (size_t k = 1; k < n; k++)
         fan_nditer_also(&j.iter, in[k]);
     fan_nditer_ready(&j.iter);
+
     for (int64_t b = 0; b < w->blocks; b++) {
         window_need need = terms_need(w, b, &j, loops, room);
         if (!block_reserve(w, b, &need))
             return window_no_memory(err);
     }
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_block *block = w->block + b;
-        window_view v = window_view_of(w, b);
-        int64_t *low = w->word + b * B, first = b * B / (int64_t)j.parts,
-                len = (int64_t)(v.n / j.parts);
-        bool fast =
-            block->form == WORDS_64 && !block->special && block->base > -1000 && block->base < 1000;
-        bool small = window_top(block->bound) - block->base <= 50;
-        double by = fast ? ldexp(1, -block->base) : 0;
-        if (!fast)
-            block_begin(w, b);
-        for (size_t k = 0; k < j.n; k++) {
-            const char *p = fan__exact_term(&j, k, first, len, room);
-            if (fast)
-                (fan__exact_is_wide(j.d) ? small ? loops->double_small : loops->double_large
-                 : small                 ? loops->single_small
-                                         : loops->single_large)(low, p, v.n, by, block->empty);
-            else if (block->form == WORDS_128 && !block->special)
-                wide_add(block, low, p, v.n, fan__exact_is_wide(j.d));
-            for (size_t i = 0; i < v.n && !fast && (block->form != WORDS_128 || block->special);
-                 i++)
-                number_add(w, block, low, i, fan__exact_number(&j, p, i));
-            block->empty = false;
-        }
-    }
+    for (int64_t b = 0; b < w->blocks; b++)
+        terms_add(w, b, &j, loops, room);
     return FAN_OK;
 }
 
@@ -762,18 +892,19 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
     fan__exact_job_begin(&j, &values, sizeof values, 1, w->dtype);
     fan_nditer_begin(&j.iter, values, true);
     fan_nditer_ready(&j.iter);
-    int64_t parts = (int64_t)j.parts, most = B / parts;
-    for (int add = 0; add < 2; add++)
-        for (int64_t from = 0, len; from < j.iter.size; from += len) {
-            len = j.iter.size - from < most ? j.iter.size - from : most;
+    int64_t parts = (int64_t)j.parts;
+    int64_t most = B / parts;
+    for (int add = 0; add < 2; add++) {
+        for (int64_t from = 0; from < j.iter.size; from += most) {
+            int64_t rest = j.iter.size - from;
+            int64_t len = fan_min(rest, most);
             const char *p = fan__exact_term(&j, 0, from, len, room);
             for (int64_t i = 0; i < len * parts; i++) {
                 int64_t number = at[from + i / parts] * parts + i % parts;
                 double x = fan__exact_number(&j, p, (size_t)i);
                 if (add) {
                     block_begin(w, number / B);
-                    number_add(w, w->block + number / B, w->word + number / B * B,
-                               (size_t)(number % B), x);
+                    number_add(w, number / B, (size_t)(number % B), x);
                     continue;
                 }
                 window_need need = {.lowest = INT_MAX};
@@ -782,45 +913,62 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
                     return window_no_memory(err);
             }
         }
+    }
     return FAN_OK;
+}
+
+/* block_copy: writes the numbers of a view from `offset` on, each followed by `spread` - 1 zeros,
+ * into a block of the same form. */
+static void block_copy(fan_window *w, int64_t at, const window_view *from,
+                       const fan_exact_kind *kind, size_t offset, size_t spread)
+{
+    window_block *b = w->block + at;
+    int64_t *low = block_words(w, at);
+    size_t n = window_view_of(w, at).n;
+    for (size_t i = 0; i < n; i++) {
+        size_t k = offset + i / spread;
+        uint64_t *limbs = NULL;
+        if (b->form == LIMBS)
+            limbs = cell_limbs(b, &w->kind, i);
+        int64_t top = cell_top(from, kind, k);
+        /* the imaginary part of a real number is +0.0, as in a conversion */
+        bool imaginary = i % spread;
+        if (imaginary && limbs)
+            limbs[w->kind.limbs - 1] = 0;
+        else if (imaginary)
+            cell_set(b, low, i, 0);
+        else if (limbs)
+            limbs_merge(limbs, &w->kind, from, kind, k);
+        else if (top <= FAN_ACC_NAN)
+            cell_mark(b, low, i, top);
+        else
+            cell_set(b, low, i, cell_value(from, k));
+    }
 }
 
 fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
 {
     fan_window *w = fan_window_new(d, from->size);
-    size_t spread = fan__exact_parts(d) / fan__exact_parts(from->dtype), limbs;
+    size_t spread = fan__exact_parts(d) / fan__exact_parts(from->dtype);
     if (!w)
         return NULL;
-    limbs = (size_t)w->kind.limbs;
     for (int64_t at = 0; at < w->blocks; at++) {
         window_view v = window_view_of(from, at / (int64_t)spread);
-        window_block *b = w->block + at;
         const window_block *old = v.block;
-        size_t offset = (size_t)(at % (int64_t)spread) * (B / spread), n = window_view_of(w, at).n;
+        window_block *b = w->block + at;
+        size_t offset = (size_t)(at % (int64_t)spread) * (B / spread);
         if (old->empty)
             continue;
-        *b = (window_block){
-            .bound = old->bound, .base = old->base, .empty = true, .special = old->special};
-        if (old->form != WORDS_64 && !block_widen(w, b, w->word + at * B, n, old->form)) {
+        b->bound = old->bound;
+        b->base = old->base;
+        b->special = old->special;
+        size_t n = window_view_of(w, at).n;
+        if (old->form != WORDS_64 && !block_widen(w, b, block_words(w, at), n, old->form)) {
             fan_window_free(w);
             return NULL;
         }
         block_begin(w, at);
-        for (size_t i = 0; i < n; i++) {
-            size_t k = offset + i / spread;
-            int64_t top = cell_top(&v, &from->kind, k);
-            if (i % spread) { /* the imaginary part of a real number is +0.0, as in a conversion */
-                if (b->form == LIMBS)
-                    ((uint64_t *)b->more)[(i + 1) * limbs - 1] = 0;
-                else
-                    cell_set(b, w->word + at * B, i, 0, 0);
-            } else if (b->form == LIMBS) {
-                limbs_merge((uint64_t *)b->more + i * limbs, &w->kind, &v, &from->kind, k);
-            } else {
-                cell_set(b, w->word + at * B, i, top <= FAN_ACC_NAN ? 0 : cell_value(&v, k),
-                         top <= FAN_ACC_NAN ? top : 0);
-            }
-        }
+        block_copy(w, at, &v, &from->kind, offset, spread);
     }
     return w;
 }
@@ -832,19 +980,27 @@ fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
 static double cell_round(const window_view *v, const fan_exact_kind *k, size_t i,
                          const double *factor, bool odd)
 {
-    fan_exact_kind own = {.limbs = v->block->form == WORDS_64 ? 1 : 2, .unit = -v->block->base};
-    int64_t top = cell_top(v, k, i);
-    uint64_t word[2] = {(uint64_t)v->low[i], (uint64_t)top};
-    if (v->block->form == LIMBS)
-        return fan__superacc_value((const uint64_t *)v->block->more + i * (size_t)k->limbs, k,
-                                   factor, odd);
+    const window_block *b = v->block;
+    if (b->form == LIMBS)
+        return fan__superacc_value(cell_limbs(b, k, i), k, factor, odd);
+    fan_exact_kind own = {.limbs = b->form == WORDS_64 ? 1 : 2, .unit = -b->base};
+    uint64_t word[2] = {(uint64_t)v->low[i], (uint64_t)cell_top(v, k, i)};
     return fan__superacc_value(word, &own, factor, odd);
+}
+
+/* cell_double: returns the integer of number i, rounded to nearest. */
+static double cell_double(const window_view *v, size_t i)
+{
+    if (v->block->form == WORDS_64)
+        return (double)v->low[i];
+    return (double)cell_value(v, i);
 }
 
 /* product_odd: returns a * b rounded to odd, for products far from the ends of the exponents. */
 static double product_odd(double a, double b)
 {
-    double p = a * b, rest = fma(a, b, -p);
+    double p = a * b;
+    double rest = fma(a, b, -p);
     uint64_t u = bits_of(p);
     if (rest == 0 || u & 1)
         return p;
@@ -858,30 +1014,39 @@ static void block_round(const window_view *v, const fan_exact_kind *k, const jud
 {
     const window_block *b = v->block;
     const double *factor = j->scaled ? &j->by : NULL;
-    int top = window_top(b->bound), bits = top - b->base;
-    double size = factor ? fabs(j->by) : 1;
-    bool odd = j->grid != TO_DOUBLE, shifts = !factor || j->shifts;
-    bool tame = !b->empty && !b->special && b->form != LIMBS && b->base > -900 && top < 900 &&
-                size > 0x1p-50 && size < 0x1p50;
+    double by = factor ? *factor : 1;
+    double size = fabs(by);
+    int top = window_top(b->bound);
+    int bits = top - b->base;
+    bool odd = j->grid != TO_DOUBLE;
+    bool shifts = !factor || j->shifts;
+
+    bool integers = !b->empty && !b->special && b->form != LIMBS;
+    bool in_range = b->base > -900 && top < 900;
+    bool moderate = size > 0x1p-50 && size < 0x1p50;
+    bool tame = integers && in_range && moderate;
+    bool exact = shifts || !odd;
+    bool short_words = b->form == WORDS_64 && bits <= 50;
     double unit = tame ? ldexp(1, b->base) : 0;
-    if (tame && b->form == WORDS_64 && bits <= 50 && (shifts || !odd)) {
+    if (tame && short_words && exact) {
         loops->round(value, v->low, v->n, unit);
         for (size_t i = 0; i < v->n && factor; i++)
-            value[i] *= *factor;
+            value[i] *= by;
         return;
     }
+
+    /* the conversion of the integer rounds to nearest, or is exact */
+    bool to_nearest = !odd && shifts;
+    bool converts = tame && (bits <= 53 || to_nearest);
     for (size_t i = 0; i < v->n; i++) {
         if (b->empty)
-            value[i] = (factor ? *factor : 1.0) * -0.0;
-        else if (!tame || cell_top(v, k, i) == FAN_ACC_NOTHING)
+            value[i] = by * -0.0;
+        else if (!converts || cell_top(v, k, i) == FAN_ACC_NOTHING)
             value[i] = cell_round(v, k, i, factor, odd);
-        else if (bits <= 53 && odd && !shifts)
-            value[i] = product_odd((double)v->low[i] * unit, *factor);
-        else if (bits <= 53 || (!odd && shifts)) /* the conversion rounds to nearest, or is exact */
-            value[i] = (b->form == WORDS_64 ? (double)v->low[i] : (double)cell_value(v, i)) * unit *
-                       (factor ? *factor : 1);
+        else if (exact)
+            value[i] = cell_double(v, i) * unit * by;
         else
-            value[i] = cell_round(v, k, i, factor, odd);
+            value[i] = product_odd((double)v->low[i] * unit, by);
     }
 }
 
@@ -897,6 +1062,7 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
         return;
     fan__exact_set_grid(&j, out->dtype);
     bool turns = fan__exact_scale_begin(&j, scale, parts == 2);
+    fan_dtype as = parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64;
     fan_nditer_begin(&iter, out, true);
     fan_nditer_ready(&iter);
     for (int64_t b = 0; b < w->blocks; b++) {
@@ -905,8 +1071,7 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
         block_round(&v, &w->kind, &j, loops, value);
         if (turns)
             fan__exact_turn(value, len, scale);
-        fan_nditer_write(&iter, out, b * B / (int64_t)parts, len,
-                         parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, (const char *)value);
+        fan_nditer_write(&iter, out, b * B / (int64_t)parts, len, as, (const char *)value);
     }
 }
 
@@ -915,40 +1080,53 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
 static bool view_reserve(fan_window *w, int64_t at, const window_view *from)
 {
     const window_block *b = from->block;
-    window_need need = {.most = b->form == LIMBS ? 0 : b->bound,
-                        .lowest = b->bound == 0 || b->form == LIMBS ? INT_MAX : b->base,
-                        .special = b->special,
-                        .form = b->form};
-    if (from->block->empty)
+    window_need need = {.lowest = INT_MAX, .special = b->special, .form = b->form};
+    if (b->empty)
         return true;
+    if (b->form != LIMBS && b->bound != 0) {
+        need.most = b->bound;
+        need.lowest = b->base;
+    }
     if (!block_fits(w, at, &need))
-        block_tighten(w->block + at, w->word + at * B, from->n);
+        block_tighten(w->block + at, block_words(w, at), from->n);
     return block_reserve(w, at, &need);
+}
+
+/* shift_of: returns by how many bits the words of another block are shifted to the base of b; zeros
+ * need no shift. */
+static int shift_of(const window_block *from, const window_block *b)
+{
+    if (from->bound == 0)
+        return 0;
+    return from->base - b->base;
 }
 
 /* cell_merge: adds number k of `from` to number i of block `at`, which has room for it. */
 static void cell_merge(fan_window *w, int64_t at, size_t i, const window_view *from, size_t k)
 {
     window_block *b = w->block + at;
-    int64_t *low = w->word + at * B;
+    int64_t *low = block_words(w, at);
     window_view mine = {b, low, B};
     int64_t top = cell_top(&mine, &w->kind, i);
     int64_t other = cell_top(from, &w->kind, k);
+    bool nothing = top == FAN_ACC_NOTHING;
     if (b->form == LIMBS) {
-        limbs_merge((uint64_t *)b->more + i * (size_t)w->kind.limbs, &w->kind, from, &w->kind, k);
+        limbs_merge(cell_limbs(b, &w->kind, i), &w->kind, from, &w->kind, k);
         return;
     }
     if (other == FAN_ACC_NOTHING)
         return;
     if (other <= FAN_ACC_NAN) {
-        cell_set(b, low, i, 0, cell_special(top, other));
+        cell_mark(b, low, i, cell_special(top, other));
         return;
     }
-    if (top <= FAN_ACC_NAN && top != FAN_ACC_NOTHING)
+    if (top <= FAN_ACC_NAN && !nothing)
         return;
-    int by = from->block->bound == 0 ? 0 : from->block->base - b->base; /* zeros need no shift */
-    __int128 old = top == FAN_ACC_NOTHING ? 0 : cell_value(&mine, i);
-    cell_set(b, low, i, old + (__int128)((unsigned __int128)cell_value(from, k) << by), 0);
+    bits128 term = (bits128)cell_value(from, k) << shift_of(from->block, b);
+    __int128 sum = (__int128)term;
+    if (!nothing)
+        sum += cell_value(&mine, i);
+    cell_set(b, low, i, sum);
 }
 
 static void view_add(fan_window *w, int64_t at, const window_view *from, const window_loops *loops)
@@ -958,9 +1136,7 @@ static void view_add(fan_window *w, int64_t at, const window_view *from, const w
         return;
     block_begin(w, at);
     if (b->form == WORDS_64 && !b->special) {
-        /* zeros need no shift */
-        int by = from->block->bound == 0 ? 0 : from->block->base - b->base;
-        loops->merge(w->word + at * B, from->low, from->n, by);
+        loops->merge(block_words(w, at), from->low, from->n, shift_of(from->block, b));
         return;
     }
     for (size_t i = 0; i < from->n; i++)
@@ -988,7 +1164,8 @@ static void spread_begin(spread_walk *walk, int ndim, const int64_t *shape, uint
         bool repeats = axes >> i & 1;
         walk->index[i] = 0;
         walk->step[i] = repeats ? 0 : step;
-        step *= repeats ? 1 : shape[i];
+        if (!repeats)
+            step *= shape[i];
     }
 }
 
@@ -1008,12 +1185,15 @@ static void spread_next(spread_walk *walk)
 static void need_block(window_need *need, const window_block *b)
 {
     bool sized = b->form != LIMBS && b->bound != 0 && !b->empty;
-    need->form = b->form > need->form ? b->form : need->form;
+    if (b->form > need->form)
+        need->form = b->form;
     need->special |= b->special;
     if (!sized)
         return;
-    need->most = b->bound > need->most ? b->bound : need->most;
-    need->lowest = b->base < need->lowest ? b->base : need->lowest;
+    if (b->bound > need->most)
+        need->most = b->bound;
+    if (b->base < need->lowest)
+        need->lowest = b->base;
 }
 
 fan_window *fan_window_spread(const fan_window *from, int ndim, const int64_t *shape, uint64_t axes)
@@ -1034,13 +1214,14 @@ fan_window *fan_window_spread(const fan_window *from, int ndim, const int64_t *s
             window_need need = {.lowest = INT_MAX};
             if (add)
                 block_begin(w, at);
-            for (int64_t i = 0; i < elements; i++, spread_next(&walk)) {
+            for (int64_t i = 0; i < elements; i++) {
                 int64_t number = walk.at * parts;
                 window_view v = window_view_of(from, number / B);
                 if (!add)
                     need_block(&need, v.block);
                 for (int64_t part = 0; add && part < parts; part++)
                     cell_merge(w, at, (size_t)(i * parts + part), &v, (size_t)(number % B + part));
+                spread_next(&walk);
             }
             if (!add && !block_reserve(w, at, &need)) {
                 fan_window_free(w);
@@ -1091,32 +1272,51 @@ enum {
 
 static size_t header_bytes(const window_header *h, size_t n, const fan_exact_kind *k)
 {
-    return n * (h->width == MESSAGE_LIMBS ? (size_t)k->limbs * sizeof(uint64_t) : h->width);
+    if (h->width == MESSAGE_LIMBS)
+        return n * (size_t)k->limbs * sizeof(uint64_t);
+    return n * h->width;
 }
 
 size_t fan_window_room(const fan_window *w)
 {
     size_t bytes = 0;
     for (int64_t b = 0; b < w->blocks; b++) {
-        int form = w->block[b].form;
-        size_t width = form == WORDS_64    ? 8
-                       : form == WORDS_128 ? 16
-                                           : (size_t)w->kind.limbs * sizeof(uint64_t);
+        size_t width = (size_t)w->kind.limbs * sizeof(uint64_t);
+        if (w->block[b].form == WORDS_64)
+            width = 8;
+        else if (w->block[b].form == WORDS_128)
+            width = 16;
         bytes += sizeof(window_header) + window_view_of(w, b).n * width;
     }
     return bytes;
+}
+
+/* bits_in: returns the number of bits up to the highest that is set; 0 for 0. */
+static int bits_in(bits128 x)
+{
+    uint64_t high = (uint64_t)(x >> 64);
+    uint64_t low = (uint64_t)x;
+    if (high)
+        return 128 - __builtin_clzll(high);
+    if (low)
+        return 64 - __builtin_clzll(low);
+    return 0;
 }
 
 /* header_of: returns the header of a block, and how many zero bits all its numbers end with. */
 static window_header header_of(const window_view *v, const window_loops *loops, int *zeros)
 {
     const window_block *b = v->block;
-    unsigned __int128 any = 0, large = 0;
+    bits128 any = 0;
+    bits128 large = 0;
     size_t numbers = 0;
+    uint8_t special = b->special ? MESSAGE_SPECIAL : 0;
     *zeros = 0;
+    if (b->empty && !b->special)
+        return (window_header){.flags = MESSAGE_EMPTY};
     if (b->form == LIMBS && !b->empty)
-        return (window_header){.width = MESSAGE_LIMBS, .flags = b->special ? MESSAGE_SPECIAL : 0};
-    if (b->form == WORDS_64 && !b->special && !b->empty) {
+        return (window_header){.width = MESSAGE_LIMBS, .flags = special};
+    if (b->form == WORDS_64 && !b->special) {
         row_size size;
         loops->size(v->low, v->n, &size);
         any = size.any;
@@ -1124,33 +1324,57 @@ static window_header header_of(const window_view *v, const window_loops *loops, 
         numbers = size.numbers;
     } else {
         for (size_t i = 0; i < v->n && !b->empty; i++)
-            if ((b->form == WORDS_64 ? v->low[i] : high_of(b)[i]) > FAN_ACC_NAN) {
+            if (word_top(v, i) > FAN_ACC_NAN) {
                 cell_size(v, i, &any, &large);
                 numbers++;
             }
     }
-    if (any == 0 && !b->special && (numbers == 0 || numbers == v->n))
+    bool alike = numbers == 0 || numbers == v->n;
+    if (any == 0 && !b->special && alike)
         return (window_header){.flags = numbers ? 0 : MESSAGE_EMPTY};
     *zeros = zeros_of(any);
-    large >>= *zeros;
-    int bits = (uint64_t)(large >> 64) ? 128 - __builtin_clzll((uint64_t)(large >> 64))
-               : large                 ? 64 - __builtin_clzll((uint64_t)large)
-                                       : 0;
     /* two bits more: the sign, and room for the lowest values, which represent what is no number */
-    return (window_header){b->base + *zeros, (uint8_t)((bits + 9) / 8),
-                           b->special ? MESSAGE_SPECIAL : 0, 0};
+    int bits = bits_in(large >> *zeros) + 2;
+    return (window_header){b->base + *zeros, (uint8_t)((bits + 7) / 8), special, 0};
 }
 
-static unsigned __int128 number_get(const char *p, size_t n, int width, size_t i)
+static bits128 number_get(const char *p, size_t n, int width, size_t i)
 {
-    unsigned __int128 x = 0;
-    for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {
+    bits128 x = 0;
+    int bytes;
+    for (int done = 0; done < width; done += bytes) {
         bytes = plane_bytes(width - done);
         uint64_t part = 0;
         memcpy(&part, p + i * (size_t)bytes, (size_t)bytes);
-        x |= (unsigned __int128)part << 8 * done;
+        x |= (bits128)part << 8 * done;
+        p += n * (size_t)bytes;
     }
     return x;
+}
+
+static void number_put(char *p, size_t n, int width, size_t i, bits128 x)
+{
+    int bytes;
+    for (int done = 0; done < width; done += bytes) {
+        bytes = plane_bytes(width - done);
+        uint64_t part = (uint64_t)(x >> 8 * done);
+        memcpy(p + i * (size_t)bytes, &part, (size_t)bytes);
+        p += n * (size_t)bytes;
+    }
+}
+
+/* numbers_pack: writes the numbers of a block of words, each without its last `zeros` bits. */
+static void numbers_pack(char *p, const window_view *v, const fan_exact_kind *k, int zeros,
+                         int width)
+{
+    bits128 lift = (bits128)1 << (8 * width - 1);
+    for (size_t i = 0; i < v->n; i++) {
+        int64_t top = cell_top(v, k, i);
+        bits128 x = (bits128)(top - FAN_ACC_NOTHING);
+        if (top > FAN_ACC_NAN)
+            x = (bits128)(cell_value(v, i) >> zeros) + lift;
+        number_put(p, v->n, width, i, x);
+    }
 }
 
 size_t fan_window_pack(const fan_window *w, void *to)
@@ -1161,28 +1385,16 @@ size_t fan_window_pack(const fan_window *w, void *to)
         window_view v = window_view_of(w, at);
         int zeros;
         window_header h = header_of(&v, loops, &zeros);
+        size_t bytes = header_bytes(&h, v.n, &w->kind);
         memcpy(p, &h, sizeof h);
         p += sizeof h;
         if (h.width == MESSAGE_LIMBS)
-            memcpy(p, v.block->more, header_bytes(&h, v.n, &w->kind));
+            memcpy(p, v.block->more, bytes);
         else if (h.width && v.block->form == WORDS_64 && !v.block->special)
             loops->pack(p, v.low, v.n, zeros, h.width);
-        else
-            for (size_t i = 0; i < v.n && h.width; i++) {
-                int64_t top = cell_top(&v, &w->kind, i);
-                unsigned __int128 lift = (unsigned __int128)1 << (8 * h.width - 1);
-                unsigned __int128 x = top > FAN_ACC_NAN
-                                          ? (unsigned __int128)(cell_value(&v, i) >> zeros) + lift
-                                          : (unsigned __int128)(top - FAN_ACC_NOTHING);
-                char *plane = p;
-                for (int done = 0, bytes; done < h.width;
-                     done += bytes, plane += v.n * (size_t)bytes) {
-                    bytes = plane_bytes(h.width - done);
-                    uint64_t part = (uint64_t)(x >> 8 * done);
-                    memcpy(plane + i * (size_t)bytes, &part, (size_t)bytes);
-                }
-            }
-        p += header_bytes(&h, v.n, &w->kind);
+        else if (h.width)
+            numbers_pack(p, &v, &w->kind, zeros, h.width);
+        p += bytes;
     }
     return (size_t)(p - (char *)to);
 }
@@ -1192,72 +1404,93 @@ size_t fan_window_pack(const fan_window *w, void *to)
 static void unpack(const window_header *h, const char *p, size_t n, window_block *b, int64_t *low,
                    int64_t *high, const window_loops *loops)
 {
-    *b = (window_block){
-        .base = h->base,
-        .form = h->width == MESSAGE_LIMBS ? LIMBS
-                : h->width > 8            ? WORDS_128
-                                          : WORDS_64,
-        .empty = h->flags & MESSAGE_EMPTY,
-        .special = h->flags & MESSAGE_SPECIAL,
-        .bound = h->width && h->width != MESSAGE_LIMBS ? ldexp(1, h->base + 8 * h->width - 1) : 0,
-        .more = high};
-    if (b->form == LIMBS || b->empty)
+    *b = (window_block){.base = h->base, .form = WORDS_64, .more = high};
+    b->empty = h->flags & MESSAGE_EMPTY;
+    b->special = h->flags & MESSAGE_SPECIAL;
+    if (h->width == MESSAGE_LIMBS)
+        b->form = LIMBS;
+    else if (h->width > 8)
+        b->form = WORDS_128;
+    if (b->form == LIMBS)
+        return;
+    if (h->width)
+        b->bound = ldexp(1, h->base + 8 * h->width - 1);
+    if (b->empty)
         return;
     if (h->width == 0) {
         memset(low, 0, n * sizeof *low);
-    } else if (h->width <= 8) {
+        return;
+    }
+    if (h->width <= 8) {
         loops->unpack(p, low, n, h->width);
-    } else {
-        for (size_t i = 0; i < n; i++) {
-            unsigned __int128 x = number_get(p, n, h->width, i),
-                              lift = (unsigned __int128)1 << (8 * h->width - 1);
-            cell_set(b, low, i, (__int128)(x - lift), x < 4 ? (int64_t)x + FAN_ACC_NOTHING : 0);
-        }
+        return;
+    }
+    bits128 lift = (bits128)1 << (8 * h->width - 1);
+    for (size_t i = 0; i < n; i++) {
+        bits128 x = number_get(p, n, h->width, i);
+        if (x < 4)
+            cell_mark(b, low, i, (int64_t)x + FAN_ACC_NOTHING);
+        else
+            cell_set(b, low, i, (__int128)(x - lift));
     }
 }
 
 static bool header_valid(const window_header *h, const fan_exact_kind *k)
 {
-    if (h->flags > (MESSAGE_EMPTY | MESSAGE_SPECIAL) || h->zero ||
-        (h->width && h->flags & MESSAGE_EMPTY))
+    if (h->flags > (MESSAGE_EMPTY | MESSAGE_SPECIAL) || h->zero)
         return false;
-    return h->width == MESSAGE_LIMBS || (h->width <= 16 && h->base >= -k->unit && h->base < 1024) ||
-           h->width == 0;
+    if (h->width == 0)
+        return true;
+    if (h->flags & MESSAGE_EMPTY)
+        return false;
+    if (h->width == MESSAGE_LIMBS)
+        return true;
+    return h->width <= 16 && h->base >= -k->unit && h->base < 1024;
+}
+
+/* message_pass: reads the message; adds its blocks, or reserves room for them. */
+static fan_status message_pass(fan_window *w, const char *p, size_t bytes, bool add, size_t *used,
+                               fan_error *err)
+{
+    FAN_UNINITIALIZED int64_t low[B];
+    FAN_UNINITIALIZED int64_t high[B];
+    const window_loops *loops = window_loops_now();
+    const char *begin = p;
+    const char *end = p + bytes;
+    for (int64_t at = 0; at < w->blocks; at++) {
+        window_header h = {.flags = 255};
+        window_block b;
+        window_view v = {&b, low, window_view_of(w, at).n};
+        if ((size_t)(end - p) >= sizeof h)
+            memcpy(&h, p, sizeof h);
+        p += sizeof h;
+        size_t length = header_bytes(&h, v.n, &w->kind);
+        if (!header_valid(&h, &w->kind) || length > (size_t)(end - p))
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "not a message of window sums: block %lld of %lld is malformed",
+                            (long long)at, (long long)w->blocks);
+        unpack(&h, p, add ? v.n : 0, &b, low, high, loops);
+        if (b.form == LIMBS)
+            /* whole blocks and headers are multiples of 8 bytes */
+            b.more = (void *)(uintptr_t)p;
+        p += length;
+        if (add)
+            view_add(w, at, &v, loops);
+        else if (!view_reserve(w, at, &v))
+            return window_no_memory(err);
+    }
+    *used = (size_t)(p - begin);
+    return FAN_OK;
 }
 
 fan_status fan_window_merge_packed(fan_window *w, const void *from, size_t bytes, size_t *used,
                                    fan_error *err)
 {
-    FAN_UNINITIALIZED int64_t low[B];
-    FAN_UNINITIALIZED int64_t high[B];
-    const window_loops *loops = window_loops_now();
     FAN_DEFAULT_FLOAT_MODE;
     if ((uintptr_t)from % _Alignof(int64_t))
         return fan_fail(err, FAN_ERR_VALUE, "a message of window sums is aligned to 8 bytes");
-    for (int add = 0; add < 2; add++) {
-        const char *p = from, *end = p + bytes;
-        for (int64_t at = 0; at < w->blocks; at++) {
-            window_header h = {.flags = 255};
-            window_block b;
-            window_view v = {&b, low, window_view_of(w, at).n};
-            if ((size_t)(end - p) >= sizeof h)
-                memcpy(&h, p, sizeof h);
-            p += sizeof h;
-            if (!header_valid(&h, &w->kind) || header_bytes(&h, v.n, &w->kind) > (size_t)(end - p))
-                return fan_fail(err, FAN_ERR_VALUE,
-                                "not a message of window sums: block %lld of %lld is malformed",
-                                (long long)at, (long long)w->blocks);
-            unpack(&h, p, add || h.width == MESSAGE_LIMBS ? v.n : 0, &b, low, high, loops);
-            if (b.form == LIMBS)
-                /* whole blocks and headers are multiples of 8 bytes */
-                b.more = (void *)(uintptr_t)p;
-            p += header_bytes(&h, v.n, &w->kind);
-            if (add)
-                view_add(w, at, &v, loops);
-            else if (!view_reserve(w, at, &v))
-                return window_no_memory(err);
-        }
-        *used = (size_t)(p - (const char *)from);
-    }
-    return FAN_OK;
+    fan_status st = message_pass(w, from, bytes, false, used, err);
+    if (st)
+        return st;
+    return message_pass(w, from, bytes, true, used, err);
 }

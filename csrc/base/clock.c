@@ -1,3 +1,4 @@
+/* Vector clocks: a few lanes inline, more on the heap. */
 #include "base/clock.h"
 
 #include "base/mem.h"

@@ -1,3 +1,4 @@
+/* Planted faults, by name, for tests of the checkers. */
 #include "base/fault.h"
 
 #ifdef FAN_TEST

@@ -1,3 +1,4 @@
+/* Polls of long loops: counts their elements, and reads the clock and calls the check seldom. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 
 #include "base/interrupt.h"

@@ -1,3 +1,5 @@
+/* The set: bits for small keys, a hash table by open addressing for others. Then the order of keys:
+ * dense ones are counted, sparse ones sorted by digits. */
 #include "base/keys.h"
 
 #include "base/mem.h"
@@ -37,9 +39,48 @@ void fan_keys_free(fan_keys **k)
 
 bool fan_keys_has(const fan_keys *k, int64_t key)
 {
-    if (key < SMALL)
-        return (size_t)key / 64 < k->words && (k->bits[key / 64] >> (key % 64) & 1);
-    return k->hashed && k->cells[keys_cell(k, key)] == key;
+    if (key >= SMALL)
+        return k->hashed && k->cells[keys_cell(k, key)] == key;
+    return (size_t)key / 64 < k->words && (k->bits[key / 64] >> (key % 64) & 1);
+}
+
+/* keys_put_bit: returns -1 when out of memory. */
+static int keys_put_bit(fan_keys *k, int64_t key)
+{
+    size_t words = k->words ? k->words : FIRST_WORDS;
+    while (words <= (size_t)key / 64)
+        words *= 2;
+    if (words > k->words) {
+        uint64_t *bits = fan_realloc(k->bits, words * sizeof *bits);
+        if (!bits)
+            return -1;
+        memset(bits + k->words, 0, (words - k->words) * sizeof *bits);
+        k->bits = bits;
+        k->words = words;
+    }
+    k->bits[key / 64] |= UINT64_C(1) << key % 64;
+    return 0;
+}
+
+/* keys_put_cell: returns -1 when out of memory. */
+static int keys_put_cell(fan_keys *k, int64_t key)
+{
+    if (k->hashed >= k->cap - k->cap / 4) {
+        fan_keys more = {.cap = k->cap ? 2 * k->cap : FIRST_CELLS};
+        more.cells = fan_alloc(more.cap * sizeof *more.cells);
+        if (!more.cells)
+            return -1;
+        memset(more.cells, 0xff, more.cap * sizeof *more.cells);
+        for (size_t i = 0; i < k->cap; i++)
+            if (k->cells[i] >= 0)
+                more.cells[keys_cell(&more, k->cells[i])] = k->cells[i];
+        fan_free(k->cells);
+        k->cells = more.cells;
+        k->cap = more.cap;
+    }
+    k->cells[keys_cell(k, key)] = key;
+    k->hashed++;
+    return 0;
 }
 
 int fan_keys_put(fan_keys *k, int64_t key)
@@ -47,37 +88,15 @@ int fan_keys_put(fan_keys *k, int64_t key)
     assert(key >= 0);
     if (fan_keys_has(k, key))
         return 0;
-    if (key < SMALL) {
-        size_t words = k->words ? k->words : FIRST_WORDS;
-        while (words <= (size_t)key / 64)
-            words *= 2;
-        if (words > k->words) {
-            uint64_t *bits = fan_realloc(k->bits, words * sizeof *bits);
-            if (!bits)
-                return -1;
-            memset(bits + k->words, 0, (words - k->words) * sizeof *bits);
-            k->bits = bits;
-            k->words = words;
-        }
-        k->bits[key / 64] |= UINT64_C(1) << key % 64;
-    } else {
-        if (k->hashed >= k->cap - k->cap / 4) {
-            fan_keys more = {.cap = k->cap ? 2 * k->cap : FIRST_CELLS};
-            more.cells = fan_alloc(more.cap * sizeof *more.cells);
-            if (!more.cells)
-                return -1;
-            memset(more.cells, 0xff, more.cap * sizeof *more.cells);
-            for (size_t i = 0; i < k->cap; i++)
-                if (k->cells[i] >= 0)
-                    more.cells[keys_cell(&more, k->cells[i])] = k->cells[i];
-            fan_free(k->cells);
-            k->cells = more.cells;
-            k->cap = more.cap;
-        }
-        k->cells[keys_cell(k, key)] = key;
-        k->hashed++;
-    }
-    k->least = !k->n || key < k->least ? key : k->least;
+    int failed;
+    if (key < SMALL)
+        failed = keys_put_bit(k, key);
+    else
+        failed = keys_put_cell(k, key);
+    if (failed)
+        return -1;
+    if (!k->n || key < k->least)
+        k->least = key;
     k->n++;
     return 1;
 }
@@ -91,10 +110,11 @@ void fan_keys_remove(fan_keys *k, int64_t key)
         return;
     }
     /* A key that would no longer be found because of the hole moves into it. */
+    size_t mask = k->cap - 1;
     size_t hole = keys_cell(k, key);
-    for (size_t i = (hole + 1) & (k->cap - 1); k->cells[i] >= 0; i = (i + 1) & (k->cap - 1)) {
-        size_t way = (i - keys_home(k, k->cells[i])) & (k->cap - 1);
-        if (way < ((i - hole) & (k->cap - 1)))
+    for (size_t i = (hole + 1) & mask; k->cells[i] >= 0; i = (i + 1) & mask) {
+        size_t way = (i - keys_home(k, k->cells[i])) & mask;
+        if (way < ((i - hole) & mask))
             continue;
         k->cells[hole] = k->cells[i];
         hole = i;
@@ -128,7 +148,8 @@ static bool keys_order_dense(const int64_t *keys, size_t stride, size_t n, uint3
         return false;
     for (size_t i = 0; i < n; i++)
         owner[key_at(keys, stride, i) - least] = (uint32_t)i + 1;
-    for (size_t i = 0, k = 0; k < n; i++)
+    size_t k = 0;
+    for (size_t i = 0; k < n; i++)
         if (owner[i])
             at[k++] = owner[i] - 1;
     fan_free(owner);
@@ -142,7 +163,8 @@ static bool keys_order_sparse(const int64_t *keys, size_t stride, size_t n, uint
     enum {
         DIGITS = 1 << DIGIT
     };
-    ranked *from = fan_alloc(n * sizeof *from), *to = fan_alloc(n * sizeof *to);
+    ranked *from = fan_alloc(n * sizeof *from);
+    ranked *to = fan_alloc(n * sizeof *to);
     size_t *ends = fan_alloc((DIGITS + 1) * sizeof *ends);
     bool good = from && to && ends;
     for (size_t i = 0; good && i < n; i++)
@@ -169,15 +191,19 @@ static bool keys_order_sparse(const int64_t *keys, size_t stride, size_t n, uint
 
 bool fan_keys_order(const int64_t *keys, size_t stride, size_t n, uint32_t *at)
 {
-    int64_t least = INT64_MAX, most = -1;
+    int64_t least = INT64_MAX;
+    int64_t most = -1;
     if (n >= UINT32_MAX)
         return false;
     for (size_t i = 0; i < n; i++) {
         int64_t key = key_at(keys, stride, i);
-        least = key < least ? key : least;
-        most = key > most ? key : most;
+        if (key < least)
+            least = key;
+        if (key > most)
+            most = key;
     }
     uint64_t span = n ? (uint64_t)(most - least) : 0;
-    return span / 8 < n ? keys_order_dense(keys, stride, n, at, least, (size_t)span + 1)
-                        : keys_order_sparse(keys, stride, n, at, least, span);
+    if (span / 8 < n)
+        return keys_order_dense(keys, stride, n, at, least, (size_t)span + 1);
+    return keys_order_sparse(keys, stride, n, at, least, span);
 }

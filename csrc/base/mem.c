@@ -1,3 +1,5 @@
+/* Allocation, counted and made to fail by tests; memory for array data; lists that grow; and the
+ * size of the second-level cache. */
 #define _DEFAULT_SOURCE /* _SC_LEVEL2_CACHE_SIZE */
 
 #include "base/mem.h"
@@ -82,6 +84,12 @@ static void count_gone(const void *p)
 }
 #endif
 
+/* at_least_1: an allocation of no bytes may be NULL, which means out of memory. */
+static size_t at_least_1(size_t n)
+{
+    return n ? n : 1;
+}
+
 /* must_fail: true if no object can be that large, or if a test makes this allocation fail. */
 static bool must_fail(size_t n)
 {
@@ -90,19 +98,23 @@ static bool must_fail(size_t n)
 
 void *fan_alloc(size_t n)
 {
-    return must_fail(n) ? NULL : count_new(malloc(n ? n : 1));
+    if (must_fail(n))
+        return NULL;
+    return count_new(malloc(at_least_1(n)));
 }
 
 void *fan_calloc(size_t n)
 {
-    return must_fail(n) ? NULL : count_new(calloc(1, n ? n : 1));
+    if (must_fail(n))
+        return NULL;
+    return count_new(calloc(1, at_least_1(n)));
 }
 
 void *fan_realloc(void *p, size_t n)
 {
     if (must_fail(n))
         return NULL;
-    void *q = realloc(p, n ? n : 1);
+    void *q = realloc(p, at_least_1(n));
     return p ? q : count_new(q);
 }
 
@@ -115,10 +127,13 @@ void fan_free(void *p)
 void *fan_alloc_data(size_t n)
 {
     size_t whole;
-    if (__builtin_add_overflow(n ? n : 1, (size_t)DATA_ALIGN - 1, &whole) || must_fail(whole))
+    if (__builtin_add_overflow(at_least_1(n), (size_t)DATA_ALIGN - 1, &whole))
         return NULL;
-    return count_new(n >= FAN_POOL_FROM ? fan_pool_take(n)
-                                        : aligned_alloc(DATA_ALIGN, whole - whole % DATA_ALIGN));
+    if (must_fail(whole))
+        return NULL;
+    if (n >= FAN_POOL_FROM)
+        return count_new(fan_pool_take(n));
+    return count_new(aligned_alloc(DATA_ALIGN, whole - whole % DATA_ALIGN));
 }
 
 void fan_free_data(void *p, size_t n)
@@ -135,7 +150,8 @@ int fan_grow(void **items, size_t *cap, size_t want, size_t size)
 {
     if (want <= *cap)
         return 0;
-    size_t next = *cap + *cap / 2, bytes;
+    size_t next = *cap + *cap / 2;
+    size_t bytes;
     if (next < want)
         next = want;
     if (next < 8)
@@ -166,6 +182,25 @@ static bool cache_sensible(uint64_t n)
     return n >= LEAST && n <= MOST;
 }
 
+/* cache_of_file: for libcs whose sysconf does not give it: Linux shows it in a file ("2048K"). */
+static uint64_t cache_of_file(void)
+{
+    unsigned long long shown = 0;
+    char unit = 0;
+    FILE *f = fopen("/sys/devices/system/cpu/cpu0/cache/index2/size", "re");
+    if (!f)
+        return 0;
+    int got = fscanf(f, "%8llu%c", &shown, &unit);
+    fclose(f);
+    if (got < 1)
+        return 0;
+    if (unit == 'K')
+        return shown << 10;
+    if (unit == 'M')
+        return shown << 20;
+    return shown;
+}
+
 static void cache_query(void)
 {
     uint64_t n = 0;
@@ -175,23 +210,16 @@ static void cache_query(void)
         n = 0;
 #elif defined(_SC_LEVEL2_CACHE_SIZE)
     long said = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    n = said > 0 ? (uint64_t)said : 0;
+    if (said > 0)
+        n = (uint64_t)said;
 #endif
-    /* libcs whose sysconf does not give it: Linux shows it in a file ("2048K") */
-    if (!cache_sensible(n)) {
-        unsigned long long shown = 0;
-        char unit = 0;
-        FILE *f = fopen("/sys/devices/system/cpu/cpu0/cache/index2/size", "re");
-        int got = f ? fscanf(f, "%8llu%c", &shown, &unit) : 0;
-        if (f)
-            fclose(f);
-        n = got < 1 ? 0 : unit == 'K' ? shown << 10 : unit == 'M' ? shown << 20 : shown;
-    }
+    if (!cache_sensible(n))
+        n = cache_of_file();
     answer = cache_sensible(n) ? n : UNKNOWN;
 }
 
 uint64_t fan_cache_bytes(void)
 {
-    (void)pthread_once(&cache_once, cache_query);
+    pthread_once(&cache_once, cache_query);
     return answer;
 }

@@ -75,9 +75,12 @@ static fan_fork pool_fork = {.lock = pool_enter, .unlock = pool_leave};
 
 static void pool_begin(void)
 {
-    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    size_t eighth = pages > 0 && page > 0 ? (size_t)pages / 8 * (size_t)page : 0;
-    now.limit = eighth < MOST_LIMIT ? eighth : MOST_LIMIT;
+    long pages = sysconf(_SC_PHYS_PAGES);
+    long page = sysconf(_SC_PAGESIZE);
+    if (pages > 0 && page > 0)
+        now.limit = (size_t)pages / 8 * (size_t)page;
+    if (now.limit > MOST_LIMIT)
+        now.limit = MOST_LIMIT;
     (void)fan_fork_add(&pool_fork);
 }
 
@@ -87,8 +90,9 @@ static size_t pool_size_of(size_t n)
 {
     size_t step = (size_t)1 << (60 - __builtin_clzll((unsigned long long)n));
     size_t size;
-    if (__builtin_add_overflow(n, step - 1, &size) ||
-        __builtin_add_overflow(size - size % step, PAGE, &size))
+    if (__builtin_add_overflow(n, step - 1, &size))
+        return 0;
+    if (__builtin_add_overflow(size - size % step, PAGE, &size))
         return 0;
     return size;
 }
@@ -123,10 +127,10 @@ static block pool_remove_at(size_t i)
 
 /* pool_touched: reports to the scheduler that a step reads or changes the held blocks
  * (fan_pool_get, fan_pool_trim). */
-static void pool_touched(fan_sched_mode how)
+static void pool_touched(fan_sched_mode mode)
 {
     if (fan_sched_active())
-        fan_sched_access(FAN_THING_POOL, 0, how);
+        fan_sched_access(FAN_THING_POOL, 0, mode);
 }
 
 /* pool_oldest: takes out the oldest block if more than `keep` bytes are held. Call without the
@@ -145,9 +149,24 @@ static size_t pool_shrink(size_t keep)
 {
     size_t gone = 0;
     block b;
-    for (; pool_oldest(keep, &b); gone += b.size)
+    while (pool_oldest(keep, &b)) {
         to_system(&b);
+        gone += b.size;
+    }
     return gone;
+}
+
+/* pool_check: ends the process if the pattern of a held block was overwritten. */
+static void pool_check(const block *b)
+{
+    const uint64_t *word = (const uint64_t *)(const void *)b->base;
+    for (size_t i = 0; i < (b->size - PAGE) / sizeof *word; i++) {
+        if (word[i] == PATTERN)
+            continue;
+        fprintf(stderr, "fanin: memory at %p was written to after its array had been freed\n",
+                (const void *)&word[i]);
+        abort();
+    }
 }
 
 void *fan_pool_take(size_t n)
@@ -155,7 +174,7 @@ void *fan_pool_take(size_t n)
     block b = {.base = NULL, .size = pool_size_of(n)};
     if (b.size == 0)
         return NULL;
-    (void)pthread_once(&once, pool_begin);
+    pthread_once(&once, pool_begin);
     pool_touched(FAN_SCHED_COUNT);
     pool_enter();
     for (size_t i = now.blocks; i-- > 0;) {
@@ -170,19 +189,11 @@ void *fan_pool_take(size_t n)
         now.misses++;
     size_t offset = next_offset++ * 11 % (PAGE / ALIGN) * ALIGN;
     pool_leave();
+
     if (b.base) {
         SHOW(b.base, b.size);
-        if (b.filled) {
-            const uint64_t *word = (const uint64_t *)(const void *)b.base;
-            for (size_t i = 0; i < (b.size - PAGE) / sizeof *word; i++) {
-                if (word[i] == PATTERN)
-                    continue;
-                fprintf(stderr,
-                        "fanin: memory at %p was written to after its array had been freed\n",
-                        (const void *)&word[i]);
-                abort();
-            }
-        }
+        if (b.filled)
+            pool_check(&b);
     } else {
         b.base = pool_fresh(b.size);
         if (!b.base && pool_shrink(0) > 0)
@@ -210,18 +221,22 @@ void fan_pool_give(void *p, size_t n)
             word[i] = PATTERN;
     }
     HIDE(b.base, b.size);
-    for (bool kept = false; !kept;) {
+    bool done = false;
+    while (!done) {
         block over = {.base = NULL};
         pool_enter();
-        kept = b.size > now.limit || (now.blocks < MOST_HELD && now.held + b.size <= now.limit);
-        if (!kept) {
-            over = pool_remove_at(0);
-        } else if (b.size > now.limit) {
+        bool fits = now.blocks < MOST_HELD && now.held + b.size <= now.limit;
+        if (b.size > now.limit) {
             over = b;
-        } else {
+            done = true;
+        } else if (fits) {
             held[now.blocks++] = b;
             now.held += b.size;
-            now.peak = now.held > now.peak ? now.held : now.peak;
+            if (now.held > now.peak)
+                now.peak = now.held;
+            done = true;
+        } else {
+            over = pool_remove_at(0);
         }
         pool_leave();
         if (over.base)
@@ -231,7 +246,7 @@ void fan_pool_give(void *p, size_t n)
 
 void fan_pool_set_limit(size_t bytes)
 {
-    (void)pthread_once(&once, pool_begin);
+    pthread_once(&once, pool_begin);
     pool_touched(FAN_SCHED_WRITE);
     pool_enter();
     now.limit = bytes;
@@ -247,7 +262,7 @@ size_t fan_pool_trim(void)
 
 fan_pool_counts fan_pool_get(void)
 {
-    (void)pthread_once(&once, pool_begin);
+    pthread_once(&once, pool_begin);
     pool_touched(FAN_SCHED_DECIDE);
     pool_enter();
     fan_pool_counts c = now;

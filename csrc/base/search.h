@@ -10,7 +10,8 @@
  * such as the end of a range. Returns the index of the first whose number exceeds `at`, or n. */
 static inline size_t fan_search_end(const void *all, size_t n, size_t size, size_t hi, uint64_t at)
 {
-    size_t first = 0, last = n;
+    size_t first = 0;
+    size_t last = n;
     while (first < last) {
         size_t mid = first + (last - first) / 2;
         uint64_t end;

@@ -1,3 +1,5 @@
+/* Errors: the words of the codes, and filling an error with its place, what was expected, and a
+ * formatted text. */
 #include "base/status.h"
 
 #include <inttypes.h>
@@ -14,7 +16,27 @@ const char *fan_status_word(fan_status s)
 #undef X
     };
     size_t i = (size_t)s;
-    return i < sizeof words / sizeof words[0] ? words[i] : "unknown status";
+    if (i >= sizeof words / sizeof words[0])
+        return "unknown status";
+    return words[i];
+}
+
+/* error_place: enters the place of an error, and begins the text with it. */
+static void error_place(fan_error *err, const fan_place *at)
+{
+    err->slot = at->slot;
+    err->key = at->key;
+    fan_append(err->object, sizeof err->object, "%s", at->object);
+    fan_append(err->text, sizeof err->text, "%s", at->object);
+    if (at->slot >= 0)
+        fan_append(err->text, sizeof err->text, ": slot %" PRId64, at->slot);
+    if (at->slot >= 0 && at->slot_name) {
+        fan_append(err->slot_name, sizeof err->slot_name, "%s", at->slot_name);
+        fan_append(err->text, sizeof err->text, " (%s)", at->slot_name);
+    }
+    if (at->key >= 0)
+        fan_append(err->text, sizeof err->text, ", key %" PRId64, at->key);
+    fan_append(err->text, sizeof err->text, ": ");
 }
 
 /* error_fill: `err` may be NULL; at: NULL: no place; expected: NULL: none. Returns s. */
@@ -28,22 +50,15 @@ __attribute__((format(printf, 7, 0))) static fan_status error_fill(fan_error *er
         return s;
     err->status = s;
     err->code = code;
-    err->slot = err->key = -1;
-    err->object[0] = err->slot_name[0] = err->expected[0] = err->got[0] = err->text[0] = '\0';
-    if (at) {
-        bool named = at->slot_name && at->slot >= 0;
-        err->slot = at->slot;
-        err->key = at->key;
-        fan_append(err->object, sizeof err->object, "%s", at->object);
-        fan_append(err->slot_name, sizeof err->slot_name, "%s", named ? at->slot_name : "");
-        fan_append(err->text, sizeof err->text, "%s", at->object);
-        if (at->slot >= 0)
-            fan_append(err->text, sizeof err->text, ": slot %" PRId64 "%s%s%s", at->slot,
-                       named ? " (" : "", named ? at->slot_name : "", named ? ")" : "");
-        if (at->key >= 0)
-            fan_append(err->text, sizeof err->text, ", key %" PRId64, at->key);
-        fan_append(err->text, sizeof err->text, ": ");
-    }
+    err->slot = -1;
+    err->key = -1;
+    err->object[0] = '\0';
+    err->slot_name[0] = '\0';
+    err->expected[0] = '\0';
+    err->got[0] = '\0';
+    err->text[0] = '\0';
+    if (at)
+        error_place(err, at);
     err->reason = (uint16_t)strlen(err->text);
     if (expected) {
         fan_append(err->expected, sizeof err->expected, "%s", expected);

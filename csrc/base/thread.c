@@ -1,3 +1,5 @@
+/* Handlers of fork; hooks of a thread, by which a scheduler decides what runs; mutexes and
+ * conditions that call them. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "base/thread.h"
@@ -14,7 +16,7 @@ static bool watching;
 
 static void fork_before(void)
 {
-    (void)pthread_mutex_lock(&list_lock);
+    pthread_mutex_lock(&list_lock);
     for (const fan_fork *f = newest; f; f = f->older)
         if (f->lock)
             f->lock();
@@ -30,7 +32,7 @@ static void unlock_all(void)
 static void in_parent(void)
 {
     unlock_all();
-    (void)pthread_mutex_unlock(&list_lock);
+    pthread_mutex_unlock(&list_lock);
 }
 
 static void in_child(void)
@@ -40,22 +42,26 @@ static void in_child(void)
     for (const fan_fork *f = oldest; f; f = f->newer)
         if (f->child)
             f->child();
-    (void)pthread_mutex_unlock(&list_lock);
+    pthread_mutex_unlock(&list_lock);
 }
 
 int fan_fork_add(fan_fork *f)
 {
-    (void)pthread_mutex_lock(&list_lock);
-    watching = watching || pthread_atfork(fork_before, in_parent, in_child) == 0;
+    pthread_mutex_lock(&list_lock);
+    if (!watching)
+        watching = pthread_atfork(fork_before, in_parent, in_child) == 0;
     if (watching && !f->added) {
         f->added = true;
         f->older = newest;
-        *(newest ? &newest->newer : &oldest) = f;
+        if (newest)
+            newest->newer = f;
+        else
+            oldest = f;
         newest = f;
     }
-    int answer = watching ? 0 : -1;
-    (void)pthread_mutex_unlock(&list_lock);
-    return answer;
+    int failed = watching ? 0 : -1;
+    pthread_mutex_unlock(&list_lock);
+    return failed;
 }
 
 #define FAN_COND_NS 50000000L
@@ -116,15 +122,15 @@ bool fan_mutex_adopt(fan_mutex *m)
 {
     bool was_free = pthread_mutex_trylock(&m->m) == 0;
     if (was_free)
-        (void)pthread_mutex_unlock(&m->m);
-    (void)pthread_mutex_init(&m->m, NULL);
+        pthread_mutex_unlock(&m->m);
+    pthread_mutex_init(&m->m, NULL);
     return was_free;
 }
 
 void fan_cond_adopt(fan_cond *c)
 {
     /* pthread_cond_destroy would wait for the waiters of before the fork */
-    (void)pthread_cond_init(&c->c, NULL);
+    pthread_cond_init(&c->c, NULL);
 }
 
 uint64_t fan_thread_id(void)
@@ -139,7 +145,9 @@ uint64_t fan_thread_id(void)
 static uint64_t mutex_new_number(void)
 {
     const fan_thread_hooks *h = hooks_here;
-    return h && h->name ? h->name(h->ctx) : atomic_fetch_add(&last_mutex, 1) + 1;
+    if (h && h->name)
+        return h->name(h->ctx);
+    return atomic_fetch_add(&last_mutex, 1) + 1;
 }
 
 int fan_mutex_init(fan_mutex *m)
@@ -162,7 +170,7 @@ void fan_mutex_renew(fan_mutex *m)
 
 void fan_mutex_fini(fan_mutex *m)
 {
-    (void)pthread_mutex_destroy(&m->m);
+    pthread_mutex_destroy(&m->m);
 }
 
 void fan_yield(void)
@@ -175,7 +183,9 @@ void fan_yield(void)
 bool fan_sched_enter(void)
 {
     const fan_thread_hooks *h = hooks_here;
-    return !h || !h->begin || h->begin(h->ctx);
+    if (h && h->begin)
+        return h->begin(h->ctx);
+    return true;
 }
 
 void fan_sched_leave(void)
@@ -197,11 +207,11 @@ void fan_sched_not_ready(void)
         h->not_ready(h->ctx);
 }
 
-void fan_sched_access(fan_thing thing, uint64_t id, fan_sched_mode how)
+void fan_sched_access(fan_thing thing, uint64_t id, fan_sched_mode mode)
 {
     const fan_thread_hooks *h = hooks_here;
     if (h && h->access)
-        h->access(h->ctx, thing, id, how);
+        h->access(h->ctx, thing, id, mode);
 }
 
 /* mutex_seize: locks the mutex; never blocks this OS thread while the scheduler can run the
@@ -210,7 +220,7 @@ static void mutex_seize(fan_mutex *m, const fan_thread_hooks *h)
 {
     while (pthread_mutex_trylock(&m->m)) {
         if (!h->wait || !h->wait(h->ctx, m->id)) {
-            (void)pthread_mutex_lock(&m->m);
+            pthread_mutex_lock(&m->m);
             break;
         }
     }
@@ -222,14 +232,14 @@ static void mutex_release(fan_mutex *m, const fan_thread_hooks *h)
 {
     if (h->unlocking)
         h->unlocking(h->ctx, m->id);
-    (void)pthread_mutex_unlock(&m->m);
+    pthread_mutex_unlock(&m->m);
 }
 
 void fan_mutex_lock(fan_mutex *m)
 {
     const fan_thread_hooks *h = hooks_here;
     if (!h) {
-        (void)pthread_mutex_lock(&m->m);
+        pthread_mutex_lock(&m->m);
         return;
     }
     if (h->yield)
@@ -241,7 +251,7 @@ void fan_mutex_unlock(fan_mutex *m)
 {
     const fan_thread_hooks *h = hooks_here;
     if (!h) {
-        (void)pthread_mutex_unlock(&m->m);
+        pthread_mutex_unlock(&m->m);
         return;
     }
     mutex_release(m, h);
@@ -258,7 +268,7 @@ int fan_cond_init(fan_cond *c)
 
 void fan_cond_fini(fan_cond *c)
 {
-    (void)pthread_cond_destroy(&c->c);
+    pthread_cond_destroy(&c->c);
 }
 
 /* cond_doze: waits on the condition with a timeout, so that a waiter can check for signals in
@@ -272,7 +282,7 @@ static void cond_doze(fan_cond *c, fan_mutex *m)
         until.tv_nsec -= 1000000000L;
         until.tv_sec++;
     }
-    (void)pthread_cond_timedwait(&c->c, &m->m, &until);
+    pthread_cond_timedwait(&c->c, &m->m, &until);
 }
 
 void fan_cond_wait(fan_cond *c, fan_mutex *m)
@@ -308,5 +318,5 @@ void fan_cond_broadcast(fan_cond *c)
     atomic_fetch_add(&c->calls, 1);
     if (h && h->changed && atomic_load(&c->mutex))
         h->changed(h->ctx, atomic_load(&c->mutex));
-    (void)pthread_cond_broadcast(&c->c);
+    pthread_cond_broadcast(&c->c);
 }

@@ -161,7 +161,7 @@ void fan_sched_stepped(void);
 void fan_sched_not_ready(void);
 void fan_sched_leave(void);
 /* fan_sched_access: reports an access of the current step; no effect without hooks. */
-void fan_sched_access(fan_thing thing, uint64_t id, fan_sched_mode how);
+void fan_sched_access(fan_thing thing, uint64_t id, fan_sched_mode mode);
 
 /* fan_thread_survived: returns false for a thread of before the last fork that did not call fork
  * itself. */

@@ -1,3 +1,4 @@
+/* Traces: a ring of lines each; which traces a thread writes to; writing and reading lines. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/trace.h"
 
@@ -71,7 +72,8 @@ static bool trace_unlink(fan_trace *t)
 
 static void trace_sweep(void)
 {
-    for (fan_trace *t = innermost, *outer; t; t = outer) {
+    fan_trace *outer;
+    for (fan_trace *t = innermost; t; t = outer) {
         outer = t->outer;
         if (atomic_load_explicit(&t->closed, memory_order_acquire))
             trace_unlink(t);
@@ -150,7 +152,7 @@ size_t fan_trace_count(const fan_trace *t)
 
 uint64_t fan_trace_dropped(const fan_trace *t)
 {
-    return t->put < t->cap ? 0 : t->put - t->cap;
+    return t->put - fan_trace_count(t);
 }
 
 const fan_trace_line *fan_trace_at(const fan_trace *t, size_t i)

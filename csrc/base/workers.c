@@ -46,12 +46,12 @@ __attribute__((constructor)) static void workers_prepare(void)
 static bool workers_start(pthread_t *thread, void *(*serve)(void *))
 {
     sigset_t all, before;
-    (void)sigfillset(&all);
+    sigfillset(&all);
     /* the new thread inherits the mask */
     if (!prepared || pthread_sigmask(SIG_SETMASK, &all, &before))
         return false;
     bool good = pthread_create(thread, NULL, serve, NULL) == 0;
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return good;
 }
 
@@ -61,7 +61,8 @@ static bool workers_start(pthread_t *thread, void *(*serve)(void *))
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 /* guards what is below but the atomics and `over` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t left = PTHREAD_COND_INITIALIZER;
 
 static pthread_t helper[FAN_WORKERS_MOST];
 static atomic_int alive;   /* helpers started; written by the holder of `turn` */
@@ -81,16 +82,21 @@ static atomic_int chosen;
 
 static void take_tasks(void (*work)(void *, size_t), void *ctx, size_t tasks)
 {
-    for (size_t i; (i = atomic_fetch_add_explicit(&next, 1, memory_order_relaxed)) < tasks;)
-        work(ctx, i);
+    size_t task = atomic_fetch_add_explicit(&next, 1, memory_order_relaxed);
+    while (task < tasks) {
+        work(ctx, task);
+        task = atomic_fetch_add_explicit(&next, 1, memory_order_relaxed);
+    }
 }
 
 static void *workers_help(void *nothing)
 {
     unsigned long seen = 0;
+    fan_float_mode mode = FAN_FLOAT_MODE_DEFAULT;
+    if (FAN_FAULT(FLOAT_MODE_OF_HELPER))
+        mode = FAN_FLOAT_MODE_UPWARD;
     /* A new thread has the modes of the one that starts it. */
-    fan_float_mode_set(FAN_FAULT(FLOAT_MODE_OF_HELPER) ? FAN_FLOAT_MODE_UPWARD
-                                                       : FAN_FLOAT_MODE_DEFAULT);
+    fan_float_mode_set(mode);
     pthread_mutex_lock(&lock);
     while (!ending) {
         if (!joinable || call == seen) {
@@ -121,7 +127,7 @@ static void workers_end(void)
     pthread_mutex_unlock(&lock);
     int n = atomic_load(&alive);
     for (int i = 0; i < n; i++)
-        (void)pthread_join(helper[i], NULL);
+        pthread_join(helper[i], NULL);
     atomic_store(&alive, 0);
     pthread_mutex_lock(&lock);
     ending = false;
@@ -136,7 +142,9 @@ static int workers_processors(void)
         return CPU_COUNT(&set);
 #endif
     long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n > FAN_WORKERS_MOST ? FAN_WORKERS_MOST : (int)n;
+    if (n > FAN_WORKERS_MOST)
+        return FAN_WORKERS_MOST;
+    return n < 1 ? 1 : (int)n;
 }
 
 int fan_workers_chosen(void)
@@ -162,7 +170,10 @@ int fan_workers_alive(void)
 
 void fan_workers_set(int threads)
 {
-    threads = threads < 0 ? 0 : threads > FAN_WORKERS_MOST ? FAN_WORKERS_MOST : threads;
+    if (threads < 0)
+        threads = 0;
+    if (threads > FAN_WORKERS_MOST)
+        threads = FAN_WORKERS_MOST;
     pthread_mutex_lock(&turn);
     atomic_store_explicit(&chosen, threads, memory_order_relaxed);
     if (atomic_load(&alive) >= fan_workers_get())
@@ -172,7 +183,9 @@ void fan_workers_set(int threads)
 
 void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *ctx)
 {
-    int want = tasks > 1 ? fan_workers_get() - 1 : 0;
+    int want = 0;
+    if (tasks > 1)
+        want = fan_workers_get() - 1;
     if (want > 0 && (size_t)want >= tasks)
         want = (int)tasks - 1;
     if (want <= 0 || pthread_mutex_trylock(&turn)) {
@@ -184,6 +197,7 @@ void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *c
     while (!over && n < want && workers_start(&helper[n], workers_help))
         n++;
     atomic_store(&alive, n);
+
     pthread_mutex_lock(&lock);
     work_now = work;
     ctx_now = ctx;
@@ -194,6 +208,7 @@ void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *c
     pthread_cond_broadcast(&wake);
     pthread_mutex_unlock(&lock);
     take_tasks(work, ctx, tasks);
+
     pthread_mutex_lock(&lock);
     joinable = false;
     while (inside)
@@ -225,13 +240,13 @@ static bool pool_over; /* the process ends: start no more threads */
 static void *thread_pool_serve(void *nothing)
 {
     const unsigned process = fan_fork_generation();
-    (void)pthread_detach(pthread_self());
-    (void)pthread_mutex_lock(&pool_lock);
+    pthread_detach(pthread_self());
+    pthread_mutex_lock(&pool_lock);
     while (!pool_over && fan_fork_generation() == process) {
         fan_thread_job *job = first;
         if (!job) {
             idle++;
-            (void)pthread_cond_wait(&pool_wake, &pool_lock);
+            pthread_cond_wait(&pool_wake, &pool_lock);
             idle--;
             continue;
         }
@@ -240,25 +255,26 @@ static void *thread_pool_serve(void *nothing)
         const fan_thread_job mine = *job; /* its memory may be invalid once its work has begun */
         bool go = true;
         if (mine.hooks.spawn) {
-            (void)pthread_mutex_unlock(&pool_lock);
+            pthread_mutex_unlock(&pool_lock);
             go = mine.hooks.enter(mine.hooks.ctx, mine.number);
-            (void)pthread_mutex_lock(&pool_lock);
+            pthread_mutex_lock(&pool_lock);
         }
-        job->state = go ? FAN_THREAD_BEGUN : FAN_THREAD_REFUSED;
         if (!go) {
-            (void)pthread_cond_broadcast(&pool_heard);
+            job->state = FAN_THREAD_REFUSED;
+            pthread_cond_broadcast(&pool_heard);
             continue;
         }
-        (void)pthread_mutex_unlock(&pool_lock);
+        job->state = FAN_THREAD_BEGUN;
+        pthread_mutex_unlock(&pool_lock);
         if (!FAN_FAULT(FLOAT_MODE_OF_JOB))
             fan_float_mode_set(mine.mode);
         mine.work(mine.arg);
         if (mine.hooks.spawn)
             mine.hooks.leave(mine.hooks.ctx, mine.number);
-        (void)pthread_mutex_lock(&pool_lock);
+        pthread_mutex_lock(&pool_lock);
     }
-    (void)pthread_cond_broadcast(&pool_heard);
-    (void)pthread_mutex_unlock(&pool_lock);
+    pthread_cond_broadcast(&pool_heard);
+    pthread_mutex_unlock(&pool_lock);
     return nothing;
 }
 
@@ -270,41 +286,54 @@ bool fan_thread_job_start(fan_thread_job *job)
     job->next = NULL;
     job->mode = fan_float_mode_get();
     job->state = FAN_THREAD_QUEUED;
-    job->hooks = hooks && hooks->spawn ? *hooks : (fan_thread_hooks){.spawn = NULL};
-    if (job->hooks.spawn && (job->number = job->hooks.spawn(job->hooks.ctx)) < 0)
-        return false;
-    (void)pthread_mutex_lock(&pool_lock);
-    bool good = !pool_over && (queued + 1 <= idle || workers_start(&thread, thread_pool_serve));
+    job->hooks = (fan_thread_hooks){.spawn = NULL};
+    if (hooks && hooks->spawn) {
+        job->hooks = *hooks;
+        job->number = hooks->spawn(hooks->ctx);
+        if (job->number < 0)
+            return false;
+    }
+    pthread_mutex_lock(&pool_lock);
+    bool good = false;
+    if (!pool_over)
+        good = queued < idle || workers_start(&thread, thread_pool_serve);
     if (good) {
         while (*at)
             at = &(*at)->next;
         *at = job;
         queued++;
-        (void)pthread_cond_signal(&pool_wake);
+        pthread_cond_signal(&pool_wake);
     }
-    (void)pthread_mutex_unlock(&pool_lock);
+    pthread_mutex_unlock(&pool_lock);
     if (!good && job->hooks.spawn)
         job->hooks.leave(job->hooks.ctx, job->number);
     return good;
 }
 
-bool fan_thread_job_cancel(fan_thread_job *job)
+/* job_dequeue: takes a job out of the queue; false: it is not there. Call with the lock held. */
+static bool job_dequeue(fan_thread_job *job)
 {
-    bool cancelled = false;
-    if (job->hooks.spawn && !job->hooks.refused(job->hooks.ctx, job->number))
-        return false;
-    (void)pthread_mutex_lock(&pool_lock);
-    for (fan_thread_job **at = &first; *at && !job->hooks.spawn; at = &(*at)->next)
+    for (fan_thread_job **at = &first; *at; at = &(*at)->next)
         if (*at == job) {
             *at = job->next;
             queued--;
-            cancelled = true;
-            break;
+            return true;
         }
+    return false;
+}
+
+bool fan_thread_job_cancel(fan_thread_job *job)
+{
+    bool cancelled = true;
+    if (job->hooks.spawn && !job->hooks.refused(job->hooks.ctx, job->number))
+        return false;
+    pthread_mutex_lock(&pool_lock);
+    if (!job->hooks.spawn)
+        cancelled = job_dequeue(job);
     while (job->hooks.spawn && job->state != FAN_THREAD_REFUSED)
-        (void)pthread_cond_wait(&pool_heard, &pool_lock);
-    (void)pthread_mutex_unlock(&pool_lock);
-    return cancelled || job->hooks.spawn;
+        pthread_cond_wait(&pool_heard, &pool_lock);
+    pthread_mutex_unlock(&pool_lock);
+    return cancelled;
 }
 
 /* ---- the end of the process, and a forked child ---- */
@@ -315,27 +344,29 @@ static void workers_at_exit(void)
     over = true;
     workers_end();
     pthread_mutex_unlock(&turn);
-    (void)pthread_mutex_lock(&pool_lock);
+    pthread_mutex_lock(&pool_lock);
     pool_over = true;
-    (void)pthread_cond_broadcast(&pool_wake);
+    pthread_cond_broadcast(&pool_wake);
     while (idle)
-        (void)pthread_cond_wait(&pool_heard, &pool_lock);
-    (void)pthread_mutex_unlock(&pool_lock);
+        pthread_cond_wait(&pool_heard, &pool_lock);
+    pthread_mutex_unlock(&pool_lock);
 }
 
 /* In the child: initializes the locks again. */
 static void workers_in_child(void)
 {
-    (void)pthread_mutex_init(&turn, NULL);
-    (void)pthread_mutex_init(&lock, NULL);
-    (void)pthread_cond_init(&wake, NULL);
-    (void)pthread_cond_init(&left, NULL);
+    pthread_mutex_init(&turn, NULL);
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&wake, NULL);
+    pthread_cond_init(&left, NULL);
     atomic_store(&alive, 0);
-    ending = joinable = false;
+    ending = false;
+    joinable = false;
     inside = 0;
-    (void)pthread_mutex_init(&pool_lock, NULL);
-    (void)pthread_cond_init(&pool_wake, NULL);
-    (void)pthread_cond_init(&pool_heard, NULL);
+    pthread_mutex_init(&pool_lock, NULL);
+    pthread_cond_init(&pool_wake, NULL);
+    pthread_cond_init(&pool_heard, NULL);
     first = NULL;
-    queued = idle = 0;
+    queued = 0;
+    idle = 0;
 }

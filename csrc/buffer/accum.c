@@ -1,3 +1,4 @@
+/* accum: what two forms make, which dtypes a sum has, and whether a shape fits (accum.h). */
 #include "buffer/accum.h"
 
 #include <string.h>
@@ -22,47 +23,62 @@ const char *fan_reuse_words(fan_reuse_answer a)
     return words[a];
 }
 
+/* Two arrays: A3 to A7. */
+static fan_accum_plan accum_arrays(fan_side old, fan_side new_)
+{
+    fan_accum_plan plan = {.result = FAN_FORM_DENSE};
+    bool from_sparse = old.form == FAN_FORM_SPARSE;
+    if (from_sparse && new_.form == FAN_FORM_SPARSE) {
+        plan.result = FAN_FORM_SPARSE;
+        plan.action = FAN_ACTION_MERGE;
+        plan.rules = FAN_A(5);
+        if (old.format != new_.format) {
+            plan.action = FAN_ACTION_MERGE_COO;
+            plan.rules = FAN_A(7);
+        }
+    } else if (from_sparse && new_.reusable) {
+        plan.action = FAN_ACTION_INTO_NEW;
+        plan.rules = FAN_A(3);
+    } else if (from_sparse) {
+        plan.action = FAN_ACTION_FRESH;
+        plan.rules = FAN_A(4);
+    } else if (old.reusable) {
+        plan.action = FAN_ACTION_INTO_OLD;
+        plan.rules = FAN_A(6);
+    } else {
+        plan.action = FAN_ACTION_FRESH;
+        plan.rules = FAN_A(7);
+    }
+    return plan;
+}
+
 fan_accum_plan fan_accum(fan_side old, fan_side new_, bool recording)
 {
-    fan_accum_plan p = {.action = FAN_ACTION_SKIP, .result = old.form};
+    fan_accum_plan plan = {.action = FAN_ACTION_SKIP, .result = old.form};
+    bool was_zero = old.form == FAN_FORM_ZERO;
     if (new_.form == FAN_FORM_UNDEFINED) {
-        p.rules = FAN_S(2);
-        return p;
+        plan.rules = FAN_S(2);
+        return plan;
     }
-    if (old.form == FAN_FORM_UNDEFINED) {
-        p.action = FAN_ACTION_HAND;
-        p.result = new_.form;
-        return p;
+    if (old.form != FAN_FORM_UNDEFINED && new_.form == FAN_FORM_ZERO) {
+        plan.rules = FAN_A(2);
+        return plan;
     }
-    if (new_.form == FAN_FORM_ZERO) {
-        p.rules = FAN_A(2);
-        return p;
+    if (old.form == FAN_FORM_UNDEFINED || was_zero) {
+        plan.action = FAN_ACTION_HAND;
+        plan.result = new_.form;
+        if (was_zero)
+            plan.rules = FAN_A(2);
+        return plan;
     }
-    if (old.form == FAN_FORM_ZERO) {
-        p.action = FAN_ACTION_HAND;
-        p.result = new_.form;
-        p.rules = FAN_A(2);
-        return p;
+    bool objects = old.form == FAN_FORM_OBJECT || new_.form == FAN_FORM_OBJECT;
+    if (recording || objects) {
+        plan.action = FAN_ACTION_OBJECT;
+        plan.result = FAN_FORM_OBJECT;
+        plan.rules = recording ? FAN_A(1) : FAN_A(8);
+        return plan;
     }
-    if (recording || old.form == FAN_FORM_OBJECT || new_.form == FAN_FORM_OBJECT) {
-        p.action = FAN_ACTION_OBJECT;
-        p.result = FAN_FORM_OBJECT;
-        p.rules = recording ? FAN_A(1) : FAN_A(8);
-        return p;
-    }
-    p.result = FAN_FORM_DENSE;
-    if (old.form == FAN_FORM_SPARSE && new_.form == FAN_FORM_SPARSE) {
-        p.result = FAN_FORM_SPARSE;
-        p.action = old.format == new_.format ? FAN_ACTION_MERGE : FAN_ACTION_MERGE_COO;
-        p.rules = old.format == new_.format ? FAN_A(5) : FAN_A(7);
-    } else if (old.form == FAN_FORM_SPARSE) {
-        p.action = new_.reusable ? FAN_ACTION_INTO_NEW : FAN_ACTION_FRESH;
-        p.rules = new_.reusable ? FAN_A(3) : FAN_A(4);
-    } else {
-        p.action = old.reusable ? FAN_ACTION_INTO_OLD : FAN_ACTION_FRESH;
-        p.rules = old.reusable ? FAN_A(6) : FAN_A(7);
-    }
-    return p;
+    return accum_arrays(old, new_);
 }
 
 fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak)
@@ -83,30 +99,51 @@ fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak)
 
 /* The wider comes first: complex before float before the rest, then by size. Pairwise promotion in
  * this order gives NumPy's answer for the whole set. */
-static int weight(fan_dtype d)
+static int weight(fan_dtype dtype)
 {
-    char k = fan_dtype_kind(d);
-    return (k == 'c' ? 200 : k == 'f' ? 100 : 0) + (int)fan_dtype_size(d);
+    int size = (int)fan_dtype_size(dtype);
+    switch (fan_dtype_kind(dtype)) {
+    case 'c':
+        return 200 + size;
+    case 'f':
+        return 100 + size;
+    default:
+        return size;
+    }
+}
+
+/* The widest dtype of a set. */
+static fan_dtype widest(fan_dtype_set set)
+{
+    fan_dtype best = FAN_DT_NONE;
+    for (int i = 0; i < FAN_DT_COUNT; i++) {
+        fan_dtype dtype = (fan_dtype)i;
+        if (!(set >> i & 1u))
+            continue;
+        if (best == FAN_DT_NONE || weight(dtype) > weight(best))
+            best = dtype;
+    }
+    return best;
 }
 
 fan_dtype fan_dtype_set_promote(fan_dtype_set s)
 {
     fan_dtype_set left = s & ((1u << FAN_DT_COUNT) - 1u);
-    fan_dtype sum = FAN_DT_NONE;
-    if (left == s && s && !(s & (s - 1))) /* one dtype alone, as mostly */
+    bool one = s && !(s & (s - 1));
+    if (one && left == s) /* as mostly */
         return (fan_dtype)__builtin_ctz(s);
     fan_dtype_set eights = s & FAN_FLOAT8_SET;
     if (eights & (eights - 1))
         return FAN_DT_NONE;
+    fan_dtype sum = FAN_DT_NONE;
     while (left) {
-        fan_dtype best = FAN_DT_NONE;
-        for (int d = 0; d < FAN_DT_COUNT; d++)
-            if ((left >> d & 1u) && (best == FAN_DT_NONE || weight((fan_dtype)d) > weight(best)))
-                best = (fan_dtype)d;
+        fan_dtype best = widest(left);
         left &= ~(1u << (unsigned)best);
-        sum = sum == FAN_DT_NONE ? best : fan_dtype_promote(sum, best);
-        if (sum == FAN_DT_NONE)
+        if (sum != FAN_DT_NONE)
+            best = fan_dtype_promote(sum, best);
+        if (best == FAN_DT_NONE)
             return FAN_DT_NONE;
+        sum = best;
     }
     static const struct {
         fan_dtype_set bit;
@@ -117,10 +154,21 @@ fan_dtype fan_dtype_set_promote(fan_dtype_set s)
                 {FAN_WEAK_FLOAT, 'f', FAN_DT_FLOAT64},
                 {FAN_WEAK_COMPLEX, 'c', FAN_DT_COMPLEX128}};
     bool only_weak = sum == FAN_DT_NONE;
-    for (size_t i = 0; i < sizeof weak / sizeof *weak; i++)
-        if (s & weak[i].bit)
-            sum = only_weak ? weak[i].alone : fan_dtype_promote_weak(sum, weak[i].kind);
+    for (size_t i = 0; i < sizeof weak / sizeof *weak; i++) {
+        if (!(s & weak[i].bit))
+            continue;
+        if (only_weak)
+            sum = weak[i].alone;
+        else
+            sum = fan_dtype_promote_weak(sum, weak[i].kind);
+    }
     return sum;
+}
+
+char fan_dtype_family(fan_dtype dtype)
+{
+    char kind = fan_dtype_kind(dtype);
+    return kind == 'u' ? 'i' : kind;
 }
 
 fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish)
@@ -128,16 +176,20 @@ fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish)
     if (wish == FAN_DT_NONE)
         return fan_dtype_accumulate(d);
     /* Its own kind, so that the last rounding is one that A10 allows. */
-    char from = fan_dtype_kind(d), to = fan_dtype_kind(wish);
-    bool kin = (from == 'u' ? 'i' : from) == (to == 'u' ? 'i' : to);
-    return kin && fan_dtype_promote(d, wish) == wish ? wish : FAN_DT_NONE;
+    if (fan_dtype_family(d) != fan_dtype_family(wish))
+        return FAN_DT_NONE;
+    if (fan_dtype_promote(d, wish) != wish)
+        return FAN_DT_NONE;
+    return wish;
 }
 
 fan_fit fan_accum_fit(bool declared, int slot_ndim, const int64_t *slot_shape, int ndim,
                       const int64_t *shape)
 {
-    if (slot_ndim == ndim &&
-        (ndim == 0 || memcmp(slot_shape, shape, (size_t)ndim * sizeof *shape) == 0))
+    bool same = slot_ndim == ndim;
+    if (same && ndim > 0)
+        same = memcmp(slot_shape, shape, (size_t)ndim * sizeof *shape) == 0;
+    if (same)
         return FAN_FIT_EXACT;
     if (declared && fan_broadcasts_from(ndim, shape, slot_ndim, slot_shape))
         return FAN_FIT_REDUCE;

@@ -1,12 +1,13 @@
 /* add: one contribution into one slot.
  *
- *   1. it is checked (A8-A16), and its streams are planned (S3-S11)                       locked
- *   2. it gets a place in the slot                                                        locked
- *   3. it is converted, its event recorded, used on the accumulation stream (S9, S21)     unlocked;
- *      parked: a fold may sum it                                                          locked
- *   4. what is due is folded (Park and fold)                                              locked,
- * but for the sum
- *   5. the leaf's warning (S6) */
+ *   1. it is checked (A8-A16), and its streams are planned (S3-S11)          locked
+ *   2. it gets a place in the slot                                           locked
+ *   3. it is converted, its event recorded, used on A (S9, S21)              unlocked
+ *      parked: a fold may sum it                                             locked
+ *   4. what is due is folded (Park and fold)                                 locked, but the sum
+ *   5. the leaf's warning (S6)                                               unlocked
+ *
+ * Then the same of a plain contribution, and of many. */
 #include "array/extents.h"
 #include "array/sum.h"
 #include "base/fault.h"
@@ -44,176 +45,249 @@ static const char *add_kind_words(char kind)
 static bool add_weak_castable(fan_dtype from, fan_dtype to)
 {
     static const char order[] = "bifc";
-    char f = fan_dtype_kind(from), t = fan_dtype_kind(to);
-    return strchr(order, f == 'u' ? 'i' : f) <= strchr(order, t == 'u' ? 'i' : t);
+    return strchr(order, fan_dtype_family(from)) <= strchr(order, fan_dtype_family(to));
+}
+
+/* A10 of a slot that declares its dtype: it can hold the contribution's. */
+static fan_status add_check_declared(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                     fan_error *err)
+{
+    fan_dtype declared = b->slots[slot].spec->dtype;
+    fan_dtype own = c->value.dtype;
+    bool fits = fan_dtype_can_cast(own, declared);
+    if (c->value.weak)
+        fits = add_weak_castable(own, declared);
+    if (fits)
+        return FAN_OK;
+    char want[32] = "dtype ";
+    fan_append(want, sizeof want, "%s", fan_dtype_name(declared));
+    return fan_fail_expected(
+        err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want, fan_dtype_name(own),
+        ": %s into %s would lose values; convert it yourself (A10)",
+        add_kind_words(fan_dtype_kind(own)), add_kind_words(fan_dtype_kind(declared)));
+}
+
+/* A10, A11 of a slot that declares none: the dtypes of all contributions have one in common. */
+static fan_status add_check_common(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                   fan_dtype_set *seen, fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_value *value = &c->value;
+    fan_place place = fan_slot_place(b, slot, c->key);
+    fan_dtype accumulate = s->spec->accumulate;
+    if (fan_accum_dtype(value->dtype, accumulate) == FAN_DT_NONE) {
+        return fan_fail_at(
+            err, FAN_ERR_VALUE, 0, place,
+            "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
+            fan_dtype_name(accumulate), value->weak ? "a Python number" : "a gradient",
+            fan_dtype_name(value->dtype));
+    }
+    *seen = fan_dtype_set_add(s->state->seen, value->dtype, value->weak);
+    fan_dtype sum = fan_dtype_set_promote(*seen);
+    if (sum == FAN_DT_NONE) {
+        return fan_fail_at(
+            err, FAN_ERR_VALUE, 0, place,
+            "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
+            fan_dtype_name(value->dtype));
+    }
+    /* What holds each contribution's dtype holds their promotion. */
+    assert(fan_accum_dtype(sum, accumulate) != FAN_DT_NONE);
+    return FAN_OK;
 }
 
 static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c,
                                   fan_check_result *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_value *v = &c->value;
-    fan_dtype sum;
-    out->to.dtype = v->dtype;
-    out->seen = s->p->seen;
-    if (v->form == FAN_FORM_OBJECT && s->spec->exact)
+    const fan_value *value = &c->value;
+    fan_dtype declared = s->spec->dtype;
+    out->to.dtype = value->dtype;
+    out->seen = s->state->seen;
+    if (value->form == FAN_FORM_OBJECT) {
+        if (!s->spec->exact)
+            return FAN_OK;
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum takes arrays, and no objects (A11)");
-    if (v->form == FAN_FORM_OBJECT)
-        return FAN_OK;
-    if (s->spec->dtype != FAN_DT_NONE) {
-        bool fits = v->weak ? add_weak_castable(v->dtype, s->spec->dtype)
-                            : fan_dtype_can_cast(v->dtype, s->spec->dtype);
-        if (!fits) {
-            char want[32] = "dtype ";
-            fan_append(want, sizeof want, "%s", fan_dtype_name(s->spec->dtype));
-            return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want,
-                                     fan_dtype_name(v->dtype),
-                                     ": %s into %s would lose values; convert it yourself (A10)",
-                                     add_kind_words(fan_dtype_kind(v->dtype)),
-                                     add_kind_words(fan_dtype_kind(s->spec->dtype)));
-        }
-        out->to.dtype = c->summed ? v->dtype : s->spec->dtype;
-        out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
-        sum = s->spec->dtype;
-    } else {
-        fan_dtype accumulate = s->spec->accumulate;
-        if (fan_accum_dtype(v->dtype, accumulate) == FAN_DT_NONE)
-            return fan_fail_at(
-                err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
-                fan_dtype_name(accumulate), v->weak ? "a Python number" : "a gradient",
-                fan_dtype_name(v->dtype));
-        out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
-        sum = fan_dtype_set_promote(out->seen);
-        if (sum == FAN_DT_NONE)
-            return fan_fail_at(
-                err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
-                fan_dtype_name(v->dtype));
-        /* What holds each contribution's dtype holds their promotion. */
-        assert(fan_accum_dtype(sum, accumulate) != FAN_DT_NONE);
     }
     /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is
      * made. */
-    out->number = fan_value_number(v);
-    if (s->spec->dtype != FAN_DT_NONE && !fan_weak_int_fits(out->number, sum))
-        return fan_slot_fail_int(b, slot, c->key, out->number, sum, err);
-    if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device &&
-        v->device->backend->has_streams)
+    out->number = fan_value_number(value);
+    if (declared == FAN_DT_NONE) {
+        FAN_TRY(add_check_common(b, slot, c, &out->seen, err));
+    } else {
+        FAN_TRY(add_check_declared(b, slot, c, err));
+        if (!c->summed)
+            out->to.dtype = declared;
+        out->seen = fan_dtype_set_add(0, declared, false);
+        if (!fan_weak_int_fits(out->number, declared))
+            return fan_slot_fail_int(b, slot, c->key, out->number, declared, err);
+    }
+    bool dense = value->form == FAN_FORM_DENSE;
+    bool sparse = value->form == FAN_FORM_SPARSE;
+    bool streams = value->device && value->device->backend->has_streams;
+    if (s->spec->exact && sparse && streams) {
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
-    if (v->dtype != out->to.dtype && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE))
-        out->to.cast = true;
+    }
+    if (dense || sparse)
+        out->to.cast = value->dtype != out->to.dtype;
     return FAN_OK;
 }
 
+/* An object that lists no memory of its own could be used on a stream without anyone knowing. */
+static fan_status add_check_parts(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                  const fan_device *want, fan_error *err)
+{
+    const fan_value *value = &c->value;
+    bool streams = c->stream;
+    if (want)
+        streams = want->backend->has_streams;
+    if (value->form != FAN_FORM_OBJECT || value->nparts || !streams)
+        return FAN_OK;
+    return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+                       "an object on a device with streams must say what memory it holds: "
+                       "give it __fanin_parts__()");
+}
+
+/* A12. */
 static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_contribution *c,
                                    fan_check_result *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_value *v = &c->value;
-    fan_device *want = s->spec->device ? s->spec->device : s->p->device;
-    char has[64] = "one on ", wants[64] = "a gradient on ", place[32];
-    out->to.device = v->device;
-    if (!v->device || !want || v->device == want) {
-        if (v->form == FAN_FORM_OBJECT && !v->nparts &&
-            ((want && want->backend->has_streams) || (c->stream && !want))) {
-            return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
-                               "an object on a device with streams must say what memory it holds: "
-                               "give it __fanin_parts__()");
-        }
-        return FAN_OK;
-    }
+    const fan_value *value = &c->value;
+    fan_device *want = s->spec->device ? s->spec->device : s->state->device;
+    out->to.device = value->device;
+    if (!value->device || !want || value->device == want)
+        return add_check_parts(b, slot, c, want, err);
+
     out->to.device = want;
-    if (want->backend->has_streams && v->device == fan_cpu() && v->form == FAN_FORM_DENSE &&
-        v->array->ndim == 0) {
+    bool dense = value->form == FAN_FORM_DENSE;
+    bool from_host = value->device == fan_cpu();
+    if (dense && from_host && value->array->ndim == 0 && want->backend->has_streams) {
         out->to.upload = true;
         return FAN_OK;
     }
-    if (want == fan_cpu() && s->spec->device && v->form == FAN_FORM_DENSE) {
+    if (dense && s->spec->device && want == fan_cpu()) {
         out->to.download = true;
         return FAN_OK;
     }
+    char has[64] = "one on ";
+    char wants[64] = "a gradient on ";
+    char place[32];
     fan_append(wants, sizeof wants, "%s", fan_device_text(want, place, sizeof place));
-    fan_append(has, sizeof has, "%s", fan_device_text(v->device, place, sizeof place));
+    fan_append(has, sizeof has, "%s", fan_device_text(value->device, place, sizeof place));
     return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants, has,
-                             "%s (A12)", fan_device_of_another(v->device, want));
+                             "%s (A12)", fan_device_of_another(value->device, want));
 }
 
-static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_stream *s,
+static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_stream *stream,
                                    const fan_device *d, const char *whose, int64_t key,
                                    fan_error *err)
 {
-    char one[32], two[32];
-    if (!s || (s->device->backend == d->backend && s->device->self == d->self))
+    char one[32];
+    char two[32];
+    if (!stream)
+        return FAN_OK;
+    const fan_device *own = stream->device;
+    if (own->backend == d->backend && own->self == d->self)
         return FAN_OK;
     return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, key),
                        "the %s stream is on %s, which cannot wait for or be waited for by %s%s",
-                       whose, fan_device_text(s->device, one, sizeof one),
-                       fan_device_text(d, two, sizeof two), fan_device_of_another(s->device, d));
+                       whose, fan_device_text(own, one, sizeof one),
+                       fan_device_text(d, two, sizeof two), fan_device_of_another(own, d));
+}
+
+/* A9: out->to.reduce. */
+static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                  fan_check_result *out, fan_error *err)
+{
+    const fan_slot_spec *spec = b->slots[slot].spec;
+    const fan_slot_state *state = b->slots[slot].state;
+    bool declared = spec->has_shape;
+    const int64_t *shape;
+    int ndim = fan_value_shape(&c->value, &shape);
+    if (ndim < 0 || (!declared && !state->shaped))
+        return FAN_OK;
+    const int64_t *wanted = state->shape;
+    int wanted_ndim = state->ndim;
+    if (declared) {
+        wanted = spec->shape;
+        wanted_ndim = spec->ndim;
+    }
+    fan_fit fit = fan_accum_fit(declared, wanted_ndim, wanted, ndim, shape);
+    out->to.reduce = fit == FAN_FIT_REDUCE && c->value.form != FAN_FORM_ZERO;
+    if (fit != FAN_FIT_NO)
+        return FAN_OK;
+    char has[160];
+    char wants[240] = "a gradient of shape ";
+    fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wanted_ndim, wanted, has, sizeof has),
+               declared ? " (or one that it broadcasts to)" : " as the first one");
+    return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
+                             fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
+}
+
+/* A15, A16. */
+static fan_status add_check_key(const fan_buffer *b, size_t slot, int64_t key, fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_slot_state *state = s->state;
+    if (state->keyed && (state->keyed > 0) != (key >= 0)) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
+                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
+                           state->keyed > 0 ? "with" : "without");
+    }
+    if (fan_slot_missing(s, 1) <= 0)
+        return fan_slot_fail_count(b, slot, key, "one more", err);
+    if (key < 0)
+        return FAN_OK;
+    if ((uint64_t)key < state->next_key || fan_list_has(s->list, key)) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
+                           "this key has contributed already in this pass (A16)");
+    }
+    return FAN_OK;
 }
 
 fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c,
                                   fan_stream *current, fan_stream *consumer, fan_check_result *out,
                                   fan_error *err)
 {
-    const fan_slot *s = &b->slots[slot];
+    const fan_slot_state *state = b->slots[slot].state;
+    fan_form form = c->value.form;
+    bool defined = form != FAN_FORM_UNDEFINED;
     memset(out, 0, sizeof *out);
     out->to.dtype = FAN_DT_NONE;
-    out->seen = s->p->seen;
-    if (c->value.form != FAN_FORM_UNDEFINED) {
-        const int64_t *shape, *fixed = s->spec->has_shape ? s->spec->shape : s->p->shape;
-        int ndim = fan_value_shape(&c->value, &shape),
-            wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
-        fan_fit fit = FAN_FIT_EXACT;
-        if (ndim >= 0 && (s->spec->has_shape || s->p->shaped))
-            fit = fan_accum_fit(s->spec->has_shape, wdim, fixed, ndim, shape);
-        if (fit == FAN_FIT_NO) {
-            char has[160], wants[240] = "a gradient of shape ";
-            fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wdim, fixed, has, sizeof has),
-                       s->spec->has_shape ? " (or one that it broadcasts to)"
-                                          : " as the first one");
-            return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
-                                     fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
-        }
-        out->to.reduce = fit == FAN_FIT_REDUCE && c->value.form != FAN_FORM_ZERO;
+    out->seen = state->seen;
+    if (defined) {
+        FAN_TRY(add_check_shape(b, slot, c, out, err));
         FAN_TRY(add_check_dtype(b, slot, c, out, err));
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
-    const fan_slot_state *p = s->p;
-    if (p->keyed && (p->keyed > 0) != (c->key >= 0))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
-                           p->keyed > 0 ? "with" : "without");
-    if (fan_slot_missing(s, 1) <= 0)
-        return fan_slot_fail_count(b, slot, c->key, "one more", err);
-    if (c->key >= 0 && ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key)))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                           "this key has contributed already in this pass (A16)");
-    bool whole = c->value.form == FAN_FORM_DENSE || c->value.form == FAN_FORM_SPARSE;
-    bool defined = c->value.form != FAN_FORM_UNDEFINED;
-    out->to.download = out->to.download && c->value.form == FAN_FORM_DENSE;
-    fan_add_facts facts = {
-        .defined = defined,
-        .changes = (out->to.reduce || out->to.cast || out->to.upload || out->to.download) ||
-                   (c->copy && whole),
-        .upload = out->to.upload,
-        .download = out->to.download};
-    if (defined && out->to.device && out->to.device->backend->has_streams) {
-        FAN_TRY(add_check_stream(b, slot, c->stream, out->to.device, "producer's", c->key, err));
-        FAN_TRY(add_check_stream(b, slot, consumer, out->to.device, "consumer's", c->key, err));
-        if (!current)
+    FAN_TRY(add_check_key(b, slot, c->key, err));
+
+    const fan_conversion *to = &out->to;
+    bool copied = c->copy && (form == FAN_FORM_DENSE || form == FAN_FORM_SPARSE);
+    bool moved = to->upload || to->download;
+    bool changed = to->reduce || to->cast;
+    fan_add_facts facts = {.defined = defined,
+                           .changes = changed || moved || copied,
+                           .upload = to->upload,
+                           .download = to->download};
+    fan_device *d = to->device;
+    if (d && d->backend->has_streams) {
+        FAN_TRY(add_check_stream(b, slot, c->stream, d, "producer's", c->key, err));
+        FAN_TRY(add_check_stream(b, slot, consumer, d, "consumer's", c->key, err));
+        if (!current) {
             return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1),
                                "out of memory for the current stream");
+        }
         out->producer = c->stream ? c->stream : current;
         FAN_TRY(fan_stream_check_open(out->producer, err));
-        facts.device = out->to.device->id;
+        facts.device = d->id;
         facts.producer = fan_stream_id_of(c->stream);
         facts.consumer = fan_stream_id_of(consumer);
         facts.current = fan_stream_id_of(current);
-        facts.slot = (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer),
-                                     .accum = fan_stream_id_of(s->p->accum)};
+        facts.slot.consumer = fan_stream_id_of(state->consumer);
+        facts.slot.accum = fan_stream_id_of(state->accum);
     }
     out->plan = fan_plan_add(&facts);
     return FAN_OK;
@@ -221,22 +295,32 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
 
 /* ---- 2. a place in the slot ---- */
 
+static fan_stream *add_current_of(fan_device *d)
+{
+    if (!d || !d->backend->has_streams)
+        return NULL;
+    return fan_stream_current(d);
+}
+
 fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
 {
     fan_slot *s = &b->slots[slot];
-    fan_device *d = s->spec->device ? s->spec->device : c->value.device;
-    fan_stream *current;
-    if (d == fan_cpu() && !s->spec->device && c->value.form == FAN_FORM_DENSE &&
-        c->value.array->ndim == 0) {
-        fan_slot_lock(b, slot);
-        d = s->p->device ? s->p->device : d;
-        fan_device_hold(d);
-        fan_slot_unlock(b, slot);
-        current = d->backend->has_streams ? fan_stream_current(d) : NULL;
-        fan_device_drop(d);
-        return current;
-    }
-    return d && d->backend->has_streams ? fan_stream_current(d) : NULL;
+    const fan_value *value = &c->value;
+    if (s->spec->device)
+        return add_current_of(s->spec->device);
+    bool number =
+        value->device == fan_cpu() && value->form == FAN_FORM_DENSE && value->array->ndim == 0;
+    if (!number)
+        return add_current_of(value->device);
+
+    /* A12: it goes to the slot's device. */
+    fan_slot_lock(b, slot);
+    fan_device *d = s->state->device ? s->state->device : fan_cpu();
+    fan_device_hold(d);
+    fan_slot_unlock(b, slot);
+    fan_stream *current = add_current_of(d);
+    fan_device_drop(d);
+    return current;
 }
 
 /* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes in the
@@ -245,203 +329,278 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
 static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_contribution *c,
                                       fan_add_streams *with, fan_error *err)
 {
-    fan_stream *current = with->current, *P = c->stream ? c->stream : current,
-               *C = b->stream ? b->stream : current, *capture_stream = NULL;
-    uint64_t id;
-    if (!current || P->device->backend != current->device->backend ||
-        C->device->backend != current->device->backend)
+    fan_stream *current = with->current;
+    if (!current)
         return FAN_OK;
-    fan_stream *asked = C;
+    fan_device *d = current->device;
+    fan_stream *P = c->stream ? c->stream : current;
+    fan_stream *asked = b->stream ? b->stream : current;
+    if (P->device->backend != d->backend || asked->device->backend != d->backend)
+        return FAN_OK;
+    fan_stream *C = asked;
     FAN_TRY(fan_order_consumer(asked, P, NULL, &C, err));
     if (C != asked) {
         fan_stream_drop(with->consumer);
         with->consumer = fan_stream_hold(C);
     }
-    if (current->handle != 1 || P->device == current->device || C->device == current->device ||
-        !current->device->backend->capture_stream)
+    if (current->handle != 1 || !d->backend->capture_stream)
         return FAN_OK;
+    if (P->device == d || C->device == d)
+        return FAN_OK;
+
     fan_slot_lock(b, slot);
-    bool empty = !b->slots[slot].p->accum;
+    bool empty = !b->slots[slot].state->accum;
     fan_slot_unlock(b, slot);
+    uint64_t id;
     FAN_TRY(fan_stream_capture(P, &id, err));
     if (!empty || !id)
         return FAN_OK;
-    FAN_TRY(current->device->backend->capture_stream(current->device, id, &capture_stream, err));
+    fan_stream *capture_stream = NULL;
+    FAN_TRY(d->backend->capture_stream(d, id, &capture_stream, err));
     fan_stream_drop(current);
     with->current = capture_stream;
     with->pooled = true;
     return FAN_OK;
 }
 
-fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
+/* What a reservation needs room for. */
+typedef struct add_room {
+    fan_slot_state *state; /* the slot's, or a new one */
+    int64_t *shape;        /* that the contribution fixes; NULL: it fixes none */
+    int ndim;
+} add_room;
+
+/* Locked. Everything that can still fail: the state, the shape, a place in the list. Where it
+ * fails, the slot is as it was. */
+static fan_status reserve_prepare(fan_buffer *b, fan_add_op *op, bool keep, add_room *room,
+                                  fan_error *err)
 {
-    fan_status status = FAN_OK;
-    size_t slot = x->slot;
-    fan_contribution *c = x->c;
-    fan_slot *s = &b->slots[slot];
+    fan_slot *s = &b->slots[op->slot];
+    fan_list *list = fan_slot_list(s);
+    const fan_entry entry = {.item = op->item, .general = true};
+    const int64_t *shape = NULL;
+    int ndim = fan_value_shape(&op->c->value, &shape);
+    *room = (add_room){.state = s->state, .ndim = ndim};
+    if (!fan_slot_has_state(s))
+        room->state = fan_calloc(sizeof *room->state);
+    bool good = list && room->state;
+    if (good && ndim >= 0 && !s->spec->has_shape && !room->state->shaped) {
+        room->shape = fan_alloc((size_t)ndim * sizeof *shape);
+        good = room->shape != NULL;
+        if (good && ndim)
+            memcpy(room->shape, shape, (size_t)ndim * sizeof *shape);
+    }
+    op->item->key = op->c->key;
+    if (good && keep)
+        good = fan_list_put(list, &entry);
+    if (good)
+        return FAN_OK;
+    fan_free(room->shape);
+    if (room->state != s->state)
+        fan_slot_state_free(b, room->state);
+    return fan_slot_fail_memory(b, op->slot, err);
+}
+
+/* Locked. Cannot fail: S5, S8 to S11: the slot's streams, fixed by its first gradient. */
+static void reserve_commit_streams(fan_slot_state *state, const fan_add_op *op)
+{
+    const fan_check_result *checked = &op->checked;
+    const fan_add_streams *with = &op->streams;
+    const fan_sync_add *plan = &checked->plan.sync;
+    if (plan->how == FAN_CASE_HOST || plan->how == FAN_CASE_LATER)
+        return;
+    fan_stream *const known[] = {with->consumer, checked->producer, with->current};
+    state->how = plan->how;
+    state->consumer = fan_stream_hold(fan_order_stream(plan->slot.consumer, known, 3));
+    state->accum = fan_stream_hold(fan_order_stream(plan->slot.accum, known, 3));
+    if (state->how == FAN_CASE_CURRENT && with->pooled)
+        state->capture_origin = fan_stream_hold(checked->producer);
+    assert(state->consumer && state->accum);
+}
+
+/* Locked. Cannot fail: the pass has one contribution more. */
+static void reserve_commit_state(fan_slot *s, const fan_add_op *op, const add_room *room)
+{
+    const fan_check_result *checked = &op->checked;
+    const fan_contribution *c = op->c;
+    fan_slot_state *state = room->state;
+    if (s->state != state) /* the thread that sums reads it without the lock */
+        s->state = state;
+    if (room->shape) {
+        state->shape = room->shape;
+        state->ndim = room->ndim;
+        state->shaped = true;
+    }
+    state->seen = checked->seen;
+    state->has_weak_int = state->has_weak_int || c->value.weak;
+    state->keyed = c->key < 0 ? -1 : 1;
+    state->count++;
+    state->objects = state->objects || c->value.form == FAN_FORM_OBJECT;
+    if (checked->to.device && !state->device)
+        state->device = fan_device_hold(checked->to.device);
+    reserve_commit_streams(state, op);
+    state->rules |= checked->plan.rules;
+}
+
+/* Locked. Cannot fail: the item, which is in the list, gets what is known of its contribution. */
+static void reserve_commit_item(const fan_slot *s, const fan_add_op *op)
+{
+    const fan_check_result *checked = &op->checked;
+    const fan_contribution *c = op->c;
+    fan_item *item = op->item;
+    bool defined = c->value.form != FAN_FORM_UNDEFINED;
+    item->value = c->value;
+    if (defined && c->value.form != FAN_FORM_OBJECT) {
+        item->own = checked->seen;
+        if (s->spec->dtype == FAN_DT_NONE)
+            item->own = fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+    }
+    item->number = checked->number;
+    item->donated = defined && c->donate && !c->copy;
+    item->producer = fan_stream_hold(checked->producer);
+    item->owned = c->summed;
+    item->exposed = c->summed;
+    item->parked = FAN_FAULT(PARKED_EARLY);
+    s->state->arriving++;
+}
+
+/* Locked. Checks the contribution, and gives it a place in its slot. */
+static fan_status reserve_locked(fan_buffer *b, fan_add_op *op, fan_error *err)
+{
+    fan_slot *s = &b->slots[op->slot];
+    const fan_contribution *c = op->c;
+    const fan_add_streams *with = &op->streams;
+    bool defined = c->value.form != FAN_FORM_UNDEFINED;
+    bool keep = defined || c->key >= 0;
+    if (op->follows)
+        FAN_TRY(fan_slot_poisoned(b, op->slot, err));
+    else
+        FAN_TRY(fan_slot_enter(b, op->slot, "add", err));
+    FAN_TRY(
+        fan_check_contribution(b, op->slot, c, with->current, with->consumer, &op->checked, err));
+    if (FAN_FAULT(SLOT_LOCK))
+        fan_yield();
+    op->before = *s->state;
+    add_room room;
+    FAN_TRY(reserve_prepare(b, op, keep, &room, err));
+
+    reserve_commit_state(s, op, &room);
+    if (keep)
+        reserve_commit_item(s, op);
+    op->reserved = true;
+    fan_stream *producer = op->checked.producer;
+    if (b->leaf && producer && producer != s->state->consumer) {
+        op->mismatch = true;
+        op->producer = fan_stream_hold(producer);
+    }
+    if (defined) {
+        op->accum = fan_stream_hold(s->state->accum);
+        op->consumer = fan_stream_hold(s->state->consumer);
+    } else if (!keep) {
+        fan_free(op->item);
+        op->item = NULL;
+        fan_slot_notify(b, op->slot);
+    }
+    return FAN_OK;
+}
+
+fan_status fan_add_reserve(fan_buffer *b, fan_add_op *op, fan_error *err)
+{
+    size_t slot = op->slot;
+    const fan_contribution *c = op->c;
     FAN_TRY(fan_slot_check_unmoved(b, slot, &c->value, c->key, err));
     if (c->value.form == FAN_FORM_SPARSE && c->value.device == fan_cpu()) {
         fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
+        fan_buffer_interrupt_begin(b, &interrupt, true, err);
         FAN_TRY(fan_interrupt_end(&interrupt, fan_sparse_check(c->value.sparse, err)));
     }
-    x->streams.current = fan_current_for(b, slot, c);
-    x->streams.consumer = fan_stream_hold(b->stream);
-    FAN_TRY(add_across_captures(b, slot, c, &x->streams, err));
-    x->item = fan_calloc(sizeof *x->item);
-    if (!x->item)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
+    op->streams.current = fan_current_for(b, slot, c);
+    op->streams.consumer = fan_stream_hold(b->stream);
+    FAN_TRY(add_across_captures(b, slot, c, &op->streams, err));
+    op->item = fan_calloc(sizeof *op->item);
+    if (!op->item)
+        return fan_slot_fail_memory(b, slot, err);
     fan_slot_lock(b, slot);
-    FAN_GO(x->follows ? fan_slot_poisoned(b, slot, err) : fan_slot_enter(b, slot, "add", err));
-    FAN_GO(fan_check_contribution(b, slot, c, x->streams.current, x->streams.consumer, &x->checked,
-                                  err));
-    if (FAN_FAULT(SLOT_LOCK))
-        fan_yield();
-    x->before = *s->p;
-    const fan_check_result *a = &x->checked;
-    fan_item *it = x->item;
-    fan_list *list = fan_slot_list(s);
-    fan_slot_state *p = s->p == &fan_slot_state_none ? fan_calloc(sizeof *p) : s->p;
-    const int64_t *from = NULL;
-    int ndim = fan_value_shape(&c->value, &from);
-    bool shaped = p && ndim >= 0 && !s->spec->has_shape && !p->shaped;
-    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
-    int64_t *shape = shaped ? fan_alloc((size_t)ndim * sizeof *shape) : NULL;
-    it->key = c->key;
-    if (!list || !p || (shaped && !shape) ||
-        (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
-        fan_free(shape);
-        if (p && s->p == &fan_slot_state_none)
-            fan_slot_state_free(b, p);
-        FAN_GO(fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory"));
-    }
-    if (s->p != p) /* the thread that sums reads it without the lock */
-        s->p = p;
-    if (shaped) {
-        if (ndim)
-            memcpy(shape, from, (size_t)ndim * sizeof *shape);
-        p->shape = shape;
-        p->ndim = ndim;
-        p->shaped = true;
-    }
-    const fan_add_streams *with = &x->streams;
-    p->seen = a->seen;
-    p->has_weak_int = p->has_weak_int || c->value.weak;
-    p->keyed = c->key >= 0 ? 1 : -1;
-    p->count++;
-    p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
-    if (a->to.device && !p->device)
-        p->device = fan_device_hold(a->to.device);
-    if (a->plan.sync.how != FAN_CASE_HOST && a->plan.sync.how != FAN_CASE_LATER) {
-        /* S5, S8 to S11: the slot's streams, fixed by its first gradient. */
-        fan_stream *const known[] = {with->consumer, a->producer, with->current};
-        p->how = a->plan.sync.how;
-        p->consumer = fan_stream_hold(fan_order_stream(a->plan.sync.slot.consumer, known, 3));
-        p->accum = fan_stream_hold(fan_order_stream(a->plan.sync.slot.accum, known, 3));
-        p->capture_origin =
-            p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
-        assert(p->consumer && p->accum);
-    }
-    p->rules |= a->plan.rules;
-    if (keep) {
-        it->value = c->value;
-        it->key = c->key;
-        if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
-            it->own = s->spec->dtype != FAN_DT_NONE
-                          ? a->seen
-                          : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
-        it->number = a->number;
-        it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
-        it->producer = fan_stream_hold(a->producer);
-        it->owned = it->exposed = c->summed;
-        it->parked = FAN_FAULT(PARKED_EARLY);
-        p->arriving++;
-    }
-    x->reserved = true;
-    if (b->leaf && x->checked.producer && x->checked.producer != s->p->consumer) {
-        x->mismatch = true;
-        x->producer = fan_stream_hold(x->checked.producer);
-    }
-    if (c->value.form == FAN_FORM_UNDEFINED && c->key < 0) {
-        fan_free(x->item);
-        x->item = NULL;
-        fan_slot_notify(b, slot);
-    } else if (c->value.form != FAN_FORM_UNDEFINED) {
-        x->accum = fan_stream_hold(s->p->accum);
-        x->consumer = fan_stream_hold(s->p->consumer);
-    }
-done:
+    fan_status status = reserve_locked(b, op, err);
     fan_slot_unlock(b, slot);
     return status;
 }
 
-/* Locked: the caller has its value again, and the slot is as it was; *gone is for
- * fan_slot_state_free. */
-static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
+/* Locked. Cannot fail: the state becomes what it was before the contribution, which was the last
+ * that came. */
+static void add_undo_state(fan_slot_state *state, const fan_slot_state *before)
 {
-    fan_item *it = x->item;
-    fan_slot *s = &b->slots[x->slot];
-    fan_slot_state *p = s->p;
-    fan_list *list = s->list;
-    const fan_entry entry = {.item = it, .general = true};
-    if (it)
-        (void)fan_list_remove(list, &entry);
-    p->count--;
-    /* no other contribution came meanwhile: the pass becomes what it was */
-    bool alone = p->count == x->before.count && !p->poison;
-    p->seen = p->summed_seen;
-    for (size_t i = list->summed > 0; !alone && i < list->n; i++)
-        p->seen = fan_entry_seen(p->seen, s, &list->entries[i]);
-    *gone = p->count == 0 && !p->poison ? fan_slot_cut(b, s) : NULL;
-    if (!*gone && alone) {
-        const fan_slot_state *before = &x->before;
-        if (!before->shaped) {
-            fan_free(p->shape);
-            p->shape = NULL;
-            p->ndim = 0;
-            p->shaped = false;
-        }
-        if (!before->device) {
-            fan_device_drop(p->device);
-            p->device = NULL;
-        }
-        if (before->how == FAN_CASE_HOST) {
-            fan_stream_drop(p->consumer);
-            fan_stream_drop(p->accum);
-            fan_stream_drop(p->capture_origin);
-            p->consumer = p->accum = p->capture_origin = NULL;
-            p->how = FAN_CASE_HOST;
-        }
-        p->rules = before->rules;
-        p->seen = before->seen;
-        p->has_weak_int = before->has_weak_int;
-        p->keyed = before->keyed;
+    if (!before->shaped) {
+        fan_free(state->shape);
+        state->shape = NULL;
+        state->ndim = 0;
+        state->shaped = false;
     }
-    if (it && it->value.form != FAN_FORM_UNDEFINED) {
-        if (x->old.form == FAN_FORM_UNDEFINED) {
-            x->c->value = it->value;
-            it->value = (fan_value){.dtype = FAN_DT_NONE};
-        } else {
-            x->c->value = x->old;
-            x->old = (fan_value){.dtype = FAN_DT_NONE};
-        }
+    if (!before->device) {
+        fan_device_drop(state->device);
+        state->device = NULL;
     }
-    x->reserved = false;
-    fan_slot_notify(b, x->slot);
+    if (before->how == FAN_CASE_HOST) {
+        fan_stream_drop(state->consumer);
+        fan_stream_drop(state->accum);
+        fan_stream_drop(state->capture_origin);
+        state->consumer = NULL;
+        state->accum = NULL;
+        state->capture_origin = NULL;
+        state->how = FAN_CASE_HOST;
+    }
+    state->rules = before->rules;
+    state->seen = before->seen;
+    state->has_weak_int = before->has_weak_int;
+    state->keyed = before->keyed;
 }
 
-void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err)
+/* Locked: the caller has its value again, and the slot is as it was; *gone is for
+ * fan_slot_state_free. */
+static void add_undo(fan_buffer *b, fan_add_op *op, fan_slot_state **gone)
 {
+    fan_item *item = op->item;
+    fan_slot *s = &b->slots[op->slot];
+    fan_slot_state *state = s->state;
+    fan_list *list = s->list;
+    const fan_entry entry = {.item = item, .general = true};
+    if (item)
+        (void)fan_list_remove(list, &entry);
+    state->count--;
+    *gone = NULL;
+    if (state->count == 0 && !state->poison) {
+        *gone = fan_slot_cut(b, s);
+    } else if (state->count == op->before.count && !state->poison) {
+        /* no other contribution came meanwhile */
+        add_undo_state(state, &op->before);
+    } else {
+        state->seen = state->summed_seen;
+        for (size_t i = list->summed > 0; i < list->n; i++)
+            state->seen = fan_entry_seen(state->seen, s, &list->entries[i]);
+    }
+    if (item && item->value.form != FAN_FORM_UNDEFINED) {
+        /* a conversion is dropped, with the item */
+        fan_value *back = op->old.form == FAN_FORM_UNDEFINED ? &item->value : &op->old;
+        op->c->value = *back;
+        *back = fan_value_none();
+    }
+    op->reserved = false;
+    fan_slot_notify(b, op->slot);
+}
+
+void fan_add_fail(fan_buffer *b, fan_add_op *op, fan_status status, const fan_error *err)
+{
+    fan_slot *s = &b->slots[op->slot];
     fan_slot_state *gone = NULL;
-    if (!x->reserved)
+    if (!op->reserved)
         return;
-    fan_slot_lock(b, x->slot);
-    if (x->item && !x->item->parked)
-        b->slots[x->slot].p->arriving--;
+    fan_slot_lock(b, op->slot);
+    if (op->item && !op->item->parked)
+        s->state->arriving--;
     if (status != FAN_OK)
-        fan_slot_poison(&b->slots[x->slot], status, err);
-    add_undo(b, x, &gone);
-    fan_slot_unlock(b, x->slot);
+        fan_slot_poison(s, status, err);
+    add_undo(b, op, &gone);
+    fan_slot_unlock(b, op->slot);
     fan_slot_state_free(b, gone);
 }
 
@@ -453,22 +612,19 @@ static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_
                               fan_dtype acc, fan_error *err)
 {
     fan_operand operand = {in, acc};
-    uint64_t bytes = (uint64_t)in->size * fan_dtype_size(in->dtype);
-    bool release_gil =
-        bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
-    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
+    fan_job job = {.kind = kind, .out = out, .in = &operand, .n = 1, .label = label};
+    uint64_t bytes = fan_dense_bytes(in);
+    bool on_host = !d->backend->has_streams;
+    void *left = fan_frontend_leave(b->frontend, bytes >= FAN_BUSY_BYTES && on_host);
     fan_interrupt interrupt; /* what is made is thrown away then */
-    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals,
-                        err);
-    fan_status status = fan_device_run(
-        d, on, &(fan_job){.kind = kind, .out = out, .in = &operand, .n = 1, .label = label}, err);
+    fan_buffer_interrupt_begin(b, &interrupt, on_host, err);
+    fan_status status = fan_device_run(d, on, &job, err);
     status = fan_interrupt_end(&interrupt, status);
-    if (release_gil)
-        b->frontend->allow_threads_end(left);
+    fan_frontend_return(b->frontend, left);
     FAN_COUNT(b, copies, 1);
     FAN_COUNT(b, passes, 1);
     FAN_COUNT(b, bytes_read, bytes);
-    FAN_COUNT(b, bytes_written, (uint64_t)out->size * fan_dtype_size(out->dtype));
+    FAN_COUNT(b, bytes_written, fan_dense_bytes(out));
     return status;
 }
 
@@ -524,8 +680,7 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
     fan_dtype acc = fan_dtype_accumulate(to->dtype);
     FAN_TRY(fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
     fan_interrupt interrupt; /* what is made is thrown away then */
-    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals,
-                        err);
+    fan_buffer_interrupt_begin(b, &interrupt, !d->backend->has_streams, err);
     fan_status status = fan_device_sparse_reduce(d, on, v->sparse, to->dtype, *made, err);
     status = fan_interrupt_end(&interrupt, status);
     FAN_COUNT(b, copies, 1);
@@ -549,10 +704,11 @@ static fan_status upload_dense(fan_buffer *b, const fan_array *from, const fan_c
 {
     fan_status status = FAN_OK;
     fan_array *host = NULL;
-    FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, 0, NULL, NULL, &host, err));
-    FAN_GO(convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, to->dtype, err));
-    FAN_GO(fan_device_array(to->device, on, to->dtype, 0, NULL, NULL, made, err));
-    status = convert_job(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, to->dtype, err);
+    fan_dtype dtype = to->dtype;
+    FAN_GO(fan_device_array(fan_cpu(), NULL, dtype, 0, NULL, NULL, &host, err));
+    FAN_GO(convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, dtype, err));
+    FAN_GO(fan_device_array(to->device, on, dtype, 0, NULL, NULL, made, err));
+    status = convert_job(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, dtype, err);
 done:
     fan_array_drop(host);
     return status;
@@ -599,9 +755,10 @@ static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_valu
     }
     if (to->upload)
         FAN_GO(upload_dense(b, from, to, on, &converted, err));
-    else
+    else {
         FAN_GO(convert_part(b, to->device, on, (fan_array *)from, to->dtype, !to->download,
                             &converted, err));
+    }
     status = fan_array_broadcast(converted, whole->ndim, whole->shape, made, err);
 done:
     fan_array_drop(compact);
@@ -611,72 +768,92 @@ done:
     return status;
 }
 
-static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan_contribution *c,
-                                           const fan_conversion *to, fan_stream *on, fan_value *out,
-                                           fan_error *err)
+static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, fan_stream *on,
+                                           fan_value *out, fan_error *err)
 {
-    const fan_slot *s = &b->slots[slot];
-    const fan_value *v = &c->value;
+    const fan_slot *s = &b->slots[op->slot];
+    const fan_conversion *to = &op->checked.to;
+    const fan_value *value = &op->c->value;
+    bool is_sparse = value->form == FAN_FORM_SPARSE;
     fan_status status;
     fan_array *made = NULL;
     fan_sparse *sparse = NULL;
-    *out = (fan_value){.dtype = FAN_DT_NONE};
+    *out = fan_value_none();
     /* donated memory is its owner's again once it is converted */
-    bool copies = c->copy || c->donate;
+    bool copies = op->c->copy || op->c->donate;
     if (FAN_FAULT(COPY_KEEPS_INDICES))
         copies = false;
-    if (v->form == FAN_FORM_SPARSE && to->reduce)
-        status = reduce_sparse(b, s, v, to, on, &made, err);
-    else if (v->form == FAN_FORM_SPARSE)
-        status = convert_sparse(b, to->device, on, v->sparse, to->dtype, copies, &sparse, err);
+    if (!is_sparse)
+        status = convert_dense(b, s, value, to, on, &made, err);
+    else if (to->reduce)
+        status = reduce_sparse(b, s, value, to, on, &made, err);
     else
-        status = convert_dense(b, s, v, to, on, &made, err);
+        status = convert_sparse(b, to->device, on, value->sparse, to->dtype, copies, &sparse, err);
     if (status != FAN_OK) {
         fan_array_drop(made);
         fan_sparse_drop(sparse);
         return status;
     }
-    *out = sparse ? fan_value_sparse(sparse, to->device) : fan_value_dense(made, to->device);
-    out->origin = v->origin;
-    out->rank = v->rank;
-    out->weak = v->weak;
+    if (sparse)
+        *out = fan_value_sparse(sparse, to->device);
+    else
+        *out = fan_value_dense(made, to->device);
+    out->origin = value->origin;
+    out->rank = value->rank;
+    out->weak = value->weak;
     return FAN_OK;
 }
 
 /* ---- 3. carried out and parked ---- */
 
-/* An event on `stream` for the item. */
-static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_stream *stream,
-                             uint64_t bit, fan_error *err)
+/* A planted fault: an event of the slot that is recorded again, instead of a new one. */
+static fan_event *add_event_to_reuse(const fan_slot *s, const fan_device *d)
 {
+    for (size_t i = 0; i < fan_slot_entries(s); i++) {
+        const fan_entry *one = &s->list->entries[i];
+        fan_event *event = NULL;
+        if (one->general)
+            event = one->item->event;
+        if (event && event->device == d)
+            return event;
+    }
+    return NULL;
+}
+
+/* An event on `stream` for the item. */
+static fan_status add_record(fan_buffer *b, const fan_add_op *op, fan_stream *stream, uint64_t bit,
+                             fan_error *err)
+{
+    fan_item *item = op->item;
     fan_event_drop(item->event);
     item->event = NULL;
     if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->owned)
         return fan_event_new(stream->device, &item->event, err);
     /* the slot is not locked here */
-    size_t n = FAN_FAULT(EVENT_REUSED) ? fan_slot_entries(&b->slots[slot]) : 0;
-    for (size_t i = 0; i < n; i++) {
-        const fan_entry *one = &b->slots[slot].list->entries[i];
-        fan_event *e = one->general ? one->item->event : NULL;
-        if (!e || e->device != stream->device)
-            continue;
-        item->event = fan_event_hold(e);
-        return fan_event_rerecord(e, stream, err);
-    }
-    return fan_order_record(b, stream, bit, &item->event, err);
+    fan_event *again = NULL;
+    if (FAN_FAULT(EVENT_REUSED))
+        again = add_event_to_reuse(&b->slots[op->slot], stream->device);
+    if (!again)
+        return fan_order_record(b, stream, bit, &item->event, err);
+    item->event = fan_event_hold(again);
+    return fan_event_rerecord(again, stream, err);
 }
 
 /* The event of the contribution before it in one call, where that covers this one as well: it was
  * recorded within the call, on the same stream, and the buffer has queued nothing there since.
  * NULL: there is none. */
-static fan_event *add_shared_event(const fan_add_op *x)
+static fan_event *add_shared_event(const fan_add_op *op)
 {
-    const fan_add_op *before = x->previous;
-    if (!before || !before->item || x->checked.plan.convert != FAN_CONVERT_NOT ||
-        before->checked.plan.convert != FAN_CONVERT_NOT ||
-        before->checked.plan.record != FAN_RECORD_PRODUCER ||
-        before->checked.producer != x->checked.producer ||
-        before->checked.plan.producer_bit != x->checked.plan.producer_bit)
+    const fan_add_op *before = op->previous;
+    if (!before || !before->item)
+        return NULL;
+    const fan_check_result *own = &op->checked;
+    const fan_check_result *other = &before->checked;
+    if (own->plan.convert != FAN_CONVERT_NOT || other->plan.convert != FAN_CONVERT_NOT)
+        return NULL;
+    if (other->plan.record != FAN_RECORD_PRODUCER || other->producer != own->producer)
+        return NULL;
+    if (other->plan.producer_bit != own->plan.producer_bit)
         return NULL;
     return before->item->event;
 }
@@ -687,147 +864,177 @@ static bool shares_indices(const fan_value *made, const fan_value *source)
     return made->form == FAN_FORM_SPARSE && made->sparse->indices == source->sparse->indices;
 }
 
-fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
+static void add_trace(const fan_buffer *b, const fan_add_op *op)
 {
-    fan_item *it = x->item;
-    if (x->c->value.form == FAN_FORM_UNDEFINED)
+    const fan_check_result *checked = &op->checked;
+    /* a stream's number means something on its own device only */
+    const fan_stream *producer = checked->producer;
+    const fan_device *d = producer ? producer->device : checked->to.device;
+    fan_trace_line line = {.kind = FAN_TRACE_ADD,
+                           .how = fan_sync_letter(checked->plan.sync.how),
+                           .device = fan_device_number(d),
+                           .count = 1,
+                           .key = op->c->key,
+                           .rules = checked->plan.rules,
+                           .stream = fan_stream_handle(producer),
+                           .bytes = fan_value_bytes(&op->c->value)};
+    fan_slot_trace(b, op->slot, line);
+}
+
+/* From a device to the host, on a stream of the device that it comes from. */
+static fan_status add_convert_at_source(fan_buffer *b, fan_add_op *op, fan_value *made,
+                                        fan_error *err)
+{
+    const fan_contribution *c = op->c;
+    fan_stream *on = fan_stream_hold(c->stream);
+    if (!on)
+        on = fan_stream_current(c->value.device);
+    fan_status status = add_contribution_convert(b, op, on, made, err);
+    fan_stream_drop(on);
+    return status;
+}
+
+/* S21: what the plan has done before the conversion, and the conversion. */
+static fan_status add_convert(fan_buffer *b, fan_add_op *op, fan_value *made, fan_error *err)
+{
+    const fan_add_plan *plan = &op->checked.plan;
+    fan_stream *producer = op->checked.producer;
+    fan_stream *on = producer;
+    if (plan->convert == FAN_CONVERT_SOURCE)
+        return add_convert_at_source(b, op, made, err);
+    if (plan->convert == FAN_CONVERT_ACCUM)
+        on = op->accum;
+    if (plan->wait) {
+        FAN_TRY(add_record(b, op, producer, plan->producer_bit, err));
+        FAN_TRY(fan_order_wait(b, op->slot, on, op->item->event, FAN_PLAN_S21_WAIT, err));
+    }
+    if (plan->mark_source)
+        FAN_TRY(fan_order_record_stream(&op->c->value, on, FAN_PLAN_S21_MARK, err));
+    if (FAN_FAULT(RECORD_BEFORE_CONVERSION) && plan->record == FAN_RECORD_PRODUCER)
+        FAN_TRY(add_record(b, op, producer, plan->producer_bit, err));
+    FAN_TRY(add_contribution_convert(b, op, on, made, err));
+    if (plan->convert != FAN_CONVERT_ACCUM)
+        return FAN_OK;
+
+    /* The item gets the stream where the converted gradient is ready. */
+    fan_item *item = op->item;
+    fan_status status = FAN_OK;
+    fan_event_drop(item->event);
+    item->event = NULL;
+    fan_stream_drop(item->producer);
+    item->producer = fan_stream_hold(fan_order_stream(plan->ready, &op->accum, 1));
+    if (plan->record == FAN_RECORD_ACCUM)
+        status = add_record(b, op, on, FAN_PLAN_S21_RECORD, err);
+    if (status != FAN_OK)
+        fan_value_drop(b->frontend, made);
+    return status;
+}
+
+fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *op, fan_error *err)
+{
+    const fan_add_plan *plan = &op->checked.plan;
+    fan_item *item = op->item;
+    const fan_value *value = &op->c->value;
+    if (value->form == FAN_FORM_UNDEFINED)
         return FAN_OK;
     /* it may have waited for the slot */
-    FAN_TRY(fan_slot_check_unmoved(b, x->slot, &x->c->value, x->c->key, err));
-    if (fan_trace_on()) {
-        const fan_check_result *a = &x->checked;
-        /* a stream's number means something on its own device only */
-        const fan_device *d = a->producer ? a->producer->device : a->to.device;
-        fan_slot_trace(b, x->slot,
-                       (fan_trace_line){.kind = FAN_TRACE_ADD,
-                                        .how = fan_sync_letter(a->plan.sync.how),
-                                        .device = d && d->id ? (int16_t)d->index : -1,
-                                        .count = 1,
-                                        .key = x->c->key,
-                                        .rules = a->plan.rules,
-                                        .stream = a->producer ? a->producer->handle : 0,
-                                        .bytes = fan_value_bytes(&x->c->value)});
-    }
-    const fan_add_plan *plan = &x->checked.plan;
-    fan_item *item = x->item;
-    fan_value made = {.dtype = FAN_DT_NONE};
-    if (plan->convert != FAN_CONVERT_NOT) {
-        /* S21: the item gets the stream where the converted gradient is ready. */
-        fan_contribution *c = x->c;
-        fan_stream *on = plan->convert == FAN_CONVERT_ACCUM ? x->accum : x->checked.producer;
-        if (plan->convert == FAN_CONVERT_SOURCE) {
-            on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(c->value.device);
-            fan_status status =
-                add_contribution_convert(b, x->slot, c, &x->checked.to, on, &made, err);
-            fan_stream_drop(on);
-            FAN_TRY(status);
-        } else {
-            if (plan->wait) {
-                FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
-                FAN_TRY(fan_order_wait(b, x->slot, on, item->event, FAN_PLAN_S21_WAIT, err));
-            }
-            if (plan->mark_source)
-                FAN_TRY(fan_order_record_stream(&c->value, on, FAN_PLAN_S21_MARK, err));
-            if (FAN_FAULT(RECORD_BEFORE_CONVERSION) && plan->record == FAN_RECORD_PRODUCER)
-                FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
-            FAN_TRY(add_contribution_convert(b, x->slot, c, &x->checked.to, on, &made, err));
-        }
-        if (plan->convert == FAN_CONVERT_ACCUM) {
-            fan_event_drop(item->event);
-            item->event = NULL;
-            fan_stream_drop(item->producer);
-            item->producer = fan_stream_hold(fan_order_stream(plan->ready, &x->accum, 1));
-            fan_status status = plan->record == FAN_RECORD_ACCUM
-                                    ? add_record(b, x->slot, item, on, FAN_PLAN_S21_RECORD, err)
-                                    : FAN_OK;
-            if (status != FAN_OK)
-                fan_value_drop(b->frontend, &made);
-            FAN_TRY(status);
-        }
-    }
+    FAN_TRY(fan_slot_check_unmoved(b, op->slot, value, op->c->key, err));
+    if (fan_trace_on())
+        add_trace(b, op);
+
+    fan_value made = fan_value_none();
+    if (plan->convert != FAN_CONVERT_NOT)
+        FAN_TRY(add_convert(b, op, &made, err));
     if (made.form != FAN_FORM_UNDEFINED) {
-        x->old = item->value;
+        op->old = item->value;
         item->value = made;
-        item->owned = !shares_indices(&made, &x->old);
+        item->owned = !shares_indices(&made, &op->old);
         item->donated = false;
     }
     if (plan->record == FAN_RECORD_PRODUCER && !item->event) {
-        fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? x->consumer : x->checked.producer;
-        item->event = fan_event_hold(add_shared_event(x));
+        fan_stream *on = op->checked.producer;
+        if (FAN_FAULT(RECORD_ON_CONSUMER))
+            on = op->consumer;
+        item->event = fan_event_hold(add_shared_event(op));
         if (!item->event)
-            FAN_TRY(add_record(b, x->slot, item, on, plan->producer_bit, err));
+            FAN_TRY(add_record(b, op, on, plan->producer_bit, err));
     }
     if (plan->mark)
-        FAN_TRY(fan_order_record_stream(&item->value, x->accum, FAN_PLAN_S9_MARK, err));
-    x->bytes = fan_value_bytes(&it->value);
-    x->bytes = x->bytes ? x->bytes : 1; /* an object without bytes passes a budget of 0, too */
-    if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() &&
-        !it->owned) {
-        FAN_TRY(fan_slot_hash(b, it->value.array, true, &it->hash, err));
-        it->hashed = true;
+        FAN_TRY(fan_order_record_stream(&item->value, op->accum, FAN_PLAN_S9_MARK, err));
+
+    op->bytes = fan_value_bytes(&item->value);
+    if (op->bytes == 0)
+        op->bytes = 1; /* an object without bytes passes a budget of 0, too */
+    bool dense_on_host = item->value.form == FAN_FORM_DENSE && item->value.device == fan_cpu();
+    if (fan_get_debug() && dense_on_host && !item->owned) {
+        FAN_TRY(fan_slot_hash(b, item->value.array, true, &item->hash, err));
+        item->hashed = true;
     }
     return FAN_OK;
 }
 
-void fan_add_park(fan_buffer *b, fan_add_op *x)
+void fan_add_park(fan_buffer *b, fan_add_op *op)
 {
-    fan_item *it = x->item;
-    if (!it || x->parked)
+    fan_item *item = op->item;
+    if (!item || op->parked)
         return;
-    x->parked = true;
-    b->slots[x->slot].p->arriving--;
-    x->c->value = (fan_value){.dtype = FAN_DT_NONE};
-    it->bytes = x->bytes;
-    it->parked = true;
+    op->parked = true;
+    b->slots[op->slot].state->arriving--;
+    op->c->value = fan_value_none();
+    item->bytes = op->bytes;
+    item->parked = true;
     if (fan_sched_active())
-        fan_buffer_weigh(b, x->bytes);
-    it->alone = b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_FORM_DENSE && !x->accum &&
-                (it->owned || x->c->alone);
-    if (it->alone)
-        atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
-    fan_count_parked(b, x->bytes);
-    fan_slot_notify(b, x->slot);
+        fan_buffer_weigh(b, op->bytes);
+    bool dense_on_host = item->value.form == FAN_FORM_DENSE && !op->accum;
+    bool alone = item->owned || op->c->alone;
+    item->alone = b->budget == FAN_BUDGET_AUTO && dense_on_host && alone;
+    if (item->alone)
+        atomic_fetch_add_explicit(&b->alone, item->bytes, memory_order_relaxed);
+    fan_count_parked(b, op->bytes);
+    fan_slot_notify(b, op->slot);
 }
 
-void fan_add_unpark(fan_buffer *b, fan_add_op *x)
+void fan_add_unpark(fan_buffer *b, fan_add_op *op)
 {
-    if (!x->parked)
+    if (!op->parked)
         return;
-    fan_item_unpark(b, x->item);
-    x->parked = x->item->parked = false;
-    b->slots[x->slot].p->arriving++;
+    fan_item_unpark(b, op->item);
+    op->parked = false;
+    op->item->parked = false;
+    b->slots[op->slot].state->arriving++;
 }
 
-void fan_add_end(fan_buffer *b, fan_add_op *x)
+void fan_add_end(fan_buffer *b, fan_add_op *op)
 {
-    if (x->reserved)
+    if (op->reserved)
         FAN_COUNT(b, adds, 1);
-    if (x->reserved && b->sum_stats) {
-        fan_slot_lock(b, x->slot);
-        fan_sum_stats last = fan_sum_stats_forget(b, x->slot);
-        fan_slot_unlock(b, x->slot);
+    else
+        fan_item_free(b, op->item);
+    if (op->reserved && b->sum_stats) {
+        fan_slot_lock(b, op->slot);
+        fan_sum_stats last = fan_sum_stats_forget(b, op->slot);
+        fan_slot_unlock(b, op->slot);
         fan_sum_stats_drop(&last);
     }
-    if (!x->reserved)
-        fan_item_free(b, x->item);
-    if (x->c->donate)
-        fan_value_returned(&x->old); /* the slot keeps its conversion */
-    fan_value_drop(b->frontend, &x->old);
-    fan_stream_drop(x->accum);
-    fan_stream_drop(x->consumer);
-    fan_stream_drop(x->producer);
-    fan_stream_drop(x->streams.current);
-    fan_stream_drop(x->streams.consumer);
+    if (op->c->donate)
+        fan_value_returned(&op->old); /* the slot keeps its conversion */
+    fan_value_drop(b->frontend, &op->old);
+    fan_stream_drop(op->accum);
+    fan_stream_drop(op->consumer);
+    fan_stream_drop(op->producer);
+    fan_stream_drop(op->streams.current);
+    fan_stream_drop(op->streams.consumer);
 }
 
-fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err)
+fan_status fan_add_warn(fan_buffer *b, const fan_add_op *ops, size_t n, fan_error *err)
 {
     for (size_t i = 0; i < n; i++) {
-        if (!x[i].mismatch)
+        const fan_add_op *op = &ops[i];
+        if (!op->mismatch)
             continue;
         FAN_COUNT(b, mismatches, 1);
         if (b->frontend->mismatch && fan_warn_mismatch_now())
-            FAN_TRY(b->frontend->mismatch(b->name, x[i].slot, x[i].producer, x[i].consumer, err));
+            FAN_TRY(b->frontend->mismatch(b->name, op->slot, op->producer, op->consumer, err));
     }
     return FAN_OK;
 }
@@ -835,15 +1042,16 @@ fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error 
 /* ---- one contribution ---- */
 
 /* Locked: folds if that is due. *gone is for fan_slot_state_free. */
-static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_slot_state **gone, fan_error *err)
+static fan_status add_fold(fan_buffer *b, fan_add_op *op, fan_slot_state **gone, fan_error *err)
 {
-    fan_slot *s = &b->slots[x->slot];
-    fan_item *it = x->item;
-    fan_event *recorded_again =
-        FAN_FAULT(RECORD_AFTER_FOLD) && it->event ? fan_event_hold(it->event) : NULL;
-    fan_status status = fan_slot_fold_while_due(b, x->slot, err);
+    fan_slot *s = &b->slots[op->slot];
+    const fan_entry own = {.item = op->item, .general = true};
+    fan_event *recorded_again = NULL;
+    if (FAN_FAULT(RECORD_AFTER_FOLD) && op->item->event)
+        recorded_again = fan_event_hold(op->item->event);
+    fan_status status = fan_slot_fold_while_due(b, op->slot, err);
     if (recorded_again)
-        (void)fan_event_rerecord(recorded_again, x->checked.producer, err);
+        (void)fan_event_rerecord(recorded_again, op->checked.producer, err);
     fan_event_drop(recorded_again);
     if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
         return FAN_OK; /* it is parked; the sum is tried again later */
@@ -852,38 +1060,46 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_slot_state **gone, 
     /* A callback raised: the add did not happen, if its contribution is still there to be taken
      * back. */
     bool there = false;
-    for (size_t i = 0; i < s->list->n; i++)
-        there = there ||
-                fan_entry_same(&s->list->entries[i], &(fan_entry){.item = it, .general = true});
+    for (size_t i = 0; i < s->list->n && !there; i++)
+        there = fan_entry_same(&s->list->entries[i], &own);
     if (there && !s->busy) {
-        fan_item_unpark(b, it);
-        add_undo(b, x, gone);
+        fan_item_unpark(b, op->item);
+        add_undo(b, op, gone);
     }
+    return status;
+}
+
+/* Carried out, parked, folded. */
+static fan_status add_reserved(fan_buffer *b, fan_add_op *op, fan_error *err)
+{
+    fan_slot_state *gone = NULL;
+    fan_status status = fan_add_carry_out(b, op, err);
+    if (status != FAN_OK) {
+        fan_add_fail(b, op, status, err);
+        return status;
+    }
+    if (!op->item)
+        return FAN_OK;
+    bool defined = op->c->value.form != FAN_FORM_UNDEFINED;
+    fan_slot_lock(b, op->slot);
+    fan_add_park(b, op);
+    if (defined)
+        status = add_fold(b, op, &gone, err);
+    fan_slot_unlock(b, op->slot);
+    fan_slot_state_free(b, gone);
     return status;
 }
 
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err)
 {
-    fan_add_op x = {.slot = slot, .c = c, .old = {.dtype = FAN_DT_NONE}};
-    fan_slot_state *gone = NULL;
+    fan_add_op op = {.slot = slot, .c = c, .old = fan_value_none()};
     FAN_TRY(fan_slot_check(b, slot, err));
-    fan_status status = fan_add_reserve(b, &x, err);
-    if (status == FAN_OK) {
-        status = fan_add_carry_out(b, &x, err);
-        if (status != FAN_OK)
-            fan_add_fail(b, &x, status, err);
-    }
-    if (status == FAN_OK && x.item) {
-        bool defined = c->value.form != FAN_FORM_UNDEFINED;
-        fan_slot_lock(b, slot);
-        fan_add_park(b, &x);
-        status = defined ? add_fold(b, &x, &gone, err) : FAN_OK;
-        fan_slot_unlock(b, slot);
-        fan_slot_state_free(b, gone);
-    }
+    fan_status status = fan_add_reserve(b, &op, err);
     if (status == FAN_OK)
-        status = fan_add_warn(b, &x, 1, err);
-    fan_add_end(b, &x);
+        status = add_reserved(b, &op, err);
+    if (status == FAN_OK)
+        status = fan_add_warn(b, &op, 1, err);
+    fan_add_end(b, &op);
     return status;
 }
 
@@ -899,10 +1115,11 @@ static void add_plain_count_peak(fan_buffer *b, uint64_t now)
 
 /* Whether the first gradient of a slot is as declared (A9, A10, A12), and of a dtype that is summed
  * here. It may be large while it is alone. */
-static bool add_plain_fits(const fan_slot_spec *spec, const fan_plain_kind *k)
+static bool add_plain_fits(const fan_slot_spec *spec, const fan_plain_kind *kind)
 {
-    return !spec->exact && fan_slot_takes(spec, k->dtype, k->ndim, k->shape) &&
-           fan_sum_flat_fits(k->dtype, fan_accum_dtype(k->dtype, spec->accumulate));
+    if (spec->exact || !fan_slot_takes(spec, kind->dtype, kind->ndim, kind->shape))
+        return false;
+    return fan_sum_flat_fits(kind->dtype, fan_accum_dtype(kind->dtype, spec->accumulate));
 }
 
 static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, size_t slot,
@@ -910,23 +1127,26 @@ static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, 
                                                                  const fan_entry *one)
 {
     fan_slot *s = &b->slots[slot];
-    if (s->p != &fan_slot_state_none || s->busy || fan_plain_stats_on_device(b, slot))
+    if (fan_slot_has_state(s) || s->busy || fan_plain_stats_on_device(b, slot))
         return false;
-    fan_list *p = fan_slot_list(s);
-    if (!p || (p->n && (p->entries[0].key < 0) != (one->key < 0)))
+    fan_list *list = fan_slot_list(s);
+    if (!list)
         return false;
-    if (kind && !fan_list_defined(p)) {
+    if (list->n && (list->entries[0].key < 0) != (one->key < 0))
+        return false;
+    if (kind && !fan_list_defined(list)) {
         if (!add_plain_fits(s->spec, kind))
             return false;
-        p->kind = *kind;
-        p->size = fan_plain_bytes(kind);
-        p->bytes = p->size ? p->size : 1;
-    } else if (kind && (fan_plain_is_large(p->size) || !fan_plain_same(&p->kind, kind))) {
-        return false;
+        list->kind = *kind;
+        list->size = fan_plain_bytes(kind);
+        list->bytes = list->size ? list->size : 1;
+    } else if (kind) {
+        if (fan_plain_is_large(list->size) || !fan_plain_same(&list->kind, kind))
+            return false;
     }
     if (fan_slot_missing(s, 1) <= 0)
         return false;
-    return fan_list_insert(p, one);
+    return fan_list_insert(list, one);
 }
 
 /* add_plain_count: true: the budget is to be checked; `due`: it is anyway. */
@@ -944,12 +1164,15 @@ static inline __attribute__((always_inline)) bool add_plain_count(fan_buffer *b,
         FAN_PLAIN_COUNT(b, bytes_read, size);
         FAN_PLAIN_COUNT(b, bytes_written, size);
     }
-    const fan_list *p = b->slots[slot].list;
+    const fan_list *list = b->slots[slot].list;
+    uint64_t bytes = list->bytes;
     if (fan_sched_active())
-        fan_buffer_weigh(b, p->bytes);
-    uint64_t now = atomic_fetch_add_explicit(&b->parked, p->bytes, memory_order_relaxed) + p->bytes;
+        fan_buffer_weigh(b, bytes);
+    uint64_t now = atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes;
     add_plain_count_peak(b, now);
-    return now > b->fold_threshold && (due || fan_list_begins(p));
+    if (now <= b->fold_threshold)
+        return false;
+    return due || fan_list_begins(list);
 }
 
 typedef struct add_plain_op {
@@ -966,105 +1189,128 @@ typedef struct add_plain_op {
 /* add_plain_takes: whether one more of this kind is added straight into the sum, which is the first
  * of the slot's list, with nothing behind it (A6): it is complete up to `key`. With an automatic
  * budget they wait until some can be summed together. */
-static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_kind *k,
+static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_kind *kind,
                             const char *data, int64_t key)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_list *p = s->list;
-    const fan_entry *first = &p->entries[0];
-    if (b->budget == FAN_BUDGET_AUTO || s->p != &fan_slot_state_none || s->busy || s->targets ||
-        p->n != 1 || k->scalar || !fan_plain_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
-        (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || fan_slot_missing(s, 1) <= 0)
+    const fan_list *list = s->list;
+    const fan_entry *first = &list->entries[0];
+    bool eager = b->budget != FAN_BUDGET_AUTO;
+    bool idle = !fan_slot_has_state(s) && !s->busy && !s->targets;
+    bool only = list->n == 1;
+    if (!eager || !idle || !only)
         return false;
-    return !fan_flats_meet(first->data, p->bytes, data, p->bytes) &&
-           fan_plain_is_flat(p->size, 2) &&
-           fan_plain_may_write(b, slot, 1, fan_plain_accum(b, slot)) == FAN_REUSE_YES;
+    if (kind->scalar || !fan_plain_same(&list->kind, kind))
+        return false;
+    bool next_key = first->key < 0;
+    if (key >= 0)
+        next_key = !next_key && (uint64_t)key == (uint64_t)first->key + 1;
+    if (!next_key || fan_slot_missing(s, 1) <= 0)
+        return false;
+    bool overlaps = fan_flats_meet(first->data, list->bytes, data, list->bytes);
+    if (overlaps || !fan_plain_is_flat(list->size, 2))
+        return false;
+    return fan_plain_may_write(b, slot, 1, fan_plain_accum(b, slot)) == FAN_REUSE_YES;
 }
 
 static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind *kind,
                           const char *data, int64_t key, add_plain_op *out)
 {
     const fan_slot *s = &b->slots[slot];
-    if (b->sum_stats || !fan_plain_has_sum(s) ||
-        atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_plain_kind_bytes(kind) <=
-            b->budget ||
-        !add_plain_takes(b, slot, kind, data, key))
+    if (b->sum_stats || !fan_plain_has_sum(s))
+        return false;
+    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
+    bool due = parked + fan_plain_kind_bytes(kind) > b->budget;
+    if (!due || !add_plain_takes(b, slot, kind, data, key))
         return false;
     const fan_entry *first = &s->list->entries[0];
-    *out = (add_plain_op){s->list,
-                          first->wide ? fan_plain_accum(b, slot) : kind->dtype,
-                          first->owned ? NULL : first->object,
-                          first->data,
-                          data,
-                          fan_plain_elements(kind),
-                          key,
-                          kind->dtype};
+    *out = (add_plain_op){.list = s->list,
+                          .acc = kind->dtype,
+                          .sum = first->data,
+                          .data = data,
+                          .count = fan_plain_elements(kind),
+                          .key = key,
+                          .dtype = kind->dtype};
+    if (first->wide)
+        out->acc = fan_plain_accum(b, slot);
+    if (!first->owned)
+        out->object = first->object;
     return true;
 }
 
 /* add_plain_unchanged: the gradient is what it was, and so is a sum that was donated (NULL: it is
  * the buffer's own). */
 static bool add_plain_unchanged(const fan_buffer *b, const fan_plain_kind *kind,
-                                const fan_entry *one, const add_plain_op *to)
+                                const fan_entry *one, const add_plain_op *op)
 {
-    return (!kind->check_at_use || fan_plain_unchanged(b, one->object, kind, one->data)) &&
-           (!to->object || (fan_plain_unchanged(b, to->object, kind, to->sum) &&
-                            b->frontend->plain->writable(to->object, kind)));
+    if (kind->check_at_use && !fan_plain_unchanged(b, one->object, kind, one->data))
+        return false;
+    if (!op->object)
+        return true;
+    return fan_plain_unchanged(b, op->object, kind, op->sum) &&
+           b->frontend->plain->writable(op->object, kind);
 }
 
 /* add_plain_begin: whether `one` is to be added into the slot's sum at once. Calls the library
  * first, which may run arbitrary code, and then checks all again. */
 static bool add_plain_begin(const fan_buffer *b, size_t slot, const fan_plain_kind *kind,
-                            const fan_entry *one, add_plain_op *to)
+                            const fan_entry *one, add_plain_op *op)
 {
     const fan_plain_frontend *plain = b->frontend->plain;
     FAN_UNINITIALIZED add_plain_op then;
-    if (one->owned || !add_plain_can(b, slot, kind, one->data, one->key, to))
+    if (one->owned || !add_plain_can(b, slot, kind, one->data, one->key, op))
         return false;
     if (!kind->check_at_use)
-        return add_plain_unchanged(b, kind, one, to);
-    const fan_entry first = to->list->entries[0];
-    void *sum = to->object;
+        return add_plain_unchanged(b, kind, one, op);
+    const fan_entry first = op->list->entries[0];
+    void *sum = op->object;
     /* It was checked when the second contribution came, and has had no other reference since. */
-    bool checked = sum && to->list->summed > 1 && plain->nobody_else_has(sum);
+    bool checked = sum && op->list->summed > 1 && plain->nobody_else_has(sum);
     if (sum)
         plain->hold(sum);
-    bool good =
-        fan_plain_has_value(b, one, false) && (checked || fan_plain_has_value(b, &first, true));
-    good = good && add_plain_can(b, slot, kind, one->data, one->key, &then) &&
-           then.sum == to->sum && then.object == sum && add_plain_unchanged(b, kind, one, &then);
+    bool good = fan_plain_has_value(b, one, false);
+    if (good && !checked)
+        good = fan_plain_has_value(b, &first, true);
+    good = good && add_plain_can(b, slot, kind, one->data, one->key, &then);
+    if (good && then.sum == op->sum && then.object == sum)
+        good = add_plain_unchanged(b, kind, one, &then);
+    else
+        good = false;
     if (good)
-        *to = then;
+        *op = then;
     if (sum)
         b->frontend->drop(sum);
     return good;
 }
 
-static void add_plain_sum(fan_buffer *b, const add_plain_op *one)
+static void add_plain_sum(fan_buffer *b, const add_plain_op *op)
 {
-    uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype),
-             now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
+    fan_list *list = op->list;
+    fan_entry *sum = &list->entries[0];
+    uint64_t bytes = (uint64_t)op->count * fan_dtype_size(op->dtype);
+    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
     if (fan_sched_active())
         fan_buffer_weigh(b, bytes);
-    fan_entry *sum = &one->list->entries[0];
     bool wide = sum->wide;
-    if (wide)
-        (void)fan_sum_flat_from(one->sum, one->sum, &one->data, 1, one->count, one->dtype, one->acc,
-                                NULL, true);
-    else
-        (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count,
-                           one->dtype, one->acc, NULL);
-    one->list->summed++;
-    one->list->rules |= fan_plan_plain_fold(true);
-    *sum = fan_entry_of(sum->object, sum->data, one->key, false, sum->owned);
+    if (wide) {
+        (void)fan_sum_flat_from(op->sum, op->sum, &op->data, 1, op->count, op->dtype, op->acc, NULL,
+                                true);
+    } else {
+        const char *const runs[] = {op->sum, op->data};
+        (void)fan_sum_flat(op->sum, runs, 2, op->count, op->dtype, op->acc, NULL);
+    }
+    list->summed++;
+    list->rules |= fan_plan_plain_fold(true);
+    *sum = fan_entry_of(sum->object, sum->data, op->key, false, sum->owned);
     sum->wide = wide;
+    uint64_t size = fan_plain_sum_size(list, wide);
     FAN_PLAIN_COUNT(b, adds, 1);
     FAN_PLAIN_COUNT(b, folds, 1);
     FAN_PLAIN_COUNT(b, passes, 1);
     FAN_PLAIN_COUNT(b, in_place, 1);
-    FAN_PLAIN_COUNT(b, bytes_read, bytes + fan_plain_sum_size(one->list, wide));
-    FAN_PLAIN_COUNT(b, bytes_written, fan_plain_sum_size(one->list, wide));
-    add_plain_count_peak(b, now);
+    FAN_PLAIN_COUNT(b, bytes_read, bytes + size);
+    FAN_PLAIN_COUNT(b, bytes_written, size);
+    add_plain_count_peak(b, parked + list->bytes);
 }
 
 static bool add_plain_into_sum(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
@@ -1075,6 +1321,23 @@ static bool add_plain_into_sum(fan_buffer *b, size_t slot, const fan_plain_kind 
         return false;
     add_plain_sum(b, &op);
     return true;
+}
+
+/* A copy for the buffer, which *one is then, with the caller's hold. NULL: it is for the general
+ * path. May call the array library, which may run arbitrary code. */
+static void *add_plain_copy(fan_buffer *b, const fan_plain_kind *kind, fan_entry *one)
+{
+    if (kind->scalar || fan_plain_pitch(kind))
+        return NULL;
+    if (!fan_plain_fits(kind->dtype, kind->dtype, fan_plain_bytes(kind)))
+        return NULL;
+    void *copy = b->frontend->plain->copy(one->object, kind, &one->data);
+    if (!copy)
+        return NULL;
+    one->object = copy;
+    one->owned = true;
+    one->alone = true;
+    return copy;
 }
 
 fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one,
@@ -1089,17 +1352,14 @@ fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
         return FAN_OK;
     }
     void *copy = NULL;
+    bool allowed = true;
     if (one->copy && kind) {
-        if (kind->scalar || fan_plain_pitch(kind) ||
-            !fan_plain_fits(kind->dtype, kind->dtype, fan_plain_bytes(kind)) ||
-            !(copy = b->frontend->plain->copy(one->object, kind, &one->data)))
+        copy = add_plain_copy(b, kind, one);
+        if (!copy)
             return FAN_OK;
-        one->object = copy;
-        one->owned = one->alone = true;
+        allowed = fan_plain_allowed() && fan_buffer_is_usable(b);
     }
-    /* To copy may have called the array library, which may run arbitrary code. */
-    *added = (!copy || (fan_plain_allowed() && fan_buffer_is_usable(b))) &&
-             add_plain_park(b, slot, kind, one);
+    *added = allowed && add_plain_park(b, slot, kind, one);
     if (*added && kind)
         b->frontend->plain->hold(one->object);
     if (copy)
@@ -1122,10 +1382,11 @@ void fan_plain_prefetch(const fan_buffer *b, size_t slot)
 {
     if (slot >= b->nslots)
         return;
-    const fan_slot *s = &b->slots[slot];
-    const char *p = (const char *)s->list;
-    for (size_t at = 0; p && at < 192; at += 64)
-        __builtin_prefetch(p + at, 1);
+    const char *list = (const char *)b->slots[slot].list;
+    if (!list)
+        return;
+    for (size_t at = 0; at < 192; at += 64)
+        __builtin_prefetch(list + at, 1);
 }
 
 /* add_plain_read: the k-th of a batch; false: it is not a plain one. */
@@ -1135,32 +1396,51 @@ static bool add_plain_read(const fan_buffer *b, const fan_plain_batch *batch, si
     return batch->read(batch->ctx, k, slot, kind, one) && *slot < b->nslots;
 }
 
+/* Whether the k-th of a batch goes straight into the sum of a slot beyond `last`. *slot: the slot
+ * that it is for. */
+static bool add_plain_sums(const fan_buffer *b, const fan_plain_batch *batch, size_t k, size_t last,
+                           size_t *slot, add_plain_op *op)
+{
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    fan_entry one;
+    if (!add_plain_read(b, batch, k, slot, &kind, &one))
+        return false;
+    if (!one.object || kind.check_at_use)
+        return false;
+    if (k && *slot <= last)
+        return false;
+    return add_plain_can(b, *slot, &kind, one.data, one.key, op) && !op->object;
+}
+
 /* add_plain_sum_all: true: all went straight into their sums; false: one is not for that, and
  * nothing happened. */
 static bool add_plain_sum_all(fan_buffer *b, const fan_plain_batch *batch)
 {
-    FAN_UNINITIALIZED fan_plain_kind kind;
     FAN_UNINITIALIZED add_plain_op next;
-    fan_entry one;
     add_plain_op *all = NULL; /* made once there is one */
-    size_t k = 0, slot, last = 0;
-    for (; k < batch->n; k++) {
+    size_t slot;
+    size_t last = 0;
+    size_t found = 0;
+    for (; found < batch->n; found++) {
         if (batch->far)
-            batch->prefetch(batch->ctx, k);
+            batch->prefetch(batch->ctx, found);
         /* Ascending: each slot occurs once, so each check still holds when its sum is written. */
-        if (!add_plain_read(b, batch, k, &slot, &kind, &one) || !one.object || kind.check_at_use ||
-            (k && slot <= last) || !add_plain_can(b, slot, &kind, one.data, one.key, &next) ||
-            next.object || (!all && !(all = fan_alloc(batch->n * sizeof *all))))
+        if (!add_plain_sums(b, batch, found, last, &slot, &next))
             break;
-        all[k] = next;
+        if (!all)
+            all = fan_alloc(batch->n * sizeof *all);
+        if (!all)
+            break;
+        all[found] = next;
         last = slot;
     }
-    bool good = all && k == batch->n;
-    for (k = 0; good && k < batch->n; k++) {
-        if (k + ADD_AHEAD < batch->n) {
-            __builtin_prefetch(all[k + ADD_AHEAD].list, 1);
-            __builtin_prefetch(all[k + ADD_AHEAD].sum, 1);
-            __builtin_prefetch(all[k + ADD_AHEAD].data);
+    bool good = all && found == batch->n;
+    for (size_t k = 0; good && k < found; k++) {
+        if (k + ADD_AHEAD < found) {
+            const add_plain_op *ahead = &all[k + ADD_AHEAD];
+            __builtin_prefetch(ahead->list, 1);
+            __builtin_prefetch(ahead->sum, 1);
+            __builtin_prefetch(ahead->data);
         }
         add_plain_sum(b, &all[k]);
     }
@@ -1176,10 +1456,10 @@ static void add_plain_take_back(fan_buffer *b, const fan_plain_batch *batch, siz
     size_t slot;
     while (n-- > 0) {
         (void)add_plain_read(b, batch, n, &slot, &kind, &one);
-        fan_list *p = b->slots[slot].list;
-        (void)fan_list_remove(p, &one);
+        fan_list *list = b->slots[slot].list;
+        (void)fan_list_remove(list, &one);
         if (one.object) {
-            fan_list_unpark(b, p, 1);
+            fan_list_unpark(b, list, 1);
             b->frontend->drop(one.object);
         }
         b->plain.adds--;
@@ -1187,42 +1467,55 @@ static void add_plain_take_back(fan_buffer *b, const fan_plain_batch *batch, siz
     }
 }
 
-fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool *added,
-                              fan_error *err)
+/* Parks them in turn. Returns how many, up to the first that is not for that; *due: the budget is
+ * to be checked. */
+static size_t add_plain_park_all(fan_buffer *b, const fan_plain_batch *batch, bool *due)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     fan_entry one;
-    size_t k = 0, slot;
+    size_t slot;
+    for (size_t k = 0; k < batch->n; k++) {
+        if (batch->far)
+            batch->prefetch(batch->ctx, k);
+        if (!add_plain_read(b, batch, k, &slot, &kind, &one))
+            return k;
+        const fan_plain_kind *its = one.object ? &kind : NULL;
+        if (!add_plain_park(b, slot, its, &one))
+            return k;
+        if (its)
+            b->frontend->plain->hold(one.object);
+        *due |= add_plain_count(b, slot, its, false, *due);
+    }
+    return batch->n;
+}
+
+fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool *added,
+                              fan_error *err)
+{
+    size_t slot;
     bool due = false;
     *added = fan_plain_allowed() && fan_buffer_is_usable(b);
     if (!*added || (batch->n && add_plain_sum_all(b, batch)))
         return FAN_OK;
-    uint64_t peak = b->plain.peak_parked_bytes, total_peak = b->total->peak_parked_bytes;
-    for (; k < batch->n; k++) {
-        if (batch->far)
-            batch->prefetch(batch->ctx, k);
-        if (!add_plain_read(b, batch, k, &slot, &kind, &one) ||
-            !add_plain_park(b, slot, one.object ? &kind : NULL, &one))
-            break;
-        if (one.object)
-            b->frontend->plain->hold(one.object);
-        due |= add_plain_count(b, slot, one.object ? &kind : NULL, false, due);
-    }
-    *added = k == batch->n;
+    uint64_t peak = b->plain.peak_parked_bytes;
+    uint64_t total_peak = b->total->peak_parked_bytes;
+    size_t parked = add_plain_park_all(b, batch, &due);
+    *added = parked == batch->n;
     if (!*added) {
-        add_plain_take_back(b, batch, k);
+        add_plain_take_back(b, batch, parked);
         b->plain.peak_parked_bytes = peak;
         b->total->peak_parked_bytes = total_peak;
         return FAN_OK;
     }
     /* last of all: of what was taken back all is known still */
-    for (k = 0; b->sum_stats && k < batch->n; k++) {
+    for (size_t k = 0; b->sum_stats && k < parked; k++) {
         (void)batch->again(batch->ctx, k, &slot);
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     }
-    if (due)
-        fan_sched_stepped();
-    for (k = 0; k < batch->n && due; k++) {
+    if (!due)
+        return FAN_OK;
+    fan_sched_stepped();
+    for (size_t k = 0; k < parked; k++) {
         const void *object = batch->again(batch->ctx, k, &slot);
         if (object)
             FAN_TRY(fan_plain_fold_due(b, slot, object, false, err));

@@ -70,18 +70,18 @@ typedef struct fan_add_op {
  * hold, or NULL. */
 fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c);
 /* fan_add_reserve: checks it, and gives it a place in its slot. */
-fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err);
+fan_status fan_add_reserve(fan_buffer *b, fan_add_op *op, fan_error *err);
 /* fan_add_carry_out: conversions, the event, the mark: nothing for an undefined one. */
-fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err);
+fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *op, fan_error *err);
 /* fan_add_park: the slot is locked. From now on a fold may sum it. fan_add_unpark: takes that back;
  * no fold has summed it. */
-void fan_add_park(fan_buffer *b, fan_add_op *x);
-void fan_add_unpark(fan_buffer *b, fan_add_op *x);
+void fan_add_park(fan_buffer *b, fan_add_op *op);
+void fan_add_unpark(fan_buffer *b, fan_add_op *op);
 /* fan_add_fail: gives a contribution back after it, or another of the same call, has failed.
  * Unlocked. */
-void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err);
+void fan_add_fail(fan_buffer *b, fan_add_op *op, fan_status status, const fan_error *err);
 /* fan_add_warn: S6, for n contributions. fan_add_end: drops what the op holds. */
-fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err);
-void fan_add_end(fan_buffer *b, fan_add_op *x);
+fan_status fan_add_warn(fan_buffer *b, const fan_add_op *op, size_t n, fan_error *err);
+void fan_add_end(fan_buffer *b, fan_add_op *op);
 
 #endif

@@ -16,8 +16,9 @@ static fan_auto_budget budget_test_limits; /* zero: as in a release */
 
 void fan_budget_auto_set(const fan_auto_budget *to)
 {
-    budget_test_limits =
-        to ? (fan_auto_budget){to->alone, to->held, to->alone} : (fan_auto_budget){0};
+    budget_test_limits = (fan_auto_budget){0};
+    if (to)
+        budget_test_limits = (fan_auto_budget){to->alone, to->held, to->alone};
 }
 #endif
 
@@ -40,28 +41,36 @@ fan_auto_budget fan_budget_auto(void)
 
 /* ---- contributions of any form ---- */
 
+/* Unlocked: makes the sum of what was gathered, and commits it. */
+static fan_status budget_sum(fan_gathered *gathered, fan_error *err)
+{
+    fan_fold *fold = &gathered->fold;
+    fan_buffer *b = fold->b;
+    if (fan_fold_slot(fold)->spec->exact) {
+        if (fold->n)
+            fan_fold_decide(fold);
+        FAN_TRY(fan_fold_absorb(fold, &gathered->like, err));
+    }
+    if (fold->n > 1) {
+        fan_status status = fan_fold_begin(fold, NULL, err);
+        fan_slot_fail(b, fold->slot, status, err);
+        FAN_TRY(status);
+    }
+    return fan_fold_commit_end(b, fold->slot, gathered, err);
+}
+
 /* Locked on entry and on return; the slot is free: sums its first m contributions into its sum, or
  * its exact state. */
 static fan_status budget_fold(fan_buffer *b, size_t slot, size_t m, fan_error *err)
 {
-    fan_slot *s = &b->slots[slot];
     fan_gathered gathered;
     if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
-    fan_slot_make_busy(s);
+    fan_slot_make_busy(&b->slots[slot]);
     fan_slot_unlock(b, slot);
     fan_status status = fan_gather(b, slot, m, false, &gathered, err);
     if (status == FAN_OK) {
-        if (s->spec->exact && gathered.fold.n)
-            fan_fold_decide(&gathered.fold);
-        if (s->spec->exact)
-            status = fan_fold_absorb(&gathered.fold, &gathered.like, err);
-        if (status == FAN_OK && gathered.fold.n > 1) {
-            status = fan_fold_begin(&gathered.fold, NULL, err);
-            fan_slot_fail(b, slot, status, err);
-        }
-        if (status == FAN_OK)
-            status = fan_fold_commit_end(b, slot, &gathered, err);
+        status = budget_sum(&gathered, err);
         fan_gathered_fini(&gathered);
     }
     fan_slot_lock(b, slot);
@@ -70,14 +79,22 @@ static fan_status budget_fold(fan_buffer *b, size_t slot, size_t m, fan_error *e
 }
 
 /* The value of an entry that is a Python int; else 0. */
-static int64_t budget_weak_int(const fan_plain_kind *k, const fan_entry *one)
+static int64_t budget_weak_int(const fan_plain_kind *kind, const fan_entry *one)
 {
     int64_t number = 0;
     if (one->general)
         return one->item->number;
-    if (k->weak && k->dtype == FAN_DT_INT64)
-        memcpy(&number, fan_entry_data(k, one), sizeof number);
+    if (kind->weak && kind->dtype == FAN_DT_INT64)
+        memcpy(&number, fan_entry_data(kind, one), sizeof number);
     return number;
+}
+
+/* Whether an entry goes on with a run of Python's ints and bools. */
+static bool budget_int_run_add(fan_int_run *run, const fan_plain_kind *kind, const fan_entry *one)
+{
+    if (one->general)
+        return fan_int_run_add(run, &one->item->value, one->item->number);
+    return kind->weak && fan_int_run_put(run, kind->dtype, fan_entry_data(kind, one));
 }
 
 /* Locked: whether a prefix waits because of its Python ints (D5): their sum leaves int64, and later
@@ -85,40 +102,55 @@ static int64_t budget_weak_int(const fan_plain_kind *k, const fan_entry *one)
  * contributions may widen that. Otherwise take() refuses it. */
 static bool budget_ints_wait(const fan_slot *s, size_t m)
 {
-    fan_int_run run = {.sum = 0};
-    const fan_value *next = NULL;
-    if (!s->p->has_weak_int || !s->list)
+    const fan_list *list = s->list;
+    if (!s->state->has_weak_int || !list)
         return false;
-    const fan_plain_kind *k = &s->list->kind;
-    const fan_value plain = {.form = FAN_FORM_DENSE, .dtype = k->dtype};
-    fan_dtype_set seen = s->p->summed_seen;
-    int64_t lo = s->p->summed_lo;
-    int64_t hi = s->p->summed_hi;
+    const fan_plain_kind *kind = &list->kind;
+    const fan_value plain = {.form = FAN_FORM_DENSE, .dtype = kind->dtype};
+    fan_int_run run = {.sum = 0};
+    const fan_value *next = NULL; /* what ends the run */
+    fan_dtype_set seen = s->state->summed_seen;
+    int64_t lo = s->state->summed_lo;
+    int64_t hi = s->state->summed_hi;
+    size_t begin = list->summed > 0;
     bool objects = false;
-    for (size_t i = 0; i < m + (s->list->summed > 0) && !objects; i++) {
-        const fan_entry *one = &s->list->entries[i];
-        const fan_value *v = one->general ? &one->item->value : &plain;
-        bool sum = i == 0 && s->list->summed > 0;
-        if (!one->object || v->form == FAN_FORM_UNDEFINED)
+    for (size_t i = 0; i < m + begin && !objects; i++) {
+        const fan_entry *one = &list->entries[i];
+        const fan_value *value = &plain;
+        if (one->general)
+            value = &one->item->value;
+        if (!one->object || value->form == FAN_FORM_UNDEFINED)
             continue;
-        objects = v->form == FAN_FORM_OBJECT;
-        if (!sum && !objects) {
-            int64_t number = budget_weak_int(k, one);
+        objects = value->form == FAN_FORM_OBJECT;
+        if (i >= begin && !objects) {
+            int64_t number = budget_weak_int(kind, one);
             seen = fan_entry_seen(seen, s, one);
-            lo = number < lo ? number : lo;
-            hi = number > hi ? number : hi;
+            fan_range_add(&lo, &hi, number);
         }
-        if (next || v->form == FAN_FORM_ZERO)
+        if (next || value->form == FAN_FORM_ZERO)
             continue;
-        bool counts = one->general
-                          ? fan_int_run_add(&run, v, one->item->number)
-                          : k->weak && fan_int_run_put(&run, k->dtype, fan_entry_data(k, one));
-        next = counts ? NULL : v;
+        if (!budget_int_run_add(&run, kind, one))
+            next = value;
     }
-    bool declared = s->spec->dtype != FAN_DT_NONE;
-    fan_dtype d = fan_dtype_set_promote(seen);
-    bool fits = declared || (fan_weak_int_fits(lo, d) && fan_weak_int_fits(hi, d));
-    return !fits || fan_int_run_leaves(&run, next, NULL, declared ? s->spec->dtype : FAN_DT_INT64);
+    if (s->spec->dtype != FAN_DT_NONE)
+        return fan_int_run_leaves(&run, next, NULL, s->spec->dtype);
+    fan_dtype dtype = fan_dtype_set_promote(seen);
+    if (!fan_weak_int_fits(lo, dtype) || !fan_weak_int_fits(hi, dtype))
+        return true;
+    return fan_int_run_leaves(&run, next, NULL, FAN_DT_INT64);
+}
+
+/* Locked: checks again whether the buffer alone holds an item that is parked. */
+static void budget_recheck_item(fan_buffer *b, fan_item *item)
+{
+    const fan_value *value = &item->value;
+    if (!item->parked || item->alone || value->form != FAN_FORM_DENSE)
+        return;
+    item->alone = item->owned;
+    if (!item->alone && value->object)
+        item->alone = b->frontend->alone(value->object, value);
+    if (item->alone)
+        atomic_fetch_add_explicit(&b->alone, item->bytes, memory_order_relaxed);
 }
 
 /* Locked: with an automatic budget: checks again which parked arrays of the host the buffer alone
@@ -129,108 +161,134 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
 static void budget_recheck_holders(fan_buffer *b, const fan_slot *s, const void *newest, bool alone)
 {
     fan_list *list = s->list;
+    const fan_device *d = s->state->device;
     size_t plain = 0;
-    if (b->budget != FAN_BUDGET_AUTO || !list || list->n < list->recheck_at ||
-        (s->p->device && s->p->device->backend->has_streams))
+    if (b->budget != FAN_BUDGET_AUTO || !list || list->n < list->recheck_at)
+        return;
+    if (d && d->backend->has_streams)
         return;
     for (size_t i = list->summed > 0; i < list->n; i++) {
         const fan_entry *one = &list->entries[i];
-        fan_item *it = one->item;
-        if (!one->general) {
-            plain += one->object == newest ? alone
-                                           : one->object && b->frontend->alone(one->object, NULL);
-            continue;
-        }
-        if (!it->parked || it->alone || it->value.form != FAN_FORM_DENSE)
-            continue;
-        it->alone =
-            it->owned || (it->value.object && b->frontend->alone(it->value.object, &it->value));
-        if (it->alone)
-            atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
+        if (one->general)
+            budget_recheck_item(b, one->item);
+        else if (one->object == newest)
+            plain += alone;
+        else if (one->object)
+            plain += b->frontend->alone(one->object, NULL);
     }
-    atomic_fetch_add_explicit(&b->alone, ((uint64_t)plain - list->alone) * list->bytes,
-                              memory_order_relaxed);
+    uint64_t more = ((uint64_t)plain - list->alone) * list->bytes;
+    atomic_fetch_add_explicit(&b->alone, more, memory_order_relaxed);
     list->alone = plain;
     list->recheck_at = list->n + fan_recheck_interval(list->n);
+}
+
+/* The words of a window over a sum of such terms, one along each of `axes`. */
+static uint64_t budget_exact_words(const fan_array *any, uint64_t axes, fan_dtype dtype)
+{
+    uint64_t words = (uint64_t)any->size;
+    if (fan_dtype_kind(dtype) == 'c')
+        words *= 2;
+    for (int i = 0; i < any->ndim; i++) {
+        if (axes >> i & 1)
+            words /= (uint64_t)any->shape[i];
+    }
+    return words;
 }
 
 /* Locked: how many contributions of a slot with accumulate="exact" move into its state now: all
  * that are parked, if that saves memory, or none. */
 static size_t budget_exact_due(const fan_slot *s)
 {
-    const fan_slot_state *p = s->p;
+    const fan_slot_state *state = s->state;
     const fan_entry *sum = fan_slot_sum(s);
-    fan_dtype d = fan_dtype_set_promote(p->seen);
+    fan_dtype dtype = fan_dtype_set_promote(state->seen);
+    bool streams = state->device && state->device->backend->has_streams;
     bool zero = sum && sum->general && sum->item->value.form == FAN_FORM_ZERO;
-    bool streams = p->device && p->device->backend->has_streams;
-    if (!fan_exact_fits(d) || streams || (sum && !zero))
+    if (!fan_exact_fits(dtype) || streams)
+        return 0;
+    if (sum && !zero)
         return 0;
     size_t n = fan_slot_waiting(s);
-    if (fan_list_ready(s->list, p->next_key, p->keyed > 0) < n)
+    if (fan_list_ready(s->list, state->next_key, state->keyed > 0) < n)
         return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
+    const fan_exact_state *exact = state->exact;
     const fan_array *any = NULL;
     size_t terms = 0;
     uint64_t parked = 0;
-    uint64_t axes = p->exact ? p->exact->expanded : ~UINT64_C(0);
+    uint64_t axes = ~UINT64_C(0);
+    if (exact)
+        axes = exact->expanded;
     for (size_t i = 0; i < n; i++) {
         const fan_entry *one = &s->list->entries[i + (sum != NULL)];
         if (!one->general) /* it is undefined: an exact sum takes no plain entries */
             continue;
-        const fan_value *v = &one->item->value;
-        if (v->form == FAN_FORM_SPARSE)
+        const fan_value *value = &one->item->value;
+        if (value->form == FAN_FORM_SPARSE)
             return 0; /* its sum may be sparse, and small */
         parked += one->item->bytes;
-        if (v->form != FAN_FORM_DENSE)
+        if (value->form != FAN_FORM_DENSE)
             continue;
-        if (!fan_exact_fits(v->dtype))
+        if (!fan_exact_fits(value->dtype))
             return 0; /* an integer is read as the sum's own dtype, which may widen yet */
-        any = v->array;
+        any = value->array;
         axes &= fan_array_expanded(any);
         terms++;
     }
-    if (p->exact && p->exact->expanded == axes)
+    if (exact && exact->expanded == axes)
         return n > 1 && terms ? n : 0;
     if (terms < 2) /* one alone may be handed through (A14) */
         return 0;
-    uint64_t words = (uint64_t)any->size * (fan_dtype_kind(d) == 'c' ? 2 : 1);
-    for (int i = 0; i < any->ndim; i++)
-        if (axes >> i & 1)
-            words /= (uint64_t)any->shape[i];
-    return parked > words * 8 ? n : 0; /* of a window whose words have 64 bits */
+    /* of a window whose words have 64 bits */
+    bool saves = parked > budget_exact_words(any, axes, dtype) * 8;
+    if (!saves)
+        return 0;
+    return n;
 }
 
 size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
 {
     const fan_slot *s = &b->slots[slot];
-    if (s->busy || s->p->poison ||
-        atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->fold_threshold)
+    const fan_slot_state *state = s->state;
+    if (s->busy || state->poison)
+        return 0;
+    if (atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->fold_threshold)
         return 0;
     budget_recheck_holders(b, s, NULL, false);
     if (!fan_budget_exceeded(b, pending, true))
         return 0;
     if (s->spec->exact)
         return budget_exact_due(s);
-    size_t m = fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0);
-    return budget_ints_wait(s, m) ? 0 : m;
+    size_t m = fan_list_ready(s->list, state->next_key, state->keyed > 0);
+    if (budget_ints_wait(s, m))
+        return 0;
+    return m;
 }
 
 fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 {
-    fan_status status = FAN_OK;
-    for (size_t m; status == FAN_OK && (m = fan_slot_due(b, slot, 0)) > 0;)
-        status = budget_fold(b, slot, m, err);
-    return status;
+    size_t m = fan_slot_due(b, slot, 0);
+    while (m > 0) {
+        FAN_TRY(budget_fold(b, slot, m, err));
+        m = fan_slot_due(b, slot, 0);
+    }
+    return FAN_OK;
 }
 
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_entry *sum = fan_slot_sum(s);
-    bool plain = sum && !sum->general && !fan_slot_waiting(s);
-    bool first = !sum && fan_slot_waiting(s) == 1 &&
-                 fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0) == 1;
-    return !s->busy && !s->spec->exact && (plain || first) ? budget_fold(b, slot, first, err)
-                                                           : FAN_OK;
+    size_t waiting = fan_slot_waiting(s);
+    if (s->busy || s->spec->exact)
+        return FAN_OK;
+    if (sum) {
+        if (sum->general || waiting)
+            return FAN_OK;
+        return budget_fold(b, slot, 0, err);
+    }
+    if (waiting != 1 || fan_list_ready(s->list, s->state->next_key, s->state->keyed > 0) != 1)
+        return FAN_OK;
+    return budget_fold(b, slot, 1, err);
 }
 
 /* ---- plain entries (plain.h) ---- */
@@ -243,48 +301,66 @@ static bool budget_plain_fits(const fan_buffer *b, size_t slot)
     return !fan_plain_pitch(k) && fan_sum_flat_fits(k->dtype, fan_plain_accum(b, slot));
 }
 
+/* Whether the only holder of the contribution that was parked last is the buffer now, where its
+ * maker still held it then: most makers drop each before they add the next. */
+static void budget_recheck_last(fan_buffer *b)
+{
+    const void *object = b->last_parked.object;
+    size_t index = b->last_parked.index;
+    if (!object)
+        return;
+    fan_list *list = b->slots[b->last_parked.slot].list;
+    if (!list || index >= list->n)
+        return;
+    void *parked = list->entries[index].object;
+    if (parked != object || !b->frontend->alone(parked, NULL))
+        return;
+    list->alone++;
+    atomic_fetch_add_explicit(&b->alone, list->bytes, memory_order_relaxed);
+}
+
 /* Whether the budget is passed now that `object`, which its caller still holds, is parked too. */
 static bool budget_plain_due(fan_buffer *b, size_t slot, const void *object, bool alone)
 {
-    fan_list *p = b->slots[slot].list;
-    size_t at = p->n;
-    if (!p->n) /* an earlier fold of the same call summed it */
+    fan_list *list = b->slots[slot].list;
+    if (!list->n) /* an earlier fold of the same call summed it */
         return false;
     if (b->budget != FAN_BUDGET_AUTO)
         return fan_budget_exceeded(b, 0, false);
-    /* Checks once more which contribution was parked last, if its maker still held it then: most
-     * makers drop each before they add the next. */
-    fan_list *newest = b->last_parked.object ? b->slots[b->last_parked.slot].list : NULL;
-    size_t index = b->last_parked.index;
-    if (newest && index < newest->n && newest->entries[index].object == b->last_parked.object &&
-        b->frontend->alone(newest->entries[index].object, NULL)) {
-        newest->alone++;
-        atomic_fetch_add_explicit(&b->alone, newest->bytes, memory_order_relaxed);
-    }
-    if (p->n >= p->recheck_at) {
+    budget_recheck_last(b);
+    if (list->n >= list->recheck_at) {
         budget_recheck_holders(b, &b->slots[slot], object, alone);
     } else if (alone) {
-        p->alone++;
-        atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
+        list->alone++;
+        atomic_fetch_add_explicit(&b->alone, list->bytes, memory_order_relaxed);
     }
-    while (!alone && --at > 0 && p->entries[at].object != object)
-        ;
+    size_t at = list->n - 1;
+    if (!alone) {
+        while (at > 0 && list->entries[at].object != object)
+            at--;
+    }
     b->last_parked.object = alone ? NULL : object;
     b->last_parked.slot = slot;
     b->last_parked.index = at;
     if (!fan_budget_exceeded(b, 0, !budget_plain_fits(b, slot)))
         return false;
-    fan_list_sort(p);
-    return fan_list_prefix(p) > 1; /* a first one is left as it is: there is nothing to be gained */
+    fan_list_sort(list);
+    /* a first one is left as it is: there is nothing to be gained */
+    return fan_list_prefix(list) > 1;
 }
 
 /* budget_plain_may: whether what waits in the slot may be summed here. */
 static bool budget_plain_may(const fan_buffer *b, size_t slot)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_list *p = s->list;
-    return fan_plain_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets &&
-           !b->sum_stats && p && !p->undefined && !p->kind.scalar && budget_plain_fits(b, slot);
+    const fan_list *list = s->list;
+    if (!fan_plain_allowed() || b->sum_stats)
+        return false;
+    if (fan_slot_has_state(s) || s->busy || s->targets)
+        return false;
+    if (!list || list->undefined || list->kind.scalar)
+        return false;
+    return budget_plain_fits(b, slot);
 }
 
 /* As fan_plain_place, for a sum that is wider than the contributions. NULL also if several threads
@@ -292,9 +368,9 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
 static void *budget_plain_place_wide(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc,
                                      char **data)
 {
-    const fan_list *p = b->slots[slot].list;
-    const fan_entry *first = &p->entries[0];
-    fan_plain_kind kind = p->kind;
+    const fan_list *list = b->slots[slot].list;
+    const fan_entry *first = &list->entries[0];
+    fan_plain_kind kind = list->kind;
     kind.dtype = acc;
     if (!fan_plain_is_flat(fan_plain_bytes(&kind), n))
         return NULL;
@@ -305,48 +381,73 @@ static void *budget_plain_place_wide(const fan_buffer *b, size_t slot, size_t n,
     return b->frontend->plain->fresh(first->object, &kind, data);
 }
 
+/* Where a sum of plain entries is made. */
+typedef struct budget_place {
+    void *object; /* NULL: nowhere */
+    char *data;
+    bool wide; /* it is wider than the contributions */
+} budget_place;
+
+/* Makes the sum of the first n entries, which takes their place in the list. Cannot fail. */
+static void budget_plain_sum(fan_buffer *b, size_t slot, size_t n, const budget_place *to)
+{
+    fan_list *list = b->slots[slot].list;
+    fan_entry *entries = list->entries;
+    fan_dtype acc = fan_plain_accum(b, slot);
+    bool first = to->object == entries[0].object;
+    bool owned = !first || entries[0].owned;
+    if (to->wide)
+        fan_plain_fold_wide(b, list, n, acc, to->data);
+    else
+        fan_plain_fold(b, list, n, acc, NULL, to->data, NULL, NULL);
+    size_t parked = n - (list->summed > 0);
+    fan_plain_count(b, list, n, first, false, to->wide);
+    fan_list_unpark(b, list, parked);
+    if (!list->summed)
+        list->rules = 0;
+    list->rules |= fan_plan_plain_fold(first);
+    list->summed += (int64_t)parked;
+    entries[0] = fan_entry_of(to->object, to->data, entries[n - 1].key, false, owned);
+    entries[0].wide = to->wide;
+    memmove(&entries[1], &entries[n], (list->n - n) * sizeof *entries);
+    list->n -= n - 1;
+}
+
 /* Sums the ready prefix; false: it is for the general path, and nothing happened. */
 static bool budget_plain_fold(fan_buffer *b, size_t slot)
 {
     fan_slot *s = &b->slots[slot];
-    fan_list *p = s->list;
+    fan_list *list = s->list;
     FAN_UNINITIALIZED fan_entry inline_gone[FAN_LIST_INLINE];
-    char *data = NULL;
     if (!budget_plain_may(b, slot))
         return false;
-    fan_list_sort(p);
-    size_t n = fan_list_prefix(p);
-    fan_entry *gone = n <= FAN_LIST_INLINE ? inline_gone : fan_alloc(n * sizeof *gone);
-    if (n < 2 || !gone)
+    fan_list_sort(list);
+    size_t n = fan_list_prefix(list);
+    if (n < 2)
+        return false;
+    fan_entry *gone = inline_gone;
+    if (n > FAN_LIST_INLINE)
+        gone = fan_alloc(n * sizeof *gone);
+    if (!gone)
         return false;
     fan_plain_claim(s);
     fan_dtype acc = fan_plain_accum(b, slot);
-    bool wide = acc != p->kind.dtype;
-    void *to = wide ? budget_plain_place_wide(b, slot, n, acc, &data)
-                    : fan_plain_place(b, slot, n, acc, true, &data);
-    bool first = to == p->entries[0].object;
-    bool good = to && fan_plain_has_values(b, p, n, first) && fan_plain_all_unchanged(b, p, n);
+    budget_place to = {.wide = acc != list->kind.dtype};
+    if (to.wide)
+        to.object = budget_plain_place_wide(b, slot, n, acc, &to.data);
+    else
+        to.object = fan_plain_place(b, slot, n, acc, true, &to.data);
+    bool first = to.object == list->entries[0].object;
+    bool good = to.object && fan_plain_has_values(b, list, n, first);
+    good = good && fan_plain_all_unchanged(b, list, n);
     if (good) {
-        if (wide)
-            fan_plain_fold_wide(b, p, n, acc, data);
-        else
-            fan_plain_fold(b, p, n, acc, NULL, data, NULL, NULL);
-        memcpy(gone, p->entries, n * sizeof *gone);
-        bool owned = !first || p->entries[0].owned;
-        size_t parked = n - (p->summed > 0);
-        fan_plain_count(b, p, n, first, false, wide);
-        fan_list_unpark(b, p, parked);
-        p->rules = (p->summed ? p->rules : 0) | fan_plan_plain_fold(first);
-        p->summed += (int64_t)parked;
-        p->entries[0] = fan_entry_of(to, data, p->entries[n - 1].key, false, owned);
-        p->entries[0].wide = wide;
-        memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
-        p->n -= n - 1;
+        memcpy(gone, list->entries, n * sizeof *gone);
+        budget_plain_sum(b, slot, n, &to);
     } else {
-        if (to && !first)
-            b->frontend->drop(to);
+        if (to.object && !first)
+            b->frontend->drop(to.object);
+        /* the general path reports it, if there is anything to report */
         if (b->frontend->clear_error)
-            /* the general path reports it, if there is anything to report */
             b->frontend->clear_error();
     }
     fan_plain_release(b, (fan_span){slot, slot + 1});
@@ -361,32 +462,41 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
  * path. */
 static bool budget_plain_first(fan_buffer *b, size_t slot)
 {
-    fan_list *p = b->slots[slot].list;
-    if (!budget_plain_may(b, slot) || p->summed || fan_plain_is_large(p->size))
+    fan_list *list = b->slots[slot].list;
+    if (!budget_plain_may(b, slot))
         return false;
-    fan_list_sort(p);
-    if (fan_list_prefix(p) != 1)
+    if (list->summed || fan_plain_is_large(list->size))
         return false;
-    fan_list_unpark(b, p, 1);
-    p->rules = 0;
-    p->summed = 1;
+    fan_list_sort(list);
+    if (fan_list_prefix(list) != 1)
+        return false;
+    fan_list_unpark(b, list, 1);
+    list->rules = 0;
+    list->summed = 1;
     return true;
 }
 
 fan_status fan_plain_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone,
                               fan_error *err)
 {
-    if (!budget_plain_due(b, slot, object, alone) || budget_plain_first(b, slot) ||
-        budget_plain_fold(b, slot))
+    if (!budget_plain_due(b, slot, object, alone))
         return FAN_OK;
+    if (budget_plain_first(b, slot) || budget_plain_fold(b, slot))
+        return FAN_OK;
+    fan_status status = FAN_ERR_STATE;
+    bool begun = false;
     fan_slot_lock(b, slot);
-    fan_status status = b->slots[slot].busy ? FAN_ERR_STATE : fan_slot_begin_state(b, slot, err);
-    bool begun = status == FAN_OK;
+    if (!b->slots[slot].busy) {
+        status = fan_slot_begin_state(b, slot, err);
+        begun = status == FAN_OK;
+    }
     if (begun)
         status = fan_slot_fold_while_due(b, slot, err);
     fan_slot_unlock(b, slot);
     /* It is parked; the sum is tried again later, and reports then what is wrong. */
     if (status == FAN_ERR_EXTERN && b->frontend->clear_error)
         b->frontend->clear_error();
-    return begun && fan_status_poisons(status) ? status : FAN_OK;
+    if (begun && fan_status_poisons(status))
+        return status;
+    return FAN_OK;
 }

@@ -1,13 +1,13 @@
 /* buffer: the input buffer. Slots take contributions; each is parked, folded, and taken
  * (docs/rules.md, Park and fold).
  *
- *   add     validate and decide (under the slot's lock) -> carry out (unlocked) -> park (locked) ->
- * perhaps fold fold    mark the slot busy, unlock, sum the ready prefix on A, lock, commit take
- * make every slot busy in order, finish its sum, empty all at the end
+ *   add     checked and decided (the slot is locked), carried out (unlocked), parked (locked);
+ *           perhaps a fold
+ *   fold    makes the slot busy, unlocks, sums the ready prefix on A, locks, commits
+ *   take    makes every slot busy in order, finishes its sum, empties all at the end
  *
  * Every function may be called from any thread. No lock is held across a callback, a device call or
- * a wait (rules.md,
- * Locks). */
+ * a wait (rules.md, Locks). */
 #ifndef FAN_BUFFER_BUFFER_H
 #define FAN_BUFFER_BUFFER_H
 
@@ -36,11 +36,13 @@ typedef struct fan_slot_spec {
 static inline bool fan_slot_takes(const fan_slot_spec *spec, fan_dtype dtype, int ndim,
                                   const int64_t *shape)
 {
-    if ((spec->dtype != FAN_DT_NONE && spec->dtype != dtype) ||
-        (spec->device && spec->device != fan_cpu()))
+    if (spec->dtype != FAN_DT_NONE && spec->dtype != dtype)
         return false;
-    return !spec->has_shape ||
-           fan_accum_fit(false, spec->ndim, spec->shape, ndim, shape) == FAN_FIT_EXACT;
+    if (spec->device && spec->device != fan_cpu())
+        return false;
+    if (!spec->has_shape)
+        return true;
+    return fan_accum_fit(false, spec->ndim, spec->shape, ndim, shape) == FAN_FIT_EXACT;
 }
 
 /* The bytes of parked contributions from which on a fold is due. 0: each arrival is folded at once.
@@ -197,7 +199,8 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
 
 /* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty
  * afterwards. With `one` that holds of this slot, and results[0]. */
-fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err);
+fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *results,
+                           fan_error *err);
 /* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it.
  * FAN_ERR_VALUE where there is none; *some: whether that sum was defined (and no object); *bad_key:
  * the first key that brought an inf or NaN (-1: it has no key), where *bad. On a device with

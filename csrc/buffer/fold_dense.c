@@ -13,126 +13,193 @@
 
 /* The terms `in`, summed into fresh memory in the dtype `last`: wider than the dtype of the last
  * term, because a symbolic zero came after it, or because the scale needs it. */
-static fan_status dense_widen(fan_fold *f, const fan_operand *in, fan_dtype last, fan_array **wide,
-                              fan_error *err)
+static fan_status dense_widen(fan_fold *fold, const fan_operand *in, fan_dtype last,
+                              fan_array **wide, fan_error *err)
 {
     const fan_array *like = in[0].array;
-    fan_stream *on = fan_fold_slot(f)->p->accum;
-    FAN_TRY(
-        fan_device_array(fan_fold_device(f), on, last, like->ndim, like->shape, like, wide, err));
-    fan_job job = {.kind = FAN_JOB_SUM, .out = *wide, .in = in, .n = f->n, .label = "widen"};
-    return fan_fold_job_to_fresh(f, &job, err);
+    FAN_TRY(fan_device_array(fan_fold_device(fold), fan_fold_accum(fold), last, like->ndim,
+                             like->shape, like, wide, err));
+    fan_job job = {.kind = FAN_JOB_SUM, .out = *wide, .in = in, .n = fold->n, .label = "widen"};
+    return fan_fold_job_to_fresh(fold, &job, err);
 }
 
-fan_status fan_fold_dense(fan_fold *f, fan_error *err)
+/* A dense sum while it is made. All that it holds is dropped by dense_end. */
+typedef struct dense_sum {
+    fan_operand *in;
+    size_t compact;   /* operands that were made for the sum: compact bases (A13) */
+    fan_array *out;   /* what the job writes */
+    fan_array *shown; /* .. as the sum shows it, where it stays expanded (A13) */
+    fan_value kept;   /* the term whose memory `out` is */
+    fan_array *wide;  /* the sum before its last step, where that is one of its own */
+    fan_dtype last;
+    fan_int_run ints; /* D5: the Python ints and bools at the beginning */
+    bool all_ints;
+} dense_sum;
+
+static void dense_end(const fan_fold *fold, dense_sum *sum)
 {
-    fan_status status = FAN_OK;
-    /* the sum before its last step, where that is one of its own */
-    fan_array *wide = NULL;
-    fan_array *out = NULL; /* what the job writes */
-    /* .. as the sum shows it, where it stays expanded (A13) */
-    fan_array *seen = NULL;
-    fan_value kept = {.dtype = FAN_DT_NONE}; /* the term whose memory `out` is */
-    /* operands that were made for the sum: compact bases */
-    size_t compact = 0;
-    const fan_array *full = f->terms[0].v->array;
-    /* D5: a sum of Python ints that leaves its dtype is none. */
-    const fan_scale *scale = fan_fold_scale(f);
-    fan_int_run run = {.sum = 0};
+    for (size_t i = 0; i < sum->compact; i++)
+        fan_array_drop((fan_array *)sum->in[i].array);
+    fan_value_drop(fold->b->frontend, &sum->kept);
+    fan_array_drop(sum->wide);
+    fan_array_drop(sum->out);
+    fan_array_drop(sum->shown);
+}
+
+/* D5: a sum of Python ints that leaves its dtype is none. */
+static fan_status dense_check_ints(const fan_fold *fold, dense_sum *sum, fan_error *err)
+{
+    const fan_term *terms = fold->terms;
     size_t n = 0;
-    while (n < f->n && fan_int_run_add(&run, f->terms[n].v, f->terms[n].number))
+    while (n < fold->n && fan_int_run_add(&sum->ints, terms[n].v, terms[n].number))
         n++;
-    bool ints = n == f->n;
-    const fan_value *next = ints ? NULL : f->terms[n].v;
-    fan_dtype d = ints ? fan_fold_dtype(f)
-                  : n  ? fan_dtype_set_promote(f->terms[n - 1].seen)
-                       : FAN_DT_NONE;
-    if (n && fan_int_run_leaves(&run, next, scale, d))
-        return fan_fail_at(err, FAN_ERR_OVERFLOW, 0, fan_slot_place(f->b, f->slot, -1),
-                           "the sum of its Python ints does not fit %s; add floats, or object "
-                           "arrays, whose + has no limit",
-                           fan_dtype_name(d));
-    /* A13: each operand's compact base, along the axes that stay expanded. */
-    fan_operand *in = f->scratch;
-    for (size_t i = 0; i < f->n; i++)
-        in[i] = (fan_operand){f->terms[i].v->array, fan_fold_accumulated(f, f->terms[i].seen)};
-    fan_dtype last = fan_fold_last(f);
-    if (f->n == 1)
-        in[0].acc = last;
-    for (; f->plan.expanded && compact < f->n; compact++) {
-        fan_array *c = NULL;
-        FAN_GO(fan_array_compact(in[compact].array, f->plan.expanded, &c, err));
-        in[compact].array = c;
+    if (n == 0)
+        return FAN_OK;
+    sum->all_ints = n == fold->n;
+    const fan_value *next = sum->all_ints ? NULL : terms[n].v;
+    fan_dtype dtype = fan_dtype_set_promote(terms[n - 1].seen);
+    if (sum->all_ints)
+        dtype = fan_fold_dtype(fold);
+    if (!fan_int_run_leaves(&sum->ints, next, fan_fold_scale(fold), dtype))
+        return FAN_OK;
+    return fan_fail_at(err, FAN_ERR_OVERFLOW, 0, fan_slot_place(fold->b, fold->slot, -1),
+                       "the sum of its Python ints does not fit %s; add floats, or object "
+                       "arrays, whose + has no limit",
+                       fan_dtype_name(dtype));
+}
+
+/* The operands. A13: each one's compact base, along the axes that stay expanded. */
+static fan_status dense_operands(fan_fold *fold, dense_sum *sum, fan_error *err)
+{
+    fan_operand *in = sum->in;
+    for (size_t i = 0; i < fold->n; i++) {
+        in[i].array = fold->terms[i].v->array;
+        in[i].acc = fan_fold_accumulated(fold, fold->terms[i].seen);
     }
-    switch (f->plan.action) {
+    if (fold->n == 1)
+        in[0].acc = sum->last;
+    if (!fold->plan.expanded)
+        return FAN_OK;
+    for (; sum->compact < fold->n; sum->compact++) {
+        fan_operand *one = &in[sum->compact];
+        fan_array *base = NULL;
+        FAN_TRY(fan_array_compact(one->array, fold->plan.expanded, &base, err));
+        one->array = base;
+    }
+    return FAN_OK;
+}
+
+/* Where the sum is written. */
+static fan_status dense_place(fan_fold *fold, dense_sum *sum, fan_error *err)
+{
+    const fan_array *first = sum->in[0].array;
+    const fan_array *full = fold->terms[0].v->array;
+    switch (fold->plan.action) {
     case FAN_ACTION_OUT:
-        out = fan_array_hold(f->out->array);
-        break;
+        sum->out = fan_array_hold(fold->out->array);
+        return FAN_OK;
     case FAN_ACTION_INTO_OLD:
-        FAN_GO(fan_fold_keep_term(f, 0, &kept, err));
-        out = fan_array_hold((fan_array *)in[0].array);
-        break;
+        FAN_TRY(fan_fold_keep_term(fold, 0, &sum->kept, err));
+        sum->out = fan_array_hold((fan_array *)first);
+        return FAN_OK;
     default:
-        FAN_GO(fan_fold_fresh(f, f->plan.dtype, in[0].array->ndim, in[0].array->shape, in[0].array,
-                              &out, err));
-        if (f->plan.expanded)
-            FAN_GO(fan_array_broadcast(out, full->ndim, full->shape, &seen, err));
+        FAN_TRY(fan_fold_fresh(fold, fold->plan.dtype, first->ndim, first->shape, first, &sum->out,
+                               err));
+        if (!fold->plan.expanded)
+            return FAN_OK;
+        return fan_array_broadcast(sum->out, full->ndim, full->shape, &sum->shown, err);
     }
-    /* S12, S13, S22, *Reusable*: whatever the sum has to wait for. */
-    if (!FAN_FAULT(WAIT_AFTER_SUM))
-        FAN_GO(fan_order_wait_terms(f, err));
-    if (f->plan.exclusive)
-        FAN_GO(fan_order_wait_users(f, out, err));
-    FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, &f->plan.after, err));
-    fan_stats_out stats_out = {.words = f->sum_stats.device_words,
-                               .before = fan_fold_slot(f)->p->sum_stats.device_words,
-                               .keys = f->keys};
+}
+
+/* The job, or, where the sum ends in a wider dtype, two. */
+static fan_status dense_run(fan_fold *fold, dense_sum *sum, fan_error *err)
+{
+    const fan_scale *scale = fan_fold_scale(fold);
+    fan_sum_stats *figures = &fold->sum_stats;
+    fan_stats_out stats_out = {.words = figures->device_words,
+                               .before = fan_fold_slot(fold)->state->sum_stats.device_words,
+                               .keys = fold->keys};
     fan_job job = {.kind = FAN_JOB_SUM,
-                   .out = out,
-                   .in = in,
-                   .n = f->n,
+                   .out = sum->out,
+                   .in = sum->in,
+                   .n = fold->n,
                    .scale = scale,
-                   .first_suspect = fan_fold_first_suspect(f),
-                   .label = f->n > 1 ? "sum" : "finish"};
+                   .first_suspect = fan_fold_first_suspect(fold),
+                   .label = fold->n > 1 ? "sum" : "finish"};
     fan_operand whole;
-    bool wider = in[f->n - 1].acc != last && (scale || out->dtype != last);
-    /* its statistics are read from the result, with the terms for the first that is not finite */
-    if (wider) {
-        FAN_GO(dense_widen(f, in, last, &wide, err));
-        whole = (fan_operand){wide, last};
+    bool wider = sum->in[fold->n - 1].acc != sum->last;
+    if (wider && (scale || sum->out->dtype != sum->last)) {
+        /* its statistics are read from the result, with the terms for the first that is not
+         * finite */
+        FAN_TRY(dense_widen(fold, sum->in, sum->last, &sum->wide, err));
+        whole = (fan_operand){sum->wide, sum->last};
         job.in = &whole;
         job.n = 1;
-    } else if (f->b->sum_stats) {
-        job.stats = fan_fold_device(f)->backend->has_streams ? NULL : &f->sum_stats.stats;
-        job.stats_out = f->sum_stats.device_words ? &stats_out : NULL;
+    } else if (fold->b->sum_stats) {
+        if (!fan_fold_device(fold)->backend->has_streams)
+            job.stats = &figures->stats;
+        if (figures->device_words)
+            job.stats_out = &stats_out;
     }
-    FAN_GO(
-        (f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(f, &job, err));
-    bool measured = job.stats || job.stats_out;
-    f->sum_stats.valid = f->sum_stats.valid || measured;
-    if (measured && f->plan.expanded && out->size) /* each element stands for several */
-        f->sum_stats.multiplicity = (uint64_t)(full->size / out->size);
+    if (fold->plan.action == FAN_ACTION_FRESH)
+        FAN_TRY(fan_fold_job_to_fresh(fold, &job, err));
+    else
+        FAN_TRY(fan_fold_job(fold, &job, err));
+    if (!job.stats && !job.stats_out)
+        return FAN_OK;
+    figures->valid = true;
+    if (fold->plan.expanded && sum->out->size) /* each element stands for several */
+        figures->multiplicity = (uint64_t)(fold->terms[0].v->array->size / sum->out->size);
+    return FAN_OK;
+}
+
+/* The fold's result. */
+static fan_status dense_result(fan_fold *fold, dense_sum *sum, fan_error *err)
+{
+    switch (fold->plan.action) {
+    case FAN_ACTION_OUT:
+        FAN_TRY(fan_value_copy(fold->b->frontend, fold->out, &fold->result, err));
+        break;
+    case FAN_ACTION_INTO_OLD:
+        FAN_COUNT(fold->b, in_place, fold->n - 1);
+        fold->result = sum->kept;
+        sum->kept = fan_value_none();
+        break;
+    default: {
+        fan_array *shown = sum->shown ? sum->shown : sum->out;
+        fold->result = fan_value_dense(fan_array_hold(shown), fan_fold_device(fold));
+        fold->owned = true;
+    }
+    }
+    fold->result.weak = sum->all_ints;
+    if (sum->all_ints)
+        fold->int_sum = (int64_t)sum->ints.sum;
+    return FAN_OK;
+}
+
+/* Order: what may fail without a trace; what the sum waits for (S12, S13, S22, *Reusable*); the
+ * sum. */
+static fan_status dense_make(fan_fold *fold, dense_sum *sum, fan_error *err)
+{
+    FAN_TRY(dense_check_ints(fold, sum, err));
+    FAN_TRY(dense_operands(fold, sum, err));
+    FAN_TRY(dense_place(fold, sum, err));
+    if (!FAN_FAULT(WAIT_AFTER_SUM))
+        FAN_TRY(fan_order_wait_terms(fold, err));
+    if (fold->plan.exclusive)
+        FAN_TRY(fan_order_wait_users(fold, sum->out, err));
+    FAN_TRY(fan_order_wait_taker(fold, fan_fold_accum(fold), &fold->plan.after, err));
+    FAN_TRY(dense_run(fold, sum, err));
     if (FAN_FAULT(WAIT_AFTER_SUM))
-        FAN_GO(fan_order_wait_terms(f, err));
-    if (f->plan.action == FAN_ACTION_OUT) {
-        FAN_GO(fan_value_copy(f->b->frontend, f->out, &f->result, err));
-    } else if (f->plan.action == FAN_ACTION_INTO_OLD) {
-        FAN_COUNT(f->b, in_place, f->n - 1);
-        f->result = kept;
-        kept = (fan_value){.dtype = FAN_DT_NONE};
-    } else {
-        f->result = fan_value_dense(fan_array_hold(seen ? seen : out), fan_fold_device(f));
-        f->owned = true;
-    }
-    f->result.weak = ints;
-    f->int_sum = ints ? (int64_t)run.sum : 0;
-done:
-    for (size_t i = 0; i < compact; i++)
-        fan_array_drop((fan_array *)f->scratch[i].array);
-    fan_value_drop(f->b->frontend, &kept);
-    fan_array_drop(wide);
-    fan_array_drop(out);
-    fan_array_drop(seen);
+        FAN_TRY(fan_order_wait_terms(fold, err));
+    return dense_result(fold, sum, err);
+}
+
+fan_status fan_fold_dense(fan_fold *fold, fan_error *err)
+{
+    dense_sum sum = {.in = fold->scratch, .last = fan_fold_last(fold), .kept = fan_value_none()};
+    fan_status status = dense_make(fold, &sum, err);
+    dense_end(fold, &sum);
     return status;
 }
 
@@ -148,17 +215,19 @@ static void plain_array(fan_array *a, const fan_plain_kind *k, size_t count, con
                         bool gaps)
 {
     int64_t unit = (int64_t)fan_dtype_size(k->dtype);
+    int64_t pitch = fan_plain_pitch(k);
     memset(a, 0, sizeof *a);
     a->data = (char *)data;
     a->dtype = k->dtype;
-    a->ndim = fan_plain_pitch(k) ? 2 : 1;
+    a->ndim = pitch ? 2 : 1;
     a->shape = a->dims;
     a->strides = a->dims + a->ndim;
-    a->size = a->dims[0] = (int64_t)count;
+    a->size = (int64_t)count;
+    a->dims[0] = (int64_t)count;
     a->strides[a->ndim - 1] = unit;
-    if (fan_plain_pitch(k)) {
+    if (pitch) {
         fan_plain_rows(k, &a->dims[0], &a->dims[1]);
-        a->strides[0] = unit * (gaps ? fan_plain_pitch(k) : a->dims[1]);
+        a->strides[0] = unit * (gaps ? pitch : a->dims[1]);
     }
 }
 
@@ -171,7 +240,8 @@ static void plain_sum_arrays(const fan_plain_kind *k, size_t count, const char *
         plain_array(&arrays[i], k, count, src[i], true);
         in[i] = (fan_operand){.array = &arrays[i], .acc = acc};
     }
-    if (stats && n == 1 && !scale && out == src[0]) { /* it is handed through */
+    bool handed = n == 1 && !scale && out == src[0];
+    if (stats && handed) {
         fan_stats_of(&arrays[0], stats);
         return;
     }
@@ -202,29 +272,31 @@ static inline __attribute__((always_inline)) void plain_sum_runs(const fan_plain
 {
     _Alignas(16) char factor[16];
     size_t count = fan_plain_elements(k);
-    if (stats || fan_plain_pitch(k) || !fan_plain_is_flat(count * fan_dtype_size(k->dtype), n)) {
+    size_t bytes = count * fan_dtype_size(k->dtype);
+    if (stats || fan_plain_pitch(k) || !fan_plain_is_flat(bytes, n)) {
         plain_sum_few_arrays(k, count, src, n, acc, scale, out, stats);
-    } else if (n == 1 && !scale) {
-        memmove(out, src[0], count * fan_dtype_size(k->dtype));
+    } else if (scale) {
+        fan_scale_as(scale, acc, factor);
+        (void)fan_sum_flat(out, src, n, count, k->dtype, acc, factor);
+    } else if (n == 1) {
+        memmove(out, src[0], bytes);
     } else {
-        if (scale)
-            fan_scale_as(scale, acc, factor);
-        (void)fan_sum_flat(out, src, n, count, k->dtype, acc, scale ? factor : NULL);
+        (void)fan_sum_flat(out, src, n, count, k->dtype, acc, NULL);
     }
 }
 
 /* All runs at once: a sum of many that is not in the dtype of the list has no other place between
  * them, and of the statistics of a part the first term that is not finite could not be found. */
-static void plain_sum_whole(const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale,
+static void plain_sum_whole(const fan_list *list, size_t n, fan_dtype acc, const fan_scale *scale,
                             char *out, void *scratch, fan_stats *stats)
 {
+    const fan_plain_kind *kind = &list->kind;
     fan_array *arrays = scratch;
     fan_operand *in = (fan_operand *)(void *)(arrays + n + 1);
     const char **src = (const char **)(void *)(in + n);
     for (size_t i = 0; i < n; i++)
-        src[i] = fan_entry_data(&p->kind, &p->entries[i]);
-    plain_sum_arrays(&p->kind, fan_plain_elements(&p->kind), src, n, acc, scale, out, arrays, in,
-                     stats);
+        src[i] = fan_entry_data(kind, &list->entries[i]);
+    plain_sum_arrays(kind, fan_plain_elements(kind), src, n, acc, scale, out, arrays, in, stats);
 }
 
 /* left: what allow_threads_begin returned; NULL: it was not called. */
@@ -241,77 +313,94 @@ static void plain_sum_end(const fan_buffer *b, void *left)
 }
 
 /* The runs from `done` on, beginning with the numbers at `start`, which are of the wider dtype. */
-static void plain_sum_wide(const fan_list *p, size_t done, size_t n, fan_dtype acc,
+static void plain_sum_wide(const fan_list *list, size_t done, size_t n, fan_dtype acc,
                            const char *start, char *out)
 {
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
-    for (; done < n; start = out) {
+    const fan_plain_kind *kind = &list->kind;
+    while (done < n) {
         size_t m = 0;
         for (; m < FAN_PLAIN_TERMS && done < n; done++)
-            src[m++] = p->entries[done].data;
-        (void)fan_sum_flat_from(out, start, src, m, fan_plain_elements(&p->kind), p->kind.dtype,
-                                acc, NULL, true);
+            src[m++] = list->entries[done].data;
+        (void)fan_sum_flat_from(out, start, src, m, fan_plain_elements(kind), kind->dtype, acc,
+                                NULL, true);
+        start = out;
     }
 }
 
-void fan_plain_fold_wide(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, char *out)
+void fan_plain_fold_wide(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc, char *out)
 {
-    bool wide = p->entries[0].wide, release_gil = n * p->bytes > PLAIN_RELEASE_BYTES;
-    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
-    plain_sum_wide(p, wide, n, acc, wide ? p->entries[0].data : NULL, out);
+    const fan_entry *first = &list->entries[0];
+    bool wide = first->wide;
+    void *left = fan_frontend_leave(b->frontend, n * list->bytes > PLAIN_RELEASE_BYTES);
+    plain_sum_wide(list, wide, n, acc, wide ? first->data : NULL, out);
     plain_sum_end(b, left);
 }
 
 /* A sum that is wider already, rounded into `out`. What follows it is added where it is, but for
  * the last runs. */
-static void plain_round_wide(const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale,
+static void plain_round_wide(const fan_list *list, size_t n, fan_dtype acc, const fan_scale *scale,
                              char *out)
 {
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
     _Alignas(16) char factor[16];
-    size_t m = 0, last = n > FAN_PLAIN_TERMS ? n - FAN_PLAIN_TERMS : 1;
-    plain_sum_wide(p, 1, last, acc, p->entries[0].data, p->entries[0].data);
+    const fan_plain_kind *kind = &list->kind;
+    char *sum = list->entries[0].data;
+    size_t m = 0;
+    size_t last = n > FAN_PLAIN_TERMS ? n - FAN_PLAIN_TERMS : 1;
+    plain_sum_wide(list, 1, last, acc, sum, sum);
     for (size_t k = last; k < n; k++)
-        src[m++] = p->entries[k].data;
+        src[m++] = list->entries[k].data;
     if (scale)
         fan_scale_as(scale, acc, factor);
-    (void)fan_sum_flat_from(out, p->entries[0].data, src, m, fan_plain_elements(&p->kind),
-                            p->kind.dtype, acc, scale ? factor : NULL, false);
+    (void)fan_sum_flat_from(out, sum, src, m, fan_plain_elements(kind), kind->dtype, acc,
+                            scale ? factor : NULL, false);
 }
 
-void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc,
-                    const fan_scale *scale, char *out, void *scratch, fan_stats *stats)
+/* FAN_PLAIN_TERMS at a time: the sum so far is the first of the next. */
+static inline __attribute__((always_inline)) void plain_sum_parts(const fan_list *list, size_t n,
+                                                                  fan_dtype acc,
+                                                                  const fan_scale *scale, char *out,
+                                                                  fan_stats *stats)
 {
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
-    bool whole = fan_plain_scratch(p, n, acc, stats);
-    bool release_gil = p->bytes > FAN_PLAIN_BYTES || n * p->bytes > PLAIN_RELEASE_BYTES;
-    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
-    if (p->entries[0].wide)
-        plain_round_wide(p, n, acc, scale, out);
-    else if (whole)
-        plain_sum_whole(p, n, acc, scale, out, scratch, stats);
-    for (size_t done = whole || p->entries[0].wide ? n : 0; done < n;) {
+    size_t done = 0;
+    while (done < n) {
         size_t m = 0;
         if (done)
             src[m++] = out;
         for (; m < FAN_PLAIN_TERMS && done < n; done++)
-            src[m++] = fan_entry_data(&p->kind, &p->entries[done]);
-        plain_sum_runs(&p->kind, src, m, acc, done == n ? scale : NULL, out, stats);
+            src[m++] = fan_entry_data(&list->kind, &list->entries[done]);
+        plain_sum_runs(&list->kind, src, m, acc, done == n ? scale : NULL, out, stats);
     }
+}
+
+void fan_plain_fold(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc,
+                    const fan_scale *scale, char *out, void *scratch, fan_stats *stats)
+{
+    uint64_t bytes = list->bytes;
+    bool busy = bytes > FAN_PLAIN_BYTES || n * bytes > PLAIN_RELEASE_BYTES;
+    void *left = fan_frontend_leave(b->frontend, busy);
+    if (list->entries[0].wide)
+        plain_round_wide(list, n, acc, scale, out);
+    else if (fan_plain_scratch(list, n, acc, stats))
+        plain_sum_whole(list, n, acc, scale, out, scratch, stats);
+    else
+        plain_sum_parts(list, n, acc, scale, out, stats);
     plain_sum_end(b, left);
 }
 
-void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char *const *src,
+void fan_plain_sum(const fan_frontend *frontend, const fan_plain_kind *kind, const char *const *src,
                    size_t n, char *out)
 {
+    fan_counters *total = &fan_plain_total;
     uint64_t bytes = fan_plain_kind_bytes(kind);
-    void *left = bytes > FAN_PLAIN_BYTES ? f->allow_threads_begin() : NULL;
+    void *left = fan_frontend_leave(frontend, bytes > FAN_PLAIN_BYTES);
     plain_sum_runs(kind, src, n, fan_dtype_accumulate(kind->dtype), NULL, out, NULL);
-    if (left)
-        f->allow_threads_end(left);
-    fan_plain_total.adds += n;
-    fan_plain_total.folds++;
-    fan_plain_total.passes++;
-    fan_plain_total.bytes_read += n * bytes;
-    fan_plain_total.bytes_written += bytes;
+    fan_frontend_return(frontend, left);
+    total->adds += n;
+    total->folds++;
+    total->passes++;
+    total->bytes_read += n * bytes;
+    total->bytes_written += bytes;
 }

@@ -1,9 +1,9 @@
 /* fold_exact: sums that depend on no order (A11, D25): of terms, and of the state that a budget
  * makes of them (D36).
  *
- *   its shape, and the window over it     one element along axes along which all stay expanded
- * (A13) its numbers                           each term's, as the sum takes them absorb terms move
- * into the state sparse, dense                         the sum itself */
+ * Sections: its shape, and the window over it (one element along the axes along which all terms
+ * stay expanded, A13); the numbers of the terms; the state, which absorbs terms; a sparse sum, a
+ * dense one. */
 #include "array/exact.h"
 #include "base/mem.h"
 #include "buffer/fold_job.h"
@@ -14,19 +14,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fan_array *numbers_of(const fan_value *v)
+static fan_array *numbers_of(const fan_value *value)
 {
-    return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array;
+    if (value->form == FAN_FORM_SPARSE)
+        return value->sparse->values;
+    return value->array;
 }
 
 /* The dtype that holds every term as it is: a reduced one is in the accumulation dtype (D7). */
-static fan_dtype exact_dtype(const fan_fold *f)
+static fan_dtype exact_dtype(const fan_fold *fold)
 {
-    fan_dtype d = fan_fold_dtype(f);
-    if (f->state)
-        d = fan_dtype_promote(d, fan_window_dtype(f->state->sum));
-    for (size_t i = 0; i < f->n; i++)
-        d = fan_dtype_promote(d, numbers_of(f->terms[i].v)->dtype);
+    fan_dtype d = fan_fold_dtype(fold);
+    if (fold->state)
+        d = fan_dtype_promote(d, fan_window_dtype(fold->state->sum));
+    for (size_t i = 0; i < fold->n; i++)
+        d = fan_dtype_promote(d, numbers_of(fold->terms[i].v)->dtype);
     return d;
 }
 
@@ -40,13 +42,17 @@ typedef struct exact_layout {
     int64_t size;
 } exact_layout;
 
-static void exact_layout_of(const fan_fold *f, exact_layout *layout)
+static void exact_layout_of(const fan_fold *fold, exact_layout *layout)
 {
-    const fan_slot *s = fan_fold_slot(f);
+    const fan_slot *s = fan_fold_slot(fold);
     const fan_slot_spec *spec = s->spec;
-    layout->axes = f->plan.expanded;
-    layout->ndim = spec->has_shape ? spec->ndim : s->p->ndim;
-    layout->whole = spec->has_shape ? spec->shape : s->p->shape;
+    layout->axes = fold->plan.expanded;
+    layout->ndim = s->state->ndim;
+    layout->whole = s->state->shape;
+    if (spec->has_shape) {
+        layout->ndim = spec->ndim;
+        layout->whole = spec->shape;
+    }
     layout->size = 1;
     for (int i = 0; i < layout->ndim; i++) {
         bool cut = layout->axes >> i & 1;
@@ -56,20 +62,25 @@ static void exact_layout_of(const fan_fold *f, exact_layout *layout)
 }
 
 /* exact_window: a new window with the sum so far. */
-static fan_status exact_window(const fan_fold *f, fan_dtype d, const exact_layout *layout,
+static fan_status exact_window(const fan_fold *fold, fan_dtype d, const exact_layout *layout,
                                fan_window **out, fan_error *err)
 {
-    const fan_exact_state *state = f->state;
-    fan_window *w = state ? fan_window_copy(state->sum, d) : fan_window_new(d, layout->size);
-    if (w && state && state->expanded != layout->axes) {
-        fan_window *narrow = w;
-        w = fan_window_spread(narrow, layout->ndim, layout->shape, state->expanded & ~layout->axes);
+    const fan_exact_state *state = fold->state;
+    fan_window *window;
+    if (state)
+        window = fan_window_copy(state->sum, d);
+    else
+        window = fan_window_new(d, layout->size);
+    if (window && state && state->expanded != layout->axes) {
+        fan_window *narrow = window;
+        uint64_t spread = state->expanded & ~layout->axes;
+        window = fan_window_spread(narrow, layout->ndim, layout->shape, spread);
         fan_window_free(narrow);
     }
-    *out = w;
-    return w ? FAN_OK
-             : fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
-                           "out of memory");
+    *out = window;
+    if (!window)
+        return fan_slot_fail_memory(fold->b, fold->slot, err);
+    return FAN_OK;
 }
 
 /* ---- the numbers of the terms ---- */
@@ -84,37 +95,36 @@ static void exact_numbers_free(fan_array **numbers, size_t n)
 /* The numbers of term i as the sum takes them: one along each axis along which it stays expanded
  * (A13), and an integer in the sum's dtype (D25), which d may exceed; any other number is one of d
  * as it is. */
-static fan_status exact_number(fan_fold *f, size_t i, fan_dtype d, fan_array **out, fan_error *err)
+static fan_status exact_number(fan_fold *fold, size_t i, fan_dtype d, fan_array **out,
+                               fan_error *err)
 {
-    fan_status status = FAN_OK;
-    fan_dtype own = fan_fold_dtype(f);
-    fan_array *numbers = numbers_of(f->terms[i].v);
+    fan_dtype own = fan_fold_dtype(fold);
+    fan_array *numbers = numbers_of(fold->terms[i].v);
     fan_array *base = NULL;
-    if (f->plan.expanded)
-        FAN_GO(fan_array_compact(numbers, f->plan.expanded, &base, err));
+    if (fold->plan.expanded)
+        FAN_TRY(fan_array_compact(numbers, fold->plan.expanded, &base, err));
     else
         base = fan_array_hold(numbers);
     if (d == own || fan_exact_fits(base->dtype)) {
         *out = base;
         return FAN_OK;
     }
-    FAN_GO(fan_fold_fresh(f, own, base->ndim, base->shape, base, out, err));
     fan_operand in = {base, own};
-    status = fan_fold_into(f, FAN_JOB_COPY, "round", *out, &in, 1, NULL, err);
-done:
+    fan_status status = fan_fold_fresh(fold, own, base->ndim, base->shape, base, out, err);
+    if (status == FAN_OK)
+        status = fan_fold_into(fold, FAN_JOB_COPY, "round", *out, &in, 1, NULL, err);
     fan_array_drop(base);
     return status;
 }
 
 /* The numbers of all terms; *out: exact_numbers_free, also after a failure. */
-static fan_status exact_numbers(fan_fold *f, fan_dtype d, fan_array ***out, fan_error *err)
+static fan_status exact_numbers(fan_fold *fold, fan_dtype d, fan_array ***out, fan_error *err)
 {
-    *out = fan_calloc((f->n ? f->n : 1) * sizeof **out);
+    *out = fan_calloc((fold->n + 1) * sizeof **out);
     if (!*out)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
-                           "out of memory");
-    for (size_t i = 0; i < f->n; i++)
-        FAN_TRY(exact_number(f, i, d, &(*out)[i], err));
+        return fan_slot_fail_memory(fold->b, fold->slot, err);
+    for (size_t i = 0; i < fold->n; i++)
+        FAN_TRY(exact_number(fold, i, d, &(*out)[i], err));
     return FAN_OK;
 }
 
@@ -125,158 +135,189 @@ typedef struct stored {
 
 static int by_place(const void *a, const void *b)
 {
-    const stored *x = a, *y = b;
+    const stored *x = a;
+    const stored *y = b;
     return (x->place > y->place) - (x->place < y->place);
 }
 
 /* Where the numbers of a sparse term go: to their places, or to those in `all` (n of them, sorted);
  * *to is the caller's. */
-static fan_status places_among(const fan_sparse *s, const stored *all, size_t n, int64_t **to,
+static fan_status places_among(const fan_sparse *sparse, const stored *all, size_t n, int64_t **to,
                                fan_error *err)
 {
-    size_t size = (size_t)s->values->size;
-    *to = fan_alloc((size ? size : 1) * sizeof **to);
+    size_t size = (size_t)sparse->values->size;
+    *to = fan_alloc((size + 1) * sizeof **to);
     if (!*to)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    FAN_TRY(fan_sparse_places(s, *to, err));
+    int64_t *places = *to;
+    FAN_TRY(fan_sparse_places(sparse, places, err));
     for (size_t i = 0; all && i < size; i++) {
-        const stored *found = bsearch(&(stored){.place = (*to)[i]}, all, n, sizeof *all, by_place);
-        if (!found)
+        const stored wanted = {.place = places[i]};
+        const stored *found = bsearch(&wanted, all, n, sizeof *all, by_place);
+        if (!found) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "the indices of a sparse gradient were changed while it was summed");
-        (*to)[i] = found->at;
+        }
+        places[i] = found->at;
     }
     return FAN_OK;
+}
+
+/* The numbers of one sparse term into the window. `all`, n: as places_among has them. */
+static fan_status exact_add_sparse(fan_window *sum, const fan_sparse *sparse,
+                                   const fan_array *numbers, const stored *all, size_t n,
+                                   fan_error *err)
+{
+    int64_t *to = NULL;
+    fan_status status = places_among(sparse, all, n, &to, err);
+    if (status == FAN_OK)
+        status = fan_window_add_at(sum, numbers, to, err);
+    fan_free(to);
+    return status;
 }
 
 /* exact_add: adds all terms, whose numbers are `numbers`, without the frontend's lock: it takes a
  * while. If all are dense, a failure leaves the window as it was. `all`, n: as places_among has
  * them. */
-static fan_status exact_add(fan_fold *f, fan_window *sum, fan_array *const *numbers,
+static fan_status exact_add(fan_fold *fold, fan_window *sum, fan_array *const *numbers,
                             const stored *all, size_t n, fan_error *err)
 {
-    fan_buffer *b = f->b;
+    fan_buffer *b = fold->b;
     fan_status status = FAN_OK;
-    const fan_array **dense = fan_alloc((f->n ? f->n : 1) * sizeof *dense);
+    const fan_array **dense = fan_alloc((fold->n + 1) * sizeof *dense);
     size_t denses = 0;
     if (!dense)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, f->slot, -1), "out of memory");
-    void *left = b->frontend->allow_threads_begin ? b->frontend->allow_threads_begin() : NULL;
-    for (size_t i = 0; i < f->n && status == FAN_OK; i++) {
-        const fan_value *v = f->terms[i].v;
-        int64_t *to = NULL;
-        if (v->form == FAN_FORM_DENSE) {
+        return fan_slot_fail_memory(b, fold->slot, err);
+    void *left = fan_frontend_leave(b->frontend, true);
+    for (size_t i = 0; i < fold->n && status == FAN_OK; i++) {
+        const fan_value *value = fold->terms[i].v;
+        if (value->form == FAN_FORM_DENSE)
             dense[denses++] = numbers[i];
-            continue;
-        }
-        status = places_among(v->sparse, all, n, &to, err);
-        if (status == FAN_OK)
-            status = fan_window_add_at(sum, numbers[i], to, err);
-        fan_free(to);
+        else
+            status = exact_add_sparse(sum, value->sparse, numbers[i], all, n, err);
     }
     if (status == FAN_OK)
         status = fan_window_add(sum, dense, denses, err);
     fan_free(dense);
-    if (b->frontend->allow_threads_begin)
-        b->frontend->allow_threads_end(left);
-    FAN_COUNT(b, passes, f->n > 0);
-    for (size_t i = 0; i < f->n; i++)
+    fan_frontend_return(b->frontend, left);
+    FAN_COUNT(b, passes, fold->n > 0);
+    for (size_t i = 0; i < fold->n; i++)
         FAN_COUNT(b, bytes_read, fan_dense_bytes(numbers[i]));
     return status;
 }
 
-/* The term that first brought an inf or a NaN, f->n: none has one; those of dense terms alone. */
-static fan_status find_first_nonfinite(const fan_fold *f, size_t *found, fan_error *err)
+/* The term that first brought an inf or a NaN, fold->n: none has one; those of dense terms alone.
+ */
+static fan_status find_first_nonfinite(const fan_fold *fold, size_t *found, fan_error *err)
 {
-    for (*found = 0; *found < f->n; ++*found) {
+    for (*found = 0; *found < fold->n; ++*found) {
         bool finite;
-        FAN_TRY(fan_fold_term_is_finite(f, &f->terms[*found], &finite, err));
+        FAN_TRY(fan_fold_term_is_finite(fold, &fold->terms[*found], &finite, err));
         if (!finite)
             return FAN_OK;
     }
     return FAN_OK;
 }
 
-fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err)
+/* A state without a sum; NULL: no memory. Dense terms alone come here. */
+static fan_exact_state *exact_state_new(const fan_fold *fold)
 {
-    fan_slot_state *p = fan_fold_slot(f)->p;
-    fan_exact_state *st = p->exact;
-    size_t nonfinite = f->n;
-    if (f->n == 0)
-        return FAN_OK;
-    /* first: nothing is done yet where this fails */
-    if (f->b->sum_stats && !p->sum_stats.has_nonfinite)
-        FAN_TRY(find_first_nonfinite(f, &nonfinite, err));
-    for (size_t i = 0; i < f->n; i++)
-        FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
-    fan_dtype d = exact_dtype(f);
-    if (!st) {
-        const fan_array *first = f->terms[0].v->array; /* dense terms alone come here */
-        st = fan_calloc(sizeof *st);
-        if (!st)
-            return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
-                               "out of memory");
-        if (first->ndim)
-            memcpy(st->strides, first->strides, (size_t)first->ndim * sizeof *first->strides);
-    }
-    fan_window *sum = st->sum;
+    const fan_array *first = fold->terms[0].v->array;
+    fan_exact_state *exact = fan_calloc(sizeof *exact);
+    if (exact && first->ndim)
+        memcpy(exact->strides, first->strides, (size_t)first->ndim * sizeof *first->strides);
+    return exact;
+}
+
+/* *sum becomes the state's sum with the terms: in its window, or in a new or a wider one. Where
+ * this fails, the state is as it was. */
+static fan_status exact_absorb(fan_fold *fold, const fan_exact_state *exact,
+                               const exact_layout *layout, fan_window **sum, fan_error *err)
+{
     fan_status status = FAN_OK;
     fan_array **numbers = NULL;
-    exact_layout layout;
-    exact_layout_of(f, &layout);
-    if (!sum || fan_window_dtype(sum) != d || st->expanded != layout.axes)
-        FAN_GO(exact_window(f, d, &layout, &sum, err));
-    FAN_GO(exact_numbers(f, d, &numbers, err));
-    FAN_GO(exact_add(f, sum, numbers, NULL, 0, err));
-    st->like = *like;
-    st->expanded = layout.axes;
-    if (sum != st->sum)
-        fan_window_free(st->sum);
-    st->sum = sum;
-    f->state = p->exact = st;
-    if (nonfinite < f->n) {
-        p->sum_stats.has_nonfinite = true;
-        p->sum_stats.nonfinite_key = f->terms[nonfinite].key;
-    }
-    FAN_COUNT(f->b, folds, 1);
-    p->rules |= f->plan.rules;
+    fan_dtype d = exact_dtype(fold);
+    *sum = exact->sum;
+    if (!*sum || fan_window_dtype(*sum) != d || exact->expanded != layout->axes)
+        FAN_TRY(exact_window(fold, d, layout, sum, err));
+    FAN_GO(exact_numbers(fold, d, &numbers, err));
+    status = exact_add(fold, *sum, numbers, NULL, 0, err);
 done:
-    exact_numbers_free(numbers, f->n);
-    if (status == FAN_OK) {
-        f->n = 0; /* nothing is left to sum: fan_fold_commit_end takes the items off the list */
-        return FAN_OK;
-    }
-    if (sum != st->sum)
-        fan_window_free(sum);
-    if (!p->exact)
-        fan_free(st);
+    exact_numbers_free(numbers, fold->n);
+    if (status != FAN_OK && *sum != exact->sum)
+        fan_window_free(*sum);
     return status;
 }
 
+fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err)
+{
+    fan_slot_state *state = fan_fold_slot(fold)->state;
+    size_t nonfinite = fold->n;
+    if (fold->n == 0)
+        return FAN_OK;
+    /* first: nothing is done yet where this fails */
+    if (fold->b->sum_stats && !state->sum_stats.has_nonfinite)
+        FAN_TRY(find_first_nonfinite(fold, &nonfinite, err));
+    for (size_t i = 0; i < fold->n; i++) {
+        const fan_term *term = &fold->terms[i];
+        FAN_TRY(fan_slot_check_unmoved(fold->b, fold->slot, term->v, term->key, err));
+    }
+    fan_exact_state *exact = state->exact;
+    if (!exact)
+        exact = exact_state_new(fold);
+    if (!exact)
+        return fan_slot_fail_memory(fold->b, fold->slot, err);
+    exact_layout layout;
+    exact_layout_of(fold, &layout);
+    fan_window *sum;
+    fan_status status = exact_absorb(fold, exact, &layout, &sum, err);
+    if (status != FAN_OK) {
+        if (!state->exact)
+            fan_free(exact);
+        return status;
+    }
+
+    exact->like = *like;
+    exact->expanded = layout.axes;
+    if (sum != exact->sum)
+        fan_window_free(exact->sum);
+    exact->sum = sum;
+    fold->state = exact;
+    state->exact = exact;
+    if (nonfinite < fold->n) {
+        state->sum_stats.has_nonfinite = true;
+        state->sum_stats.nonfinite_key = fold->terms[nonfinite].key;
+    }
+    FAN_COUNT(fold->b, folds, 1);
+    state->rules |= fold->plan.rules;
+    fold->n = 0; /* nothing is left to sum: fan_fold_commit_end takes the items off the list */
+    return FAN_OK;
+}
+
 /* The exact sum over the entries of `sum`, which has the structure of all terms. */
-static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_scale *scale,
+static fan_status exact_values(fan_fold *fold, const fan_sparse *sum, const fan_scale *scale,
                                fan_array **values, fan_error *err)
 {
     fan_status status = FAN_OK;
-    size_t n = (size_t)sum->values->size;
-    fan_dtype d = exact_dtype(f);
-    stored *all = fan_alloc((n ? n : 1) * sizeof *all);
-    fan_window *window = fan_window_new(d, sum->values->size);
+    const fan_array *like = sum->values;
+    size_t n = (size_t)like->size;
+    fan_dtype d = exact_dtype(fold);
+    stored *all = fan_alloc((n + 1) * sizeof *all);
+    fan_window *window = fan_window_new(d, like->size);
     int64_t *places = NULL;
     fan_array **numbers = NULL;
     if (!all || !window)
-        FAN_GO(
-            fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory"));
-    FAN_GO(exact_numbers(f, d, &numbers, err));
+        FAN_GO(fan_slot_fail_memory(fold->b, fold->slot, err));
+    FAN_GO(exact_numbers(fold, d, &numbers, err));
     FAN_GO(places_among(sum, NULL, 0, &places, err));
     for (size_t i = 0; i < n; i++)
         all[i] = (stored){places[i], (int64_t)i};
     qsort(all, n, sizeof *all, by_place);
-    FAN_GO(exact_add(f, window, numbers, all, n, err));
-    FAN_GO(fan_array_new(f->plan.dtype, sum->values->ndim, sum->values->shape, NULL, values, err));
+    FAN_GO(exact_add(fold, window, numbers, all, n, err));
+    FAN_GO(fan_array_new(fold->plan.dtype, like->ndim, like->shape, NULL, values, err));
     fan_window_round(*values, window, scale);
 done:
-    exact_numbers_free(numbers, f->n);
+    exact_numbers_free(numbers, fold->n);
     fan_free(all);
     fan_free(places);
     fan_window_free(window);
@@ -284,104 +325,126 @@ done:
 }
 
 /* All terms sparse: a sparse sum. */
-static fan_status fold_exact_sparse(fan_fold *f, fan_error *err)
+static fan_status fold_exact_sparse(fan_fold *fold, fan_error *err)
 {
     fan_status status = FAN_OK;
-    const fan_scale *scale = fan_fold_scale(f);
-    fan_sparse *sum = NULL, *made = NULL;
+    const fan_scale *scale = fan_fold_scale(fold);
+    fan_sparse *sum = NULL;
+    fan_sparse *made = NULL;
     fan_array *values = NULL;
-    FAN_GO(fan_fold_sum_sparse(f, f->n, &sum, err));
-    FAN_GO(exact_values(f, sum, scale, &values, err));
+    FAN_GO(fan_fold_sum_sparse(fold, fold->n, &sum, err));
+    FAN_GO(exact_values(fold, sum, scale, &values, err));
     FAN_GO(fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values,
                           true, &made, err));
-    f->result = fan_value_sparse(made, fan_fold_device(f));
-    f->owned = true;
+    fold->result = fan_value_sparse(made, fan_fold_device(fold));
+    fold->owned = true;
 done:
     fan_array_drop(values);
     fan_sparse_drop(sum);
     return status;
 }
 
-/* Memory for a dense sum: in the axis order of the first dense term (D16). */
-static fan_status exact_fresh(fan_fold *f, exact_layout *layout, fan_array **out, fan_error *err)
+/* The strides of the first dense term (D16); NULL: there is none. */
+static const int64_t *exact_strides(const fan_fold *fold)
 {
-    int64_t strides[FAN_MAX_NDIM];
-    const int64_t *order = f->state ? f->state->strides : NULL;
-    fan_array like = {
-        .ndim = layout->ndim, .size = layout->size, .shape = layout->shape, .strides = strides};
-    for (size_t i = 0; !order && i < f->n; i++)
-        if (f->terms[i].v->form == FAN_FORM_DENSE)
-            order = f->terms[i].v->array->strides;
-    if (order && like.ndim)
-        memcpy(strides, order, (size_t)like.ndim * sizeof *strides);
-    return fan_fold_fresh(f, f->plan.dtype, like.ndim, like.shape, order ? &like : NULL, out, err);
+    if (fold->state)
+        return fold->state->strides;
+    for (size_t i = 0; i < fold->n; i++) {
+        const fan_value *value = fold->terms[i].v;
+        if (value->form == FAN_FORM_DENSE)
+            return value->array->strides;
+    }
+    return NULL;
+}
+
+/* Memory for a dense sum: in the axis order of the first dense term (D16). */
+static fan_status exact_fresh(fan_fold *fold, exact_layout *layout, fan_array **out, fan_error *err)
+{
+    const int64_t *strides = exact_strides(fold);
+    fan_array like = {.ndim = layout->ndim,
+                      .size = layout->size,
+                      .shape = layout->shape,
+                      .strides = (int64_t *)strides};
+    return fan_fold_fresh(fold, fold->plan.dtype, like.ndim, like.shape, strides ? &like : NULL,
+                          out, err);
+}
+
+/* The sum of all terms, and of the state, rounded into `out`. */
+static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_array *out,
+                              fan_error *err)
+{
+    fan_status status = FAN_OK;
+    const fan_exact_state *state = fold->state;
+    const fan_scale *scale = fan_fold_scale(fold);
+    fan_window *sum = NULL;
+    fan_array **numbers = NULL;
+    fan_dtype d = exact_dtype(fold);
+    bool sparse = false;
+    for (size_t i = 0; i < fold->n; i++)
+        sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
+    FAN_GO(exact_numbers(fold, d, &numbers, err));
+    if (state && fold->n == 0 && state->expanded == layout->axes) {
+        fan_window_round(out, state->sum, scale);
+    } else if (state || sparse) {
+        FAN_GO(exact_window(fold, d, layout, &sum, err));
+        FAN_GO(exact_add(fold, sum, numbers, NULL, 0, err));
+        fan_window_round(out, sum, scale);
+    } else {
+        for (size_t i = 0; i < fold->n; i++)
+            fold->scratch[i] = (fan_operand){numbers[i], d};
+        fan_job job = {.kind = FAN_JOB_EXACT,
+                       .out = out,
+                       .in = fold->scratch,
+                       .n = fold->n,
+                       .scale = scale,
+                       .label = "exact"};
+        if (fold->out)
+            status = fan_fold_job(fold, &job, err);
+        else
+            status = fan_fold_job_to_fresh(fold, &job, err);
+    }
+done:
+    exact_numbers_free(numbers, fold->n);
+    fan_window_free(sum);
+    return status;
 }
 
 /* A dense sum: each number that is repeated (A13) is summed once. */
-static fan_status fold_exact_dense(fan_fold *f, fan_error *err)
+static fan_status fold_exact_dense(fan_fold *fold, fan_error *err)
 {
     fan_status status = FAN_OK;
-    const fan_slot *s = fan_fold_slot(f);
-    const fan_scale *scale = fan_fold_scale(f);
-    fan_window *sum = NULL;
     fan_array *out = NULL;
     fan_array *whole = NULL; /* `out`, as the sum shows it */
-    fan_array **numbers = NULL;
-    fan_dtype d = exact_dtype(f);
     exact_layout layout;
-    exact_layout_of(f, &layout);
-    bool is_state = f->state && f->n == 0 && f->state->expanded == layout.axes;
-    bool sparse = false;
-    for (size_t i = 0; i < f->n; i++)
-        sparse = sparse || f->terms[i].v->form == FAN_FORM_SPARSE;
-    if (f->out)
-        out = fan_array_hold(f->out->array);
+    exact_layout_of(fold, &layout);
+    if (fold->out)
+        out = fan_array_hold(fold->out->array);
     else
-        FAN_GO(exact_fresh(f, &layout, &out, err));
-    FAN_GO(fan_order_wait_terms(f, err));
-    if (f->out)
-        FAN_GO(fan_order_wait_taker(f, s->p->accum, &f->plan.after, err));
-    FAN_GO(exact_numbers(f, d, &numbers, err));
-    if (is_state) {
-        fan_window_round(out, f->state->sum, scale);
-    } else if (f->state || sparse) {
-        FAN_GO(exact_window(f, d, &layout, &sum, err));
-        FAN_GO(exact_add(f, sum, numbers, NULL, 0, err));
-        fan_window_round(out, sum, scale);
-    } else {
-        for (size_t i = 0; i < f->n; i++)
-            f->scratch[i] = (fan_operand){numbers[i], d};
-        fan_job job = {.kind = FAN_JOB_EXACT,
-                       .out = out,
-                       .in = f->scratch,
-                       .n = f->n,
-                       .scale = scale,
-                       .label = "exact"};
-        if (f->out)
-            FAN_GO(fan_fold_job(f, &job, err));
-        else
-            FAN_GO(fan_fold_job_to_fresh(f, &job, err));
-    }
-    if (f->out) {
-        status = fan_value_copy(f->b->frontend, f->out, &f->result, err);
+        FAN_GO(exact_fresh(fold, &layout, &out, err));
+    FAN_GO(fan_order_wait_terms(fold, err));
+    if (fold->out)
+        FAN_GO(fan_order_wait_taker(fold, fan_fold_accum(fold), &fold->plan.after, err));
+    FAN_GO(exact_round(fold, &layout, out, err));
+    if (fold->out) {
+        status = fan_value_copy(fold->b->frontend, fold->out, &fold->result, err);
         goto done;
     }
     if (layout.axes)
         FAN_GO(fan_array_broadcast(out, layout.ndim, layout.whole, &whole, err));
     else
         whole = fan_array_hold(out);
-    f->result = fan_value_dense(whole, fan_fold_device(f));
-    f->owned = true;
+    fold->result = fan_value_dense(whole, fan_fold_device(fold));
+    fold->owned = true;
 done:
-    exact_numbers_free(numbers, f->n);
-    fan_window_free(sum);
     fan_array_drop(out);
     return status;
 }
 
-fan_status fan_fold_exact(fan_fold *f, fan_error *err)
+fan_status fan_fold_exact(fan_fold *fold, fan_error *err)
 {
-    if (f->plan.kind != FAN_FOLD_EXACT_SPARSE)
-        return fold_exact_dense(f, err);
-    return fan_fold_is_copied(f) ? fan_fold_sparse(f, err) : fold_exact_sparse(f, err);
+    if (fold->plan.kind != FAN_FOLD_EXACT_SPARSE)
+        return fold_exact_dense(fold, err);
+    if (fan_fold_is_copied(fold))
+        return fan_fold_sparse(fold, err);
+    return fold_exact_sparse(fold, err);
 }

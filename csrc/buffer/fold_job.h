@@ -80,15 +80,38 @@ typedef struct fan_gathered {
     int64_t unfit;
 } fan_gathered;
 
-static inline fan_slot *fan_fold_slot(const fan_fold *f)
+static inline fan_slot *fan_fold_slot(const fan_fold *fold)
 {
-    return &f->b->slots[f->slot];
+    return &fold->b->slots[fold->slot];
 }
 
-static inline fan_device *fan_fold_device(const fan_fold *f)
+static inline fan_device *fan_fold_device(const fan_fold *fold)
 {
-    fan_device *d = fan_fold_slot(f)->p->device;
-    return d ? d : fan_cpu();
+    fan_device *d = fan_fold_slot(fold)->state->device;
+    if (!d)
+        return fan_cpu();
+    return d;
+}
+
+/* fan_fold_accum: A, the stream that sums; NULL: the device has no streams. */
+static inline fan_stream *fan_fold_accum(const fan_fold *fold)
+{
+    return fan_fold_slot(fold)->state->accum;
+}
+
+/* fan_term_is_sum: the term is the sum of several contributions. */
+static inline bool fan_term_is_sum(const fan_fold *fold, const fan_term *term)
+{
+    return term->is_value && fan_fold_slot(fold)->list->summed > 1;
+}
+
+/* fan_range_add: *lo to *hi has this number, too. */
+static inline void fan_range_add(int64_t *lo, int64_t *hi, int64_t number)
+{
+    if (number < *lo)
+        *lo = number;
+    if (number > *hi)
+        *hi = number;
 }
 
 static inline uint64_t fan_dense_bytes(const fan_array *a)
@@ -97,20 +120,20 @@ static inline uint64_t fan_dense_bytes(const fan_array *a)
 }
 
 /* fan_fold_dtype: the sum's dtype; FAN_DT_NONE for objects. */
-fan_dtype fan_fold_dtype(const fan_fold *f);
+fan_dtype fan_fold_dtype(const fan_fold *fold);
 /* fan_fold_accumulated: what a prefix with these dtypes runs in (A11). */
-fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen);
+fan_dtype fan_fold_accumulated(const fan_fold *fold, fan_dtype_set seen);
 
 /* fan_fold_scale: by what a result that is handed out is multiplied; NULL: by nothing. */
-const fan_scale *fan_fold_scale(const fan_fold *f);
+const fan_scale *fan_fold_scale(const fan_fold *fold);
 /* fan_fold_last: the dtype in which the sum ends before it is scaled and rounded: the accumulation
  * dtype of all that came, symbolic zeros after the last term too (A2, D3), and wide enough for the
  * scale (D10). */
-fan_dtype fan_fold_last(const fan_fold *f);
+fan_dtype fan_fold_last(const fan_fold *fold);
 
 /* fan_fold_expanded: axes along which every term, and the exact state, is expanded (A13); 0 unless
  * all are dense. */
-uint64_t fan_fold_expanded(const fan_fold *f);
+uint64_t fan_fold_expanded(const fan_fold *fold);
 
 /* What writes into the memory of a term. */
 typedef enum fan_writer {
@@ -121,39 +144,41 @@ typedef enum fan_writer {
     FAN_WRITER_TARGET /* the producer of a target, on the accumulation stream */
 } fan_writer;
 /* fan_term_may_write: A6: whether the memory of a dense or sparse term may be written. */
-fan_reuse_answer fan_term_may_write(const fan_fold *f, size_t which, fan_writer writer);
+fan_reuse_answer fan_term_may_write(const fan_fold *fold, size_t which, fan_writer writer);
 
 /* fan_fold_job: queues the job on A, or puts it into the fold's batch; counted. */
-fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err);
+fan_status fan_fold_job(fan_fold *fold, fan_job *job, fan_error *err);
 /* fan_fold_job_to_fresh: the same, into memory that is dropped where the user ends a take
  * meanwhile. */
-fan_status fan_fold_job_to_fresh(fan_fold *f, fan_job *job, fan_error *err);
+fan_status fan_fold_job_to_fresh(fan_fold *fold, fan_job *job, fan_error *err);
 /* fan_fold_into: the same of a job of few words. */
-fan_status fan_fold_into(fan_fold *f, fan_job_kind kind, const char *label, const fan_array *out,
+fan_status fan_fold_into(fan_fold *fold, fan_job_kind kind, const char *label, const fan_array *out,
                          const fan_operand *in, size_t n, const fan_sparse *sparse, fan_error *err);
 /* fan_fold_fresh: memory for a result: of the library whose kind it comes back as (D15), or of the
  * device. */
-fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape,
+fan_status fan_fold_fresh(fan_fold *fold, fan_dtype dtype, int ndim, const int64_t *shape,
                           const fan_array *like, fan_array **out, fan_error *err);
 /* fan_fold_keep_term: term `i` becomes the result: its memory will hold the sum. */
-fan_status fan_fold_keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *err);
+fan_status fan_fold_keep_term(fan_fold *fold, size_t i, fan_value *out, fan_error *err);
+/* fan_fold_sparse_operands: the first n terms, all sparse, as operands. */
+void fan_fold_sparse_operands(const fan_fold *fold, size_t n, fan_sparse_operand *in);
 /* fan_fold_sum_sparse: the first n terms, all sparse, as one without duplicates. */
-fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error *err);
+fan_status fan_fold_sum_sparse(fan_fold *fold, size_t n, fan_sparse **out, fan_error *err);
 
 /* fan_fold_dense: all terms dense: one pass. */
-fan_status fan_fold_dense(fan_fold *f, fan_error *err);
+fan_status fan_fold_dense(fan_fold *fold, fan_error *err);
 /* fan_fold_sparse: all terms sparse (A5, A7), or one of them to be finished. */
-fan_status fan_fold_sparse(fan_fold *f, fan_error *err);
+fan_status fan_fold_sparse(fan_fold *fold, fan_error *err);
 /* fan_fold_is_copied: whether a sparse result is the only term as it is, but in memory of its own:
  * for a taker that writes it, or for a snapshot. fan_fold_sparse copies it. */
-bool fan_fold_is_copied(const fan_fold *f);
+bool fan_fold_is_copied(const fan_fold *fold);
 /* fan_fold_mixed: dense and sparse in any mix: a dense sum, written term by term in order (A3, A4,
  * A6, A7). It is in the accumulation dtype of each prefix. */
-fan_status fan_fold_mixed(fan_fold *f, fan_error *err);
+fan_status fan_fold_mixed(fan_fold *fold, fan_error *err);
 /* fan_fold_exact: an exact one, of dense terms or of sparse ones (A11). */
-fan_status fan_fold_exact(fan_fold *f, fan_error *err);
+fan_status fan_fold_exact(fan_fold *fold, fan_error *err);
 /* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a
  * new or a wider one where it must be. FAN_ERR_NOMEM: nothing happened. */
-fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err);
+fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err);
 
 #endif

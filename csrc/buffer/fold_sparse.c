@@ -6,28 +6,27 @@
 /* ---- all terms sparse ---- */
 
 /* A part of a lone term in memory of its own. NULL stays NULL. */
-static fan_status sparse_copy_part(fan_fold *f, const fan_array *part, fan_array **out,
+static fan_status sparse_copy_part(fan_fold *fold, const fan_array *part, fan_array **out,
                                    fan_error *err)
 {
     if (!part)
         return FAN_OK;
-    fan_stream *on = fan_fold_slot(f)->p->accum;
-    FAN_TRY(fan_device_array(fan_fold_device(f), on, part->dtype, part->ndim, part->shape, part,
-                             out, err));
+    FAN_TRY(fan_device_array(fan_fold_device(fold), fan_fold_accum(fold), part->dtype, part->ndim,
+                             part->shape, part, out, err));
     fan_operand in = {part, part->dtype};
-    return fan_fold_into(f, FAN_JOB_COPY, "copy", *out, &in, 1, NULL, err);
+    return fan_fold_into(fold, FAN_JOB_COPY, "copy", *out, &in, 1, NULL, err);
 }
 
 /* The only term, copied entry by entry: it keeps its structure (A14). */
-static fan_status sparse_copy(fan_fold *f, const fan_sparse *v, fan_sparse **out, fan_error *err)
+static fan_status sparse_copy(fan_fold *fold, const fan_sparse *v, fan_sparse **out, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *indices = NULL;
     fan_array *pointers = NULL;
     fan_array *values = NULL;
-    FAN_GO(sparse_copy_part(f, v->indices, &indices, err));
-    FAN_GO(sparse_copy_part(f, v->pointers, &pointers, err));
-    FAN_GO(sparse_copy_part(f, v->values, &values, err));
+    FAN_GO(sparse_copy_part(fold, v->indices, &indices, err));
+    FAN_GO(sparse_copy_part(fold, v->pointers, &pointers, err));
+    FAN_GO(sparse_copy_part(fold, v->values, &values, err));
     FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced,
                           out, err));
     (*out)->nnz_coalesced = v->nnz_coalesced;
@@ -38,41 +37,41 @@ done:
     return status;
 }
 
-bool fan_fold_is_copied(const fan_fold *f)
+bool fan_fold_is_copied(const fan_fold *fold)
 {
-    bool alone = f->finish && f->n == 1 && !f->plan.coalesce;
-    bool into_out = f->finish_dtype != FAN_DT_NONE;
-    bool changed = fan_fold_scale(f) || f->terms[0].v->dtype != f->plan.dtype;
-    return alone && !into_out && !changed;
+    const fan_fold_plan *plan = &fold->plan;
+    bool only = fold->finish && fold->n == 1;
+    if (!only || plan->coalesce)
+        return false;
+    bool into_out = fold->finish_dtype != FAN_DT_NONE;
+    bool changed = fan_fold_scale(fold) || fold->terms[0].v->dtype != plan->dtype;
+    return !into_out && !changed;
 }
 
-fan_status fan_fold_sparse(fan_fold *f, fan_error *err)
+fan_status fan_fold_sparse(fan_fold *fold, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_sparse *sum = NULL;
-    fan_sparse_operand *in = fan_alloc((f->n + 1) * sizeof *in);
+    size_t n = fold->n;
+    fan_sparse_operand *in = fan_alloc((n + 1) * sizeof *in);
     if (!in)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    for (size_t i = 0; i < f->n; i++)
-        in[i] =
-            (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
-    fan_dtype last = fan_fold_last(f);
-    bool wider = in[f->n - 1].acc != last;
-    if (wider)
-        in[f->n] = (fan_sparse_operand){NULL, last};
-    FAN_GO(fan_order_wait_terms(f, err));
-    if (fan_fold_is_copied(f)) {
-        FAN_GO(sparse_copy(f, in[0].sparse, &sum, err));
-        f->result = fan_value_sparse(sum, fan_fold_device(f));
-        f->owned = true;
-        goto done;
+    fan_fold_sparse_operands(fold, n, in);
+    fan_dtype last = fan_fold_last(fold);
+    if (in[n - 1].acc != last)
+        in[n++] = (fan_sparse_operand){NULL, last};
+    FAN_GO(fan_order_wait_terms(fold, err));
+    if (fan_fold_is_copied(fold)) {
+        FAN_GO(sparse_copy(fold, in[0].sparse, &sum, err));
+    } else {
+        fan_dtype rounded = fold->finish ? fold->plan.dtype : FAN_DT_NONE;
+        FAN_COUNT(fold->b, passes, 1);
+        FAN_GO(fan_device_sparse_merge(fan_fold_device(fold), fan_fold_accum(fold), in, n,
+                                       fold->plan.coalesce, rounded, fan_fold_scale(fold), &sum,
+                                       err));
     }
-    FAN_COUNT(f->b, passes, 1);
-    FAN_GO(fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in, f->n + wider,
-                                   f->plan.coalesce, f->finish ? f->plan.dtype : FAN_DT_NONE,
-                                   fan_fold_scale(f), &sum, err));
-    f->result = fan_value_sparse(sum, fan_fold_device(f));
-    f->owned = true;
+    fold->result = fan_value_sparse(sum, fan_fold_device(fold));
+    fold->owned = true;
 done:
     fan_free(in);
     return status;
@@ -90,122 +89,169 @@ typedef struct mixed {
     size_t next; /* the term that comes next */
 } mixed;
 
-/* The terms up to and with the first dense one. */
-static fan_status mixed_begin(fan_fold *f, mixed *m, fan_error *err)
+/* The entries of a sparse term, added to those of `to`. */
+static fan_status mixed_scatter(fan_fold *fold, const fan_array *to, const fan_sparse *sparse,
+                                fan_error *err)
 {
-    fan_term *t = f->terms;
-    if (f->plan.exclusive) {
-        FAN_TRY(fan_order_wait_users(f, m->cur, err));
-        FAN_COUNT(f->b, in_place, f->n - 1);
-        m->next = t[0].v->form == FAN_FORM_SPARSE ? 2 : 1;
-        return m->next == 1 ? FAN_OK
-                            : fan_fold_into(f, FAN_JOB_SCATTER, "scatter", m->cur, NULL, 0,
-                                            t[0].v->sparse, err);
-    }
+    return fan_fold_into(fold, FAN_JOB_SCATTER, "scatter", to, NULL, 0, sparse, err);
+}
+
+/* The terms up to and with the first dense one, into memory that is no term's. */
+static fan_status mixed_begin_fresh(fan_fold *fold, mixed *sum, fan_error *err)
+{
     /* What is sparse before the first dense term is summed by itself; where it has no entry the
      * dense value stays as it is (D12). */
-    f->scratch[0] = (fan_operand){t[m->lead].v->array, m->cur->dtype};
-    FAN_TRY(fan_fold_into(f, FAN_JOB_COPY, "copy", m->cur, f->scratch, 1, NULL, err));
-    m->next = m->lead + 1;
-    if (!m->lead)
+    fold->scratch[0] = (fan_operand){fold->terms[sum->lead].v->array, sum->cur->dtype};
+    FAN_TRY(fan_fold_into(fold, FAN_JOB_COPY, "copy", sum->cur, fold->scratch, 1, NULL, err));
+    sum->next = sum->lead + 1;
+    if (!sum->lead)
         return FAN_OK;
     fan_sparse *leading = NULL;
-    FAN_TRY(fan_fold_sum_sparse(f, m->lead, &leading, err));
-    fan_status status = fan_fold_into(f, FAN_JOB_SCATTER, "scatter", m->cur, NULL, 0, leading, err);
+    FAN_TRY(fan_fold_sum_sparse(fold, sum->lead, &leading, err));
+    fan_status status = mixed_scatter(fold, sum->cur, leading, err);
     fan_sparse_drop(leading);
     return status;
 }
 
-/* One sparse term, or all dense ones up to the next sparse. */
-static fan_status mixed_more(fan_fold *f, mixed *m, fan_error *err)
+/* The terms up to and with the first dense one. */
+static fan_status mixed_begin(fan_fold *fold, mixed *sum, fan_error *err)
 {
-    fan_term *t = f->terms;
-    size_t i = m->next, end = i;
-    fan_array *wider = NULL;
-    fan_status status;
-    while (end < f->n && t[end].v->form == FAN_FORM_DENSE)
-        end++;
-    end = end > i ? end : i + 1;
-    fan_dtype acc = fan_fold_accumulated(f, t[end - 1].seen);
-    if (acc != m->cur->dtype)
-        FAN_TRY(fan_fold_fresh(f, acc, m->ndim, m->shape, m->cur, &wider, err));
-    fan_array *to = wider ? wider : m->cur;
-    f->scratch[0] = (fan_operand){m->cur, m->cur->dtype};
-    if (t[i].v->form == FAN_FORM_DENSE) {
-        for (size_t k = i; k < end; k++)
-            f->scratch[1 + k - i] =
-                (fan_operand){t[k].v->array, fan_fold_accumulated(f, t[k].seen)};
-        status = fan_fold_into(f, FAN_JOB_SUM, "sum", to, f->scratch, 1 + end - i, NULL, err);
-    } else {
-        status =
-            wider ? fan_fold_into(f, FAN_JOB_COPY, "widen", to, f->scratch, 1, NULL, err) : FAN_OK;
-        if (status == FAN_OK)
-            status = fan_fold_into(f, FAN_JOB_SCATTER, "scatter", to, NULL, 0, t[i].v->sparse, err);
-    }
-    if (wider) {
-        fan_array_drop(status == FAN_OK ? m->cur : wider);
-        m->cur = status == FAN_OK ? wider : m->cur;
-    }
-    m->next = end;
+    if (!fold->plan.exclusive)
+        return mixed_begin_fresh(fold, sum, err);
+    const fan_value *first = fold->terms[0].v;
+    FAN_TRY(fan_order_wait_users(fold, sum->cur, err));
+    FAN_COUNT(fold->b, in_place, fold->n - 1);
+    sum->next = 1;
+    if (first->form != FAN_FORM_SPARSE)
+        return FAN_OK;
+    sum->next = 2;
+    return mixed_scatter(fold, sum->cur, first->sparse, err);
+}
+
+/* *sum->cur is what it was, or `to` from now on, as the work ended. */
+static fan_status mixed_replace(mixed *sum, fan_array *to, fan_status status)
+{
+    fan_array_drop(status == FAN_OK ? sum->cur : to);
+    if (status == FAN_OK)
+        sum->cur = to;
     return status;
 }
 
-fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
+/* Terms i to `end`, all dense, added to scratch[0], into `to`. */
+static fan_status mixed_add_dense(fan_fold *fold, size_t i, size_t end, const fan_array *to,
+                                  fan_error *err)
 {
+    size_t n = 1;
+    for (; i < end; i++) {
+        fan_operand *in = &fold->scratch[n++];
+        in->array = fold->terms[i].v->array;
+        in->acc = fan_fold_accumulated(fold, fold->terms[i].seen);
+    }
+    return fan_fold_into(fold, FAN_JOB_SUM, "sum", to, fold->scratch, n, NULL, err);
+}
+
+/* One sparse term, or all dense ones up to the next sparse. */
+static fan_status mixed_more(fan_fold *fold, mixed *sum, fan_error *err)
+{
+    const fan_term *terms = fold->terms;
+    size_t i = sum->next;
+    size_t end = i;
+    fan_array *wider = NULL;
+    while (end < fold->n && terms[end].v->form == FAN_FORM_DENSE)
+        end++;
+    bool dense = end > i;
+    if (!dense)
+        end = i + 1;
+    fan_dtype acc = fan_fold_accumulated(fold, terms[end - 1].seen);
+    if (acc != sum->cur->dtype)
+        FAN_TRY(fan_fold_fresh(fold, acc, sum->ndim, sum->shape, sum->cur, &wider, err));
+    fan_array *to = wider ? wider : sum->cur;
     fan_status status = FAN_OK;
-    mixed m = {.kept = {.dtype = FAN_DT_NONE}};
+    fold->scratch[0] = (fan_operand){sum->cur, sum->cur->dtype};
+    if (dense) {
+        status = mixed_add_dense(fold, i, end, to, err);
+    } else {
+        if (wider)
+            status = fan_fold_into(fold, FAN_JOB_COPY, "widen", to, fold->scratch, 1, NULL, err);
+        if (status == FAN_OK)
+            status = mixed_scatter(fold, to, terms[i].v->sparse, err);
+    }
+    sum->next = end;
+    if (!wider)
+        return status;
+    return mixed_replace(sum, wider, status);
+}
+
+/* Where the sum is made: in the first term or the second, or in fresh memory. */
+static fan_status mixed_place(fan_fold *fold, mixed *sum, fan_error *err)
+{
+    const fan_term *terms = fold->terms;
+    if (fold->plan.exclusive) {
+        size_t kept = fold->plan.action == FAN_ACTION_INTO_NEW;
+        sum->cur = fan_array_hold(terms[kept].v->array);
+        return fan_fold_keep_term(fold, kept, &sum->kept, err);
+    }
+    while (terms[sum->lead].v->form == FAN_FORM_SPARSE)
+        sum->lead++;
+    const fan_term *first = &terms[sum->lead];
+    fan_dtype acc = fan_fold_accumulated(fold, first->seen);
+    return fan_fold_fresh(fold, acc, sum->ndim, sum->shape, first->v->array, &sum->cur, err);
+}
+
+/* The sum in the dtype in which it is wanted, scaled. */
+static fan_status mixed_finish(fan_fold *fold, mixed *sum, fan_error *err)
+{
+    const fan_scale *scale = fan_fold_scale(fold);
+    fan_dtype wanted = fold->plan.dtype;
+    if (wanted == sum->cur->dtype && !scale)
+        return FAN_OK;
+    fan_array *last = NULL;
+    FAN_TRY(fan_fold_fresh(fold, wanted, sum->ndim, sum->shape, sum->cur, &last, err));
+    fold->scratch[0] = (fan_operand){sum->cur, fan_fold_last(fold)};
+    fan_job job = {.kind = FAN_JOB_SUM,
+                   .out = last,
+                   .in = fold->scratch,
+                   .n = 1,
+                   .scale = scale,
+                   .label = "finish"};
+    return mixed_replace(sum, last, fan_fold_job(fold, &job, err));
+}
+
+/* *begun: a part of the sum is in its place. */
+static fan_status mixed_make(fan_fold *fold, mixed *sum, bool *begun, fan_error *err)
+{
+    FAN_TRY(mixed_place(fold, sum, err));
+    FAN_TRY(fan_order_wait_terms(fold, err));
+    FAN_TRY(mixed_begin(fold, sum, err));
+    *begun = sum->next > 1;
+    while (sum->next < fold->n) {
+        FAN_TRY(mixed_more(fold, sum, err));
+        *begun = true;
+    }
+    return mixed_finish(fold, sum, err);
+}
+
+fan_status fan_fold_mixed(fan_fold *fold, fan_error *err)
+{
+    mixed sum = {.kept = fan_value_none()};
     bool begun = false;
-    m.ndim = fan_value_shape(f->terms[0].v, &m.shape);
-    /* Where the sum is made: in the first term or the second, or in fresh memory. */
-    fan_term *t = f->terms;
-    if (f->plan.exclusive) {
-        size_t kept = f->plan.action == FAN_ACTION_INTO_NEW;
-        m.cur = fan_array_hold(t[kept].v->array);
-        FAN_GO(fan_fold_keep_term(f, kept, &m.kept, err));
-    } else {
-        while (t[m.lead].v->form == FAN_FORM_SPARSE)
-            m.lead++;
-        FAN_GO(fan_fold_fresh(f, fan_fold_accumulated(f, t[m.lead].seen), m.ndim, m.shape,
-                              t[m.lead].v->array, &m.cur, err));
+    sum.ndim = fan_value_shape(fold->terms[0].v, &sum.shape);
+    fan_status status = mixed_make(fold, &sum, &begun, err);
+    bool in_place = sum.kept.form == FAN_FORM_DENSE;
+    if (status == FAN_OK && in_place) {
+        fold->result = sum.kept;
+        sum.kept = fan_value_none();
+    } else if (status == FAN_OK) {
+        fold->result = fan_value_dense(fan_array_hold(sum.cur), fan_fold_device(fold));
+        fold->owned = true;
     }
-    FAN_GO(fan_order_wait_terms(f, err));
-    FAN_GO(mixed_begin(f, &m, err));
-    begun = m.next > 1;
-    for (; m.next < f->n; begun = true)
-        FAN_GO(mixed_more(f, &m, err));
-    /* The sum in the dtype in which it is wanted, scaled. */
-    const fan_scale *scale = fan_fold_scale(f);
-    if (f->plan.dtype != m.cur->dtype || scale) {
-        fan_array *last = NULL;
-        FAN_GO(fan_fold_fresh(f, f->plan.dtype, m.ndim, m.shape, m.cur, &last, err));
-        f->scratch[0] = (fan_operand){m.cur, fan_fold_last(f)};
-        status = fan_fold_job(f,
-                              &(fan_job){.kind = FAN_JOB_SUM,
-                                         .out = last,
-                                         .in = f->scratch,
-                                         .n = 1,
-                                         .scale = scale,
-                                         .label = "finish"},
-                              err);
-        fan_array_drop(status == FAN_OK ? m.cur : last);
-        m.cur = status == FAN_OK ? last : m.cur;
-        FAN_GO(status);
-    }
-    if (m.kept.form == FAN_FORM_DENSE) {
-        f->result = m.kept;
-        m.kept = (fan_value){.dtype = FAN_DT_NONE};
-    } else {
-        f->result = fan_value_dense(fan_array_hold(m.cur), fan_fold_device(f));
-        f->owned = true;
-    }
-done:
     /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
-    if (status == FAN_ERR_DEVICE_NOMEM && begun && m.kept.form == FAN_FORM_DENSE) {
+    if (status == FAN_ERR_DEVICE_NOMEM && begun && in_place) {
         status = FAN_ERR_DEVICE;
         if (err)
             err->status = status;
     }
-    fan_value_drop(f->b->frontend, &m.kept);
-    fan_array_drop(m.cur);
+    fan_value_drop(fold->b->frontend, &sum.kept);
+    fan_array_drop(sum.cur);
     return status;
 }

@@ -86,7 +86,7 @@ typedef struct fan_slot {
     fan_slot_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
     /* Never NULL. `fan_slot_state_none`, which is only read, until a contribution comes that is no
      * plain entry. */
-    fan_slot_state *p;
+    fan_slot_state *state;
     /* the contributions that wait; NULL: none yet in the life of this buffer */
     fan_list *list;
     fan_target *targets; /* that have begun and not ended */
@@ -168,20 +168,26 @@ struct fan_buffer {
  * about to be folded anyway. general: the general path makes the sum. */
 static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bool general)
 {
-    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed), alone;
-    parked -= pending < parked ? pending : parked;
+    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
+    if (pending > parked)
+        pending = parked;
+    parked -= pending;
     if (b->budget != FAN_BUDGET_AUTO)
         return parked > b->budget;
-    alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
-    return alone > (general ? b->limits.general : b->limits.alone) ||
-           (parked > alone && parked - alone > b->limits.held);
+    uint64_t alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
+    uint64_t limit = general ? b->limits.general : b->limits.alone;
+    if (alone > limit)
+        return true;
+    return parked > alone && parked - alone > b->limits.held;
 }
 
 /* fan_recheck_interval: after the holders of n were checked: how many more must come before the
  * next check. So each is checked a few times at most. */
 static inline size_t fan_recheck_interval(size_t n)
 {
-    return n < 64 ? 1 + n / 8 : n / 2;
+    if (n < 64)
+        return 1 + n / 8;
+    return n / 2;
 }
 
 /* fan_is_lent: fan_frontend.lent. */

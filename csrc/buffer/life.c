@@ -21,39 +21,64 @@ static void slot_undeclare(fan_buffer *b, size_t i)
     fan_free(own);
 }
 
+/* What a slot declares, in one block: shape and name behind it. Holds what it names. NULL: no
+ * memory. */
+static fan_slot_spec *slot_spec_copy(const fan_frontend *frontend, const fan_slot_spec *spec,
+                                     fan_dtype accumulate, bool exact)
+{
+    size_t shape = 0;
+    size_t name = 0;
+    if (spec->has_shape)
+        shape = (size_t)spec->ndim * sizeof *spec->shape;
+    if (spec->name)
+        name = strlen(spec->name) + 1;
+    fan_slot_spec *own = fan_alloc(sizeof *own + shape + name);
+    if (!own)
+        return NULL;
+    char *behind = (char *)(own + 1);
+    *own = *spec;
+    own->accumulate = accumulate;
+    own->exact = exact;
+    own->ndim = 0;
+    own->shape = NULL;
+    if (spec->has_shape) {
+        own->ndim = spec->ndim;
+        own->shape = (int64_t *)(void *)behind;
+    }
+    if (shape)
+        memcpy(behind, spec->shape, shape);
+    if (name)
+        own->name = memcpy(behind + shape, spec->name, name);
+    if (own->device)
+        fan_device_hold(own->device);
+    if (own->combine)
+        frontend->hold(own->combine);
+    return own;
+}
+
 fan_status fan_buffer_declare(fan_buffer *b, const fan_buffer_config *config, fan_error *err)
 {
-    for (size_t i = 0; config->specs && i < b->nslots; i++) {
-        /* Of a slot that declares nothing yet. What is declared is one block, shape and name behind
-         * it. */
+    if (!config->specs)
+        return FAN_OK;
+    for (size_t i = 0; i < b->nslots; i++) {
+        /* a slot that declares nothing yet */
         const fan_slot_spec *spec = &config->specs[i];
-        fan_dtype accumulate = config->accumulate;
-        bool exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
-        size_t shape = spec->has_shape ? (size_t)spec->ndim * sizeof *spec->shape : 0;
-        size_t name = spec->name ? strlen(spec->name) + 1 : 0;
-        fan_slot_spec *own;
-        accumulate = exact                             ? FAN_DT_NONE
-                     : spec->accumulate != FAN_DT_NONE ? spec->accumulate
-                                                       : accumulate;
-        if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE)
+        fan_dtype accumulate = spec->accumulate;
+        bool exact = spec->exact;
+        if (accumulate == FAN_DT_NONE) {
+            exact = exact || b->undeclared.exact;
+            accumulate = config->accumulate;
+        }
+        if (exact)
+            accumulate = FAN_DT_NONE;
+        if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE) {
             return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, i, -1),
                                "accumulate=%s cannot hold a sum of dtype %s (A11)",
                                fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
-        if (!(own = fan_alloc(sizeof *own + shape + name)))
+        }
+        fan_slot_spec *own = slot_spec_copy(b->frontend, spec, accumulate, exact);
+        if (!own)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-        *own = (fan_slot_spec){.ndim = spec->has_shape ? spec->ndim : 0,
-                               .has_shape = spec->has_shape,
-                               .dtype = spec->dtype,
-                               .accumulate = accumulate,
-                               .exact = exact,
-                               .device = spec->device ? fan_device_hold(spec->device) : NULL,
-                               .combine = spec->combine};
-        if (spec->has_shape)
-            own->shape = shape ? memcpy(own + 1, spec->shape, shape) : (void *)(own + 1);
-        if (name)
-            own->name = memcpy((char *)(own + 1) + shape, spec->name, name);
-        if (own->combine)
-            b->frontend->hold(own->combine);
         b->slots[i].spec = own;
     }
     return FAN_OK;
@@ -118,7 +143,7 @@ static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
 
 static fan_status large_new(size_t nslots, fan_buffer **out, fan_error *err)
 {
-    fan_status status;
+    size_t nlocks = nslots < FAN_LOCKS ? nslots : FAN_LOCKS;
     fan_buffer *b = fan_calloc(sizeof *b);
     if (!b)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
@@ -128,9 +153,7 @@ static fan_status large_new(size_t nslots, fan_buffer **out, fan_error *err)
     b->changed = fan_calloc(FAN_LOCKS * sizeof *b->changed);
     if (!b->slots || !b->locks || !b->changed)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    status =
-        locks_make(b->locks, b->changed, nslots < FAN_LOCKS ? nslots : FAN_LOCKS, &b->nlocks, err);
-    return status;
+    return locks_make(b->locks, b->changed, nlocks, &b->nlocks, err);
 }
 
 static const char unnamed[] = "InputBuffer";
@@ -144,61 +167,78 @@ static void set_budget(fan_buffer *b, uint64_t budget)
 {
     b->budget = budget;
     b->limits = fan_budget_auto();
-    b->fold_threshold = budget != FAN_BUDGET_AUTO          ? budget
-                        : b->limits.alone < b->limits.held ? b->limits.alone
-                                                           : b->limits.held;
+    b->fold_threshold = budget;
+    if (budget == FAN_BUDGET_AUTO) {
+        bool alone = b->limits.alone < b->limits.held;
+        b->fold_threshold = alone ? b->limits.alone : b->limits.held;
+    }
+}
+
+/* A slot as it is before its first pass. A large buffer's is zeroed, a small one's is not. */
+static void slot_init(fan_buffer *b, fan_slot *s)
+{
+    s->spec = &b->undeclared;
+    s->state = &fan_slot_state_none;
+    s->expected = -1;
+    s->targets = NULL;
+    fan_slot_set_owner(s, 0);
+    s->busy = false;
+    s->taking = false;
+}
+
+static fan_status buffer_name(fan_buffer *b, const char *given, fan_error *err)
+{
+    if (!given)
+        return FAN_OK;
+    size_t n = strlen(given) + 1;
+    char *name = fan_alloc(n);
+    if (!name)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    b->name = memcpy(name, given, n);
+    return FAN_OK;
+}
+
+/* What a buffer with locks and slots is made of besides. */
+static fan_status buffer_init(fan_buffer *b, const fan_buffer_config *config, fan_error *err)
+{
+    b->id = atomic_fetch_add(&next_buffer, 1);
+    b->stream = fan_stream_hold(config->stream);
+    b->leaf = config->leaf;
+    b->create_graph = config->create_graph;
+    if (config->stats) {
+        b->sum_stats = fan_calloc((config->slots + 1) * sizeof *b->sum_stats);
+        if (!b->sum_stats)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    }
+    b->nslots = config->slots;
+    for (size_t i = 0; i < config->slots; i++)
+        slot_init(b, &b->slots[i]);
+    FAN_TRY(buffer_name(b, config->name, err));
+    return fan_buffer_declare(b, config, err);
 }
 
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err)
 {
     fan_buffer *b = NULL;
-    fan_status status =
-        (config->slots <= FAN_INLINE_SLOTS ? small_new : large_new)(config->slots, &b, err);
+    fan_status status;
+    if (config->slots <= FAN_INLINE_SLOTS)
+        status = small_new(config->slots, &b, err);
+    else
+        status = large_new(config->slots, &b, err);
     *out = NULL;
     if (!b)
         return status;
     b->frontend = config->frontend;
     b->total = config->total ? config->total : &fan_plain_total;
-    b->owner_generation = b->fork_generation = fan_fork_generation();
+    b->owner_generation = fan_fork_generation();
+    b->fork_generation = b->owner_generation;
     b->name = (char *)unnamed;
     set_budget(b, config->budget);
     b->undeclared.dtype = FAN_DT_NONE;
     b->undeclared.accumulate = config->accumulate;
     b->undeclared.exact = config->exact;
-    if (status != FAN_OK)
-        goto done;
-    b->id = atomic_fetch_add(&next_buffer, 1);
-    b->stream = config->stream ? fan_stream_hold(config->stream) : NULL;
-    b->leaf = config->leaf;
-    b->create_graph = config->create_graph;
-    if (config->stats &&
-        !(b->sum_stats = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->sum_stats))) {
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-        goto done;
-    }
-    b->nslots = config->slots;
-    for (size_t i = 0; i < config->slots; i++) {
-        fan_slot *s = &b->slots[i];
-        s->spec = &b->undeclared;
-        s->p = &fan_slot_state_none;
-        s->expected = -1;
-        s->targets = NULL;
-        fan_slot_set_owner(s, 0);
-        s->busy = s->taking = false;
-    }
-    if (config->name) {
-        size_t n = strlen(config->name) + 1;
-        char *name = fan_alloc(n);
-        if (name)
-            memcpy(name, config->name, n);
-        if (!name) {
-            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-            goto done;
-        }
-        b->name = name;
-    }
-    status = fan_buffer_declare(b, config, err);
-done:
+    if (status == FAN_OK)
+        status = buffer_init(b, config, err);
     if (status == FAN_OK)
         *out = b;
     else
@@ -210,8 +250,8 @@ done:
 static void assert_nothing_parked(const fan_buffer *b)
 {
 #ifdef FAN_TEST
-    assert(!FAN_FAULT_IS(FAN_FAULT_NONE) ||
-           (atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0));
+    bool nothing = atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0;
+    assert(nothing || !FAN_FAULT_IS(FAN_FAULT_NONE));
 #else
     (void)b;
 #endif
@@ -238,10 +278,10 @@ void fan_buffer_free(fan_buffer *b)
         fan_slot_drop_plain(b, i);
         list_free(b, s);
         slot_undeclare(b, i);
+        if (b->sum_stats)
+            fan_sum_stats_drop(&b->sum_stats[i]);
     }
     assert_nothing_parked(b);
-    for (size_t i = 0; b->sum_stats && i < b->nslots; i++)
-        fan_sum_stats_drop(&b->sum_stats[i]);
     fan_free(b->sum_stats);
     fan_stream_drop(b->stream);
     if (b->name != unnamed)
@@ -255,24 +295,39 @@ void fan_buffer_free(fan_buffer *b)
     fan_free(b); /* a small one begins its block */
 }
 
-bool fan_buffer_reusable(const fan_buffer_config *c)
+bool fan_buffer_reusable(const fan_buffer_config *config)
 {
-    return c->slots <= FAN_INLINE_SLOTS && !c->stats && !c->stream && !c->leaf &&
-           !c->create_graph && !c->name && c->accumulate == FAN_DT_NONE && !c->exact;
+    if (config->slots > FAN_INLINE_SLOTS || config->name)
+        return false;
+    if (config->stats || config->stream)
+        return false;
+    if (config->leaf || config->create_graph)
+        return false;
+    return config->accumulate == FAN_DT_NONE && !config->exact;
+}
+
+/* As fan_buffer_reusable says it of the buffer's config. */
+static bool buffer_is_reusable(const fan_buffer *b)
+{
+    if (!b->small || b->name != unnamed)
+        return false;
+    if (b->sum_stats || b->stream)
+        return false;
+    if (b->leaf || b->create_graph)
+        return false;
+    return b->undeclared.accumulate == FAN_DT_NONE && !b->undeclared.exact;
 }
 
 bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
-    if (!b->small || b->sum_stats || b->stream || b->leaf || b->create_graph ||
-        b->name != unnamed || b->undeclared.accumulate != FAN_DT_NONE || b->undeclared.exact)
+    if (!buffer_is_reusable(b))
         return false;
     fan_buffer_adopt(b);
     if (b->fork_generation == FAN_FORK_INVALID)
         return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        fan_slot_state *gone = fan_slot_cut(b, s);
-        fan_slot_state_free(b, gone);
+        fan_slot_state_free(b, fan_slot_cut(b, s));
         fan_slot_drop_plain(b, i);
         s->expected = -1;
         if (s->spec != &b->undeclared) {
@@ -316,12 +371,35 @@ const char *fan_buffer_name(const fan_buffer *b)
     return b->name;
 }
 
+/* The slot is empty, and free for whatever comes next. */
+static fan_status slot_clear(fan_buffer *b, size_t slot, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_slot_state *gone = NULL;
+    fan_slot_lock(b, slot);
+    fan_status status = fan_slot_claim(b, slot, true, "clear", err);
+    if (status == FAN_OK)
+        gone = fan_slot_cut(b, s);
+    fan_slot_unlock(b, slot);
+    FAN_TRY(status);
+    fan_slot_drop_plain(b, slot);
+    if (!b->small) /* else it costs nothing */
+        list_free(b, s);
+    fan_slot_lock(b, slot);
+    fan_slot_let_go(b, slot);
+    fan_slot_unlock(b, slot);
+    fan_slot_state_free(b, gone);
+    return FAN_OK;
+}
+
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
     fan_buffer_adopt(b);
-    for (size_t i = 0; i < b->nslots && b->fork_generation == FAN_FORK_INVALID; i++)
-        if (b->slots[i].p != &fan_slot_state_none)
-            b->slots[i].p->arriving = 0; /* the thread that was bringing it is gone */
+    bool inherited = b->fork_generation == FAN_FORK_INVALID;
+    for (size_t i = 0; inherited && i < b->nslots; i++) {
+        if (fan_slot_has_state(&b->slots[i]))
+            b->slots[i].state->arriving = 0; /* the thread that was bringing it is gone */
+    }
     b->fork_generation = b->owner_generation;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
@@ -329,23 +407,32 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
         fan_slot_unlock(b, i);
         FAN_TRY(status);
     }
-    for (size_t i = 0; i < b->nslots; i++) {
-        fan_slot_state *gone = NULL;
-        fan_slot_lock(b, i);
-        fan_status status = fan_slot_claim(b, i, true, "clear", err);
-        if (status == FAN_OK)
-            gone = fan_slot_cut(b, &b->slots[i]);
-        fan_slot_unlock(b, i);
-        FAN_TRY(status);
-        fan_slot_drop_plain(b, i);
-        if (!b->small) /* else it costs nothing */
-            list_free(b, &b->slots[i]);
-        fan_slot_lock(b, i);
-        fan_slot_let_go(b, i);
-        fan_slot_unlock(b, i);
-        fan_slot_state_free(b, gone);
-    }
+    for (size_t i = 0; i < b->nslots; i++)
+        FAN_TRY(slot_clear(b, i, err));
     return FAN_OK;
+}
+
+/* Garbage collection may run anywhere, also inside a turn of a scheduled thread, whose hooks must
+ * not see these locks: the bare mutex is taken. No thread that holds it waits for the collector. */
+static int slot_visit(const fan_slot *s, int (*visit)(void *object, const fan_value *v, void *arg),
+                      void *arg)
+{
+    int answer = 0;
+    if (s->spec->combine)
+        answer = visit(s->spec->combine, NULL, arg);
+    for (size_t k = 0; k < fan_slot_entries(s) && !answer; k++) {
+        const fan_entry *one = &s->list->entries[k];
+        if (!one->object)
+            continue;
+        if (!one->general) {
+            answer = visit(one->object, NULL, arg);
+            continue;
+        }
+        const fan_value *value = &one->item->value;
+        if (one->item->parked && value->object)
+            answer = visit(value->object, value, arg);
+    }
+    return answer;
 }
 
 /* Garbage collection may run anywhere, also inside a turn of a scheduled thread, whose hooks must
@@ -356,18 +443,9 @@ int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *
     int answer = 0;
     fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots && !answer; i++) {
-        fan_slot *s = &b->slots[i];
         pthread_mutex_t *bare = &b->locks[i % b->nlocks].m;
         pthread_mutex_lock(bare);
-        if (s->spec->combine)
-            answer = visit(s->spec->combine, NULL, arg);
-        for (size_t k = 0; s->list && k < s->list->n && !answer; k++) {
-            const fan_entry *one = &s->list->entries[k];
-            if (!one->general && one->object)
-                answer = visit(one->object, NULL, arg);
-            else if (one->general && one->item->parked && one->item->value.object)
-                answer = visit(one->item->value.object, &one->item->value, arg);
-        }
+        answer = slot_visit(&b->slots[i], visit, arg);
         pthread_mutex_unlock(bare);
     }
     return answer;
@@ -377,14 +455,14 @@ void fan_buffer_abandon(fan_buffer *b)
 {
     fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot *s = &b->slots[i];
         fan_slot_state *gone = NULL;
-        void *combine;
         fan_slot_lock(b, i);
-        combine = b->slots[i].spec->combine;
-        b->slots[i].spec->combine = NULL;
-        bool idle = !b->slots[i].busy && !b->slots[i].p->arriving;
+        void *combine = s->spec->combine;
+        s->spec->combine = NULL;
+        bool idle = !s->busy && !s->state->arriving;
         if (idle)
-            gone = fan_slot_cut(b, &b->slots[i]);
+            gone = fan_slot_cut(b, s);
         fan_slot_unlock(b, i);
         if (idle)
             fan_slot_drop_plain(b, i);

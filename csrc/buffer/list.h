@@ -14,26 +14,28 @@
 
 /* fan_plain_pitch: elements from one place to the next along the axis that has gaps; 0: there are
  * none. */
-static inline int64_t fan_plain_pitch(const fan_plain_kind *k)
+static inline int64_t fan_plain_pitch(const fan_plain_kind *kind)
 {
-    return k->order >> 10;
+    return kind->order >> 10;
 }
 static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 {
-    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim ||
-        a->order != b->order)
+    if (a->dtype != b->dtype || a->origin != b->origin)
         return false;
-    for (int i = 0; i < a->ndim; i++)
+    if (a->ndim != b->ndim || a->order != b->order)
+        return false;
+    for (int i = 0; i < a->ndim; i++) {
         if (a->shape[i] != b->shape[i])
             return false;
+    }
     return true;
 }
 
 /* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. fan_plain_kind_bytes: what it
  * counts against a budget: at least 1. */
-size_t fan_plain_elements(const fan_plain_kind *k);
-uint64_t fan_plain_bytes(const fan_plain_kind *k);
-uint64_t fan_plain_kind_bytes(const fan_plain_kind *k);
+size_t fan_plain_elements(const fan_plain_kind *kind);
+uint64_t fan_plain_bytes(const fan_plain_kind *kind);
+uint64_t fan_plain_kind_bytes(const fan_plain_kind *kind);
 /* fan_plain_order: the order of an array that is not in C order: its axes from the fastest to the
  * slowest, two bits each; from bit 8 on, how many of the fastest have no gap between them, and,
  * from bit 10 on, the pitch beyond them. `unit`: the stride between two neighbours in memory.
@@ -44,9 +46,9 @@ uint64_t fan_plain_kind_bytes(const fan_plain_kind *k);
  * axes. */
 bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit,
                      bool gaps, uint32_t *order);
-void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides);
-uint64_t fan_plain_reach(const fan_plain_kind *k);
-void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row);
+void fan_plain_strides(const fan_plain_kind *kind, int64_t unit, int64_t *strides);
+uint64_t fan_plain_reach(const fan_plain_kind *kind);
+void fan_plain_rows(const fan_plain_kind *kind, int64_t *rows, int64_t *row);
 
 /* A contribution that is more than a plain one: converted, on a stream, sparse, an object, or on
  * its way. Owned by its slot from reservation on; only the slot's folder takes it away again. */
@@ -93,7 +95,9 @@ typedef struct fan_entry {
 
 static inline int64_t fan_entry_key(const fan_entry *one)
 {
-    return one->general ? one->item->key : one->key;
+    if (one->general)
+        return one->item->key;
+    return one->key;
 }
 /* fan_entry_parked: a fold may sum it. */
 static inline bool fan_entry_parked(const fan_entry *one)
@@ -102,7 +106,9 @@ static inline bool fan_entry_parked(const fan_entry *one)
 }
 static inline bool fan_entry_same(const fan_entry *a, const fan_entry *b)
 {
-    return a->object == b->object && a->general == b->general && (a->general || a->key == b->key);
+    if (a->object != b->object || a->general != b->general)
+        return false;
+    return a->general || a->key == b->key;
 }
 
 static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool donated,
@@ -119,7 +125,9 @@ static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool
 /* fan_entry_data: where a term's elements are. */
 static inline const char *fan_entry_data(const fan_plain_kind *kind, const fan_entry *one)
 {
-    return kind->inside ? (const char *)&one->data : one->data;
+    if (kind->inside)
+        return (const char *)&one->data;
+    return one->data;
 }
 
 /* fan_entry_kind: of a plain entry of a list of `kind`. */
@@ -138,9 +146,11 @@ typedef struct fan_list {
     uint64_t size;       /* of one, in bytes .. */
     uint64_t bytes;      /* .. and what it counts against a budget: at least 1 */
     size_t n, cap;
-    /* 0: the first of the list is a contribution like the others. Else it is the sum of so many
-     * contributions, and no longer parked; of several it is memory of the buffer, of one it is that
-     * contribution itself. */
+    /* 0: no sum: the first of the list is a contribution like the others. Else the first is the
+     * sum, and no longer parked:
+     * 1: it is the only contribution itself;
+     * more: memory of the buffer, the sum of several (the exact number only in a slot of plain
+     * entries). */
     int64_t summed;
     uint64_t rules;    /* by which that sum was made; where `summed` is 0 they mean nothing */
     size_t alone;      /* how many of those parked were the buffer's alone at the last check */
@@ -158,63 +168,66 @@ _Static_assert(sizeof(fan_list) <= 240,
                "a used slot takes at most 240 bytes more than an idle one");
 
 /* fan_entry_bytes: what an entry counts against the budget. */
-static inline uint64_t fan_entry_bytes(const fan_list *p, const fan_entry *one)
+static inline uint64_t fan_entry_bytes(const fan_list *list, const fan_entry *one)
 {
-    return one->general ? one->item->bytes : one->object ? p->bytes : 0;
+    if (one->general)
+        return one->item->bytes;
+    return one->object ? list->bytes : 0;
 }
 
-void fan_list_init(fan_list *p);
-void fan_list_fini(fan_list *p); /* its memory; what it holds is the caller's to drop before */
+void fan_list_init(fan_list *list);
+void fan_list_fini(fan_list *list); /* its memory; what it holds is the caller's to drop before */
 /* fan_list_count: contributions, those summed already too; NULL: 0. fan_list_parked: those that
  * wait. */
-int64_t fan_list_count(const fan_list *p);
-static inline size_t fan_list_parked(const fan_list *p)
+int64_t fan_list_count(const fan_list *list);
+static inline size_t fan_list_parked(const fan_list *list)
 {
-    return p->n - (p->summed > 0);
+    return list->n - (list->summed > 0);
 }
-static inline size_t fan_list_defined(const fan_list *p)
+static inline size_t fan_list_defined(const fan_list *list)
 {
-    return p->n - p->undefined;
+    return list->n - list->undefined;
 }
 /* fan_list_empty: the list has no entries; nothing is dropped, its memory stays. */
-static inline void fan_list_empty(fan_list *p)
+static inline void fan_list_empty(fan_list *list)
 {
-    p->n = p->undefined = p->alone = p->recheck_at = 0;
-    p->summed = 0;
+    list->n = list->undefined = list->alone = list->recheck_at = 0;
+    list->summed = 0;
 }
 /* fan_list_insert: puts a term where its key has it; false: the key is there already, or there is
  * no memory. */
-bool fan_list_put(fan_list *p, const fan_entry *one);
-static inline bool fan_list_insert(fan_list *p, const fan_entry *one)
+bool fan_list_put(fan_list *list, const fan_entry *one);
+static inline bool fan_list_insert(fan_list *list, const fan_entry *one)
 {
-    if (p->n == p->cap || p->unsorted ||
-        (one->key >= 0 && p->n && p->entries[p->n - 1].key >= one->key))
-        return fan_list_put(p, one);
-    p->entries[p->n++] = *one; /* behind all others, as mostly */
-    p->undefined += !one->object;
+    if (list->n == list->cap || list->unsorted)
+        return fan_list_put(list, one);
+    if (one->key >= 0 && list->n && list->entries[list->n - 1].key >= one->key)
+        return fan_list_put(list, one);
+    list->entries[list->n++] = *one; /* behind all others, as mostly */
+    list->undefined += !one->object;
     return true;
 }
 /* fan_list_remove: takes out the newest entry that is the same; false: there is none. */
-bool fan_list_remove(fan_list *p, const fan_entry *one);
+bool fan_list_remove(fan_list *list, const fan_entry *one);
 /* fan_list_has: whether an entry has this key. fan_list_ready: sorts the list, and returns how many
  * of the first contributions a fold may sum now: they are parked and, with keys, none between them
  * and `next_key` is missing. NULL: of no list. */
-bool fan_list_has(const fan_list *p, int64_t key);
-size_t fan_list_ready(fan_list *p, uint64_t next_key, bool keyed);
+bool fan_list_has(const fan_list *list, int64_t key);
+size_t fan_list_ready(fan_list *list, uint64_t next_key, bool keyed);
 /* fan_list_sort: it is by key from now on. fan_list_undefined_last: those that are undefined go
  * behind the others, which keep their order; fan_list_by_key undoes that. */
-void fan__list_sort(fan_list *p);
-static inline void fan_list_sort(fan_list *p)
+void fan__list_sort(fan_list *list);
+static inline void fan_list_sort(fan_list *list)
 {
-    if (p->unsorted)
-        fan__list_sort(p);
+    if (list->unsorted)
+        fan__list_sort(list);
 }
-void fan_list_undefined_last(fan_list *p);
-void fan_list_by_key(fan_list *p);
+void fan_list_undefined_last(fan_list *list);
+void fan_list_by_key(fan_list *list);
 /* fan_list_begins: whether what a fold would begin with is there. fan_list_prefix: of a sorted
  * list: how many of the first terms have no gap between them. */
-bool fan_list_begins(const fan_list *p);
-size_t fan_list_prefix(const fan_list *p);
+bool fan_list_begins(const fan_list *list);
+size_t fan_list_prefix(const fan_list *list);
 
 /* fan_list_detach: the list is empty afterwards; what it held, and its memory on the heap, is in
  * *to, for the caller to drop. */
@@ -222,14 +235,14 @@ typedef struct fan_detached {
     fan_entry inline_entries[FAN_LIST_INLINE], *heap; /* heap: NULL: it is in `inline_entries` */
     size_t n, cap;
 } fan_detached;
-void fan_list_detach(fan_list *p, fan_detached *to);
+void fan_list_detach(fan_list *list, fan_detached *to);
 /* fan_list_shrink: of an empty list: memory for very many terms is not kept for the next pass. */
 #define FAN_LIST_KEPT 64
-void fan__list_shrink(fan_list *p);
-static inline void fan_list_shrink(fan_list *p)
+void fan__list_shrink(fan_list *list);
+static inline void fan_list_shrink(fan_list *list)
 {
-    if (p->cap > FAN_LIST_KEPT)
-        fan__list_shrink(p);
+    if (list->cap > FAN_LIST_KEPT)
+        fan__list_shrink(list);
 }
 
 #endif

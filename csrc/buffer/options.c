@@ -1,3 +1,5 @@
+/* options: the switches of the process, its counters, and what scheduled threads share without a
+ * lock. */
 #include "buffer/internal.h"
 
 #include "base/mem.h"
@@ -127,9 +129,10 @@ void fan_touch_budget(const fan_buffer *b, fan_sched_mode how)
 
 void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_sched_mode how)
 {
-    for (size_t i = 0; i < b->nlocks; i++)
+    for (size_t i = 0; i < b->nlocks; i++) {
         if (slot == SIZE_MAX || (slot < b->nslots && slot % b->nlocks == i))
             fan_sched_access(FAN_THING_LOCKED, b->locks[i].id, how);
+    }
     if (how == FAN_SCHED_WRITE) {
         fan_touch_budget(b, FAN_SCHED_COUNT);
         touch_counters(b);

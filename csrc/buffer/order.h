@@ -8,8 +8,11 @@
 
 static inline fan_stream_id fan_stream_id_of(const fan_stream *s)
 {
-    return s ? (fan_stream_id){s->device->id, FAN_FAULT(STREAMS_BY_NUMBER) ? s->handle : s->id}
-             : (fan_stream_id){0, 0};
+    if (!s)
+        return (fan_stream_id){0, 0};
+    if (FAN_FAULT(STREAMS_BY_NUMBER))
+        return (fan_stream_id){s->device->id, s->handle};
+    return (fan_stream_id){s->device->id, s->id};
 }
 
 /* fan_order_left_out: the bits that the proof leaves out on this device. */
@@ -31,19 +34,18 @@ fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, 
 fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err);
 
 /* fan_order_wait_terms: S12, S13: A waits for every term, and uses it. */
-fan_status fan_order_wait_terms(fan_fold *f, fan_error *err);
+fan_status fan_order_wait_terms(fan_fold *fold, fan_error *err);
 /* fan_order_wait_users: *Reusable*, last condition: A waits for an event recorded now on every
  * other stream that used the memory. */
-fan_status fan_order_wait_users(fan_fold *f, const fan_array *a, fan_error *err);
+fan_status fan_order_wait_users(fan_fold *fold, const fan_array *a, fan_error *err);
 /* fan_order_wait_taker: S22: `on`, A as a rule, waits for the taker's stream before it writes
  * out. */
-fan_status fan_order_wait_taker(fan_fold *f, fan_stream *on, const fan_sync_fold *plan,
+fan_status fan_order_wait_taker(fan_fold *fold, fan_stream *on, const fan_sync_fold *plan,
                                 fan_error *err);
 /* fan_order_stream: which of n streams, some of them NULL, a plan means; NULL: none. */
 fan_stream *fan_order_stream(fan_stream_id id, fan_stream *const *among, size_t n);
 /* fan_order_hand_over: S18, S19: `consumer` may use `v`, ready on R with event E. */
-fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C,
-                               fan_stream *A, fan_stream *R, fan_event *E, fan_stream *consumer,
-                               uint64_t *rules, fan_error *err);
+fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *value, fan_stream *R,
+                               fan_event *E, fan_stream *consumer, uint64_t *rules, fan_error *err);
 
 #endif

@@ -8,10 +8,12 @@
  * takes as it came. The plan is the constant one: no stream waits, and the sum is dense, into the
  * first entry (A6) or into fresh memory.
  *
- *   add    a sum that is the buffer's own, and past the budget: added into it, in place; else
- * parked   add.c fold   past the budget: the ready prefix is summed, and its sum stays in the list
- * as the first      budget.c take   claimed; where does each sum go? is what will be read
- * unchanged? summed; handed over         take.c
+ *   add    add.c      past the budget: added into a sum that is the buffer's own, in place;
+ *                     else parked
+ *   fold   budget.c   past the budget: the ready prefix is summed, and its sum stays in the list
+ *                     as the first
+ *   take   take.c     claimed; where does each sum go? is what will be read unchanged? summed;
+ *                     handed over
  *
  * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call
  * needs more than a sum; the entries stay in its list, and fan_gather makes values of them for each
@@ -22,8 +24,7 @@
  * waits: so all that changes a slot happens inside the interpreter. The counters are plain numbers
  * for the same reason. The C API has a lock for each buffer in its place (py/base/api_lock.h), and
  * counters of its own. A frontend without such a lock offers no fan_plain_frontend, and has no
- * plain
- * entries. */
+ * plain entries. */
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H
 
@@ -54,8 +55,9 @@ bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes);
 #define FAN_PLAIN_FEW_RUNS 8
 static inline bool fan_plain_is_flat(uint64_t bytes, size_t n)
 {
-    return bytes <= FAN_PLAIN_BYTES ||
-           (n <= FAN_PLAIN_FEW_RUNS && (n + 1) * bytes < FAN_PLAIN_PARALLEL_BYTES);
+    if (bytes <= FAN_PLAIN_BYTES)
+        return true;
+    return n <= FAN_PLAIN_FEW_RUNS && (n + 1) * bytes < FAN_PLAIN_PARALLEL_BYTES;
 }
 /* fan_plain_allowed: false while a trace or debug=True is on, or this thread records: they need the
  * general path. */
@@ -63,9 +65,9 @@ static inline bool fan_plain_is_flat(uint64_t bytes, size_t n)
 extern atomic_bool fan_debug_on;
 static inline bool fan_plain_allowed(void)
 {
-    return !atomic_load_explicit(&fan_debug_on, memory_order_relaxed) &&
-           !fan_storage_redirected() &&
-           (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on());
+    if (atomic_load_explicit(&fan_debug_on, memory_order_relaxed) || fan_storage_redirected())
+        return false;
+    return atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on();
 }
 
 /* ---- for the frontend ---- */
@@ -121,8 +123,8 @@ typedef struct fan_plain_outs {
 /* fan_plain_take: a take of the slots of a span: results[i], all NULL before, gets the sum of slot
  * first + i with a hold of the caller's, or NULL where it is undefined; the slots are empty then.
  * outs: NULL: none. False: nothing happened, and fan_buffer_take decides, or raises. */
-bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_plain_outs *outs,
-                    void **results);
+bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
+                    const fan_plain_outs *outs, void **results);
 
 /* fan_plain_sum: the sum of 2 to FAN_PLAIN_TERMS arrays of one kind into `out`, one of them or
  * apart from all, and counted. Other threads of the frontend may run meanwhile: the caller holds
@@ -136,14 +138,17 @@ void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char
  * [first, end) wakes the threads that wait. */
 static inline void fan_plain_claim(fan_slot *s)
 {
-    s->busy = s->taking = true;
+    s->busy = true;
+    s->taking = true;
     fan_slot_set_owner(s, fan_thread_id());
 }
 static inline void fan_plain_release(fan_buffer *b, fan_span span)
 {
     for (size_t i = span.first; i < span.end; i++) {
-        b->slots[i].busy = b->slots[i].taking = false;
-        fan_slot_set_owner(&b->slots[i], 0);
+        fan_slot *s = &b->slots[i];
+        s->busy = false;
+        s->taking = false;
+        fan_slot_set_owner(s, 0);
     }
     if (atomic_load(&b->waiting))
         fan_slot_wake_all(b);
@@ -157,86 +162,44 @@ static inline bool fan_plain_has_sum(const fan_slot *s)
 /* fan_plain_stats_on_device: with stats: the statistics of the slot's last sum are on a device. */
 static inline bool fan_plain_stats_on_device(const fan_buffer *b, size_t slot)
 {
-    return b->sum_stats && (b->sum_stats[slot].device_words || b->sum_stats[slot].stream);
+    if (!b->sum_stats)
+        return false;
+    return b->sum_stats[slot].device_words || b->sum_stats[slot].stream;
 }
 /* fan_plain_accum: the accumulation dtype of what waits in the slot. */
 static inline fan_dtype fan_plain_accum(const fan_buffer *b, size_t slot)
 {
-    fan_dtype d = b->slots[slot].list->kind.dtype, wish = b->slots[slot].spec->accumulate;
-    return wish == FAN_DT_NONE ? fan_dtype_accumulate(d) : fan_accum_dtype(d, wish);
+    fan_dtype dtype = b->slots[slot].list->kind.dtype;
+    fan_dtype wish = b->slots[slot].spec->accumulate;
+    if (wish == FAN_DT_NONE)
+        return fan_dtype_accumulate(dtype);
+    return fan_accum_dtype(dtype, wish);
 }
 /* fan_plain_scratch: bytes that a sum of n entries in dtype `acc` needs beside them. */
-static inline size_t fan_plain_scratch(const fan_list *p, size_t n, fan_dtype acc, bool stats)
-{
-    bool whole = n > FAN_PLAIN_TERMS && (stats || fan_plain_pitch(&p->kind) ||
-                                         (acc != p->kind.dtype && !p->entries[0].wide));
-    return whole ? (n + 1) * (sizeof(fan_array) + sizeof(fan_operand) + sizeof(char *)) : 0;
-}
+size_t fan_plain_scratch(const fan_list *list, size_t n, fan_dtype acc, bool stats);
 /* fan_plain_unshared: A6: whether no code but the buffer can reach the memory of an entry that the
- * buffer did not
- * make. */
-static inline bool fan_plain_unshared(const fan_buffer *b, const fan_entry *one, bool owned)
-{
-    return !owned && !one->donated && b->frontend->plain->unshared(one->object);
-}
+ * buffer did not make. */
+bool fan_plain_unshared(const fan_buffer *b, const fan_entry *one, bool owned);
 /* fan_plain_may_write: A6 of the first entry, as the target of a sum of n in dtype `acc`. */
-static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t slot, size_t n,
-                                                   fan_dtype acc)
-{
-    const fan_list *p = b->slots[slot].list;
-    const fan_entry *first = &p->entries[0];
-    const fan_plain_frontend *plain = b->frontend->plain;
-    if (p->kind.scalar)
-        return FAN_REUSE_HELD;
-    bool owned = p->summed > 1 || first->owned, unshared = fan_plain_unshared(b, first, owned);
-    /* the usual case, whatever else is so: the caller holds it */
-    if (!owned && !first->donated && !unshared)
-        return FAN_REUSE_HELD;
-    fan_reuse facts = {.dense = !fan_plain_pitch(&p->kind),
-                       .writable = true,
-                       .same_dtype = acc == p->kind.dtype || first->wide,
-                       .disjoint = true,
-                       .owned = owned,
-                       .exposed = first->exposed,
-                       .donated = first->donated,
-                       .host = true};
-    facts.unshared = unshared;
-    facts.writable = !facts.donated || facts.owned || plain->writable(first->object, &p->kind);
-    for (size_t k = 1; k < n && facts.disjoint; k++)
-        facts.disjoint = !fan_flats_meet(p->entries[k].data, p->bytes, first->data, p->bytes);
-    return fan_reusable(&facts);
-}
+fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc);
 /* fan_plain_place: the object that the sum of the first n entries is written into, and where: the
  * first, where `reuse` and A6 allow it, or a fresh one, whose hold is the caller's. NULL: no
  * memory, or the library refuses. May call it. */
-static inline void *fan_plain_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc,
-                                    bool reuse, char **data)
-{
-    const fan_list *p = b->slots[slot].list;
-    const fan_plain_frontend *plain = b->frontend->plain;
-    void *first = p->entries[0].object;
-    *data = p->entries[0].data;
-    return reuse && fan_plain_may_write(b, slot, n, acc) == FAN_REUSE_YES
-               ? first
-               : plain->fresh(first, &p->kind, data);
-}
+void *fan_plain_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse,
+                      char **data);
 /* fan_plain_has_value: whether the memory of an entry holds its value, and, where it is `handed`
  * out or written, needs no gradient. Calls the array library, which may run arbitrary code: after
  * the result is allocated and before fan_plain_unchanged. An array of ours is never passed to it:
  * it could keep a reference to memory that we write later. fan_plain_has_values: the same of the
  * first n entries, of which the first may be handed out or written. */
-static inline bool fan_plain_has_value(const fan_buffer *b, const fan_entry *one, bool handed)
-{
-    const fan_plain_frontend *plain = b->frontend->plain;
-    return one->owned ||
-           ((!handed || plain->is_detached(one->object)) && plain->has_own_value(one->object));
-}
-static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *p, size_t n,
+bool fan_plain_has_value(const fan_buffer *b, const fan_entry *one, bool handed);
+static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *list, size_t n,
                                         bool first)
 {
-    for (size_t k = 0; p->kind.check_at_use && k < n; k++)
-        if (!fan_plain_has_value(b, &p->entries[k], first && k == 0))
+    for (size_t k = 0; list->kind.check_at_use && k < n; k++) {
+        if (!fan_plain_has_value(b, &list->entries[k], first && k == 0))
             return false;
+    }
     return true;
 }
 /* fan_plain_unchanged: whether an array is what it was when it was read first.
@@ -246,41 +209,19 @@ static inline bool fan_plain_unchanged(const fan_buffer *b, void *object,
 {
     return b->frontend->plain->is_unchanged(object, kind, data);
 }
-static inline bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *p, size_t n)
-{
-    size_t first = n && p->entries[0].wide;
-    for (size_t k = first; k < n; k++)
-        if (!fan_plain_unchanged(b, p->entries[k].object, &p->kind, p->entries[k].data))
-            return false;
-    fan_plain_kind kind;
-    if (first)
-        kind = fan_entry_kind(&p->kind, &p->entries[0]);
-    return !first || fan_plain_unchanged(b, p->entries[0].object, &kind, p->entries[0].data);
-}
+bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *list, size_t n);
 /* fan_plain_fold: `out` becomes the left fold of the first n entries, scaled (NULL: not), with
  * statistics (NULL: none). out is the first of them or apart from all; up to FAN_PLAIN_TERMS any of
  * them. scratch: of fan_plain_scratch bytes. fan_plain_fold_wide: the same in the dtype `acc`,
  * which is wider than the list's, for gap-free runs: `out` is the first entry, if that is `wide`,
  * or apart from all. They allocate nothing and cannot fail. Other threads of the frontend may run
  * meanwhile: the slot is claimed. */
-void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc,
+void fan_plain_fold(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc,
                     const fan_scale *scale, char *out, void *scratch, fan_stats *stats);
-void fan_plain_fold_wide(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, char *out);
+void fan_plain_fold_wide(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc, char *out);
 /* fan_plain_sum_size: bytes of a sum. fan_plain_count: counts one; `wide`: it was made so. */
-static inline uint64_t fan_plain_sum_size(const fan_list *p, bool wide)
-{
-    fan_dtype d = p->kind.dtype;
-    return wide ? p->size / fan_dtype_size(d) * fan_dtype_size(fan_sum_flat_upper(d)) : p->size;
-}
-static inline void fan_plain_count(fan_buffer *b, const fan_list *p, size_t n, bool in_place,
-                                   bool copied, bool wide)
-{
-    FAN_PLAIN_COUNT(b, passes, 1);
-    FAN_PLAIN_COUNT(b, bytes_read, (n - 1) * p->size + fan_plain_sum_size(p, p->entries[0].wide));
-    FAN_PLAIN_COUNT(b, bytes_written, fan_plain_sum_size(p, wide));
-    FAN_PLAIN_COUNT(b, folds, n > 1);
-    FAN_PLAIN_COUNT(b, in_place, in_place ? n - 1 : 0);
-    FAN_PLAIN_COUNT(b, copies, copied);
-}
+uint64_t fan_plain_sum_size(const fan_list *list, bool wide);
+void fan_plain_count(fan_buffer *b, const fan_list *list, size_t n, bool in_place, bool copied,
+                     bool wide);
 
 #endif

@@ -9,18 +9,18 @@
  *
  *   plan              facts gathered by          carried out by
  *   fan_add_plan      add.c                      add.c, order.c
- *   fan_fold_plan     fold.c                     fold.c and fold_*.c (its kind), order.c (its
- * streams) fan_take_plan     take.c                     take.c, fold.c fan_target_plan   target.c
- * target.c
+ *   fan_fold_plan     fold.c                     fold.c, fold_*.c (its kind), order.c (streams)
+ *   fan_take_plan     take.c                     take.c, fold.c
+ *   fan_target_plan   target.c                   target.c
  *
  * A worked case. A slot on stream c holds g1 from p1; g2 came from p2; the budget is passed:
  *
- *   add g1    sync OTHER     record on p1; g1 is used on c                      S9
- *   add g2    sync LATER     record on p2
- *   fold      kind DENSE     c waits for both events (S13, S12); a fresh array  A7 (g1 is the
- * caller's) after          ready on c, no event, for c consumes               S14 S16 S17 add g3
- * sync LATER     record on p3 fold      kind DENSE     c waits for g3 (S12); into the running sum
- * A6 (it is the buffer's own)
+ *   add g1   sync OTHER   record on p1; g1 is used on c                       S9
+ *   add g2   sync LATER   record on p2
+ *   fold     kind DENSE   c waits for both events (S13, S12); a fresh array   A7 (g1 is held)
+ *            after        ready on c, no event, for c consumes                S14 S16 S17
+ *   add g3   sync LATER   record on p3
+ *   fold     kind DENSE   c waits for g3 (S12); into the running sum          A6 (it is our own)
  *
  * What can go wrong: a step that decides again, by itself, and a little differently. So nothing
  * outside of sync, accum and this file sets a rule's bit, each field is read by the code that
@@ -185,44 +185,73 @@ typedef struct fan_take_plan {
     uint64_t rules;
 } fan_take_plan;
 
-/* Inline: of plain entries (plain.h) most facts are constants. */
+/* fan_plan_take_way: the first line of this table that holds:
+ *
+ *   terms    and                                             way
+ *   none     zeros alone, which go into no out=              ZERO
+ *   none     nothing else                                    NOTHING
+ *   any      out=, which one pass may write (not D11)        INTO_OUT
+ *   several  in place, keys may be missing, donated          LATE
+ *   several  in place, no key is missing                     COMMIT
+ *   one      no array is made or changed                     HAND (A14)
+ *   any      whatever else                                   FINISH
+ *
+ * "In place": arrays, not exact, neither scaled nor for an out=. To COMMIT needs no wider dtype
+ * for the sum of arrays, a term that is not sparse, and no writer of an expanded sum.
+ *
+ * Inline: of plain entries (plain.h) most facts are constants. */
 static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
 {
-    bool sums = f->terms > 1, anew = f->scaled || f->has_out;
+    bool sums = f->terms > 1;
     bool objects = f->objects > 0;
     bool exact = f->exact && (sums || f->has_state);
+    if (f->terms == 0 && !f->has_state) {
+        if (f->has_zero && !f->has_out)
+            return FAN_TAKE_ZERO;
+        return FAN_TAKE_NOTHING;
+    }
+
     /* D11: the sum is made apart from its `out`, and copied into it, where out cannot be written in
      * one pass, or would change what is still to be read. */
-    bool copy = f->dense < f->terms || f->out_overlaps_inputs ||
-                (f->stats && f->exact && f->out_overlaps_own);
-    bool whole =
-        /* beyond a gap nothing is committed: the missing keys may still come */
-        f->whole || f->alone || f->last;
-    if (f->terms == 0 && !f->has_state)
-        return f->has_zero && !f->has_out ? FAN_TAKE_ZERO : FAN_TAKE_NOTHING;
-    if (f->has_out && !copy)
+    bool one_pass = f->dense == f->terms;
+    bool read_again = f->stats && f->exact && f->out_overlaps_own;
+    bool copy = f->out_overlaps_inputs || read_again;
+    if (f->has_out && one_pass && !copy)
         return FAN_TAKE_INTO_OUT;
-    bool in_place = sums && !objects && !exact && !anew;
-    if (!whole && in_place && f->first_donated)
-        return FAN_TAKE_LATE;
-    if (sums && !exact && !anew && (objects || !f->widened) && f->sparse < f->terms && whole &&
-        !(f->writable && f->expanded))
+    bool anew = f->scaled || f->has_out;
+    if (exact || anew || f->terms == 0)
+        return FAN_TAKE_FINISH;
+
+    if (sums) {
+        /* beyond a gap nothing is committed: the missing keys may still come */
+        bool whole = f->whole || f->alone || f->last;
+        if (!whole && !objects && f->first_donated)
+            return FAN_TAKE_LATE;
+        bool same_dtype = objects || !f->widened;
+        bool apart = f->sparse == f->terms || (f->writable && f->expanded);
+        if (!whole || !same_dtype || apart)
+            return FAN_TAKE_FINISH;
         return FAN_TAKE_COMMIT;
+    }
+
     bool must_copy = f->writable && !objects && f->reuse != FAN_REUSE_YES;
     bool coalesce = f->summed && f->loose; /* D12 */
-    if (f->terms == 1 && !exact && !anew && !f->overwritten && !must_copy && !coalesce &&
-        (objects || f->same_dtype))
-        return FAN_TAKE_HAND;
-    return FAN_TAKE_FINISH;
+    bool same_dtype = objects || f->same_dtype;
+    if (f->overwritten || must_copy)
+        return FAN_TAKE_FINISH;
+    if (coalesce || !same_dtype)
+        return FAN_TAKE_FINISH;
+    return FAN_TAKE_HAND;
 }
 
 static inline fan_take_plan fan_plan_take(const fan_take_facts *f)
 {
     fan_take_plan plan = {.way = fan_plan_take_way(f)};
-    plan.copy_out =
-        f->has_out && plan.way != FAN_TAKE_INTO_OUT && (f->terms || f->has_state || f->has_zero);
+    bool some = f->terms || f->has_state || f->has_zero;
+    plan.copy_out = some && f->has_out && plan.way != FAN_TAKE_INTO_OUT;
     plan.counts = plan.way == FAN_TAKE_FINISH && f->terms == 1;
-    plan.rules = plan.way == FAN_TAKE_HAND && !f->summed ? FAN_A(14) : 0;
+    if (plan.way == FAN_TAKE_HAND && !f->summed)
+        plan.rules = FAN_A(14);
     return plan;
 }
 

@@ -1,3 +1,5 @@
+/* slot: a slot is locked, claimed and let go; its contributions are what they were; the state of a
+ * pass is begun, freed, poisoned; a call enters a slot. */
 #include "array/convert.h"
 #include "array/nditer.h"
 #include "base/fault.h"
@@ -11,6 +13,18 @@
 
 /* ---- the lock ---- */
 
+/* In a forked child: lets a slot go that a thread of the parent had. Whether there was one. */
+static bool slot_adopt(fan_slot *s)
+{
+    bool arriving = s->state->arriving > 0;
+    if (!s->busy || fan_thread_survived(atomic_load(&s->owner)))
+        return arriving;
+    s->busy = false;
+    s->taking = false;
+    fan_slot_set_owner(s, 0);
+    return true;
+}
+
 void fan_buffer_adopt(fan_buffer *b)
 {
     bool left = b->fork_generation == FAN_FORK_INVALID;
@@ -22,15 +36,8 @@ void fan_buffer_adopt(fan_buffer *b)
         fan_cond_adopt(&b->changed[i]);
     }
     atomic_store(&b->waiting, 0);
-    for (size_t i = 0; i < b->nslots; i++) {
-        fan_slot *s = &b->slots[i];
-        left |= s->p->arriving > 0;
-        if (!s->busy || fan_thread_survived(atomic_load(&s->owner)))
-            continue;
-        left = true;
-        s->busy = s->taking = false;
-        fan_slot_set_owner(s, 0);
-    }
+    for (size_t i = 0; i < b->nslots; i++)
+        left |= slot_adopt(&b->slots[i]);
     b->fork_generation = left ? FAN_FORK_INVALID : b->owner_generation;
 }
 
@@ -80,15 +87,17 @@ void fan_slot_wake_all(fan_buffer *b)
  * thread that will change it can run. */
 static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *err)
 {
-    const fan_frontend *f = b->frontend;
+    const fan_frontend *frontend = b->frontend;
+    fan_status status = FAN_OK;
+    size_t lock = slot % b->nlocks;
     atomic_fetch_add(&b->waiting, 1);
-    void *left = f->allow_threads_begin ? f->allow_threads_begin() : NULL;
-    fan_cond_wait(&b->changed[slot % b->nlocks], &b->locks[slot % b->nlocks]);
+    void *left = fan_frontend_leave(frontend, true);
+    fan_cond_wait(&b->changed[lock], &b->locks[lock]);
     atomic_fetch_sub(&b->waiting, 1);
     fan_slot_unlock(b, slot);
-    if (f->allow_threads_begin)
-        f->allow_threads_end(left);
-    fan_status status = f->check_signals ? f->check_signals(err) : FAN_OK;
+    fan_frontend_return(frontend, left);
+    if (frontend->check_signals)
+        status = frontend->check_signals(err);
     fan_slot_lock(b, slot);
     return status;
 }
@@ -99,21 +108,25 @@ static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *er
 static bool slot_held_by_this_thread(const fan_buffer *b, size_t slot)
 {
     uint64_t me = fan_thread_id();
-    for (size_t i = 0; i < b->nslots; i++)
-        if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy &&
-            /* no other thread changes a slot that this thread owns */
-            (!b->slots[i].taking || i > slot))
+    for (size_t i = 0; i < b->nslots; i++) {
+        /* no other thread changes a slot that this thread owns */
+        if (!fan_slot_owned_by(&b->slots[i], me) || !b->slots[i].busy)
+            continue;
+        if (!b->slots[i].taking || i > slot)
             return true;
+    }
     return false;
 }
 
 static fan_status slot_wait_free(fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
-    if (fan_slot_owned_by(&b->slots[slot], fan_thread_id()) || slot_held_by_this_thread(b, slot))
+    bool own = fan_slot_owned_by(&b->slots[slot], fan_thread_id());
+    if (own || slot_held_by_this_thread(b, slot)) {
         return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
                            "%s from within a sum, or a target, that holds this slot or one that "
                            "its take waits for",
                            what);
+    }
     return slot_wait_for_change(b, slot, err);
 }
 
@@ -126,27 +139,33 @@ void fan_slot_make_busy(fan_slot *s)
 fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_status status = FAN_OK;
     while (s->busy && !FAN_FAULT(SLOT_CLAIMED_TWICE))
         FAN_TRY(slot_wait_free(b, slot, what, err));
     if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
     fan_slot_make_busy(s);
     s->taking = taking;
-    while (taking && s->p->arriving && status == FAN_OK && !FAN_FAULT(TAKE_IGNORES_ADDS))
-        status = slot_wait_for_change(b, slot, err);
-    if (status != FAN_OK) {
-        s->busy = s->taking = false;
+    if (!taking || FAN_FAULT(TAKE_IGNORES_ADDS))
+        return FAN_OK;
+    while (s->state->arriving) {
+        fan_status status = slot_wait_for_change(b, slot, err);
+        if (status == FAN_OK)
+            continue;
+        s->busy = false;
+        s->taking = false;
         fan_slot_set_owner(s, 0);
         fan_slot_notify(b, slot);
+        return status;
     }
-    return status;
+    return FAN_OK;
 }
 
 void fan_slot_let_go(fan_buffer *b, size_t slot)
 {
     fan_slot *s = &b->slots[slot];
-    s->busy = s->taking = FAN_FAULT(SLOT_KEPT);
+    bool kept = FAN_FAULT(SLOT_KEPT);
+    s->busy = kept;
+    s->taking = kept;
     fan_slot_set_owner(s, 0);
     fan_slot_notify(b, slot);
 }
@@ -165,42 +184,48 @@ fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_e
         which);
 }
 
-bool fan_value_unmoved(const fan_buffer *b, const fan_value *v)
+bool fan_value_unmoved(const fan_buffer *b, const fan_value *value)
 {
-    bool foreign = b->frontend->is_unchanged && v->device == fan_cpu() &&
-                   (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE);
-    return !foreign || b->frontend->is_unchanged(v);
+    const fan_frontend *frontend = b->frontend;
+    if (!frontend->is_unchanged || value->device != fan_cpu())
+        return true;
+    if (value->form != FAN_FORM_DENSE && value->form != FAN_FORM_SPARSE)
+        return true;
+    return frontend->is_unchanged(value);
 }
 
-fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
-                                  fan_error *err)
+fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *value,
+                                  int64_t key, fan_error *err)
 {
-    return fan_value_unmoved(b, v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
+    if (fan_value_unmoved(b, value))
+        return FAN_OK;
+    return fan_slot_changed(b, slot, key, err);
 }
 
 fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out,
                          fan_error *err)
 {
+    const fan_frontend *frontend = b->frontend;
     uint64_t bytes = (uint64_t)a->size * fan_dtype_size(a->dtype);
-    bool release_gil = bytes >= FAN_BUSY_BYTES && b->frontend->allow_threads_begin;
     fan_interrupt interrupt;
-    fan_interrupt_begin(&interrupt, may_end ? b->frontend->check_signals : NULL, err);
-    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
+    fan_buffer_interrupt_begin(b, &interrupt, may_end, err);
+    void *left = fan_frontend_leave(frontend, bytes >= FAN_BUSY_BYTES);
     *out = fan_array_hash(a);
-    if (release_gil)
-        b->frontend->allow_threads_end(left);
+    fan_frontend_return(frontend, left);
     return fan_interrupt_end(&interrupt, FAN_OK);
 }
 
-fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
+fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *value, int64_t key,
                               const uint64_t *hash, bool may_end, fan_error *err)
 {
     uint64_t now;
-    FAN_TRY(fan_slot_check_unmoved(b, slot, v, key, err));
+    FAN_TRY(fan_slot_check_unmoved(b, slot, value, key, err));
     if (!hash)
         return FAN_OK;
-    FAN_TRY(fan_slot_hash(b, v->array, may_end, &now, err));
-    return now == *hash ? FAN_OK : fan_slot_changed(b, slot, key, err);
+    FAN_TRY(fan_slot_hash(b, value->array, may_end, &now, err));
+    if (now == *hash)
+        return FAN_OK;
+    return fan_slot_changed(b, slot, key, err);
 }
 
 /* ---- what it holds ---- */
@@ -235,14 +260,14 @@ fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot)
 
 fan_slot_state fan_slot_state_none;
 
-void fan_item_free(fan_buffer *b, fan_item *it)
+void fan_item_free(fan_buffer *b, fan_item *item)
 {
-    if (!it)
+    if (!item)
         return;
-    fan_value_drop(b->frontend, &it->value);
-    fan_event_drop(it->event);
-    fan_stream_drop(it->producer);
-    fan_free(it);
+    fan_value_drop(b->frontend, &item->value);
+    fan_event_drop(item->event);
+    fan_stream_drop(item->producer);
+    fan_free(item);
 }
 
 void fan_entry_drop(fan_buffer *b, const fan_entry *one)
@@ -253,78 +278,101 @@ void fan_entry_drop(fan_buffer *b, const fan_entry *one)
         b->frontend->drop(one->object);
 }
 
-void fan_item_unpark(fan_buffer *b, fan_item *it)
+void fan_item_unpark(fan_buffer *b, fan_item *item)
 {
-    if (!it->parked)
+    if (!item->parked)
         return;
-    atomic_fetch_sub_explicit(&b->parked, it->bytes, memory_order_relaxed);
-    if (it->alone)
-        atomic_fetch_sub_explicit(&b->alone, it->bytes, memory_order_relaxed);
-    it->alone = false;
+    atomic_fetch_sub_explicit(&b->parked, item->bytes, memory_order_relaxed);
+    if (item->alone)
+        atomic_fetch_sub_explicit(&b->alone, item->bytes, memory_order_relaxed);
+    item->alone = false;
 }
 
-void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
+/* S11: joins a pooled stream back to the capture that it came into: no other code can, and the
+ * capture could not end. The end of the capture reports what fails here. */
+static void slot_join_capture(const fan_slot_state *state)
 {
-    if (!p || p == &fan_slot_state_none)
+    fan_stream *A = state->accum;
+    uint64_t id = 0;
+    fan_event *event = NULL;
+    if (!state->capture_origin || !A)
+        return;
+    if (fan_stream_capture(A, &id, NULL) != FAN_OK || !id)
+        return;
+    if (fan_event_record(A, &event, NULL) == FAN_OK)
+        (void)fan_stream_wait(state->capture_origin, event, NULL, NULL);
+    fan_event_drop(event);
+}
+
+void fan_slot_state_free(fan_buffer *b, fan_slot_state *state)
+{
+    if (!state || state == &fan_slot_state_none)
         return;
     fan_touch_budget(b, FAN_SCHED_COUNT);
-    const fan_entry *left = p->left.heap ? p->left.heap : p->left.inline_entries;
-    for (size_t i = 0; i < p->left.n; i++) {
-        if (left[i].general)
-            fan_item_unpark(b, left[i].item);
-        if (left[i].general && left[i].item->donated)
-            fan_value_returned(&left[i].item->value);
-        fan_entry_drop(b, &left[i]);
+    const fan_detached *left = &state->left;
+    const fan_entry *entries = left->heap ? left->heap : left->inline_entries;
+    for (size_t i = 0; i < left->n; i++) {
+        const fan_entry *one = &entries[i];
+        if (one->general) {
+            fan_item_unpark(b, one->item);
+            if (one->item->donated)
+                fan_value_returned(&one->item->value);
+        }
+        fan_entry_drop(b, one);
     }
-    fan_free(p->left.heap);
-    fan_sum_stats_drop(&p->sum_stats);
-    fan_free(p->shape);
-    /* S11: joins a pooled stream back to the capture that it came into: no other code can, and the
-     * capture could not end. The end of the capture reports what fails here. */
-    uint64_t id = 0;
-    fan_event *e = NULL;
-    if (p->capture_origin && p->accum && fan_stream_capture(p->accum, &id, NULL) == FAN_OK && id &&
-        fan_event_record(p->accum, &e, NULL) == FAN_OK)
-        (void)fan_stream_wait(p->capture_origin, e, NULL, NULL);
-    fan_event_drop(e);
-    fan_stream_drop(p->capture_origin);
-    fan_stream_drop(p->consumer);
-    fan_stream_drop(p->accum);
-    fan_device_drop(p->device);
-    fan_free(p->poison);
-    if (p->exact)
-        fan_window_free(p->exact->sum);
-    fan_free(p->exact);
-    fan_free(p);
+    fan_free(left->heap);
+    fan_sum_stats_drop(&state->sum_stats);
+    fan_free(state->shape);
+    slot_join_capture(state);
+    fan_stream_drop(state->capture_origin);
+    fan_stream_drop(state->consumer);
+    fan_stream_drop(state->accum);
+    fan_device_drop(state->device);
+    fan_free(state->poison);
+    if (state->exact)
+        fan_window_free(state->exact->sum);
+    fan_free(state->exact);
+    fan_free(state);
 }
 
 fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
 {
-    fan_slot_state *gone = s->p;
+    fan_slot_state *gone = s->state;
+    fan_list *list = s->list;
     size_t plain = 0;
-    s->p = &fan_slot_state_none;
+    s->state = &fan_slot_state_none;
     if (gone == &fan_slot_state_none || !fan_slot_entries(s))
         return gone;
-    for (size_t i = s->list->summed > 0; i < s->list->n; i++)
-        plain += !s->list->entries[i].general && s->list->entries[i].object;
-    fan_list_unpark(b, s->list, plain);
-    fan_list_detach(s->list, &gone->left);
+    for (size_t i = list->summed > 0; i < list->n; i++) {
+        const fan_entry *one = &list->entries[i];
+        plain += !one->general && one->object;
+    }
+    fan_list_unpark(b, list, plain);
+    fan_list_detach(list, &gone->left);
     return gone;
 }
 
-bool fan_status_poisons(fan_status s)
+bool fan_status_poisons(fan_status status)
 {
-    return s == FAN_ERR_DEVICE || s == FAN_ERR_RACE || s == FAN_ERR_DEADLOCK ||
-           s == FAN_ERR_CAPTURE;
+    switch (status) {
+    case FAN_ERR_DEVICE:
+    case FAN_ERR_RACE:
+    case FAN_ERR_DEADLOCK:
+    case FAN_ERR_CAPTURE:
+        return true;
+    default:
+        return false;
+    }
 }
 
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
 {
-    if (s->p == &fan_slot_state_none || s->p->poison || !fan_status_poisons(status))
+    fan_slot_state *state = s->state;
+    if (!fan_slot_has_state(s) || state->poison || !fan_status_poisons(status))
         return;
-    s->p->poison = fan_calloc(sizeof *s->p->poison);
-    if (s->p->poison && err)
-        *s->p->poison = *err;
+    state->poison = fan_calloc(sizeof *state->poison);
+    if (state->poison && err)
+        *state->poison = *err;
 }
 
 void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err)
@@ -336,13 +384,24 @@ void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_erro
     fan_slot_unlock(b, slot);
 }
 
+fan_status fan_slot_fail_memory(const fan_buffer *b, size_t slot, fan_error *err)
+{
+    return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
+}
+
+fan_status fan_buffer_fail_memory(const fan_buffer *b, fan_error *err)
+{
+    return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
+}
+
 void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line)
 {
-    const fan_slot_spec *spec = b->slots[slot].spec;
+    const char *name = b->slots[slot].spec->name;
     line.slot = (int32_t)slot;
     line.buffer = b->id;
-    line.start_us = line.end_us = -1;
-    snprintf(line.label, sizeof line.label, "%s", spec->name ? spec->name : b->name);
+    line.start_us = -1;
+    line.end_us = -1;
+    snprintf(line.label, sizeof line.label, "%s", name ? name : b->name);
     fan_trace_put(&line);
 }
 
@@ -356,7 +415,7 @@ fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int6
 
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 {
-    const fan_error *first = b->slots[slot].p->poison;
+    const fan_error *first = b->slots[slot].state->poison;
     if (!first)
         return FAN_OK;
     return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
@@ -374,88 +433,107 @@ fan_status fan_slot_fail_count(const fan_buffer *b, size_t slot, int64_t key, co
 }
 
 /* A10: the dtypes that a plain entry of this kind brings. */
-static fan_dtype_set slot_entry_dtypes(const fan_slot_spec *spec, const fan_plain_kind *k)
+static fan_dtype_set slot_entry_dtypes(const fan_slot_spec *spec, const fan_plain_kind *kind)
 {
-    return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
+    return fan_dtype_set_add(0, kind->dtype, kind->weak && spec->dtype == FAN_DT_NONE);
 }
 
 fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one)
 {
-    fan_dtype_set own = one->general  ? one->item->own
-                        : one->object ? slot_entry_dtypes(s->spec, &s->list->kind)
-                                      : 0;
+    fan_dtype_set own = 0;
+    if (one->general)
+        own = one->item->own;
+    else if (one->object)
+        own = slot_entry_dtypes(s->spec, &s->list->kind);
     if (!own)
         return seen;
-    return s->spec->dtype != FAN_DT_NONE ? own : seen | own;
+    if (s->spec->dtype != FAN_DT_NONE)
+        return own;
+    return seen | own;
 }
 
 /* ---- plain entries, and the state beside them ---- */
 
 void fan_slot_drop_plain(fan_buffer *b, size_t slot)
 {
-    fan_list *p = b->slots[slot].list;
+    fan_list *list = b->slots[slot].list;
     FAN_UNINITIALIZED fan_detached gone;
-    if (!p || !p->n)
+    if (!list || !list->n)
         return;
-    fan_list_unpark(b, p, fan_list_parked(p) - p->undefined);
-    fan_list_detach(p, &gone);
+    fan_list_unpark(b, list, fan_list_parked(list) - list->undefined);
+    fan_list_detach(list, &gone);
     const fan_entry *entries = gone.heap ? gone.heap : gone.inline_entries;
     for (size_t i = 0; i < gone.n; i++)
         fan_entry_drop(b, &entries[i]);
     /* A list that stayed empty gets its memory back, for the next pass. */
-    if (gone.heap && p->entries == p->inline_entries && p->n == 0 && gone.cap <= FAN_LIST_KEPT) {
-        p->entries = gone.heap;
-        p->cap = gone.cap;
+    bool small = list->entries == list->inline_entries;
+    bool kept = gone.heap && gone.cap <= FAN_LIST_KEPT;
+    if (small && kept && list->n == 0) {
+        list->entries = gone.heap;
+        list->cap = gone.cap;
         gone.heap = NULL;
     }
     fan_free(gone.heap);
+}
+
+/* Takes out the entries that are undefined and have no key: such a one only counts (S2). */
+static void slot_forget_undefined(fan_list *list)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < list->n; i++) {
+        const fan_entry one = list->entries[i];
+        if (one.object || one.key >= 0)
+            list->entries[kept++] = one;
+        else
+            list->undefined--;
+    }
+    list->n = kept;
+    list->recheck_at = 0;
 }
 
 fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_list *list = s->list;
-    fan_slot_state *p = fan_calloc(sizeof *p);
-    int64_t *shape =
-        fan_alloc(fan_list_defined(list) ? (size_t)list->kind.ndim * sizeof *shape : 0);
-    if (!p || !shape) {
-        fan_free(p);
+    const fan_plain_kind *kind = &list->kind;
+    bool some = fan_list_defined(list);
+    bool shaped = some && !s->spec->has_shape;
+    fan_slot_state *state = fan_calloc(sizeof *state);
+    int64_t *shape = NULL;
+    if (shaped)
+        shape = fan_alloc((size_t)kind->ndim * sizeof *shape);
+    if (!state || (shaped && !shape)) {
+        fan_free(state);
         fan_free(shape);
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
+        return fan_slot_fail_memory(b, slot, err);
     }
     fan_list_sort(list);
     /* The state of a slot to which plain entries alone have come so far. */
-    const fan_plain_kind *k = &list->kind;
-    bool some = fan_list_defined(list);
-    p->seen = some ? slot_entry_dtypes(s->spec, k) : 0;
-    p->has_weak_int = some && k->weak;
-    p->keyed = list->entries[0].key < 0 ? -1 : 1;
-    p->count = fan_list_count(list);
-    p->device = some ? fan_device_hold(fan_cpu()) : NULL;
-    p->rules = fan_plan_plain_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
+    int64_t first_key = list->entries[0].key;
+    state->keyed = first_key < 0 ? -1 : 1;
+    state->count = fan_list_count(list);
+    state->rules = fan_plan_plain_slot(some, list->undefined > 0);
+    if (some) {
+        state->seen = slot_entry_dtypes(s->spec, kind);
+        state->has_weak_int = kind->weak;
+        state->device = fan_device_hold(fan_cpu());
+    }
     if (list->summed) {
-        p->summed_seen = p->value_seen = p->seen;
-        p->like_key = list->entries[0].key < 0 ? -1 : 0; /* all are of one kind */
-        p->next_key = (uint64_t)list->entries[0].key + 1;
+        state->rules |= list->rules;
+        state->summed_seen = state->seen;
+        state->value_seen = state->seen;
+        state->like_key = first_key < 0 ? -1 : 0; /* all are of one kind */
+        state->next_key = (uint64_t)first_key + 1;
     }
-    if (s->spec->has_shape || !some) {
-        fan_free(shape);
-    } else {
-        if (k->ndim)
-            memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
-        p->shape = shape;
-        p->ndim = k->ndim;
-        p->shaped = true;
+    if (shaped) {
+        if (kind->ndim)
+            memcpy(shape, kind->shape, (size_t)kind->ndim * sizeof *shape);
+        state->shape = shape;
+        state->ndim = kind->ndim;
+        state->shaped = true;
     }
-    s->p = p;
-    size_t kept = 0;
-    for (size_t i = 0; i < list->n; i++) /* one that is undefined and has no key only counts (S2) */
-        if (list->entries[i].object || list->entries[i].key >= 0)
-            list->entries[kept++] = list->entries[i];
-        else
-            list->undefined--;
-    list->n = kept;
-    list->recheck_at = 0;
+    s->state = state;
+    slot_forget_undefined(list);
     return FAN_OK;
 }
 
@@ -464,22 +542,24 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err)
 {
     FAN_TRY(fan_buffer_check_fork(b, err));
-    if (slot >= b->nslots)
+    if (slot >= b->nslots) {
         return fan_fail_at(err, FAN_ERR_INDEX, 0, fan_buffer_place(b),
                            "no slot %zu; it has %zu (S1)", slot, b->nslots);
+    }
     return FAN_OK;
 }
 
 fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
-    for (const fan_target *t = b->slots[slot].targets; t; t = t->next)
-        if (t->thread == fan_thread_id())
-            return fan_fail_at(
-                err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
-                "%s() from within a target of that slot: what is added into it would miss "
-                "this pass; leave the block first",
-                what);
-    return FAN_OK;
+    const fan_target *target = b->slots[slot].targets;
+    while (target && target->thread != fan_thread_id())
+        target = target->next;
+    if (!target)
+        return FAN_OK;
+    return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
+                       "%s() from within a target of that slot: what is added into it would miss "
+                       "this pass; leave the block first",
+                       what);
 }
 
 fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what,
@@ -494,7 +574,7 @@ fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const cha
 
 fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
-    fan_slot *s = &b->slots[slot];
+    const fan_slot *s = &b->slots[slot];
     while (s->taking && s->busy && !FAN_FAULT(ADD_IGNORES_TAKE))
         FAN_TRY(slot_wait_free(b, slot, what, err));
     FAN_TRY(fan_slot_begin_state(b, slot, err));

@@ -4,6 +4,7 @@
 #ifndef FAN_BUFFER_SLOT_H
 #define FAN_BUFFER_SLOT_H
 
+#include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "buffer/internal.h"
@@ -58,20 +59,20 @@ fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, 
 fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
                               const uint64_t *hash, bool may_end, fan_error *err);
 
-void fan_item_free(fan_buffer *b, fan_item *it);
+void fan_item_free(fan_buffer *b, fan_item *item);
 /* fan_item_unpark: takes the item off what counts against the budget. */
-void fan_item_unpark(fan_buffer *b, fan_item *it);
+void fan_item_unpark(fan_buffer *b, fan_item *item);
 /* fan_entry_seen: the dtypes that the slot has seen, with those of one entry more (A10). */
 fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one);
 
 /* fan_slot_cut: locked: empties a slot that has a state, and returns that, for fan_slot_state_free,
  * which drops all without the lock. */
 fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s);
-void fan_slot_state_free(fan_buffer *b, fan_slot_state *p);
+void fan_slot_state_free(fan_buffer *b, fan_slot_state *state);
 
 /* fan_status_poisons: whether after such a failure it is unknown what the memory of the slot
  * holds. */
-bool fan_status_poisons(fan_status s);
+bool fan_status_poisons(fan_status status);
 /* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
 /* fan_slot_fail_count: the slot expects another number of contributions than `got` (A16). */
@@ -84,23 +85,64 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err); 
 /* fan_slot_fail: unlocked: fan_slot_poison of a slot that this thread has made busy: ready() may
  * read it meanwhile. */
 void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err);
+/* fan_slot_fail_memory, fan_buffer_fail_memory: FAN_ERR_NOMEM, at a place. */
+fan_status fan_slot_fail_memory(const fan_buffer *b, size_t slot, fan_error *err);
+fan_status fan_buffer_fail_memory(const fan_buffer *b, fan_error *err);
 /* fan_slot_trace: a line of the trace about this slot, of which the caller fills in what the step
  * knows. */
 void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line);
 
 /* fan_sum_stats_hold: a copy with holds of its own. fan_sum_stats_move: leaves nothing behind.
  * fan_sum_stats_drop: unlocked. */
-fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k);
-fan_sum_stats fan_sum_stats_move(fan_sum_stats *k);
-void fan_sum_stats_drop(fan_sum_stats *k);
+fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *sum_stats);
+fan_sum_stats fan_sum_stats_move(fan_sum_stats *sum_stats);
+void fan_sum_stats_drop(fan_sum_stats *sum_stats);
 /* fan_sum_stats_forget: locked: takes the statistics of the last sum away from the slot; the caller
  * drops them, unlocked. */
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
 
+/* fan_stream_handle: 0: it is unset. fan_device_number: -1: a device without streams, or none. */
+static inline uint64_t fan_stream_handle(const fan_stream *stream)
+{
+    if (!stream)
+        return 0;
+    return stream->handle;
+}
+static inline int16_t fan_device_number(const fan_device *d)
+{
+    if (!d || !d->id)
+        return -1;
+    return (int16_t)d->index;
+}
+/* fan_buffer_interrupt_begin: opens a scope in which the user may end the work, where `when` is
+ * set. */
+static inline void fan_buffer_interrupt_begin(const fan_buffer *b, fan_interrupt *interrupt,
+                                              bool when, fan_error *err)
+{
+    if (when)
+        fan_interrupt_begin(interrupt, b->frontend->check_signals, err);
+    else
+        fan_interrupt_begin(interrupt, NULL, err);
+}
+/* fan_slot_letter: of the case of the slot's first gradient; 0: on a device without streams. */
+static inline char fan_slot_letter(const fan_slot *s)
+{
+    if (!s->state->accum)
+        return '\0';
+    return fan_sync_letter(s->state->how);
+}
+/* fan_slot_has_state: something came to the slot in this pass that is no plain entry. */
+static inline bool fan_slot_has_state(const fan_slot *s)
+{
+    return s->state != &fan_slot_state_none;
+}
 /* fan_slot_list: the slot's list, made where there is none yet; NULL: no memory. */
 static inline fan_list *fan_slot_list(fan_slot *s)
 {
-    if (!s->list && (s->list = fan_alloc(sizeof *s->list)))
+    if (s->list)
+        return s->list;
+    s->list = fan_alloc(sizeof *s->list);
+    if (s->list)
         fan_list_init(s->list);
     return s->list;
 }
@@ -108,26 +150,36 @@ static inline fan_list *fan_slot_list(fan_slot *s)
  * running sum; else NULL. fan_slot_waiting: how many contributions wait beside it. */
 static inline size_t fan_slot_entries(const fan_slot *s)
 {
-    return s->list ? s->list->n : 0;
+    if (!s->list)
+        return 0;
+    return s->list->n;
 }
 static inline fan_entry *fan_slot_sum(const fan_slot *s)
 {
-    return s->list && s->list->summed ? &s->list->entries[0] : NULL;
+    if (!s->list || !s->list->summed)
+        return NULL;
+    return &s->list->entries[0];
 }
 static inline size_t fan_slot_waiting(const fan_slot *s)
 {
-    return s->list ? fan_list_parked(s->list) : 0;
+    if (!s->list)
+        return 0;
+    return fan_list_parked(s->list);
 }
 /* fan_slot_count: contributions of this pass, those summed already too. */
 static inline int64_t fan_slot_count(const fan_slot *s)
 {
-    return s->p == &fan_slot_state_none ? fan_list_count(s->list) : s->p->count;
+    if (fan_slot_has_state(s))
+        return s->state->count;
+    return fan_list_count(s->list);
 }
 /* fan_slot_missing: A16: how many of the contributions that were expected have not come;
  * `unlimited`: of a slot that expects no certain number. */
 static inline int64_t fan_slot_missing(const fan_slot *s, int64_t unlimited)
 {
-    return s->expected < 0 ? unlimited : s->expected - fan_slot_count(s);
+    if (s->expected < 0)
+        return unlimited;
+    return s->expected - fan_slot_count(s);
 }
 /* fan_slot_begin_state: locked: where plain entries are in the list, the state that other
  * contributions need is made of what is known of them. The entries stay. FAN_ERR_NOMEM: nothing
@@ -136,8 +188,9 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err);
 static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    return s->p == &fan_slot_state_none && fan_slot_entries(s) ? fan__slot_begin_state(b, slot, err)
-                                                               : FAN_OK;
+    if (fan_slot_has_state(s) || !fan_slot_entries(s))
+        return FAN_OK;
+    return fan__slot_begin_state(b, slot, err);
 }
 /* fan_entry_drop: unlocked: drops what an entry that was taken out holds. */
 void fan_entry_drop(fan_buffer *b, const fan_entry *one);

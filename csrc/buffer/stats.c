@@ -1,3 +1,4 @@
+/* stats: memory for the figures of a sum, how they are measured, and stats(), which reads them. */
 #include "array/sparse.h"
 #include "array/sum.h"
 #include "base/fault.h"
@@ -13,102 +14,121 @@
 
 static fan_slot_state *stats_state(const fan_fold *f)
 {
-    return f->b->slots[f->slot].p;
+    return f->b->slots[f->slot].state;
 }
 
-static const fan_array *stats_numbers(const fan_value *v)
+static const fan_array *stats_numbers(const fan_value *value)
 {
-    return v->form == FAN_FORM_SPARSE                              ? v->sparse->values
-           : v->form == FAN_FORM_DENSE || v->form == FAN_FORM_ZERO ? v->array
-                                                                   : NULL;
+    switch (value->form) {
+    case FAN_FORM_SPARSE:
+        return value->sparse->values;
+    case FAN_FORM_DENSE:
+    case FAN_FORM_ZERO:
+        return value->array;
+    default:
+        return NULL;
+    }
 }
 
 /* The elements whose statistics are those of a value: the stored numbers, or, where an index may
  * occur twice in sparse data, its merged entries, made here on A (*merged: the caller's; NULL:
  * none), rounded as the value is. */
-static fan_status stats_elements(const fan_fold *f, const fan_value *v, const fan_array **elements,
-                                 fan_sparse **merged, fan_error *err)
+static fan_status stats_elements(const fan_fold *fold, const fan_value *value,
+                                 const fan_array **elements, fan_sparse **merged, fan_error *err)
 {
     *merged = NULL;
-    *elements = stats_numbers(v);
-    if (v->form != FAN_FORM_SPARSE || v->sparse->coalesced || FAN_FAULT(STATS_OF_STORED))
+    *elements = stats_numbers(value);
+    if (value->form != FAN_FORM_SPARSE)
         return FAN_OK;
-    bool on_host = !v->device->backend->has_streams;
-    if (on_host && fan_sparse_is_sorted(v->sparse))
+    if (value->sparse->coalesced || FAN_FAULT(STATS_OF_STORED))
         return FAN_OK;
-    const fan_slot *s = fan_fold_slot(f);
-    fan_dtype acc = fan_accum_dtype(v->dtype, s->spec->accumulate);
-    fan_sparse_operand in = {v->sparse, acc == FAN_DT_NONE ? fan_dtype_accumulate(v->dtype) : acc};
+    fan_device *d = value->device;
+    if (!d->backend->has_streams && fan_sparse_is_sorted(value->sparse))
+        return FAN_OK;
+    fan_dtype dtype = value->dtype;
+    fan_dtype acc = fan_accum_dtype(dtype, fan_fold_slot(fold)->spec->accumulate);
+    if (acc == FAN_DT_NONE)
+        acc = fan_dtype_accumulate(dtype);
+    fan_sparse_operand in = {value->sparse, acc};
     FAN_TRY(
-        fan_device_sparse_merge(v->device, s->p->accum, &in, 1, true, v->dtype, NULL, merged, err));
+        fan_device_sparse_merge(d, fan_fold_accum(fold), &in, 1, true, dtype, NULL, merged, err));
     *elements = (*merged)->values;
     return FAN_OK;
 }
 
 /* The numbers of a term of which one is an inf or a NaN if the term brought it (D35): those that
  * are stored, or, of the only contribution, those of the sum. */
-static fan_status stats_suspects(const fan_fold *f, const fan_term *t, const fan_array **elements,
-                                 fan_sparse **merged, fan_error *err)
+static fan_status stats_suspects(const fan_fold *fold, const fan_term *term,
+                                 const fan_array **elements, fan_sparse **merged, fan_error *err)
 {
-    bool summed = f->state || (t->is_value && fan_fold_slot(f)->list->summed > 1);
-    if (f->n == 1 && !summed)
-        return stats_elements(f, t->v, elements, merged, err);
+    bool summed = fold->state || fan_term_is_sum(fold, term);
+    if (fold->n == 1 && !summed)
+        return stats_elements(fold, term->v, elements, merged, err);
     *merged = NULL;
-    *elements = stats_numbers(t->v);
+    *elements = stats_numbers(term->v);
     return FAN_OK;
 }
 
 /* on_device: the numbers lie on a device with streams. */
-static bool stats_on_device(const fan_value *v)
+static bool stats_on_device(const fan_value *value)
 {
-    return v->form != FAN_FORM_ZERO && v->device && v->device->backend->has_streams;
+    if (value->form == FAN_FORM_ZERO || !value->device)
+        return false;
+    return value->device->backend->has_streams;
 }
 
-size_t fan_fold_first_suspect(const fan_fold *f)
+size_t fan_fold_first_suspect(const fan_fold *fold)
 {
-    return f->b->sum_stats && f->n && f->terms[0].is_value && stats_state(f)->sum_stats.valid;
+    if (!fold->b->sum_stats || !fold->n)
+        return 0;
+    return fold->terms[0].is_value && stats_state(fold)->sum_stats.valid;
 }
 
 /* memory_for: memory for the figures of up to `size` elements, unless A is captured. */
-static fan_status stats_memory(fan_device *d, const fan_slot_state *p, int64_t size,
+static fan_status stats_memory(fan_device *d, const fan_slot_state *state, int64_t size,
                                fan_sum_stats *sum_stats, fan_error *err)
 {
     uint64_t capture = 0;
-    if (!p->sum_stats.captured)
-        FAN_TRY(fan_stream_capture(p->accum, &capture, err));
-    if (p->sum_stats.captured || capture) {
+    bool captured = state->sum_stats.captured;
+    if (!captured)
+        FAN_TRY(fan_stream_capture(state->accum, &capture, err));
+    if (captured || capture) {
         *sum_stats = (fan_sum_stats){.valid = true, .captured = true};
         return FAN_OK;
     }
-    FAN_TRY(fan_stats_out_new(d, p->accum, size, &sum_stats->device_words, err));
-    sum_stats->stream = fan_stream_hold(p->accum);
+    FAN_TRY(fan_stats_out_new(d, state->accum, size, &sum_stats->device_words, err));
+    sum_stats->stream = fan_stream_hold(state->accum);
     return FAN_OK;
 }
 
 /* memory_for_fold: the same for a fold, with room for its keys. */
-static fan_status stats_memory_for_fold(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
+static fan_status stats_memory_for_fold(fan_fold *fold, fan_device *d, int64_t size, fan_error *err)
 {
-    if (!f->keys && !(f->keys = fan_alloc((f->n + 1) * sizeof *f->keys)))
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
-                           "out of memory");
-    for (size_t i = 0; i < f->n; i++)
-        f->keys[i] = f->terms[i].key;
-    return stats_memory(d, stats_state(f), size, &f->sum_stats, err);
+    if (!fold->keys)
+        fold->keys = fan_alloc((fold->n + 1) * sizeof *fold->keys);
+    if (!fold->keys)
+        return fan_slot_fail_memory(fold->b, fold->slot, err);
+    for (size_t i = 0; i < fold->n; i++)
+        fold->keys[i] = fold->terms[i].key;
+    return stats_memory(d, stats_state(fold), size, &fold->sum_stats, err);
 }
 
-fan_status fan_fold_stats_memory(fan_fold *f, fan_error *err)
+fan_status fan_fold_stats_memory(fan_fold *fold, fan_error *err)
 {
-    fan_device *d = stats_state(f)->device;
+    fan_device *d = stats_state(fold)->device;
     int64_t size = 0;
-    if (!f->b->sum_stats || f->snapshot || !d || !d->backend->has_streams)
+    if (!fold->b->sum_stats || fold->snapshot)
         return FAN_OK;
-    for (size_t i = 0; i < f->n; i++) {
-        const fan_array *a = stats_numbers(f->terms[i].v);
-        if (!a)
+    if (!d || !d->backend->has_streams)
+        return FAN_OK;
+    for (size_t i = 0; i < fold->n; i++) {
+        const fan_array *numbers = stats_numbers(fold->terms[i].v);
+        if (!numbers)
             return FAN_OK;
-        size = size < INT64_MAX - a->size ? size + a->size : INT64_MAX;
+        if (__builtin_add_overflow(size, numbers->size, &size))
+            size = INT64_MAX;
     }
-    return stats_memory_for_fold(f, d, size, err);
+    return stats_memory_for_fold(fold, d, size, err);
 }
 
 /* measure: a job that reads what is there already; in[0] is what it measures. */
@@ -119,60 +139,61 @@ static fan_status stats_measure(fan_buffer *b, size_t slot, fan_device *d,
 {
     char label[FAN_TRACE_LABEL];
     fan_stats_out stats_out = {.words = sum_stats->device_words, .before = before, .keys = keys};
+    fan_job job = {.kind = FAN_JOB_STATS,
+                   .in = in,
+                   .n = n,
+                   .stats_out = &stats_out,
+                   .first_suspect = first_suspect,
+                   .label = label};
     snprintf(label, sizeof label, "stats_measure %s[%zu]", b->name, slot);
-    return fan_device_run(d, sum_stats->stream,
-                          &(fan_job){.kind = FAN_JOB_STATS,
-                                     .in = in,
-                                     .n = n,
-                                     .stats_out = &stats_out,
-                                     .first_suspect = first_suspect,
-                                     .label = label},
-                          err);
+    return fan_device_run(d, sum_stats->stream, &job, err);
 }
 
 static void stats_read_array(const fan_buffer *b, const fan_array *a, fan_stats *out)
 {
-    uint64_t bytes = (uint64_t)a->size * fan_dtype_size(a->dtype);
-    bool release_gil = bytes >= FAN_BUSY_BYTES && b->frontend->allow_threads_begin;
-    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
+    void *left = fan_frontend_leave(b->frontend, fan_dense_bytes(a) >= FAN_BUSY_BYTES);
     fan_stats_of(a, out);
-    if (release_gil)
-        b->frontend->allow_threads_end(left);
+    fan_frontend_return(b->frontend, left);
 }
 
-/* The statistics of a result. Nothing is lost where the user ends the reading, but for what was
- * summed in place. */
-static fan_status stats_of_result(const fan_fold *f, const fan_value *v, fan_stats *out,
+/* Nothing is lost where the user ends the reading, but for what was summed in place. */
+static void stats_interrupt_begin(const fan_fold *fold, fan_interrupt *interrupt, fan_error *err)
+{
+    bool may_end = fold->may_end && !fold->plan.exclusive;
+    fan_buffer_interrupt_begin(fold->b, interrupt, may_end, err);
+}
+
+/* The statistics of a result. */
+static fan_status stats_of_result(const fan_fold *fold, const fan_value *value, fan_stats *out,
                                   fan_error *err)
 {
     fan_interrupt interrupt;
     const fan_array *elements;
     fan_sparse *merged;
-    bool may_end = f->may_end && !f->plan.exclusive;
-    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->check_signals : NULL, err);
-    fan_status status = stats_elements(f, v, &elements, &merged, err);
+    stats_interrupt_begin(fold, &interrupt, err);
+    fan_status status = stats_elements(fold, value, &elements, &merged, err);
     if (status == FAN_OK)
-        stats_read_array(f->b, elements, out);
+        stats_read_array(fold->b, elements, out);
     fan_sparse_drop(merged);
     return fan_interrupt_end(&interrupt, status);
 }
 
-fan_status fan_fold_term_is_finite(const fan_fold *f, const fan_term *t, bool *finite,
+fan_status fan_fold_term_is_finite(const fan_fold *fold, const fan_term *term, bool *finite,
                                    fan_error *err)
 {
+    const fan_value *value = term->v;
     fan_interrupt interrupt;
     const fan_array *elements;
     fan_sparse *merged;
     fan_stats stats = {.nonfinite = 0};
-    bool may_end = f->may_end && !f->plan.exclusive;
     *finite = true;
-    if (!stats_numbers(t->v) || stats_on_device(t->v))
+    if (!stats_numbers(value) || stats_on_device(value))
         return FAN_OK;
-    FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
-    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->check_signals : NULL, err);
-    fan_status status = stats_suspects(f, t, &elements, &merged, err);
+    FAN_TRY(fan_slot_check_unmoved(fold->b, fold->slot, value, term->key, err));
+    stats_interrupt_begin(fold, &interrupt, err);
+    fan_status status = stats_suspects(fold, term, &elements, &merged, err);
     if (status == FAN_OK)
-        stats_read_array(f->b, elements, &stats);
+        stats_read_array(fold->b, elements, &stats);
     fan_sparse_drop(merged);
     *finite = stats.nonfinite == 0;
     return fan_interrupt_end(&interrupt, status);
@@ -180,67 +201,77 @@ fan_status fan_fold_term_is_finite(const fan_fold *f, const fan_term *t, bool *f
 
 /* The job of fan_fold_collect_stats on a device: the result, and after it the terms that could be
  * the first with an inf or a NaN. */
-static fan_status stats_measure_result(fan_fold *f, const fan_value *result, fan_error *err)
+static fan_status stats_measure_result(fan_fold *fold, const fan_value *result, fan_error *err)
 {
     fan_status status = FAN_OK;
+    const fan_array *before = stats_state(fold)->sum_stats.device_words;
     const fan_array *elements;
     size_t n = 1;
     fan_sparse *merged = NULL;
     fan_sparse *alone = NULL;
-    FAN_GO(stats_elements(f, result, &elements, &merged, err));
-    f->scratch[0] = (fan_operand){elements, elements->dtype};
-    for (size_t i = fan_fold_first_suspect(f); i < f->n; i++) {
-        const fan_term *t = &f->terms[i];
-        if (!stats_numbers(t->v) || t->v->device != result->device)
+    FAN_GO(stats_elements(fold, result, &elements, &merged, err));
+    fold->scratch[0] = (fan_operand){elements, elements->dtype};
+    for (size_t i = fan_fold_first_suspect(fold); i < fold->n; i++) {
+        const fan_term *term = &fold->terms[i];
+        if (!stats_numbers(term->v) || term->v->device != result->device)
             continue;
-        FAN_GO(stats_suspects(f, t, &elements, &alone, err));
-        f->scratch[n] = (fan_operand){elements, elements->dtype};
-        f->keys[n++] = t->key;
+        FAN_GO(stats_suspects(fold, term, &elements, &alone, err));
+        fold->scratch[n] = (fan_operand){elements, elements->dtype};
+        fold->keys[n++] = term->key;
     }
-    status = stats_measure(f->b, f->slot, result->device, &f->sum_stats,
-                           stats_state(f)->sum_stats.device_words, f->scratch, f->keys, n, 1, err);
+    status = stats_measure(fold->b, fold->slot, result->device, &fold->sum_stats, before,
+                           fold->scratch, fold->keys, n, 1, err);
 done:
     fan_sparse_drop(merged);
     fan_sparse_drop(alone);
     return status;
 }
 
-fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_error *err)
+/* On a device with streams. */
+static fan_status stats_collect_on_device(fan_fold *fold, const fan_value *result, fan_error *err)
 {
-    const fan_array *a = stats_numbers(result);
-    if (!f->b->sum_stats || !a)
+    fan_sum_stats *figures = &fold->sum_stats;
+    if (figures->valid || fold->snapshot)
         return FAN_OK;
-    if (stats_on_device(result)) {
-        if (f->sum_stats.valid || f->snapshot)
-            return FAN_OK;
-        if (!f->sum_stats.device_words)
-            FAN_TRY(stats_memory_for_fold(f, result->device, a->size, err));
-        if (f->sum_stats.captured)
-            return FAN_OK;
-        FAN_TRY(stats_measure_result(f, result, err));
-        f->sum_stats.valid = true;
+    int64_t size = stats_numbers(result)->size;
+    if (!figures->device_words)
+        FAN_TRY(stats_memory_for_fold(fold, result->device, size, err));
+    if (figures->captured)
         return FAN_OK;
-    }
-    fan_sum_stats *sum_stats = &f->sum_stats;
-    bool summed = sum_stats->valid;
+    FAN_TRY(stats_measure_result(fold, result, err));
+    figures->valid = true;
+    return FAN_OK;
+}
+
+fan_status fan_fold_collect_stats(fan_fold *fold, const fan_value *result, fan_error *err)
+{
+    if (!fold->b->sum_stats || !stats_numbers(result))
+        return FAN_OK;
+    if (stats_on_device(result))
+        return stats_collect_on_device(fold, result, err);
+    fan_sum_stats *figures = &fold->sum_stats;
+    fan_stats *stats = &figures->stats;
+    bool summed = figures->valid;
     if (!summed) {
-        FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
-        FAN_TRY(stats_of_result(f, result, &sum_stats->stats, err));
-        sum_stats->stats.bad = SIZE_MAX;
-        sum_stats->valid = true;
+        int64_t key = fold->n ? fold->terms[0].key : -1;
+        FAN_TRY(fan_slot_check_unmoved(fold->b, fold->slot, result, key, err));
+        FAN_TRY(stats_of_result(fold, result, stats, err));
+        stats->bad = SIZE_MAX;
+        figures->valid = true;
     }
-    if (sum_stats->stats.nonfinite == 0 || sum_stats->has_nonfinite ||
-        stats_state(f)->sum_stats.has_nonfinite)
+    bool known = figures->has_nonfinite || stats_state(fold)->sum_stats.has_nonfinite;
+    if (stats->nonfinite == 0 || known)
         return FAN_OK;
-    for (size_t i = summed ? sum_stats->stats.bad : fan_fold_first_suspect(f); i < f->n; i++) {
-        const fan_term *t = &f->terms[i];
+    size_t first = summed ? stats->bad : fan_fold_first_suspect(fold);
+    for (size_t i = first; i < fold->n; i++) {
+        const fan_term *term = &fold->terms[i];
         bool finite = false;
         if (!summed)
-            FAN_TRY(fan_fold_term_is_finite(f, t, &finite, err));
+            FAN_TRY(fan_fold_term_is_finite(fold, term, &finite, err));
         if (finite)
             continue;
-        sum_stats->has_nonfinite = true;
-        sum_stats->nonfinite_key = t->key;
+        figures->has_nonfinite = true;
+        figures->nonfinite_key = term->key;
         return FAN_OK;
     }
     return FAN_OK;
@@ -252,92 +283,108 @@ void fan_sum_stats_of_out(const fan_buffer *b, const fan_array *out, fan_sum_sta
     sum_stats->stats.bad = SIZE_MAX; /* which term was not finite is known already */
 }
 
-fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
+fan_status fan_fold_measure_term(fan_fold *fold, fan_stream **R, fan_error *err)
 {
-    const fan_value *v = f->terms[0].v;
-    const fan_array *a = stats_numbers(v);
-    assert(f->n == 1);
-    if (!f->b->sum_stats || !a || !stats_on_device(v))
+    const fan_value *value = fold->terms[0].v;
+    const fan_array *numbers = stats_numbers(value);
+    fan_sum_stats *figures = &fold->sum_stats;
+    assert(fold->n == 1);
+    if (!fold->b->sum_stats || !numbers || !stats_on_device(value))
         return FAN_OK;
-    FAN_TRY(stats_memory_for_fold(f, v->device, a->size, err));
-    if (f->sum_stats.captured)
+    FAN_TRY(stats_memory_for_fold(fold, value->device, numbers->size, err));
+    if (figures->captured)
         return FAN_OK;
-    FAN_TRY(fan_order_wait_terms(f, err));
+    FAN_TRY(fan_order_wait_terms(fold, err));
     const fan_array *elements;
     fan_sparse *merged;
-    FAN_TRY(stats_elements(f, v, &elements, &merged, err));
+    FAN_TRY(stats_elements(fold, value, &elements, &merged, err));
     fan_operand in = {elements, elements->dtype};
-    fan_status status =
-        stats_measure(f->b, f->slot, v->device, &f->sum_stats, NULL, &in, f->keys, 1, 0, err);
+    fan_status status = stats_measure(fold->b, fold->slot, value->device, figures, NULL, &in,
+                                      fold->keys, 1, 0, err);
     fan_sparse_drop(merged);
     FAN_TRY(status);
-    f->sum_stats.valid = true;
-    *R = f->sum_stats.stream;
+    figures->valid = true;
+    *R = figures->stream;
     return FAN_OK;
 }
 
 fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fan_device *d,
                             int64_t key, fan_error *err)
 {
-    fan_slot_state *p = b->slots[slot].p;
-    fan_sum_stats *sum_stats = &p->sum_stats;
+    fan_slot_state *state = b->slots[slot].state;
+    fan_sum_stats *figures = &state->sum_stats;
     if (!b->sum_stats)
         return FAN_OK;
     if (d->backend->has_streams) {
-        bool anew = !sum_stats->valid;
-        if (!sum_stats->device_words)
-            FAN_TRY(stats_memory(d, p, sum->size, sum_stats, err));
-        if (!sum_stats->captured)
-            FAN_TRY(stats_measure(b, slot, d, sum_stats, anew ? NULL : sum_stats->device_words,
-                                  &(fan_operand){sum, sum->dtype}, &key, 1, 0, err));
-        sum_stats->multiplicity = 0;
-        sum_stats->valid = true;
-        return FAN_OK;
+        const fan_operand in = {sum, sum->dtype};
+        bool anew = !figures->valid;
+        if (!figures->device_words)
+            FAN_TRY(stats_memory(d, state, sum->size, figures, err));
+        const fan_array *before = anew ? NULL : figures->device_words;
+        if (!figures->captured)
+            FAN_TRY(stats_measure(b, slot, d, figures, before, &in, &key, 1, 0, err));
+    } else {
+        fan_sum_stats_of_out(b, sum, figures);
+        if (figures->stats.nonfinite && !figures->has_nonfinite) {
+            figures->has_nonfinite = true;
+            figures->nonfinite_key = key;
+        }
     }
-    stats_read_array(b, sum, &sum_stats->stats);
-    sum_stats->stats.bad = SIZE_MAX;
-    sum_stats->multiplicity = 0;
-    sum_stats->valid = true;
-    if (sum_stats->stats.nonfinite && !sum_stats->has_nonfinite) {
-        sum_stats->has_nonfinite = true;
-        sum_stats->nonfinite_key = key;
-    }
+    figures->multiplicity = 0;
+    figures->valid = true;
     return FAN_OK;
 }
 
 /* ---- fan_buffer_stats ---- */
 
 /* read: the figures, once the stream has run so far. Blocks, outside the frontend. */
-static fan_status stats_read(const fan_buffer *b, size_t slot, fan_sum_stats *k, fan_error *err)
+static fan_status stats_read(const fan_buffer *b, size_t slot, fan_sum_stats *figures,
+                             fan_error *err)
 {
     fan_device_stats words;
     uint64_t capture;
-    FAN_TRY(fan_stream_capture(k->stream, &capture, err));
-    if (capture)
+    FAN_TRY(fan_stream_capture(figures->stream, &capture, err));
+    if (capture) {
         return fan_fail_at(err, FAN_ERR_CAPTURE, 900, fan_slot_place(b, slot, -1),
                            "stats() waits for the stream that summed, which is captured now: ask "
                            "before the capture begins, or "
                            "once it has ended");
-    fan_stream *on = fan_stream_hold(k->stream);
+    }
+    fan_stream *on = fan_stream_hold(figures->stream);
     if (FAN_FAULT(STATS_WRONG_STREAM)) {
         fan_stream_drop(on);
-        on = fan_stream_current(k->stream->device);
+        on = fan_stream_current(figures->stream->device);
     }
-    void *left = b->frontend->allow_threads_begin ? b->frontend->allow_threads_begin() : NULL;
-    fan_status status = fan_stats_out_read(on, k->device_words, &words, err);
-    if (b->frontend->allow_threads_begin)
-        b->frontend->allow_threads_end(left);
+    void *left = fan_frontend_leave(b->frontend, true);
+    fan_status status = fan_stats_out_read(on, figures->device_words, &words, err);
+    fan_frontend_return(b->frontend, left);
     fan_stream_drop(on);
     FAN_TRY(status);
-    k->stats = (fan_stats){.count = words.count,
-                           .squares = words.squares,
-                           .scale = (int)words.scale,
-                           .absmax = words.absmax,
-                           .nonfinite = words.nonfinite,
-                           .bad = SIZE_MAX};
-    k->has_nonfinite = words.bad != 0;
-    k->nonfinite_key = words.key;
+    figures->stats = (fan_stats){.count = words.count,
+                                 .squares = words.squares,
+                                 .scale = (int)words.scale,
+                                 .absmax = words.absmax,
+                                 .nonfinite = words.nonfinite,
+                                 .bad = SIZE_MAX};
+    figures->has_nonfinite = words.bad != 0;
+    figures->nonfinite_key = words.key;
     return FAN_OK;
+}
+
+/* What was read stays, if the slot's last sum is still the same. */
+static void stats_keep_read(fan_buffer *b, size_t slot, const fan_sum_stats *figures)
+{
+    fan_sum_stats had = {.valid = false};
+    fan_slot_lock(b, slot);
+    fan_sum_stats *last = &b->sum_stats[slot];
+    if (last->device_words == figures->device_words) {
+        had = *last;
+        *last = *figures;
+        last->device_words = NULL;
+        last->stream = NULL;
+    }
+    fan_slot_unlock(b, slot);
+    fan_sum_stats_drop(&had);
 }
 
 fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad,
@@ -345,43 +392,35 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
 {
     fan_status status = FAN_OK;
     FAN_TRY(fan_slot_check(b, slot, err));
-    if (!b->sum_stats)
+    if (!b->sum_stats) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(b),
                            "stats() needs a buffer that was made with stats=True");
+    }
     fan_slot_lock(b, slot);
-    fan_sum_stats k = fan_sum_stats_hold(&b->sum_stats[slot]);
+    fan_sum_stats figures = fan_sum_stats_hold(&b->sum_stats[slot]);
     fan_slot_unlock(b, slot);
-    if (!k.valid)
+    if (!figures.valid) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
                            "no sum was taken since something was last added to it");
-    if (k.captured)
+    }
+    if (figures.captured) {
         return fan_fail_at(err, FAN_ERR_CAPTURE, 900, fan_slot_place(b, slot, -1),
                            "its sum was made while its stream was captured, and no figures are "
                            "kept of what a graph does: "
                            "take it outside the capture, or sum the graph's results with "
                            "fanin.add_n(.., stats=True)");
-    if (k.device_words) {
-        status = stats_read(b, slot, &k, err);
-        if (status == FAN_OK) {
-            fan_slot_lock(b, slot);
-            /* What was read stays, if the slot's last sum is still the same. */
-            fan_sum_stats had = {.valid = false};
-            if (b->sum_stats[slot].device_words == k.device_words) {
-                had = b->sum_stats[slot];
-                b->sum_stats[slot] = k;
-                b->sum_stats[slot].device_words = NULL;
-                b->sum_stats[slot].stream = NULL;
-            }
-            fan_slot_unlock(b, slot);
-            fan_sum_stats_drop(&had);
-        }
     }
-    *some = k.stats.count != UINT64_MAX;
-    *out = k.stats;
-    if (*some && k.multiplicity > 1)
-        fan_stats_repeat(out, k.multiplicity);
-    *bad = k.has_nonfinite;
-    *bad_key = k.nonfinite_key;
-    fan_sum_stats_drop(&k);
+    if (figures.device_words) {
+        status = stats_read(b, slot, &figures, err);
+        if (status == FAN_OK)
+            stats_keep_read(b, slot, &figures);
+    }
+    *some = figures.stats.count != UINT64_MAX;
+    *out = figures.stats;
+    if (*some && figures.multiplicity > 1)
+        fan_stats_repeat(out, figures.multiplicity);
+    *bad = figures.has_nonfinite;
+    *bad_key = figures.nonfinite_key;
+    fan_sum_stats_drop(&figures);
     return status;
 }

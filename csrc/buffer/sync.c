@@ -1,3 +1,4 @@
+/* sync: the plan bits by name; which stream waits in an add, a fold, a take (sync.h). */
 #include "buffer/sync.h"
 
 #include <string.h>
@@ -10,7 +11,9 @@ static const char *const plan_words[FAN_PLAN_COUNT] = {
 
 const char *fan_plan_word(int index)
 {
-    return index >= 0 && index < FAN_PLAN_COUNT ? plan_words[index] : NULL;
+    if (index < 0 || index >= FAN_PLAN_COUNT)
+        return NULL;
+    return plan_words[index];
 }
 
 char fan_sync_letter(fan_sync_case how)
@@ -22,11 +25,16 @@ uint64_t fan_plan_bits(const char *word)
 {
     uint64_t bits = 0;
     size_t n = strlen(word);
-    for (int i = 0; i < FAN_PLAN_COUNT; i++)
-        if (strncmp(plan_words[i], word, n) == 0 &&
-            (plan_words[i][n] == '\0' || plan_words[i][n] == '.'))
+    if (n == 0)
+        return 0;
+    for (int i = 0; i < FAN_PLAN_COUNT; i++) {
+        if (strncmp(plan_words[i], word, n) != 0)
+            continue;
+        char behind = plan_words[i][n];
+        if (behind == '\0' || behind == '.')
             bits |= UINT64_C(1) << i;
-    return n ? bits : 0;
+    }
+    return bits;
 }
 
 fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan_stream_id current,
@@ -89,12 +97,15 @@ fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add)
 fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bool first,
                                  bool covered)
 {
-    bool streams = fan_stream_id_set(accum);
-    bool other_stream =
-        streams && fan_stream_id_set(producer) && !fan_stream_id_same(accum, producer);
-    fan_sync_term plan = {.rules = !other_stream ? 0 : first ? FAN_S(13) : FAN_S(12)};
-    plan.mark = !streams ? 0 : first ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK;
-    plan.wait = !other_stream || covered ? 0 : first ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT;
+    fan_sync_term plan = {.rules = 0};
+    if (!fan_stream_id_set(accum))
+        return plan;
+    plan.mark = first ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK;
+    if (!fan_stream_id_set(producer) || fan_stream_id_same(accum, producer))
+        return plan;
+    plan.rules = first ? FAN_S(13) : FAN_S(12);
+    if (!covered)
+        plan.wait = first ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT;
     return plan;
 }
 
@@ -114,8 +125,10 @@ static fan_sync_fold ready_on_accum(fan_sync_slot slot)
 fan_sync_fold fan_sync_fold_plan(fan_sync_slot slot)
 {
     fan_sync_fold plan = ready_on_accum(slot);
-    if (fan_stream_id_set(slot.accum))
-        plan.rules = FAN_S(14) | FAN_S(17) | (plan.slot.has_event ? FAN_S(15) : FAN_S(16));
+    if (fan_stream_id_set(slot.accum)) {
+        plan.rules = FAN_S(14) | FAN_S(17);
+        plan.rules |= plan.slot.has_event ? FAN_S(15) : FAN_S(16);
+    }
     return plan;
 }
 

@@ -3,20 +3,20 @@
  * The question, for one gradient g on device D from producer stream P for consumer stream C: on
  * which stream A is the sum taken, when may it start, and where is it ready (R)?
  *
- *   case                condition                  A                  event on P   R
- *   'A' FAN_CASE_SAME      C on D, C == P          C                  no           P      S8
- *   'a' FAN_CASE_OTHER     C on D, C != P          C                  yes          P      S9, g
- * used on C 'B' FAN_CASE_PRODUCER  C not on D, P on D      P                  yes          P S10
- *   'C' FAN_CASE_CURRENT   neither on D            current of D       yes          P      S11
- *   '+' FAN_CASE_LATER     A is set                as it was          if A != P    as it was
- *   '-' FAN_CASE_HOST      D has no streams        none               no           none   S3
+ *   case                   condition            A              event on P   R
+ *   'A' FAN_CASE_SAME      C on D, C == P       C              no           P           S8
+ *   'a' FAN_CASE_OTHER     C on D, C != P       C              yes          P           S9, g on C
+ *   'B' FAN_CASE_PRODUCER  C not on D, P on D   P              yes          P           S10
+ *   'C' FAN_CASE_CURRENT   neither on D         current of D   yes          P           S11
+ *   '+' FAN_CASE_LATER     A is set             as it was      if A != P    as it was
+ *   '-' FAN_CASE_HOST      D has no streams     none           no           none        S3
  *
  * A worked case. Two producers p1, p2, consumer c, one device:
  *
  *   p1  ==g1==*e1                      S9   record e1; A = c; R = p1; no wait yet
  *   p2      ==g2==*e2                  '+'  record e2
- *   c              ^e1 ^e2 [g1 + g2]   S13  c waits e1; S12 c waits e2; the sum runs on c; S16,
- * S17: R = c, no event
+ *   c              ^e1 ^e2 [g1 + g2]   S13  c waits e1; S12: and e2; the sum runs on c;
+ *                                      S16, S17: R = c, no event
  *
  * What can go wrong: a wait on the wrong event (S15: the event of the sum replaces the first
  * producer's), a stream of another device taken for the same one because indexes match (ids carry
@@ -25,8 +25,7 @@
  *
  * Everything here is a pure function of its arguments: no allocation, no device call, no lock.
  * Plans are what to do; order.c does it. Each wait, record and mark is a plan bit, so that a proof
- * can leave it out and see what it is
- * for. */
+ * can leave it out and see what it is for. */
 #ifndef FAN_BUFFER_SYNC_H
 #define FAN_BUFFER_SYNC_H
 

@@ -49,36 +49,43 @@ typedef struct take_op {
 static bool take_out_overlaps_inputs(const fan_extents *inputs, const fan_array *out, size_t slot)
 {
     size_t at = inputs->n;
-    if (!at)
-        return false;
-    for (const fan_extent_entry *x;
-         (x = fan_extents_next(inputs, fan_extent_of(out), &at)) != NULL;)
-        if (x->owner != slot || !x->flag || !fan_array_same_view(out, x->array))
+    while (at) {
+        const fan_extent_entry *met = fan_extents_next(inputs, fan_extent_of(out), &at);
+        if (!met)
+            return false;
+        bool own = met->owner == slot && met->flag;
+        if (!own || !fan_array_same_view(out, met->array))
             return true;
+    }
     return false;
 }
 
-static bool take_written_by_out(const fan_extents *outs, const fan_value *v)
+static bool take_written_by_out(const fan_extents *outs, const fan_value *value)
 {
     fan_array *own[3];
     size_t n;
-    fan_array *const *all = fan_value_arrays(v, own, &n);
-    for (size_t i = 0; outs->n && i < n; i++) {
+    if (!outs->n)
+        return false;
+    fan_array *const *arrays = fan_value_arrays(value, own, &n);
+    for (size_t i = 0; i < n; i++) {
         size_t at = outs->n;
-        if (fan_extents_next(outs, fan_extent_of(all[i]), &at))
+        if (fan_extents_next(outs, fan_extent_of(arrays[i]), &at))
             return true;
     }
     return false;
 }
 
 /* Whether out= lies where one of the slot's own terms lies. */
-static bool take_out_overlaps_own(const take_slot *c)
+static bool take_out_overlaps_own(const take_slot *part)
 {
-    const fan_fold *f = &c->gathered.fold;
-    for (size_t i = 0; i < f->n; i++)
-        if (f->terms[i].v->form == FAN_FORM_DENSE &&
-            !fan_array_extents_disjoint(c->out->array, f->terms[i].v->array))
+    const fan_fold *fold = &part->gathered.fold;
+    for (size_t i = 0; i < fold->n; i++) {
+        const fan_value *value = fold->terms[i].v;
+        if (value->form != FAN_FORM_DENSE)
+            continue;
+        if (!fan_array_extents_disjoint(part->out->array, value->array))
             return true;
+    }
     return false;
 }
 
@@ -86,147 +93,200 @@ static bool take_out_overlaps_own(const take_slot *c)
  * ---- */
 
 /* take_scale_fits: whether the scale is one for sums of this dtype. */
-static bool take_scale_fits(const fan_take *options, fan_dtype d)
+static bool take_scale_fits(const fan_take *options, fan_dtype dtype)
 {
-    char kind = d == FAN_DT_NONE ? 'c' : fan_dtype_kind(d);
-    return !options->scale.on || kind == 'c' ||
-           (options->real && (kind == 'f' || options->integral));
+    if (!options->scale.on || dtype == FAN_DT_NONE)
+        return true;
+    char kind = fan_dtype_kind(dtype);
+    if (kind == 'c')
+        return true;
+    return options->real && (kind == 'f' || options->integral);
 }
 
-static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error *err)
+static fan_status take_check_out(const take_op *op, const take_slot *part, fan_error *err)
 {
-    const fan_buffer *b = t->b;
-    const fan_slot *s = &b->slots[c->slot];
-    const fan_value *out = c->out;
+    const fan_buffer *b = op->b;
+    const fan_slot *s = &b->slots[part->slot];
+    const fan_slot_state *state = s->state;
+    const fan_value *out = part->out;
+    const fan_array *to = out->array;
+    fan_place place = fan_slot_place(b, part->slot, -1);
+    char has[160];
+    char wants[160];
+
+    const fan_fold *fold = &part->gathered.fold;
+    const fan_value *any = fold->n ? fold->terms[0].v : part->gathered.zero;
     const int64_t *shape = NULL;
-    char has[160], wants[160];
-    const fan_fold *f = &c->gathered.fold;
-    const fan_value *any = f->n ? f->terms[0].v : c->gathered.zero;
-    fan_dtype d = fan_fold_dtype(f);
-    int ndim = any ? fan_value_shape(any, &shape) : -1;
-    if (f->state && ndim < 0) {
-        ndim = s->p->ndim;
-        shape = s->p->shape;
+    int ndim = -1;
+    if (any)
+        ndim = fan_value_shape(any, &shape);
+    if (fold->state && ndim < 0) {
+        ndim = state->ndim;
+        shape = state->shape;
     }
+    if (ndim < 0 && !any)
+        return FAN_OK;
     if (ndim < 0)
-        return any ? fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, c->slot, -1),
-                                 "sums objects; out= needs arrays")
-                   : FAN_OK;
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, place, "sums objects; out= needs arrays");
     if (s->spec->has_shape) {
         ndim = s->spec->ndim;
         shape = s->spec->shape;
     }
-    if (ndim != out->array->ndim ||
-        memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
-                           "out= has shape %s, the sum %s",
-                           fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has),
+    if (ndim != to->ndim || memcmp(shape, to->shape, (size_t)ndim * sizeof *shape) != 0) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "out= has shape %s, the sum %s",
+                           fan_shape_text(to->ndim, to->shape, has, sizeof has),
                            fan_shape_text(ndim, shape, wants, sizeof wants));
-    if (d != FAN_DT_NONE && !fan_dtype_can_cast(d, out->dtype))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
+    }
+    fan_dtype dtype = fan_fold_dtype(fold);
+    if (dtype != FAN_DT_NONE && !fan_dtype_can_cast(dtype, out->dtype)) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
                            "out= of dtype %s cannot take a sum of dtype %s",
-                           fan_dtype_name(out->dtype), fan_dtype_name(d));
-    if (s->p->device && out->device != s->p->device)
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
-                           "out= is on %s, the sum on %s%s",
+                           fan_dtype_name(out->dtype), fan_dtype_name(dtype));
+    }
+    if (state->device && out->device != state->device) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "out= is on %s, the sum on %s%s",
                            fan_device_text(out->device, has, sizeof has),
-                           fan_device_text(s->p->device, wants, sizeof wants),
-                           fan_device_of_another(out->device, s->p->device));
+                           fan_device_text(state->device, wants, sizeof wants),
+                           fan_device_of_another(out->device, state->device));
+    }
     return FAN_OK;
 }
 
-static fan_status take_gather(take_op *t, fan_error *err)
+static fan_status take_check_scale(const take_op *op, const take_slot *part, fan_error *err)
 {
-    fan_buffer *b = t->b;
-    for (size_t i = 0; i < t->n; i++) {
-        take_slot *c = &t->slots[i];
-        const fan_fold *f = &c->gathered.fold;
-        fan_slot *s = &b->slots[c->slot];
-        fan_slot_lock(b, c->slot);
-        fan_status status = fan_slot_in_target(b, c->slot, "take", err);
-        if (status == FAN_OK &&
-            (status = fan_slot_claim_all(b, c->slot, true, "take", err)) == FAN_OK) {
-            status = fan_slot_poisoned(b, c->slot, err);
-            if (status == FAN_OK && fan_slot_missing(s, 0) != 0) {
-                char got[24];
-                snprintf(got, sizeof got, "%" PRId64, s->p->count);
-                status = fan_slot_fail_count(b, c->slot, -1, got, err);
-            }
-            if (status != FAN_OK)
-                fan_slot_let_go(b, c->slot);
-        }
-        fan_slot_unlock(b, c->slot);
-        FAN_TRY(status);
-        c->claimed = true;
-        /* The buffer's, unless it was redirected (S7); a slot of zeros alone has none. */
-        fan_stream *own = s->p->consumer;
-        c->consumer = t->options->stream ? t->options->stream : own ? own : b->stream;
-        FAN_TRY(fan_gather(b, c->slot, SIZE_MAX, true, &c->gathered, err));
-        c->has_gathered = true;
-        for (size_t j = 0; j < f->n; j++)
-            if (f->terms[j].v->form == FAN_FORM_OBJECT && (t->options->scale.on || c->out))
-                return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(t->b, c->slot, -1),
-                                   "sums objects; scale= and out= need arrays");
-        const fan_take *options = t->options;
-        fan_dtype d = fan_fold_dtype(f);
-        const char *article = d != FAN_DT_NONE && fan_dtype_name(d)[0] == 'i' ? "an" : "a";
-        if (!take_scale_fits(options, d) && !options->real)
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
-                               "scale=%.12g%+.12gj: %s %s sum needs a real number",
-                               options->scale.re, options->scale.im, article, fan_dtype_name(d));
-        if (!take_scale_fits(options, d))
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
-                               "scale=%.12g: %s %s sum needs an integer%s", options->scale.re,
-                               article, fan_dtype_name(d),
-                               (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63)
-                                   ? ""
-                                   : " that fits int64");
-        if (c->out)
-            FAN_TRY(take_check_out(t, c, err));
-        FAN_TRY(fan_gathered_check(&c->gathered, err));
-    }
-    if (!t->options->out)
+    const fan_take *options = op->options;
+    const fan_scale *scale = &options->scale;
+    fan_dtype dtype = fan_fold_dtype(&part->gathered.fold);
+    if (take_scale_fits(options, dtype))
         return FAN_OK;
-    /* Collects the extents of all inputs and of all outs, for a take with out=. */
-    size_t most = 0, given = 0;
-    for (size_t i = 0; i < t->n; i++) {
-        const fan_fold *f = &t->slots[i].gathered.fold;
-        given += t->slots[i].out != NULL;
-        most += 3 * f->n;
-        for (size_t j = 0; j < f->n; j++)
-            most += f->terms[j].v->nparts;
+    fan_place place = fan_slot_place(op->b, part->slot, -1);
+    const char *name = fan_dtype_name(dtype);
+    const char *article = name[0] == 'i' ? "an" : "a";
+    if (!options->real) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
+                           "scale=%.12g%+.12gj: %s %s sum needs a real number", scale->re,
+                           scale->im, article, name);
     }
-    t->inputs.all = fan_alloc((most + 1) * sizeof *t->inputs.all);
-    t->outs.all = fan_alloc((given + 1) * sizeof *t->outs.all);
-    if (!t->inputs.all || !t->outs.all)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
-    for (size_t i = 0; i < t->n; i++) {
-        const take_slot *c = &t->slots[i];
-        if (c->out)
-            fan_extents_put(&t->outs, c->out->array, c->slot, true);
-        for (size_t j = 0; j < c->gathered.fold.n; j++) {
-            const fan_value *v = c->gathered.fold.terms[j].v;
-            fan_array *own[3];
-            size_t n;
-            fan_array *const *all = fan_value_arrays(v, own, &n);
-            for (size_t k = 0; k < n; k++)
-                fan_extents_put(&t->inputs, all[k], c->slot, v->form == FAN_FORM_DENSE);
+    bool fits_int64 = scale->re < 0x1p63 && scale->re >= -0x1p63;
+    return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "scale=%.12g: %s %s sum needs an integer%s",
+                       scale->re, article, name, fits_int64 ? "" : " that fits int64");
+}
+
+/* Locked: makes the slot busy, if it can be taken now. */
+static fan_status take_claim(fan_buffer *b, size_t slot, fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    FAN_TRY(fan_slot_in_target(b, slot, "take", err));
+    FAN_TRY(fan_slot_claim_all(b, slot, true, "take", err));
+    fan_status status = fan_slot_poisoned(b, slot, err);
+    if (status == FAN_OK && fan_slot_missing(s, 0) != 0) {
+        char got[24];
+        snprintf(got, sizeof got, "%" PRId64, s->state->count);
+        status = fan_slot_fail_count(b, slot, -1, got, err);
+    }
+    if (status != FAN_OK)
+        fan_slot_let_go(b, slot);
+    return status;
+}
+
+static fan_status take_gather_slot(const take_op *op, take_slot *part, fan_error *err)
+{
+    fan_buffer *b = op->b;
+    const fan_take *options = op->options;
+    const fan_fold *fold = &part->gathered.fold;
+    fan_slot_lock(b, part->slot);
+    fan_status status = take_claim(b, part->slot, err);
+    fan_slot_unlock(b, part->slot);
+    FAN_TRY(status);
+    part->claimed = true;
+
+    /* The buffer's, unless it was redirected (S7); a slot of zeros alone has none. */
+    part->consumer = options->stream;
+    if (!part->consumer)
+        part->consumer = b->slots[part->slot].state->consumer;
+    if (!part->consumer)
+        part->consumer = b->stream;
+    FAN_TRY(fan_gather(b, part->slot, SIZE_MAX, true, &part->gathered, err));
+    part->has_gathered = true;
+
+    bool arrays = options->scale.on || part->out;
+    for (size_t i = 0; arrays && i < fold->n; i++) {
+        if (fold->terms[i].v->form == FAN_FORM_OBJECT) {
+            return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, part->slot, -1),
+                               "sums objects; scale= and out= need arrays");
         }
     }
-    fan_extents_sort(&t->inputs);
-    fan_extents_sort(&t->outs);
-    const fan_extent_entry *x, *y;
-    if (fan_extents_any_pair(&t->outs, &x, &y))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(t->b),
-                           "out= of slots %zu and %zu may share memory",
-                           x->owner < y->owner ? x->owner : y->owner,
-                           x->owner < y->owner ? y->owner : x->owner);
-    for (size_t i = 0; i < t->n; i++) {
-        take_slot *c = &t->slots[i];
-        c->out_overlaps_inputs =
-            c->out && take_out_overlaps_inputs(&t->inputs, c->out->array, c->slot);
+    FAN_TRY(take_check_scale(op, part, err));
+    if (part->out)
+        FAN_TRY(take_check_out(op, part, err));
+    return fan_gathered_check(&part->gathered, err);
+}
+
+static void take_collect_inputs(take_op *op, const take_slot *part)
+{
+    const fan_fold *fold = &part->gathered.fold;
+    for (size_t i = 0; i < fold->n; i++) {
+        const fan_value *value = fold->terms[i].v;
+        bool dense = value->form == FAN_FORM_DENSE;
+        fan_array *own[3];
+        size_t n;
+        fan_array *const *arrays = fan_value_arrays(value, own, &n);
+        for (size_t k = 0; k < n; k++)
+            fan_extents_put(&op->inputs, arrays[k], part->slot, dense);
+    }
+}
+
+/* The extents of all inputs and of all outs, for a take with out= (D11). */
+static fan_status take_collect_extents(take_op *op, fan_error *err)
+{
+    size_t most = 1;
+    for (size_t i = 0; i < op->n; i++) {
+        const fan_fold *fold = &op->slots[i].gathered.fold;
+        most += 3 * fold->n;
+        for (size_t k = 0; k < fold->n; k++)
+            most += fold->terms[k].v->nparts;
+    }
+    op->inputs.all = fan_alloc(most * sizeof *op->inputs.all);
+    op->outs.all = fan_alloc((op->n + 1) * sizeof *op->outs.all);
+    if (!op->inputs.all || !op->outs.all)
+        return fan_buffer_fail_memory(op->b, err);
+
+    for (size_t i = 0; i < op->n; i++) {
+        const take_slot *part = &op->slots[i];
+        if (part->out)
+            fan_extents_put(&op->outs, part->out->array, part->slot, true);
+        take_collect_inputs(op, part);
+    }
+    fan_extents_sort(&op->inputs);
+    fan_extents_sort(&op->outs);
+    const fan_extent_entry *one, *two;
+    if (fan_extents_any_pair(&op->outs, &one, &two)) {
+        size_t low = one->owner;
+        size_t high = two->owner;
+        if (low > high) {
+            low = two->owner;
+            high = one->owner;
+        }
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(op->b),
+                           "out= of slots %zu and %zu may share memory", low, high);
+    }
+    for (size_t i = 0; i < op->n; i++) {
+        take_slot *part = &op->slots[i];
+        if (part->out) {
+            part->out_overlaps_inputs =
+                take_out_overlaps_inputs(&op->inputs, part->out->array, part->slot);
+        }
     }
     return FAN_OK;
+}
+
+static fan_status take_gather(take_op *op, fan_error *err)
+{
+    for (size_t i = 0; i < op->n; i++)
+        FAN_TRY(take_gather_slot(op, &op->slots[i], err));
+    if (!op->options->out)
+        return FAN_OK;
+    return take_collect_extents(op, err);
 }
 
 /* ---- 3. sum: planned (A14, D11, D21), then made ---- */
@@ -236,173 +296,231 @@ static fan_status take_gather(take_op *t, fan_error *err)
 static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum,
                              fan_value *out, fan_error *err)
 {
-    const fan_slot *s = &b->slots[slot];
-    const fan_array *z = zero->array;
-    int ndim = s->spec->has_shape ? s->spec->ndim : z->ndim;
-    const int64_t *shape = s->spec->has_shape ? s->spec->shape : z->shape;
-    fan_array *one = NULL, *whole = NULL;
-    if (zero->dtype == sum && fan_accum_fit(false, ndim, shape, z->ndim, z->shape) == FAN_FIT_EXACT)
+    const fan_slot_spec *spec = b->slots[slot].spec;
+    const fan_array *array = zero->array;
+    int ndim = array->ndim;
+    const int64_t *shape = array->shape;
+    if (spec->has_shape) {
+        ndim = spec->ndim;
+        shape = spec->shape;
+    }
+    fan_fit fit = fan_accum_fit(false, ndim, shape, array->ndim, array->shape);
+    if (zero->dtype == sum && fit == FAN_FIT_EXACT)
         return fan_value_copy(b->frontend, zero, out, err);
+    fan_array *one = NULL;
+    fan_array *whole = NULL;
     FAN_TRY(fan_array_new(sum, 0, NULL, NULL, &one, err));
     fan_fill_zero(one);
     fan_status status = fan_array_broadcast(one, ndim, shape, &whole, err);
     fan_array_drop(one);
-    if (status == FAN_OK)
-        *out = (fan_value){
-            .form = FAN_FORM_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
-    return status;
+    FAN_TRY(status);
+    *out = (fan_value){.form = FAN_FORM_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
+    return FAN_OK;
 }
 
 /* Takes over the result of the fold. */
-static fan_status take_end_fold(const take_op *t, take_slot *c, fan_error *err)
+static fan_status take_end_fold(const take_op *op, take_slot *part, fan_error *err)
 {
-    fan_slot_state *p = t->b->slots[c->slot].p;
-    fan_gathered *g = &c->gathered;
-    fan_fold *f = &g->fold;
-    c->begun = false;
-    if (c->plan.way == FAN_TAKE_COMMIT) {
-        FAN_TRY(fan_fold_commit_end(t->b, c->slot, g, err));
-        c->ready = fan_stream_hold(g->sum->producer);
-        c->ready_event = fan_event_hold(g->sum->event);
-        c->sum_stats = fan_sum_stats_hold(&p->sum_stats);
-        return fan_value_copy(t->b->frontend, &g->sum->value, &c->result, err);
+    fan_slot_state *state = op->b->slots[part->slot].state;
+    fan_gathered *gathered = &part->gathered;
+    fan_fold *fold = &gathered->fold;
+    part->begun = false;
+    if (part->plan.way == FAN_TAKE_COMMIT) {
+        FAN_TRY(fan_fold_commit_end(op->b, part->slot, gathered, err));
+        const fan_item *sum = gathered->sum;
+        part->ready = fan_stream_hold(sum->producer);
+        part->ready_event = fan_event_hold(sum->event);
+        part->sum_stats = fan_sum_stats_hold(&state->sum_stats);
+        return fan_value_copy(op->b->frontend, &sum->value, &part->result, err);
     }
-    FAN_TRY(fan_fold_end(f, err));
-    c->sum_stats = fan_sum_stats_move(&f->sum_stats);
-    c->result = f->result;
-    f->result = (fan_value){.dtype = FAN_DT_NONE};
-    c->ready = f->ready;
-    c->ready_event = f->ready_event;
-    f->ready = NULL;
-    f->ready_event = NULL;
-    p->rules |= f->rules;
+    FAN_TRY(fan_fold_end(fold, err));
+    part->sum_stats = fan_sum_stats_move(&fold->sum_stats);
+    part->result = fold->result;
+    fold->result = fan_value_none();
+    part->ready = fold->ready;
+    fold->ready = NULL;
+    part->ready_event = fold->ready_event;
+    fold->ready_event = NULL;
+    state->rules |= fold->rules;
     return FAN_OK;
 }
 
 /* Ends the folds of slots [from, to) that are in the batch; `failed`: some slot did, and nothing
  * more is queued. A slot whose sum was not queued is as it was. */
-static fan_status take_end_folds(const take_op *t, size_t from, size_t to, bool failed,
+static fan_status take_end_folds(const take_op *op, size_t from, size_t to, bool failed,
                                  fan_error *err)
 {
     fan_error other;
     fan_status status = FAN_OK;
-    if (!t->batch)
+    if (!op->batch)
         return FAN_OK;
     if (!failed && !FAN_FAULT(BATCH_LATE))
-        fan_batch_flush(t->batch);
+        fan_batch_flush(op->batch);
     for (size_t i = from; i < to; i++) {
-        take_slot *c = &t->slots[i];
+        take_slot *part = &op->slots[i];
+        fan_fold *fold = &part->gathered.fold;
         fan_error *first = status == FAN_OK ? err : &other;
-        if (!c->begun)
+        if (!part->begun)
             continue;
-        if (fan_fold_left(&c->gathered.fold)) {
-            fan_fold_abandon(&c->gathered.fold);
-            c->begun = false;
+        if (fan_fold_left(fold)) {
+            fan_fold_abandon(fold);
+            part->begun = false;
             continue;
         }
-        fan_status its = take_end_fold(t, c, first);
-        fan_slot_fail(t->b, c->slot, its, first);
-        status = status == FAN_OK ? its : status;
+        fan_status its = take_end_fold(op, part, first);
+        fan_slot_fail(op->b, part->slot, its, first);
+        if (status == FAN_OK)
+            status = its;
     }
     if (!failed && FAN_FAULT(BATCH_LATE))
-        fan_batch_flush(t->batch);
+        fan_batch_flush(op->batch);
     if (status == FAN_OK)
-        status = fan_batch_failure(t->batch, err);
-    fan_batch_clear(t->batch);
+        status = fan_batch_failure(op->batch, err);
+    fan_batch_clear(op->batch);
     return status;
 }
 
-static fan_status take_fold(const take_op *t, take_slot *c, fan_error *err)
+static fan_status take_fold(const take_op *op, take_slot *part, fan_error *err)
 {
-    fan_fold *f = &c->gathered.fold;
-    if (t->batch && fan_fold_batches(f)) {
-        FAN_TRY(fan_fold_begin(f, t->batch, err));
-        c->begun = true;
+    fan_fold *fold = &part->gathered.fold;
+    if (op->batch && fan_fold_batches(fold)) {
+        FAN_TRY(fan_fold_begin(fold, op->batch, err));
+        part->begun = true;
         return FAN_OK;
     }
-    if (t->batch)
-        fan_batch_flush(t->batch); /* the device's order is that of the slots */
-    FAN_TRY(fan_fold_begin(f, NULL, err));
-    return take_end_fold(t, c, err);
+    if (op->batch)
+        fan_batch_flush(op->batch); /* the device's order is that of the slots */
+    FAN_TRY(fan_fold_begin(fold, NULL, err));
+    return take_end_fold(op, part, err);
 }
 
-static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, fan_error *err)
+/* Whether no key is missing: nothing but the entries of the sum comes before the last of them. */
+static bool take_has_all_keys(const take_op *op, const take_slot *part)
 {
-    fan_buffer *b = t->b;
-    fan_gathered *g = &c->gathered;
-    fan_fold *f = &g->fold;
-    const fan_slot *s = &b->slots[c->slot];
-    fan_take_facts facts = {
-        .terms = f->n, .has_state = f->state, .has_zero = g->zero, .last = last};
-    for (size_t i = 0; i < f->n; i++) {
-        facts.dense += f->terms[i].v->form == FAN_FORM_DENSE;
-        facts.sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
-        facts.objects += f->terms[i].v->form == FAN_FORM_OBJECT;
+    const fan_slot_state *state = op->b->slots[part->slot].state;
+    const fan_gathered *gathered = &part->gathered;
+    size_t n = gathered->n - gathered->has_sum;
+    if (state->keyed < 0 || n == 0)
+        return true;
+    uint64_t last = (uint64_t)fan_entry_key(&gathered->entries[gathered->n - 1]);
+    return last == state->next_key + n - 1;
+}
+
+/* Reads the slot. Changes nothing. `last`: no other slot is left that could fail. */
+static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool last)
+{
+    const fan_buffer *b = op->b;
+    const fan_slot *s = &b->slots[part->slot];
+    const fan_take *options = op->options;
+    const fan_gathered *gathered = &part->gathered;
+    const fan_fold *fold = &gathered->fold;
+    fan_dtype sum = fan_fold_dtype(fold);
+    fan_take_facts facts = {.terms = fold->n,
+                            .has_state = fold->state,
+                            .has_zero = gathered->zero,
+                            .has_out = part->out,
+                            .out_overlaps_inputs = part->out_overlaps_inputs,
+                            .stats = b->sum_stats,
+                            .scaled = options->scale.on,
+                            .writable = options->writable,
+                            .exact = fan_fold_is_exact(fold),
+                            .expanded = fan_fold_expanded(fold),
+                            .whole = take_has_all_keys(op, part),
+                            .alone = op->n == 1,
+                            .last = last};
+    for (size_t i = 0; i < fold->n; i++) {
+        fan_form form = fold->terms[i].v->form;
+        facts.dense += form == FAN_FORM_DENSE;
+        facts.sparse += form == FAN_FORM_SPARSE;
+        facts.objects += form == FAN_FORM_OBJECT;
     }
-    fan_dtype sum = fan_fold_dtype(f);
-    facts.has_out = c->out;
-    facts.out_overlaps_inputs = c->out_overlaps_inputs;
-    facts.stats = t->b->sum_stats != NULL;
-    facts.out_overlaps_own = facts.has_out && facts.stats && take_out_overlaps_own(c);
-    facts.scaled = t->options->scale.on;
-    facts.writable = t->options->writable || (f->n == 1 && fan_is_lent(b, NULL, f->terms[0].v));
-    facts.exact = fan_fold_is_exact(f);
-    facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
-    facts.expanded = fan_fold_expanded(f) != 0;
-    size_t n = g->n - g->has_sum;
-    facts.whole = s->p->keyed < 0 || !n ||
-                  (uint64_t)fan_entry_key(&g->entries[g->n - 1]) == s->p->next_key + n - 1;
-    facts.alone = t->n == 1;
-    if (f->n) {
-        facts.first_donated = f->terms[0].donated;
-        facts.same_dtype = f->terms[0].v->dtype == sum;
-        facts.summed = f->terms[0].is_value && s->list->summed > 1;
-        facts.loose = f->terms[0].v->form == FAN_FORM_SPARSE && !f->terms[0].v->sparse->coalesced &&
-                      !FAN_FAULT(SUM_LEFT_LOOSE);
+    if (!facts.objects)
+        facts.widened = fan_accum_dtype(sum, s->spec->accumulate) != sum;
+    if (facts.has_out && facts.stats)
+        facts.out_overlaps_own = take_out_overlaps_own(part);
+    if (!fold->n)
+        return facts;
+
+    const fan_term *first = &fold->terms[0];
+    const fan_value *value = first->v;
+    facts.first_donated = first->donated;
+    facts.same_dtype = value->dtype == sum;
+    facts.summed = fan_term_is_sum(fold, first);
+    if (value->form == FAN_FORM_SPARSE && !FAN_FAULT(SUM_LEFT_LOOSE))
+        facts.loose = !value->sparse->coalesced;
+    if (fold->n > 1)
+        return facts;
+
+    facts.writable = facts.writable || fan_is_lent(b, NULL, value);
+    if (facts.has_out || facts.scaled)
+        return facts;
+    facts.overwritten = take_written_by_out(&op->outs, value);
+    if (facts.writable && !facts.objects)
+        facts.reuse = fan_term_may_write(fold, 0, FAN_WRITER_TAKER);
+    return facts;
+}
+
+/* A14. With stats, on a device with streams, it is measured on A first, and is ready there then. */
+static fan_status take_hand(const take_op *op, take_slot *part, fan_error *err)
+{
+    fan_fold *fold = &part->gathered.fold;
+    const fan_term *only = &fold->terms[0];
+    fan_stream *R = NULL;
+    if (fan_fold_first_suspect(fold)) {
+        part->sum_stats = fan_sum_stats_hold(&fan_fold_slot(fold)->state->sum_stats);
+    } else {
+        FAN_TRY(fan_fold_measure_term(fold, &R, err));
+        part->sum_stats = fan_sum_stats_move(&fold->sum_stats);
     }
-    if (f->n == 1 && !facts.has_out && !facts.scaled) {
-        facts.overwritten = take_written_by_out(&t->outs, f->terms[0].v);
-        if (facts.writable && !facts.objects)
-            facts.reuse = fan_term_may_write(f, 0, FAN_WRITER_TAKER);
+    if (R) {
+        part->ready = fan_stream_hold(R);
+    } else {
+        part->ready = fan_stream_hold(only->producer);
+        part->ready_event = fan_event_hold(only->event);
     }
-    c->plan = fan_plan_take(&facts);
-    f->taker = c->consumer;
-    c->origin = g->like.origin;
-    c->rank = g->like.rank;
-    if (c->plan.rules)
-        b->slots[c->slot].p->rules |= c->plan.rules;
-    if (c->plan.counts)
-        FAN_COUNT(b, copies, 1);
-    switch (c->plan.way) {
+    return fan_value_copy(op->b->frontend, only->v, &part->result, err);
+}
+
+/* Does what the plan says. */
+static fan_status take_carry_out(const take_op *op, take_slot *part, fan_error *err)
+{
+    fan_fold *fold = &part->gathered.fold;
+    switch (part->plan.way) {
     case FAN_TAKE_ZERO:
-        return take_zeros(b, c->slot, g->zero, fan_fold_dtype(f), &c->result, err);
-    case FAN_TAKE_HAND: {
-        /* A14. With stats, on a device with streams, it is measured on A first, and is ready there
-         * then. */
-        fan_stream *R = NULL;
-        if (fan_fold_first_suspect(f)) {
-            c->sum_stats = fan_sum_stats_hold(&t->b->slots[c->slot].p->sum_stats);
-        } else {
-            FAN_TRY(fan_fold_measure_term(f, &R, err));
-            c->sum_stats = fan_sum_stats_move(&f->sum_stats);
-        }
-        c->ready = fan_stream_hold(R ? R : f->terms[0].producer);
-        c->ready_event = R ? NULL : fan_event_hold(f->terms[0].event);
-        return fan_value_copy(t->b->frontend, f->terms[0].v, &c->result, err);
-    }
+        return take_zeros(op->b, part->slot, part->gathered.zero, fan_fold_dtype(fold),
+                          &part->result, err);
+    case FAN_TAKE_HAND:
+        return take_hand(op, part, err);
     case FAN_TAKE_FINISH:
-        f->finish = true;
-        f->take = t->options;
-        f->finish_dtype = c->out ? c->out->dtype : FAN_DT_NONE;
-        return take_fold(t, c, err);
+        fold->finish = true;
+        fold->take = op->options;
+        if (part->out)
+            fold->finish_dtype = part->out->dtype;
+        return take_fold(op, part, err);
     case FAN_TAKE_COMMIT:
-        return take_fold(t, c, err);
+        return take_fold(op, part, err);
     case FAN_TAKE_LATE:
-        c->planned_again = true;
+        part->planned_again = true;
         return FAN_OK;
     default:
         return FAN_OK;
     }
+}
+
+static fan_status take_plan_and_sum(const take_op *op, take_slot *part, bool last, fan_error *err)
+{
+    fan_gathered *gathered = &part->gathered;
+    fan_slot_state *state = op->b->slots[part->slot].state;
+    fan_take_facts facts = take_facts(op, part, last);
+    part->plan = fan_plan_take(&facts);
+    gathered->fold.taker = part->consumer;
+    part->origin = gathered->like.origin;
+    part->rank = gathered->like.rank;
+    if (part->plan.rules) /* a slot without any may have the state that is only read */
+        state->rules |= part->plan.rules;
+    if (part->plan.counts)
+        FAN_COUNT(op->b, copies, 1);
+    return take_carry_out(op, part, err);
 }
 
 /* ---- 4. order: the consumer's stream, the copies into out=, what is measured ---- */
@@ -410,121 +528,140 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
 /* The stream that writes a sum into `out` (a hold): A, where the sum was made. A slot that was fed
  * symbolic zeros alone has no A: then the stream of the taker, or the current stream of the
  * device. */
-static fan_stream *take_writer(const fan_slot_state *p, const fan_fold *f, const fan_value *out)
+static fan_stream *take_writer(const fan_slot_state *state, const fan_fold *fold,
+                               const fan_value *out)
 {
-    if (p->accum || !out->device->backend->has_streams)
-        return fan_stream_hold(p->accum);
-    return f->taker && f->taker->device == out->device ? fan_stream_hold(f->taker)
-                                                       : fan_stream_current(out->device);
+    if (state->accum || !out->device->backend->has_streams)
+        return fan_stream_hold(state->accum);
+    if (fold->taker && fold->taker->device == out->device)
+        return fan_stream_hold(fold->taker);
+    return fan_stream_current(out->device);
 }
 
 /* A sum that is there already goes into out: copied, or, if it is sparse, its entries over
  * zeros. */
-static fan_status take_copy_into_out(const take_op *t, const take_slot *c, fan_stream *A,
+static fan_status take_copy_into_out(const take_op *op, const take_slot *part, fan_stream *A,
                                      fan_error *err)
 {
-    const fan_value *out = c->out;
-    fan_operand one = {c->result.array, out->dtype};
-    FAN_COUNT(t->b, copies, 1);
-    FAN_COUNT(t->b, passes, 1);
-    if (c->result.form == FAN_FORM_DENSE)
-        return fan_device_run(
-            out->device, A,
-            &(fan_job){
-                .kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"},
-            err);
-    FAN_TRY(fan_device_run(
-        out->device, A, &(fan_job){.kind = FAN_JOB_ZERO, .out = out->array, .label = "fill"}, err));
-    if (c->result.form == FAN_FORM_SPARSE)
-        FAN_TRY(fan_device_run(out->device, A,
-                               &(fan_job){.kind = FAN_JOB_SCATTER,
-                                          .out = out->array,
-                                          .sparse = c->result.sparse,
-                                          .label = "scatter"},
-                               err));
-    return FAN_OK;
+    const fan_value *out = part->out;
+    fan_operand one = {part->result.array, out->dtype};
+    fan_job job = {.out = out->array};
+    FAN_COUNT(op->b, copies, 1);
+    FAN_COUNT(op->b, passes, 1);
+    if (part->result.form == FAN_FORM_DENSE) {
+        job.kind = FAN_JOB_COPY;
+        job.in = &one;
+        job.n = 1;
+        job.label = "copy";
+        return fan_device_run(out->device, A, &job, err);
+    }
+    job.kind = FAN_JOB_ZERO;
+    job.label = "fill";
+    FAN_TRY(fan_device_run(out->device, A, &job, err));
+    if (part->result.form != FAN_FORM_SPARSE)
+        return FAN_OK;
+    job.kind = FAN_JOB_SCATTER;
+    job.sparse = part->result.sparse;
+    job.label = "scatter";
+    return fan_device_run(out->device, A, &job, err);
 }
 
 /* S22, for a copy that runs on `on`; *plan orders others after it. */
-static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on,
+static fan_status take_order_copy(const take_op *op, take_slot *part, fan_stream *on,
                                   fan_sync_fold *plan, fan_error *err)
 {
-    fan_fold *f = &c->gathered.fold;
-    const fan_slot_state *p = t->b->slots[c->slot].p;
-    if (!on && c->out->device->backend->has_streams)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
+    fan_fold *fold = &part->gathered.fold;
+    const fan_slot_state *state = op->b->slots[part->slot].state;
+    if (!on && part->out->device->backend->has_streams)
+        return fan_buffer_fail_memory(op->b, err);
     if (on)
-        FAN_TRY(fan_order_consumer(f->taker, on, NULL, &f->taker, err));
+        FAN_TRY(fan_order_consumer(fold->taker, on, NULL, &fold->taker, err));
     fan_stream_id id = fan_stream_id_of(on);
-    fan_sync_slot slot = {
-        .consumer = p->accum ? fan_stream_id_of(p->consumer) : id, .accum = id, .ready = id};
-    *plan = fan_sync_finish_plan(slot, true, fan_stream_id_of(f->taker));
-    f->out = c->out;
-    return fan_order_wait_taker(f, on, plan, err);
+    fan_sync_slot slot = {.consumer = id, .accum = id, .ready = id};
+    if (state->accum)
+        slot.consumer = fan_stream_id_of(state->consumer);
+    *plan = fan_sync_finish_plan(slot, true, fan_stream_id_of(fold->taker));
+    fold->out = part->out;
+    return fan_order_wait_taker(fold, on, plan, err);
 }
 
-static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
+/* The sum goes into its out=, which is the result from then on. */
+static fan_status take_copy_out(const take_op *op, take_slot *part, fan_error *err)
 {
-    fan_slot_state *p = t->b->slots[c->slot].p;
-    if (c->handed)
-        return FAN_OK;
-    c->handed = true;
-    bool sparse_into_out = c->plan.copy_out && c->result.form == FAN_FORM_SPARSE;
-    if (c->plan.copy_out) {
-        fan_buffer *b = t->b;
-        fan_value sum = c->result;
-        fan_sync_fold plan = {.rules = 0};
-        fan_stream *on = take_writer(p, &c->gathered.fold, c->out);
-        fan_status status = take_order_copy(t, c, on, &plan, err);
-        if (status == FAN_OK)
-            status = take_copy_into_out(t, c, on, err);
-        fan_stream_drop(c->ready);
-        c->ready = on;
-        FAN_TRY(status);
-        p->rules |= plan.rules;
-        fan_event_drop(c->ready_event);
-        c->ready_event = NULL;
-        if (plan.slot.has_event)
-            FAN_TRY(fan_order_record(b, on, FAN_PLAN_S22_RECORD, &c->ready_event, err));
-        c->result = (fan_value){.dtype = FAN_DT_NONE};
-        fan_value_drop(b->frontend, &sum);
-        FAN_TRY(fan_value_copy(b->frontend, c->out, &c->result, err));
-    }
-    if (c->result.form != FAN_FORM_UNDEFINED)
-        FAN_TRY(fan_order_hand_over(t->b, c->slot, &c->result, p->consumer, p->accum, c->ready,
-                                    c->ready_event, c->consumer, &p->rules, err));
-    if (!t->b->sum_stats)
-        return FAN_OK;
-    /* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has
-     * UINT64_MAX elements; zeros that went into an out are zeros. */
-    fan_fold *f = &c->gathered.fold;
+    fan_buffer *b = op->b;
+    fan_slot_state *state = b->slots[part->slot].state;
+    fan_value sum = part->result;
+    fan_sync_fold plan = {.rules = 0};
+    fan_stream *on = take_writer(state, &part->gathered.fold, part->out);
+    fan_status status = take_order_copy(op, part, on, &plan, err);
+    if (status == FAN_OK)
+        status = take_copy_into_out(op, part, on, err);
+    fan_stream_drop(part->ready);
+    part->ready = on;
+    FAN_TRY(status);
+    state->rules |= plan.rules;
+    fan_event_drop(part->ready_event);
+    part->ready_event = NULL;
+    if (plan.slot.has_event)
+        FAN_TRY(fan_order_record(b, on, FAN_PLAN_S22_RECORD, &part->ready_event, err));
+    part->result = fan_value_none();
+    fan_value_drop(b->frontend, &sum);
+    return fan_value_copy(b->frontend, part->out, &part->result, err);
+}
+
+/* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has
+ * UINT64_MAX elements; zeros that went into an out are zeros. */
+static fan_status take_measure(const take_op *op, take_slot *part, bool sparse_into_out,
+                               fan_error *err)
+{
+    const fan_sum_stats *running = &op->b->slots[part->slot].state->sum_stats;
+    fan_fold *fold = &part->gathered.fold;
+    const fan_value *result = &part->result;
     /* They are those of all elements of out, not of the stored ones. On the host nothing may fail
      * any more. */
-    bool on_host = sparse_into_out && !c->out->device->backend->has_streams;
-    if (on_host)
-        fan_sum_stats_of_out(t->b, c->out->array, &c->sum_stats);
-    else if (sparse_into_out)
-        fan_sum_stats_drop(&c->sum_stats);
-    fan_sum_stats was = c->sum_stats;
-    if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
-        fan_sum_stats_drop(&c->sum_stats);
-        c->sum_stats = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
+    if (sparse_into_out) {
+        if (part->out->device->backend->has_streams)
+            fan_sum_stats_drop(&part->sum_stats);
+        else
+            fan_sum_stats_of_out(op->b, part->out->array, &part->sum_stats);
+    }
+    if (result->form == FAN_FORM_UNDEFINED || result->form == FAN_FORM_OBJECT) {
+        fan_sum_stats_drop(&part->sum_stats);
+        part->sum_stats = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
         return FAN_OK;
     }
-    if (!was.valid && c->plan.copy_out && f->n == 0 && !f->state) {
-        c->sum_stats = (fan_sum_stats){
-            .valid = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
+    bool zeros = fold->n == 0 && !fold->state;
+    if (zeros && part->plan.copy_out && !part->sum_stats.valid) {
+        part->sum_stats = (fan_sum_stats){.valid = true, .stats = {.bad = SIZE_MAX}};
+        part->sum_stats.stats.count = (uint64_t)result->array->size;
         return FAN_OK;
     }
-    f->sum_stats = was;
-    c->sum_stats = (fan_sum_stats){.valid = false};
-    FAN_TRY(fan_fold_collect_stats(f, &c->result, err));
-    c->sum_stats = fan_sum_stats_move(&f->sum_stats);
-    if (p->sum_stats.has_nonfinite) {
-        c->sum_stats.has_nonfinite = true;
-        c->sum_stats.nonfinite_key = p->sum_stats.nonfinite_key;
+    fold->sum_stats = fan_sum_stats_move(&part->sum_stats);
+    FAN_TRY(fan_fold_collect_stats(fold, result, err));
+    part->sum_stats = fan_sum_stats_move(&fold->sum_stats);
+    if (running->has_nonfinite) {
+        part->sum_stats.has_nonfinite = true;
+        part->sum_stats.nonfinite_key = running->nonfinite_key;
     }
     return FAN_OK;
+}
+
+static fan_status take_order(const take_op *op, take_slot *part, fan_error *err)
+{
+    fan_slot_state *state = op->b->slots[part->slot].state;
+    if (part->handed)
+        return FAN_OK;
+    part->handed = true;
+    bool sparse_into_out = part->plan.copy_out && part->result.form == FAN_FORM_SPARSE;
+    if (part->plan.copy_out)
+        FAN_TRY(take_copy_out(op, part, err));
+    if (part->result.form != FAN_FORM_UNDEFINED) {
+        FAN_TRY(fan_order_hand_over(op->b, part->slot, &part->result, part->ready,
+                                    part->ready_event, part->consumer, &state->rules, err));
+    }
+    if (!op->b->sum_stats)
+        return FAN_OK;
+    return take_measure(op, part, sparse_into_out, err);
 }
 
 /* ---- the steps of a take ---- */
@@ -540,117 +677,212 @@ typedef enum take_step {
     TAKE_ORDER /* the others, and the copies into `out` */
 } take_step;
 
-static fan_status take_step_of_slot(const take_op *t, take_slot *c, take_step step, fan_error *err)
+static fan_status take_step_of_slot(const take_op *op, take_slot *part, take_step step,
+                                    fan_error *err)
 {
-    fan_fold *f = &c->gathered.fold;
+    fan_fold *fold = &part->gathered.fold;
     switch (step) {
     case TAKE_SUM:
-        return take_plan_and_sum(t, c, false, err);
+        return take_plan_and_sum(op, part, false, err);
     case TAKE_SUM_LATE:
-        return c->planned_again ? take_plan_and_sum(t, c, true, err) : FAN_OK;
-    case TAKE_ORDER_RETURNED:
-        return c->out ? FAN_OK : take_order(t, c, err);
-    case TAKE_WRITE_OUT:
-        if (c->plan.way != FAN_TAKE_INTO_OUT)
+        if (!part->planned_again)
             return FAN_OK;
-        f->finish = true;
-        f->take = t->options;
-        f->out = c->out;
-        return take_fold(t, c, err);
+        return take_plan_and_sum(op, part, true, err);
+    case TAKE_ORDER_RETURNED:
+        if (part->out)
+            return FAN_OK;
+        return take_order(op, part, err);
+    case TAKE_WRITE_OUT:
+        if (part->plan.way != FAN_TAKE_INTO_OUT)
+            return FAN_OK;
+        fold->finish = true;
+        fold->take = op->options;
+        fold->out = part->out;
+        return take_fold(op, part, err);
     default:
-        return take_order(t, c, err);
+        return take_order(op, part, err);
     }
 }
 
 /* One step, for every slot before the next step begins. The sums that it put into the batch are
  * ended after it. */
-static fan_status take_each_slot(const take_op *t, take_step step, fan_error *err)
+static fan_status take_each_slot(const take_op *op, take_step step, fan_error *err)
 {
     fan_error other;
     fan_status status = FAN_OK;
     size_t ended = 0;
-    for (size_t i = 0; i < t->n && status == FAN_OK; i++) {
-        status = take_step_of_slot(t, &t->slots[i], step, err);
-        fan_slot_fail(t->b, t->slots[i].slot, status, err);
-        if (status == FAN_OK && t->batch && fan_batch_bytes(t->batch) >= FAN_BATCH_BYTES) {
-            status = take_end_folds(t, ended, i + 1, false, err);
+    for (size_t i = 0; i < op->n && status == FAN_OK; i++) {
+        take_slot *part = &op->slots[i];
+        status = take_step_of_slot(op, part, step, err);
+        fan_slot_fail(op->b, part->slot, status, err);
+        bool full = op->batch && fan_batch_bytes(op->batch) >= FAN_BATCH_BYTES;
+        if (status == FAN_OK && full) {
+            status = take_end_folds(op, ended, i + 1, false, err);
             ended = i + 1;
         }
     }
-    bool failed = status != FAN_OK;
-    fan_status its = take_end_folds(t, ended, t->n, failed, failed ? &other : err);
-    return failed ? status : its;
+    if (status == FAN_OK)
+        return take_end_folds(op, ended, op->n, false, err);
+    (void)take_end_folds(op, ended, op->n, true, &other);
+    return status;
 }
 
-static void take_name_origin(take_slot *c)
+static void take_name_origin(take_slot *part)
 {
-    if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_ZERO)
+    if (part->result.form == FAN_FORM_UNDEFINED || part->result.form == FAN_FORM_ZERO)
         return;
-    c->result.origin = c->origin;
-    c->result.rank = c->rank;
+    part->result.origin = part->origin;
+    part->result.rank = part->rank;
+}
+
+/* The user may keep a sum that was shown, even if the take then fails because of another slot: so
+ * what stays in the slot is not written any more. */
+static void take_expose(const fan_slot *s)
+{
+    for (size_t k = 0; k < fan_slot_entries(s); k++) {
+        fan_entry *one = &s->list->entries[k];
+        if (!one->general) {
+            one->exposed = true;
+            one->donated = false;
+            continue;
+        }
+        fan_item *item = one->item;
+        item->exposed = true;
+        item->shown = true;
+        if (item->donated) /* the promise was one until the take */
+            fan_value_returned(&item->value);
+        item->donated = false;
+    }
+}
+
+static fan_status take_show(const take_op *op, fan_error *err)
+{
+    const fan_take *options = op->options;
+    if (!options->show)
+        return FAN_OK;
+    for (size_t i = 0; i < op->n; i++) {
+        take_slot *part = &op->slots[i];
+        bool written = part->plan.way == FAN_TAKE_INTO_OUT || part->plan.copy_out;
+        if (!part->out) {
+            take_expose(&op->b->slots[part->slot]);
+            take_name_origin(part);
+            FAN_TRY(options->show(options->ctx, i, &part->result, err));
+        } else if (written) {
+            FAN_TRY(options->show(options->ctx, i, NULL, err));
+        }
+    }
+    return FAN_OK;
+}
+
+/* A sum of objects has run others' code: checks that each `out` still lies where it lay. */
+static fan_status take_check_outs_unmoved(const take_op *op, fan_error *err)
+{
+    for (size_t i = 0; i < op->n; i++) {
+        const take_slot *part = &op->slots[i];
+        if (part->out && !fan_value_unmoved(op->b, part->out)) {
+            return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(op->b, part->slot, -1),
+                               "the memory, dtype or shape of out= was changed during the take");
+        }
+    }
+    return FAN_OK;
+}
+
+/* Sums on streams are queued together, where there are several. */
+static fan_status take_begin_batch(take_op *op, fan_error *err)
+{
+    bool streams = false;
+    for (size_t i = 0; i < op->n; i++)
+        streams |= op->b->slots[op->slots[i].slot].state->accum != NULL;
+    if (!streams || op->n == 1 || op->b->sum_stats)
+        return FAN_OK;
+    op->batch = fan_batch_new();
+    if (!op->batch)
+        return fan_buffer_fail_memory(op->b, err);
+    return FAN_OK;
 }
 
 /* Order: 1. all sums; 2. sums written straight into `out`; 3. copies into `out`. An `out` may alias
  * an input of another slot, so nothing is written while an input is still unread. */
-static fan_status take_all(take_op *t, fan_error *err)
+static fan_status take_all(take_op *op, fan_error *err)
 {
     fan_status status = FAN_OK;
-    bool streams = false, late = false;
-    for (size_t i = 0; i < t->n; i++)
-        streams |= t->b->slots[t->slots[i].slot].p->accum != NULL;
-    if (streams && t->n > 1 && !t->b->sum_stats && !(t->batch = fan_batch_new()))
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
-    FAN_GO(take_each_slot(t, TAKE_SUM, err));
-    for (size_t i = 0; i < t->n; i++)
-        late |= t->slots[i].planned_again;
+    bool late = false;
+    FAN_TRY(take_begin_batch(op, err));
+    FAN_GO(take_each_slot(op, TAKE_SUM, err));
+    for (size_t i = 0; i < op->n; i++)
+        late |= op->slots[i].planned_again;
     if (late)
-        FAN_GO(take_each_slot(t, TAKE_SUM_LATE, err));
-    for (size_t i = 0; late && i < t->n; i++)
-        t->slots[i].gathered.fold.may_end = false;
-    FAN_GO(take_each_slot(t, TAKE_ORDER_RETURNED, err));
-    /* The user may keep a sum that was shown, even if the take then fails because of another slot:
-     * so what stays in the slot is not written any more. */
-    const fan_take *options = t->options;
-    for (size_t i = 0; options->show && i < t->n; i++) {
-        take_slot *c = &t->slots[i];
-        if (c->out) {
-            if (c->plan.way == FAN_TAKE_INTO_OUT || c->plan.copy_out)
-                FAN_GO(options->show(options->ctx, i, NULL, err));
-            continue;
-        }
-        for (size_t k = 0; k < fan_slot_entries(&t->b->slots[c->slot]); k++) {
-            fan_entry *one = &t->b->slots[c->slot].list->entries[k];
-            if (one->general) {
-                one->item->exposed = one->item->shown = true;
-                if (one->item->donated) /* the promise was one until the take */
-                    fan_value_returned(&one->item->value);
-                one->item->donated = false;
-            } else {
-                one->exposed = true;
-                one->donated = false;
-            }
-        }
-        take_name_origin(c);
-        FAN_GO(options->show(options->ctx, i, &c->result, err));
-    }
-    /* A sum of objects has run others' code: checks that each `out` still lies where it lay. */
-    const fan_buffer *b = t->b;
-    for (size_t i = 0; i < t->n; i++) {
-        const take_slot *c = &t->slots[i];
-        if (c->out && !fan_value_unmoved(b, c->out))
-            FAN_GO(fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, c->slot, -1),
-                               "the memory, dtype or shape of out= was changed during the take"));
-    }
-    if (t->options->out) {
-        FAN_GO(take_each_slot(t, TAKE_WRITE_OUT, err));
-        status = take_each_slot(t, TAKE_ORDER, err);
+        FAN_GO(take_each_slot(op, TAKE_SUM_LATE, err));
+    for (size_t i = 0; late && i < op->n; i++)
+        op->slots[i].gathered.fold.may_end = false;
+    FAN_GO(take_each_slot(op, TAKE_ORDER_RETURNED, err));
+    FAN_GO(take_show(op, err));
+    FAN_GO(take_check_outs_unmoved(op, err));
+    if (op->options->out) {
+        FAN_GO(take_each_slot(op, TAKE_WRITE_OUT, err));
+        status = take_each_slot(op, TAKE_ORDER, err);
     }
 done:
-    fan_batch_free(t->batch);
+    fan_batch_free(op->batch);
     return status;
 }
 
 /* ---- 5. hand over: the slots are empty and free ---- */
+
+static void take_trace(const take_op *op, const take_slot *part)
+{
+    const fan_slot *s = &op->b->slots[part->slot];
+    const fan_slot_state *state = s->state;
+    const fan_stream *consumer = part->consumer;
+    const fan_device *d = consumer ? consumer->device : state->device;
+    fan_trace_line line = {.kind = FAN_TRACE_TAKE,
+                           .how = fan_slot_letter(s),
+                           .device = fan_device_number(d),
+                           .count = (uint32_t)state->count,
+                           .key = -1,
+                           .rules = state->rules,
+                           .stream = fan_stream_handle(consumer),
+                           .bytes = fan_value_bytes(&part->result)};
+    fan_slot_trace(op->b, part->slot, line);
+}
+
+/* Cannot fail: lets the slot go; empty, if the take was `good`: what it held is returned, for
+ * fan_slot_state_free. */
+static fan_slot_state *take_commit(const take_op *op, take_slot *part, bool good)
+{
+    fan_buffer *b = op->b;
+    fan_slot_state *gone = NULL;
+    if (good && fan_trace_on() && part->result.form != FAN_FORM_UNDEFINED)
+        take_trace(op, part);
+    fan_slot_lock(b, part->slot);
+    if (good)
+        gone = fan_slot_cut(b, &b->slots[part->slot]);
+    if (good && b->sum_stats) {
+        fan_sum_stats old = b->sum_stats[part->slot];
+        b->sum_stats[part->slot] = part->sum_stats;
+        part->sum_stats = old;
+    }
+    fan_slot_let_go(b, part->slot);
+    fan_slot_unlock(b, part->slot);
+    return gone;
+}
+
+/* Drops what the way through the take held, and what was in the slot. */
+static void take_end_slot(const take_op *op, take_slot *part, fan_slot_state *gone)
+{
+    fan_value_drop(op->b->frontend, &part->result);
+    fan_sum_stats_drop(&part->sum_stats);
+    fan_stream_drop(part->ready);
+    fan_event_drop(part->ready_event);
+    if (part->has_gathered)
+        fan_gathered_fini(&part->gathered);
+    /* the consumer has waited for what was pooled */
+    if (gone && gone != &fan_slot_state_none) {
+        fan_stream_drop(gone->capture_origin);
+        gone->capture_origin = NULL;
+    }
+    fan_slot_state_free(op->b, gone);
+}
 
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *results,
                            fan_error *err)
@@ -658,72 +890,39 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
     FAN_TRY(fan_buffer_check_fork(b, err));
     if (options->one)
         FAN_TRY(fan_slot_check(b, options->slot, err));
-    take_op t = {.b = b, .options = options, .n = options->one ? 1 : b->nslots};
-    t.slots = fan_calloc((t.n ? t.n : 1) * sizeof *t.slots);
-    fan_slot_state **gone = fan_calloc((t.n ? t.n : 1) * sizeof *gone);
-    if (!t.slots || !gone) {
-        fan_free(t.slots);
+    take_op op = {.b = b, .options = options, .n = options->one ? 1 : b->nslots};
+    op.slots = fan_calloc((op.n + 1) * sizeof *op.slots);
+    fan_slot_state **gone = fan_calloc((op.n + 1) * sizeof *gone);
+    if (!op.slots || !gone) {
+        fan_free(op.slots);
         fan_free(gone);
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
+        return fan_buffer_fail_memory(b, err);
     }
-    for (size_t i = 0; i < t.n; i++) {
-        t.slots[i].slot = options->one ? options->slot : i;
-        t.slots[i].out =
-            options->out && options->out[i].form == FAN_FORM_DENSE ? &options->out[i] : NULL;
+    for (size_t i = 0; i < op.n; i++) {
+        take_slot *part = &op.slots[i];
+        part->slot = options->one ? options->slot : i;
+        if (options->out && options->out[i].form == FAN_FORM_DENSE)
+            part->out = &options->out[i];
     }
-    fan_status status = take_gather(&t, err);
+    fan_status status = take_gather(&op, err);
     if (status == FAN_OK)
-        status = take_all(&t, err);
-    fan_free(t.inputs.all);
-    fan_free(t.outs.all);
-    for (size_t i = 0; i < t.n && t.slots[i].claimed; i++) {
-        take_slot *c = &t.slots[i];
-        if (status == FAN_OK && fan_trace_on() && c->result.form != FAN_FORM_UNDEFINED) {
-            const fan_slot *s = &t.b->slots[c->slot];
-            const fan_device *d = c->consumer ? c->consumer->device : s->p->device;
-            fan_slot_trace(t.b, c->slot,
-                           (fan_trace_line){.kind = FAN_TRACE_TAKE,
-                                            .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
-                                            .device = d && d->id ? (int16_t)d->index : -1,
-                                            .count = (uint32_t)s->p->count,
-                                            .key = -1,
-                                            .rules = s->p->rules,
-                                            .stream = c->consumer ? c->consumer->handle : 0,
-                                            .bytes = fan_value_bytes(&c->result)});
+        status = take_all(&op, err);
+    fan_free(op.inputs.all);
+    fan_free(op.outs.all);
+
+    bool good = status == FAN_OK;
+    for (size_t i = 0; i < op.n && op.slots[i].claimed; i++)
+        gone[i] = take_commit(&op, &op.slots[i], good);
+    for (size_t i = 0; i < op.n; i++) {
+        take_slot *part = &op.slots[i];
+        if (good) {
+            take_name_origin(part);
+            results[i] = part->result;
+            part->result = fan_value_none();
         }
-        fan_slot_lock(b, c->slot);
-        if (status == FAN_OK) {
-            gone[i] = fan_slot_cut(b, &b->slots[c->slot]);
-            if (b->sum_stats) {
-                fan_sum_stats old = b->sum_stats[c->slot];
-                b->sum_stats[c->slot] = c->sum_stats;
-                c->sum_stats = old;
-            }
-        }
-        fan_slot_let_go(b, c->slot);
-        fan_slot_unlock(b, c->slot);
+        take_end_slot(&op, part, gone[i]);
     }
-    for (size_t i = 0; i < t.n; i++) {
-        take_slot *c = &t.slots[i];
-        if (status == FAN_OK) {
-            take_name_origin(c);
-            results[i] = c->result;
-        } else {
-            fan_value_drop(b->frontend, &c->result);
-        }
-        fan_sum_stats_drop(&c->sum_stats);
-        fan_stream_drop(c->ready);
-        fan_event_drop(c->ready_event);
-        if (c->has_gathered)
-            fan_gathered_fini(&c->gathered);
-        /* the consumer has waited for what was pooled */
-        if (gone[i] && gone[i] != &fan_slot_state_none) {
-            fan_stream_drop(gone[i]->capture_origin);
-            gone[i]->capture_origin = NULL;
-        }
-        fan_slot_state_free(b, gone[i]);
-    }
-    fan_free(t.slots);
+    fan_free(op.slots);
     fan_free(gone);
     return status;
 }
@@ -759,12 +958,16 @@ static fan_list *take_list(const fan_buffer *b, size_t slot)
 /* take_defined: the entries of a slot's sum; 0: it is undefined. */
 static size_t take_defined(const fan_list *p)
 {
-    return p ? fan_list_defined(p) : 0;
+    if (!p)
+        return 0;
+    return fan_list_defined(p);
 }
 
 static const fan_scale *take_scale(const fan_take *options)
 {
-    return options->scale.on ? &options->scale : NULL;
+    if (!options->scale.on)
+        return NULL;
+    return &options->scale;
 }
 
 /* take_plain_scales: whether sums of dtype d are scaled here. The general path reports what is
@@ -781,18 +984,18 @@ static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype ac
 static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
 {
     fan_slot *s = &b->slots[slot];
-    fan_list *p = s->list;
-    if (s->p != &fan_slot_state_none || s->busy || s->targets ||
-        fan_plain_stats_on_device(b, slot) || fan_slot_missing(s, 0) != 0)
+    fan_list *list = s->list;
+    if (fan_slot_has_state(s) || s->busy || s->targets)
         return false;
-    if (p && p->n) {
-        fan_dtype d = p->kind.dtype;
-        if (options->scale.on && fan_list_defined(p) &&
-            !take_plain_scales(options, d, fan_plain_accum(b, slot)))
+    if (fan_plain_stats_on_device(b, slot) || fan_slot_missing(s, 0) != 0)
+        return false;
+    if (list && list->n) {
+        bool scaled = options->scale.on && fan_list_defined(list);
+        if (scaled && !take_plain_scales(options, list->kind.dtype, fan_plain_accum(b, slot)))
             return false;
-        fan_list_sort(p);
-        if (p->undefined)
-            fan_list_undefined_last(p);
+        fan_list_sort(list);
+        if (list->undefined)
+            fan_list_undefined_last(list);
     }
     fan_plain_claim(s);
     return true;
@@ -801,132 +1004,159 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
 static void take_plain_give_back(fan_buffer *b, fan_span span)
 {
     for (size_t i = span.first; i < span.end; i++) {
-        fan_list *p = take_list(b, i);
-        if (p && p->undefined && p->entries[0].key >= 0)
-            fan_list_by_key(p);
+        fan_list *list = take_list(b, i);
+        if (list && list->undefined && list->entries[0].key >= 0)
+            fan_list_by_key(list);
     }
     fan_plain_release(b, span);
 }
 
 /* take_stays_in_int64: of a sum of Python ints. */
-static bool take_stays_in_int64(const fan_list *p, const fan_take *options)
+static bool take_stays_in_int64(const fan_list *list, const fan_take *options)
 {
-    int64_t total = 0, n;
-    bool over = options->scale.on;
-    for (size_t k = 0; k < fan_list_defined(p) && !over; k++) {
-        memcpy(&n, fan_entry_data(&p->kind, &p->entries[k]), sizeof n);
-        over = __builtin_add_overflow(total, n, &total);
+    int64_t total = 0;
+    int64_t number;
+    if (options->scale.on)
+        return false;
+    for (size_t k = 0; k < fan_list_defined(list); k++) {
+        memcpy(&number, fan_entry_data(&list->kind, &list->entries[k]), sizeof number);
+        if (__builtin_add_overflow(total, number, &total))
+            return false;
     }
-    return !over;
+    return true;
 }
 
 /* take_fetch: prefetches what belongs to the entries of a slot TAKE_AHEAD of this one. */
-static void take_fetch(const take_plain *t, size_t slot, bool memory)
+static void take_fetch(const take_plain *take, size_t slot, bool memory)
 {
-    size_t at = slot + TAKE_AHEAD < t->span.end ? slot + TAKE_AHEAD : slot;
-    const fan_list *p = take_list(t->b, at);
-    fan_plain_prefetch(t->b, slot + 2 * TAKE_AHEAD);
-    for (size_t k = 0; k < take_defined(p); k++)
-        __builtin_prefetch(memory ? (const void *)p->entries[k].data : p->entries[k].object);
+    size_t at = slot + TAKE_AHEAD;
+    if (at >= take->span.end)
+        at = slot;
+    const fan_list *list = take_list(take->b, at);
+    fan_plain_prefetch(take->b, slot + 2 * TAKE_AHEAD);
+    for (size_t k = 0; k < take_defined(list); k++) {
+        const fan_entry *one = &list->entries[k];
+        if (memory)
+            __builtin_prefetch(one->data);
+        else
+            __builtin_prefetch(one->object);
+    }
 }
 
 /* take_keys_whole: no key is missing (A15). */
-static bool take_keys_whole(const fan_list *p)
+static bool take_keys_whole(const fan_list *list)
 {
-    if (p->entries[0].key < 0)
+    const fan_entry *entries = list->entries;
+    if (entries[0].key < 0)
         return true;
-    int64_t defined_last = p->entries[fan_list_defined(p) - 1].key, last = p->entries[p->n - 1].key,
-            from = p->summed ? p->entries[0].key : 0;
+    int64_t last_defined = entries[fan_list_defined(list) - 1].key;
+    int64_t last = entries[list->n - 1].key;
+    int64_t from = list->summed ? entries[0].key : 0;
+    if (last < last_defined)
+        last = last_defined;
     /* they are all different */
-    return (last > defined_last ? last : defined_last) - from == (int64_t)p->n - 1;
+    return last - from == (int64_t)list->n - 1;
 }
 
 /* 2. gather: how the sum of a slot reaches its taker (A14). */
 static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, const fan_take *options,
-                                          const fan_list *p, size_t n, fan_dtype acc)
+                                          size_t n, fan_dtype acc)
 {
+    const fan_list *list = b->slots[slot].list;
+    const fan_entry *first = &list->entries[0];
     fan_take_facts facts = {.terms = n,
                             .dense = n,
                             .scaled = options->scale.on,
-                            .writable = options->writable ||
-                                        (n == 1 && fan_is_lent(b, p->entries[0].object, NULL)),
-                            .widened = acc != p->kind.dtype,
-                            .whole = n == 1 || take_keys_whole(p),
+                            .writable = options->writable,
+                            .widened = acc != list->kind.dtype,
+                            .whole = n == 1 || take_keys_whole(list),
                             .alone = options->one || b->nslots == 1,
-                            .first_donated = p->entries[0].donated,
-                            .same_dtype = !p->entries[0].wide};
+                            .first_donated = first->donated,
+                            .same_dtype = !first->wide};
+    if (n == 1 && !facts.writable)
+        facts.writable = fan_is_lent(b, first->object, NULL);
     if (n == 1 && facts.writable)
-        facts.reuse = fan_plain_may_write(b, slot, 1, p->kind.dtype);
+        facts.reuse = fan_plain_may_write(b, slot, 1, list->kind.dtype);
     return fan_plan_take(&facts).way;
 }
 
 /* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the
  * caller's. NULL: it is for the general path. */
 static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan_take *options,
-                                     fan_list *p, size_t n, fan_dtype acc)
+                                     size_t n, fan_dtype acc)
 {
-    fan_take_way way = take_plain_way(b, slot, options, p, n, acc);
-    p->out = p->entries[0].data;
+    fan_list *list = b->slots[slot].list;
+    fan_take_way way = take_plain_way(b, slot, options, n, acc);
+    list->out = list->entries[0].data;
     if (way == FAN_TAKE_HAND)
-        return p->entries[0].object;
+        return list->entries[0].object;
     /* Nothing fails once a donated one is written (FAN_TAKE_LATE). */
-    return fan_plain_place(b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE,
-                           &p->out);
+    bool reuse = way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE;
+    return fan_plain_place(b, slot, n, acc, reuse, &list->out);
 }
 
 /* The sum of numbers, as a number with the caller's hold. */
-static void *take_plain_number(const take_plain *t, size_t slot, const fan_list *p, size_t n,
-                               fan_dtype acc)
+static void *take_plain_number(const take_plain *take, size_t slot, size_t n, fan_dtype acc)
 {
     _Alignas(16) char value[16];
-    if (take_plain_way(t->b, slot, t->options, p, n, acc) == FAN_TAKE_HAND) {
-        t->b->frontend->plain->hold(p->entries[0].object);
-        return p->entries[0].object;
+    const fan_list *list = take_list(take->b, slot);
+    const fan_plain_frontend *plain = take->b->frontend->plain;
+    if (take_plain_way(take->b, slot, take->options, n, acc) == FAN_TAKE_HAND) {
+        void *only = list->entries[0].object;
+        plain->hold(only);
+        return only;
     }
-    fan_plain_fold(t->b, p, n, acc, take_scale(t->options), value, t->scratch, NULL);
-    return t->b->frontend->plain->number(&p->kind, value);
+    fan_plain_fold(take->b, list, n, acc, take_scale(take->options), value, take->scratch, NULL);
+    return plain->number(&list->kind, value);
 }
 
 /* The caller's array, where there is one for this slot; false: it is for the general path. */
-static bool take_plain_place_out(take_plain *t, size_t slot)
+static bool take_plain_place_out(take_plain *take, size_t slot)
 {
-    fan_list *p = take_list(t->b, slot);
-    fan_flat *to = &t->written[t->nwritten];
-    bool some = take_defined(p);
+    fan_list *list = take_list(take->b, slot);
+    const fan_plain_kind *kind = take_defined(list) ? &list->kind : NULL;
+    fan_flat *to = &take->written[take->nwritten];
     void *object = NULL;
     fan_plain_where where =
-        t->outs->at(t->outs->ctx, slot, some ? &p->kind : NULL, &object, &to->data, &to->bytes);
+        take->outs->at(take->outs->ctx, slot, kind, &object, &to->data, &to->bytes);
     if (where != FAN_PLAIN_THERE)
         return where != FAN_PLAIN_REFUSED;
+    size_t at = slot - take->span.first;
     to->owner = slot;
-    t->nwritten++;
-    t->given[slot - t->span.first] = true;
-    if (some) {
-        t->announce = t->announce || p->kind.check_at_use;
-        t->results[slot - t->span.first] = object;
-        p->out = to->data;
-    } else {
-        t->b->frontend->drop(object);
+    take->nwritten++;
+    take->given[at] = true;
+    if (!kind) {
+        take->b->frontend->drop(object);
+        return true;
     }
+    take->announce = take->announce || kind->check_at_use;
+    take->results[at] = object;
+    list->out = to->data;
     return true;
 }
 
 /* D11: whether sums may be written to the outs in any order: none meets another, nor what is still
  * read, but for an entry of its own slot that is all of it. Sorts them by address. */
-static bool take_plain_outs_disjoint(const take_plain *t)
+static bool take_plain_outs_disjoint(const take_plain *take)
 {
     size_t near[8] = {0}; /* where the last k-th entry was */
-    if (!fan_flats_disjoint(t->written, t->nwritten))
+    if (!fan_flats_disjoint(take->written, take->nwritten))
         return false;
-    for (size_t i = t->span.first; t->nwritten && i < t->span.end; i++) {
-        const fan_list *p = take_list(t->b, i);
-        if (take_defined(p) && fan_plain_pitch(&p->kind))
+    if (!take->nwritten)
+        return true;
+    for (size_t i = take->span.first; i < take->span.end; i++) {
+        const fan_list *list = take_list(take->b, i);
+        size_t n = take_defined(list);
+        if (n && fan_plain_pitch(&list->kind))
             return false;
-        for (size_t k = 0; k < take_defined(p); k++) {
-            const char *data = p->entries[k].data;
+        for (size_t k = 0; k < n; k++) {
+            const char *data = list->entries[k].data;
             const fan_flat *met =
-                fan_flats_last_met(t->written, t->nwritten, data, p->bytes, &near[k % 8]);
-            if (met && (met->owner != i || met->data != data || p->n > FAN_PLAIN_TERMS))
+                fan_flats_last_met(take->written, take->nwritten, data, list->bytes, &near[k % 8]);
+            if (!met)
+                continue;
+            bool own = met->owner == i && met->data == data;
+            if (!own || list->n > FAN_PLAIN_TERMS)
                 return false;
         }
     }
@@ -934,85 +1164,130 @@ static bool take_plain_outs_disjoint(const take_plain *t)
 }
 
 /* take_reads_all: a single entry is read, too, and not just handed through. */
-static bool take_reads_all(const take_plain *t)
+static bool take_reads_all(const take_plain *take)
 {
-    return t->outs || t->options->scale.on || t->options->writable || t->b->sum_stats;
+    const fan_take *options = take->options;
+    if (take->outs || take->b->sum_stats)
+        return true;
+    return options->scale.on || options->writable;
 }
 
-static bool take_plain_gather(take_plain *t)
+/* take_is_far: no near cache holds the slots. */
+static bool take_is_far(const take_plain *take)
 {
-    bool far = t->span.end - t->span.first >= TAKE_FAR;
-    for (size_t i = t->span.first; t->outs && i < t->span.end; i++)
-        if (!take_plain_place_out(t, i))
-            return false;
-    if (t->outs && !take_plain_outs_disjoint(t))
+    return take->span.end - take->span.first >= TAKE_FAR;
+}
+
+/* Room for a sum that needs more of it than those before it. */
+static bool take_plain_grow(take_plain *take, size_t bytes)
+{
+    if (bytes <= take->nscratch)
+        return true;
+    fan_free(take->scratch);
+    take->nscratch = bytes;
+    take->scratch = fan_alloc(bytes);
+    return take->scratch != NULL;
+}
+
+/* Where the sum of one slot goes, with the caller's hold. False: it is for the general path. */
+static bool take_plain_gather_slot(take_plain *take, size_t slot)
+{
+    void **result = &take->results[slot - take->span.first];
+    const fan_list *list = take_list(take->b, slot);
+    const fan_plain_kind *kind = &list->kind;
+    size_t n = take_defined(list);
+    fan_dtype acc = fan_plain_accum(take->b, slot);
+    take->calls = take->calls || kind->check_at_use;
+    /* A large array is handed through at most, and of Python ints the general path reports what
+     * does not fit. */
+    if (fan_plain_is_large(list->size) && take_reads_all(take))
         return false;
-    for (size_t i = t->span.first; i < t->span.end; i++) {
-        void **result = &t->results[i - t->span.first];
-        fan_list *p = take_list(t->b, i);
-        size_t n = take_defined(p);
+    if (!take_plain_grow(take, fan_plain_scratch(list, n, acc, take->b->sum_stats)))
+        return false;
+    bool ints = kind->weak && kind->dtype == FAN_DT_INT64;
+    if (ints && !take_stays_in_int64(list, take->options))
+        return false;
+    if (*result)
+        return true;
+    if (kind->scalar) {
+        *result = take_plain_number(take, slot, n, acc);
+        return *result != NULL;
+    }
+    *result = take_plain_place(take->b, slot, take->options, n, acc);
+    if (*result && *result == list->entries[0].object)
+        take->b->frontend->plain->hold(*result);
+    return *result != NULL;
+}
+
+static bool take_plain_gather(take_plain *take)
+{
+    bool far = take_is_far(take);
+    for (size_t i = take->span.first; take->outs && i < take->span.end; i++) {
+        if (!take_plain_place_out(take, i))
+            return false;
+    }
+    if (take->outs && !take_plain_outs_disjoint(take))
+        return false;
+    for (size_t i = take->span.first; i < take->span.end; i++) {
         if (far)
-            take_fetch(t, i, false);
+            take_fetch(take, i, false);
+        if (take_defined(take_list(take->b, i)) && !take_plain_gather_slot(take, i))
+            return false;
+    }
+    return true;
+}
+
+/* The array that the k-th of the outs is; NULL: its slot's sum is undefined. */
+static void *take_plain_out(const take_plain *take, size_t k)
+{
+    return take->results[take->written[k].owner - take->span.first];
+}
+
+/* Asks the libraries whether what will be read has its value, and tells those that count writes.
+ * They may run arbitrary code. */
+static bool take_plain_ask(const take_plain *take)
+{
+    for (size_t i = take->span.first; take->calls && i < take->span.end; i++) {
+        const fan_list *list = take_list(take->b, i);
+        size_t n = take_defined(list);
         if (!n)
             continue;
-        fan_dtype acc = fan_plain_accum(t->b, i);
-        t->calls = t->calls || p->kind.check_at_use;
-        /* A large array is handed through at most, and of Python ints the general path reports what
-         * does not fit. */
-        size_t bytes = fan_plain_scratch(p, n, acc, t->b->sum_stats);
-        if (fan_plain_is_large(p->size) && take_reads_all(t))
+        bool first = take->results[i - take->span.first] == list->entries[0].object;
+        if (!fan_plain_has_values(take->b, list, n, first))
             return false;
-        if (bytes > t->nscratch) {
-            fan_free(t->scratch);
-            t->nscratch = bytes;
-            if (!(t->scratch = fan_alloc(bytes)))
-                return false;
-        }
-        if (p->kind.weak && p->kind.dtype == FAN_DT_INT64 && !take_stays_in_int64(p, t->options))
+    }
+    for (size_t k = 0; take->announce && k < take->nwritten; k++) {
+        void *to = take_plain_out(take, k);
+        if (to && !take->b->frontend->plain->wrote(to))
             return false;
-        if (*result)
-            continue;
-        *result = p->kind.scalar ? take_plain_number(t, i, p, n, acc)
-                                 : take_plain_place(t->b, i, t->options, p, n, acc);
-        if (!*result)
-            return false;
-        if (!p->kind.scalar && *result == p->entries[0].object)
-            t->b->frontend->plain->hold(*result);
     }
     return true;
 }
 
 /* Checks that what will be read is unchanged. Calls the libraries first, also those that count
- * writes to their
- * arrays. */
-static bool take_plain_readable(const take_plain *t)
+ * writes to their arrays. */
+static bool take_plain_readable(const take_plain *take)
 {
-    const fan_plain_frontend *plain = t->b->frontend->plain;
-    bool reads = take_reads_all(t), far = t->span.end - t->span.first >= TAKE_FAR;
-    for (size_t i = t->span.first; t->calls && i < t->span.end; i++) {
-        const fan_list *p = take_list(t->b, i);
-        size_t n = take_defined(p);
-        if (n && !fan_plain_has_values(t->b, p, n,
-                                       t->results[i - t->span.first] == p->entries[0].object))
-            return false;
-    }
-    for (size_t i = 0; t->announce && i < t->nwritten; i++) {
-        void *to = t->results[t->written[i].owner - t->span.first];
-        if (to && !plain->wrote(to))
-            return false;
-    }
-    for (size_t i = t->span.first; i < t->span.end; i++) {
-        const fan_list *p = take_list(t->b, i);
-        size_t n = take_defined(p);
+    bool reads = take_reads_all(take);
+    bool far = take_is_far(take);
+    if (!take_plain_ask(take))
+        return false;
+    for (size_t i = take->span.first; i < take->span.end; i++) {
+        const fan_list *list = take_list(take->b, i);
+        size_t n = take_defined(list);
         if (far)
-            take_fetch(t, i, false);
-        if (n && !p->kind.scalar && (n > 1 || reads) && !fan_plain_all_unchanged(t->b, p, n))
+            take_fetch(take, i, false);
+        if (n == 0 || list->kind.scalar)
+            continue;
+        if ((n > 1 || reads) && !fan_plain_all_unchanged(take->b, list, n))
             return false;
     }
-    for (size_t i = 0; (t->calls || t->announce) && i < t->nwritten; i++) {
-        void *to = t->results[t->written[i].owner - t->span.first];
-        if (to && !fan_plain_unchanged(t->b, to, &take_list(t->b, t->written[i].owner)->kind,
-                                       t->written[i].data))
+    if (!take->calls && !take->announce)
+        return true;
+    for (size_t k = 0; k < take->nwritten; k++) {
+        void *to = take_plain_out(take, k);
+        const fan_plain_kind *kind = &take_list(take->b, take->written[k].owner)->kind;
+        if (to && !fan_plain_unchanged(take->b, to, kind, take->written[k].data))
             return false;
     }
     return true;
@@ -1022,45 +1297,54 @@ static bool take_plain_readable(const take_plain *t)
 
 static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
 {
-    fan_sum_stats *sum_stats = &b->sum_stats[slot];
-    *sum_stats = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
+    fan_sum_stats *kept = &b->sum_stats[slot];
+    *kept = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
     if (!stats)
         return;
-    sum_stats->stats = *stats;
-    sum_stats->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
-    sum_stats->nonfinite_key =
-        sum_stats->has_nonfinite ? take_list(b, slot)->entries[stats->bad].key : -1;
+    kept->stats = *stats;
+    kept->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
+    kept->nonfinite_key = -1;
+    if (kept->has_nonfinite)
+        kept->nonfinite_key = take_list(b, slot)->entries[stats->bad].key;
 }
 
-static void take_plain_sum(const take_plain *t)
+static void take_plain_sum_slot(const take_plain *take, size_t slot)
 {
-    fan_buffer *b = t->b;
-    bool far = t->span.end - t->span.first >= TAKE_FAR;
-    for (size_t i = t->span.first; i < t->span.end; i++) {
-        _Alignas(16) char value[16];
-        FAN_UNINITIALIZED fan_stats sum_stats;
-        const fan_list *p = take_list(b, i);
-        fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
-        size_t n = take_defined(p);
-        if (far)
-            take_fetch(t, i, true);
-        if (!n) {
-            if (stats)
-                take_keep_stats(b, i, NULL);
-            continue;
-        }
-        void *to = t->results[i - t->span.first];
-        bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
-        bool handed =
-            n == 1 && !t->options->scale.on && (first || (number && !t->options->writable));
-        bool is_out = t->outs && t->given[i - t->span.first];
-        if (stats || (!number && !handed))
-            fan_plain_fold(b, p, n, fan_plain_accum(b, i), take_scale(t->options),
-                           number ? value : p->out, t->scratch, stats);
+    _Alignas(16) char value[16];
+    FAN_UNINITIALIZED fan_stats sum_stats;
+    fan_buffer *b = take->b;
+    const fan_take *options = take->options;
+    const fan_list *list = take_list(b, slot);
+    size_t at = slot - take->span.first;
+    size_t n = take_defined(list);
+    fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
+    if (!n) {
         if (stats)
-            take_keep_stats(b, i, stats);
-        if (!handed)
-            fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out, false);
+            take_keep_stats(b, slot, NULL);
+        return;
+    }
+    bool number = list->kind.scalar;
+    bool first = !number && take->results[at] == list->entries[0].object;
+    bool is_out = take->outs && take->given[at];
+    bool as_it_is = first || (number && !options->writable);
+    bool handed = n == 1 && !options->scale.on && as_it_is;
+    if (stats || (!number && !handed)) {
+        fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options),
+                       number ? value : list->out, take->scratch, stats);
+    }
+    if (stats)
+        take_keep_stats(b, slot, stats);
+    if (!handed)
+        fan_plain_count(b, list, n, first && !is_out, n == 1 && !is_out, false);
+}
+
+static void take_plain_sum(const take_plain *take)
+{
+    bool far = take_is_far(take);
+    for (size_t i = take->span.first; i < take->span.end; i++) {
+        if (far)
+            take_fetch(take, i, true);
+        take_plain_sum_slot(take, i);
     }
 }
 
@@ -1076,60 +1360,74 @@ typedef struct take_drops {
     size_t n, cap;
 } take_drops;
 
-static bool take_defer_drop(take_drops *d, void *object)
+static bool take_defer_drop(take_drops *drops, void *object)
 {
-    if (d->n == d->cap) {
-        void **more =
-            fan_realloc(d->all == d->inline_objects ? NULL : d->all, 2 * d->cap * sizeof *more);
+    if (drops->n == drops->cap) {
+        bool small = drops->all == drops->inline_objects;
+        void **more = fan_realloc(small ? NULL : drops->all, 2 * drops->cap * sizeof *more);
         if (!more)
             return false;
-        if (d->all == d->inline_objects)
-            memcpy(more, d->inline_objects, sizeof d->inline_objects);
-        d->all = more;
-        d->cap *= 2;
+        if (small)
+            memcpy(more, drops->inline_objects, sizeof drops->inline_objects);
+        drops->all = more;
+        drops->cap *= 2;
     }
-    d->all[d->n++] = object;
+    drops->all[drops->n++] = object;
     return true;
+}
+
+static void take_plain_empty(fan_buffer *b, fan_list *list, take_drops *drops)
+{
+    for (size_t k = 0; k < list->n; k++) {
+        void *object = list->entries[k].object;
+        if (!object || b->frontend->plain->drop_if_shared(object))
+            continue;
+        if (!take_defer_drop(drops, object))
+            b->frontend->drop(object);
+    }
+    fan_list_unpark(b, list, fan_list_parked(list) - list->undefined);
+    fan_list_empty(list);
+    fan_list_shrink(list);
 }
 
 static void take_plain_hand_over(fan_buffer *b, fan_span span)
 {
-    FAN_UNINITIALIZED take_drops d;
-    d.all = d.inline_objects;
-    d.n = 0;
-    d.cap = sizeof d.inline_objects / sizeof *d.inline_objects;
+    FAN_UNINITIALIZED take_drops drops;
+    drops.all = drops.inline_objects;
+    drops.n = 0;
+    drops.cap = sizeof drops.inline_objects / sizeof *drops.inline_objects;
     for (size_t i = span.first; i < span.end; i++) {
-        fan_list *p = take_list(b, i);
-        for (size_t k = 0; p && k < p->n; k++) {
-            void *object = p->entries[k].object;
-            if (object && !b->frontend->plain->drop_if_shared(object) &&
-                !take_defer_drop(&d, object))
-                b->frontend->drop(object);
-        }
-        if (p && p->n) {
-            fan_list_unpark(b, p, fan_list_parked(p) - p->undefined);
-            fan_list_empty(p);
-            fan_list_shrink(p);
-        }
+        fan_list *list = take_list(b, i);
+        if (list && list->n)
+            take_plain_empty(b, list, &drops);
     }
     fan_plain_release(b, span);
-    for (size_t i = 0; i < d.n; i++)
-        b->frontend->drop(d.all[i]);
-    if (d.all != d.inline_objects)
-        fan_free(d.all);
+    for (size_t i = 0; i < drops.n; i++)
+        b->frontend->drop(drops.all[i]);
+    if (drops.all != drops.inline_objects)
+        fan_free(drops.all);
 }
 
-static bool take_plain_outs_begin(take_plain *t)
+static bool take_plain_outs_begin(take_plain *take)
 {
-    size_t n = t->span.end - t->span.first;
-    if (!t->outs)
+    size_t n = take->span.end - take->span.first;
+    if (!take->outs)
         return true;
-    memset(t->inline_given, 0, sizeof t->inline_given);
+    memset(take->inline_given, 0, sizeof take->inline_given);
     if (n > TAKE_FEW_OUTS) {
-        t->written = fan_alloc(n * sizeof *t->written);
-        t->given = fan_calloc(n * sizeof *t->given);
+        take->written = fan_alloc(n * sizeof *take->written);
+        take->given = fan_calloc(n * sizeof *take->given);
     }
-    return t->written && t->given;
+    return take->written && take->given;
+}
+
+/* Whether a slot has a few arrays, as most have: 1 to FAN_PLAIN_TERMS small ones, and nothing
+ * else. */
+static bool take_plain_is_few(const fan_buffer *b, const fan_list *list, size_t n)
+{
+    if (n == 0 || n > FAN_PLAIN_TERMS || list->undefined)
+        return false;
+    return !list->kind.scalar && list->size <= FAN_PLAIN_BYTES && !b->sum_stats;
 }
 
 /* The same steps for one slot with a few arrays, as most takes are, without what several slots need
@@ -1137,32 +1435,35 @@ static bool take_plain_outs_begin(take_plain *t)
  * path. */
 static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, void **result)
 {
-    if (b->slots[slot].p != &fan_slot_state_none)
+    const fan_span span = {slot, slot + 1};
+    if (fan_slot_has_state(&b->slots[slot]))
         return false; /* the list may have no plain entry, and then no kind */
-    fan_list *p = take_list(b, slot);
-    size_t n = take_defined(p);
-    if (!n || n > FAN_PLAIN_TERMS || p->undefined || p->kind.scalar || p->size > FAN_PLAIN_BYTES ||
-        b->sum_stats)
+    fan_list *list = take_list(b, slot);
+    size_t n = take_defined(list);
+    if (!take_plain_is_few(b, list, n))
         return true;
     if (!take_plain_claim_slot(b, slot, options))
         return false;
     fan_dtype acc = fan_plain_accum(b, slot);
-    void *to = take_plain_place(b, slot, options, p, n, acc);
-    bool first = to == p->entries[0].object,
-         reads = n > 1 || !first || options->scale.on || options->writable;
-    if (to && fan_plain_has_values(b, p, n, first) &&
-        (!reads || fan_plain_all_unchanged(b, p, n))) {
-        if (n > 1 || !first) {
-            fan_plain_fold(b, p, n, acc, take_scale(options), p->out, NULL, NULL);
-            fan_plain_count(b, p, n, first, n == 1, false);
+    void *to = take_plain_place(b, slot, options, n, acc);
+    bool first = to == list->entries[0].object;
+    bool sums = n > 1 || !first;
+    bool reads = sums || options->scale.on || options->writable;
+    bool good = to && fan_plain_has_values(b, list, n, first);
+    if (good && reads)
+        good = fan_plain_all_unchanged(b, list, n);
+    if (good) {
+        if (sums) {
+            fan_plain_fold(b, list, n, acc, take_scale(options), list->out, NULL, NULL);
+            fan_plain_count(b, list, n, first, n == 1, false);
         }
         if (first) /* the list's hold is the caller's from now on */
-            p->entries[0].object = NULL;
-        take_plain_hand_over(b, (fan_span){slot, slot + 1});
+            list->entries[0].object = NULL;
+        take_plain_hand_over(b, span);
         *result = to;
         return true;
     }
-    fan_plain_release(b, (fan_span){slot, slot + 1});
+    fan_plain_release(b, span);
     if (to && !first)
         b->frontend->drop(to);
     if (b->frontend->clear_error)
@@ -1170,10 +1471,24 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
     return false;
 }
 
+/* As if there had been no take. The general path reports what is wrong, if anything is. */
+static void take_plain_undo(const take_plain *take)
+{
+    const fan_frontend *frontend = take->b->frontend;
+    take_plain_give_back(take->b, take->span);
+    for (size_t i = 0; i < take->span.end - take->span.first; i++) {
+        if (take->results[i])
+            frontend->drop(take->results[i]);
+        take->results[i] = NULL;
+    }
+    if (frontend->clear_error)
+        frontend->clear_error();
+}
+
 bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
                     const fan_plain_outs *outs, void **results)
 {
-    FAN_UNINITIALIZED take_plain t;
+    FAN_UNINITIALIZED take_plain take;
     if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return false;
     if (!outs && span.end - span.first == 1) {
@@ -1181,97 +1496,95 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
         if (!good || results[0])
             return good;
     }
-    for (size_t i = span.first; i < span.end; i++)
-        if (!take_plain_claim_slot(b, i, options)) {
-            take_plain_give_back(b, (fan_span){span.first, i});
-            return false;
-        }
-    t.b = b;
-    t.span = span;
-    t.options = options;
-    t.outs = outs;
-    t.results = results;
-    t.written = t.inline_outs;
-    t.given = t.inline_given;
-    t.nwritten = 0;
-    t.calls = t.announce = false;
-    t.scratch = NULL;
-    t.nscratch = 0;
-    bool good = take_plain_outs_begin(&t) && take_plain_gather(&t) && take_plain_readable(&t);
+    for (size_t i = span.first; i < span.end; i++) {
+        if (take_plain_claim_slot(b, i, options))
+            continue;
+        take_plain_give_back(b, (fan_span){span.first, i});
+        return false;
+    }
+    take.b = b;
+    take.span = span;
+    take.options = options;
+    take.outs = outs;
+    take.results = results;
+    take.written = take.inline_outs;
+    take.given = take.inline_given;
+    take.nwritten = 0;
+    take.calls = false;
+    take.announce = false;
+    take.scratch = NULL;
+    take.nscratch = 0;
+    bool good =
+        take_plain_outs_begin(&take) && take_plain_gather(&take) && take_plain_readable(&take);
     if (good) {
-        take_plain_sum(&t);
+        take_plain_sum(&take);
         take_plain_hand_over(b, span);
     } else {
-        /* As if there had been no take. The general path reports what is wrong, if anything is. */
-        take_plain_give_back(t.b, t.span);
-        for (size_t i = 0; i < t.span.end - t.span.first; i++) {
-            if (t.results[i])
-                t.b->frontend->drop(t.results[i]);
-            t.results[i] = NULL;
-        }
-        if (t.b->frontend->clear_error)
-            t.b->frontend->clear_error();
+        take_plain_undo(&take);
     }
-    fan_free(t.scratch);
-    if (t.written != t.inline_outs) {
-        fan_free(t.written);
-        fan_free(t.given);
+    fan_free(take.scratch);
+    if (take.written != take.inline_outs) {
+        fan_free(take.written);
+        fan_free(take.given);
     }
     return good;
 }
 
 /* ---- a snapshot: the sum as it is now, which stays (D17) ---- */
 
+/* What the slot holds, as a value of its own, in the order of the consumer. */
+static fan_status snapshot_sum(fan_gathered *gathered, fan_stream *consumer, fan_value *out,
+                               fan_error *err)
+{
+    fan_fold *fold = &gathered->fold;
+    fan_buffer *b = fold->b;
+    FAN_TRY(fan_gathered_check(gathered, err));
+    bool some = fold->n || fold->state;
+    if (!some && gathered->zero)
+        return take_zeros(b, fold->slot, gathered->zero, fan_fold_dtype(fold), out, err);
+    if (!some)
+        return FAN_OK;
+    const fan_term *first = &fold->terms[0];
+    if (fold->n == 1 && !fold->state && first->v->form == FAN_FORM_OBJECT) {
+        FAN_TRY(fan_value_copy(b->frontend, first->v, out, err));
+        return fan_order_hand_over(b, fold->slot, out, first->producer, first->event, consumer,
+                                   &fold->rules, err);
+    }
+    fan_status status = fan_fold_run(fold, err);
+    *out = fold->result;
+    FAN_TRY(status);
+    return fan_order_hand_over(b, fold->slot, out, fold->ready, fold->ready_event, consumer,
+                               &fold->rules, err);
+}
+
 fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out,
                                fan_error *err)
 {
-    fan_slot *s;
     fan_gathered gathered;
-    fan_status status;
-    fan_fold *f = &gathered.fold;
-    *out = (fan_value){.dtype = FAN_DT_NONE};
+    *out = fan_value_none();
     FAN_TRY(fan_slot_check(b, slot, err));
-    s = &b->slots[slot];
+    fan_slot *s = &b->slots[slot];
     fan_slot_lock(b, slot);
-    status = fan_slot_poisoned(b, slot, err);
+    fan_status status = fan_slot_poisoned(b, slot, err);
     if (status == FAN_OK)
         status = fan_slot_claim_all(b, slot, false, "a snapshot", err);
     fan_slot_unlock(b, slot);
     FAN_TRY(status);
     status = fan_gather(b, slot, SIZE_MAX, false, &gathered, err);
-    if (status != FAN_OK)
-        goto let_go;
-    f->finish = f->snapshot = true;
-    status = fan_gathered_check(&gathered, err);
-    if (status != FAN_OK) {
+    if (status == FAN_OK) {
+        gathered.fold.finish = true;
+        gathered.fold.snapshot = true;
+        if (!consumer)
+            consumer = s->state->consumer;
+        status = snapshot_sum(&gathered, consumer, out, err);
+        if (status != FAN_OK) {
+            fan_value_drop(b->frontend, out);
+        } else if (gathered.like.some && out->form != FAN_FORM_OBJECT) {
+            out->origin = gathered.like.origin;
+            out->rank = gathered.like.rank;
+        }
         fan_gathered_fini(&gathered);
-        goto let_go;
     }
-    if (f->n == 0 && !f->state) {
-        if (gathered.zero)
-            status = take_zeros(b, slot, gathered.zero, fan_fold_dtype(f), out, err);
-    } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_FORM_OBJECT) {
-        status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
-        if (status == FAN_OK)
-            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum,
-                                         f->terms[0].producer, f->terms[0].event,
-                                         consumer ? consumer : s->p->consumer, &f->rules, err);
-    } else {
-        status = fan_fold_run(f, err);
-        *out = f->result;
-        if (status == FAN_OK)
-            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->ready,
-                                         f->ready_event, consumer ? consumer : s->p->consumer,
-                                         &f->rules, err);
-    }
-    if (status == FAN_OK && gathered.like.some && out->form != FAN_FORM_OBJECT) {
-        out->origin = gathered.like.origin;
-        out->rank = gathered.like.rank;
-    }
-    if (status != FAN_OK)
-        fan_value_drop(b->frontend, out);
-    fan_gathered_fini(&gathered);
-let_go:
     fan_slot_lock(b, slot);
     fan_slot_poison(s, status, err);
     fan_slot_let_go(b, slot);

@@ -1,3 +1,4 @@
+/* value: copied, dropped, donated, measured; Python's ints as they are summed (D5). */
 #include "buffer/value.h"
 
 #include "base/mem.h"
@@ -26,7 +27,7 @@ fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *
 void fan_value_drop(const fan_frontend *f, fan_value *v)
 {
     fan_value gone = *v;
-    *v = (fan_value){.dtype = FAN_DT_NONE};
+    *v = fan_value_none();
     fan_array_drop(gone.array);
     fan_sparse_drop(gone.sparse);
     for (size_t i = 0; i < gone.nparts; i++)
@@ -36,31 +37,35 @@ void fan_value_drop(const fan_frontend *f, fan_value *v)
         f->drop(gone.object);
 }
 
-fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_error *err)
+fan_status fan_value_use(const fan_value *value, const char *name, bool donate, fan_error *err)
 {
-    fan_array *own[3];
-    size_t n, used = 0;
-    fan_status status = FAN_OK;
-    if (!v->device || !v->device->backend->use || v->form == FAN_FORM_OBJECT)
-        return FAN_OK;
-    fan_array *const *all = fan_value_arrays(v, own, &n);
-    while (used < n &&
-           (status = v->device->backend->use(v->device, all[used], name, donate, err)) == FAN_OK)
-        used++;
-    while (status != FAN_OK && donate && used > 0)
-        v->device->backend->returned(v->device, all[--used]);
-    return status;
-}
-
-void fan_value_returned(const fan_value *v)
-{
+    fan_device *d = value->device;
     fan_array *own[3];
     size_t n;
-    if (!v->device || !v->device->backend->returned || v->form == FAN_FORM_OBJECT)
+    if (!d || !d->backend->use || value->form == FAN_FORM_OBJECT)
+        return FAN_OK;
+    fan_array *const *arrays = fan_value_arrays(value, own, &n);
+    for (size_t used = 0; used < n; used++) {
+        fan_status status = d->backend->use(d, arrays[used], name, donate, err);
+        if (status == FAN_OK)
+            continue;
+        while (donate && used > 0)
+            d->backend->returned(d, arrays[--used]);
+        return status;
+    }
+    return FAN_OK;
+}
+
+void fan_value_returned(const fan_value *value)
+{
+    fan_device *d = value->device;
+    fan_array *own[3];
+    size_t n;
+    if (!d || !d->backend->returned || value->form == FAN_FORM_OBJECT)
         return;
-    fan_array *const *all = fan_value_arrays(v, own, &n);
+    fan_array *const *arrays = fan_value_arrays(value, own, &n);
     for (size_t i = 0; i < n; i++)
-        v->device->backend->returned(v->device, all[i]);
+        d->backend->returned(d, arrays[i]);
 }
 
 int fan_value_shape(const fan_value *v, const int64_t **shape)
@@ -77,36 +82,48 @@ int fan_value_shape(const fan_value *v, const int64_t **shape)
     return -1;
 }
 
-fan_array *const *fan_value_arrays(const fan_value *v, fan_array *own[3], size_t *n)
+fan_array *const *fan_value_arrays(const fan_value *value, fan_array *own[3], size_t *n)
 {
+    const fan_sparse *sparse = value->sparse;
     *n = 0;
-    if (v->form == FAN_FORM_DENSE) {
-        own[(*n)++] = v->array;
-    } else if (v->form == FAN_FORM_SPARSE) {
-        own[(*n)++] = v->sparse->values;
-        own[(*n)++] = v->sparse->indices;
-        if (v->sparse->pointers)
-            own[(*n)++] = v->sparse->pointers;
-    } else if (v->form == FAN_FORM_OBJECT) {
-        *n = v->nparts;
-        return v->parts;
+    switch (value->form) {
+    case FAN_FORM_DENSE:
+        own[0] = value->array;
+        *n = 1;
+        return own;
+    case FAN_FORM_SPARSE:
+        own[0] = sparse->values;
+        own[1] = sparse->indices;
+        own[2] = sparse->pointers;
+        *n = sparse->pointers ? 3 : 2;
+        return own;
+    case FAN_FORM_OBJECT:
+        *n = value->nparts;
+        return value->parts;
+    default:
+        return own;
     }
-    return own;
 }
 
-uint64_t fan_value_bytes(const fan_value *v)
+/* The bytes of an array, expanded axes counted once. */
+static uint64_t value_array_bytes(const fan_array *a)
+{
+    uint64_t bytes = fan_dtype_size(a->dtype);
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->strides[i] != 0 || a->shape[i] == 0)
+            bytes *= (uint64_t)a->shape[i];
+    }
+    return bytes;
+}
+
+uint64_t fan_value_bytes(const fan_value *value)
 {
     fan_array *own[3];
     size_t n;
-    fan_array *const *all = fan_value_arrays(v, own, &n);
+    fan_array *const *arrays = fan_value_arrays(value, own, &n);
     uint64_t bytes = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t one = fan_dtype_size(all[i]->dtype);
-        for (int k = 0; k < all[i]->ndim; k++)
-            if (all[i]->strides[k] != 0 || all[i]->shape[k] == 0)
-                one *= (uint64_t)all[i]->shape[k];
-        bytes += one;
-    }
+    for (size_t i = 0; i < n; i++)
+        bytes += value_array_bytes(arrays[i]);
     return bytes;
 }
 
@@ -121,19 +138,29 @@ fan_value fan_value_sparse(fan_sparse *s, fan_device *d)
         .form = FAN_FORM_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
 }
 
-bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data)
+static bool value_is_integral(char kind)
+{
+    return kind == 'b' || kind == 'i' || kind == 'u';
+}
+
+bool fan_int_run_put(fan_int_run *run, fan_dtype dtype, const char *data)
 {
     char kind = fan_dtype_kind(dtype);
     size_t bytes = fan_dtype_size(dtype);
     uint64_t bits = 0;
-    if (kind != 'b' && kind != 'i' && kind != 'u')
+    if (!value_is_integral(kind))
         return false;
     memcpy(&bits, data, bytes); /* little-endian, as all that we are built for */
     bool negative = kind == 'i' && (bits >> (8 * bytes - 1) & 1);
-    r->ints = r->ints || kind != 'b';
-    r->sum += negative ? (__int128)(int64_t)(bytes < 8 ? bits | ~UINT64_C(0) << (8 * bytes) : bits)
-                       : (__int128)bits;
-    r->sum = r->ints ? r->sum : r->sum != 0; /* bools sum by logical or */
+    if (negative && bytes < 8)
+        bits |= ~UINT64_C(0) << (8 * bytes);
+    run->ints = run->ints || kind != 'b';
+    if (negative)
+        run->sum += (int64_t)bits;
+    else
+        run->sum += bits;
+    if (!run->ints)
+        run->sum = run->sum != 0; /* bools sum by logical or */
     return true;
 }
 
@@ -149,23 +176,30 @@ void fan_value_set_origin(const fan_frontend *f, fan_value *v, uint8_t origin, u
     v->own_memory = false;
 }
 
-int64_t fan_value_number(const fan_value *v)
+int64_t fan_value_number(const fan_value *value)
 {
     int64_t number = 0;
-    char kind = fan_dtype_kind(v->dtype);
-    if (v->weak && v->form == FAN_FORM_DENSE && (kind == 'b' || kind == 'i' || kind == 'u'))
-        memcpy(&number, v->array->data, fan_dtype_size(v->dtype));
+    if (!value->weak || value->form != FAN_FORM_DENSE)
+        return 0;
+    if (value_is_integral(fan_dtype_kind(value->dtype)))
+        memcpy(&number, value->array->data, fan_dtype_size(value->dtype));
     return number;
 }
 
-bool fan_weak_int_fits(int64_t i, fan_dtype d)
+bool fan_weak_int_fits(int64_t i, fan_dtype dtype)
 {
-    unsigned bits = (unsigned)fan_dtype_size(d) * 8;
-    switch (fan_dtype_kind(d)) {
+    unsigned bits = (unsigned)fan_dtype_size(dtype) * 8;
+    int64_t half;
+    switch (fan_dtype_kind(dtype)) {
     case 'u':
-        return i >= 0 && (bits >= 63 || i < (INT64_C(1) << bits));
+        if (i < 0)
+            return false;
+        return bits >= 63 || i < (INT64_C(1) << bits);
     case 'i':
-        return bits == 64 || (i >= -(INT64_C(1) << (bits - 1)) && i < (INT64_C(1) << (bits - 1)));
+        if (bits == 64)
+            return true;
+        half = INT64_C(1) << (bits - 1);
+        return i >= -half && i < half;
     default:
         return true;
     }
@@ -178,18 +212,21 @@ bool fan_int_run_add(fan_int_run *r, const fan_value *v, int64_t number)
     return fan_int_run_put(r, v->dtype, (const char *)&number);
 }
 
-bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale,
-                        fan_dtype d)
+bool fan_int_run_leaves(const fan_int_run *run, const fan_value *next, const fan_scale *scale,
+                        fan_dtype dtype)
 {
-    unsigned bits = 8 * (unsigned)fan_dtype_size(d);
-    char kind = fan_dtype_kind(d);
-    char after = next && next->form != FAN_FORM_OBJECT ? fan_dtype_kind(next->dtype) : '-';
-    __int128 sum = r->sum;
-    if (!r->ints || (kind != 'i' && kind != 'u') || after == 'b' || after == 'i' || after == 'u')
+    unsigned bits = 8 * (unsigned)fan_dtype_size(dtype);
+    char kind = fan_dtype_kind(dtype);
+    __int128 sum = run->sum;
+    if (!run->ints || (kind != 'i' && kind != 'u'))
+        return false;
+    bool array_next = next && next->form != FAN_FORM_OBJECT;
+    if (array_next && value_is_integral(fan_dtype_kind(next->dtype)))
         return false;
     if (scale && !next && __builtin_mul_overflow(sum, (__int128)scale->i, &sum))
         return true;
     if (kind == 'u')
         return sum < 0 || sum >> bits;
-    return sum >= (__int128)1 << (bits - 1) || sum < -((__int128)1 << (bits - 1));
+    __int128 half = (__int128)1 << (bits - 1);
+    return sum >= half || sum < -half;
 }

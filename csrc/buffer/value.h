@@ -142,6 +142,25 @@ typedef struct fan_frontend {
     const fan_plain_frontend *plain;
 } fan_frontend;
 
+/* fan_frontend_leave: lets other threads of the frontend in, where `when` is set and it can;
+ * fan_frontend_return ends that, with what the first gave. NULL: they were not let in. */
+static inline void *fan_frontend_leave(const fan_frontend *frontend, bool when)
+{
+    if (!when || !frontend->allow_threads_begin)
+        return NULL;
+    return frontend->allow_threads_begin();
+}
+static inline void fan_frontend_return(const fan_frontend *frontend, void *left)
+{
+    if (left)
+        frontend->allow_threads_end(left);
+}
+
+/* fan_value_none: an undefined one. */
+static inline fan_value fan_value_none(void)
+{
+    return (fan_value){.dtype = FAN_DT_NONE};
+}
 /* fan_value_copy: *dst becomes another value of the same things, with holds of its own;
  * FAN_ERR_NOMEM. */
 fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *dst,

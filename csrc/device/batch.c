@@ -51,7 +51,10 @@ void fan_batch_clear(fan_batch *b)
     }
     for (size_t i = 0; i < b->noperands; i++)
         fan_array_drop((fan_array *)(uintptr_t)b->operands[i].array);
-    b->n = b->noperands = b->flushed = b->nstreams = 0;
+    b->n = 0;
+    b->noperands = 0;
+    b->flushed = 0;
+    b->nstreams = 0;
     b->bytes = 0;
     b->status = FAN_OK;
 }
@@ -68,9 +71,10 @@ void fan_batch_free(fan_batch *b)
 
 bool fan_batch_waits_on(const fan_batch *b, const fan_stream *s)
 {
-    for (size_t i = 0; i < b->nstreams && i < STREAMS; i++)
+    for (size_t i = 0; i < b->nstreams && i < STREAMS; i++) {
         if (b->streams[i] == s)
             return true;
+    }
     return b->nstreams > STREAMS;
 }
 
@@ -87,7 +91,7 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
     for (size_t i = 0; i < job->n; i++)
         b->operands[b->noperands++] =
             (fan_operand){fan_array_hold((fan_array *)(uintptr_t)job->in[i].array), job->in[i].acc};
-    snprintf(e->label, sizeof e->label, "%s", job->label ? job->label : fan_job_word(job->kind));
+    snprintf(e->label, sizeof e->label, "%s", fan_job_name(job));
     if (!fan_batch_waits_on(b, s)) {
         if (b->nstreams < STREAMS)
             b->streams[b->nstreams] = s;
@@ -143,8 +147,8 @@ typedef struct group {
 static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *room)
 {
     const fan_backend *backend = s->device->backend;
-    if (g->n > 1 && backend->run_many &&
-        (batch_independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
+    bool many = g->n > 1 && backend->run_many;
+    if (many && (batch_independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
         for (size_t i = 0; i < g->n && b->status == FAN_OK; i++)
             b->status = fan_job_check(&g->jobs[i], &b->err);
         fan_yield();
@@ -155,7 +159,9 @@ static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *r
         if (g->states[i] != FAN_JOB_PENDING)
             continue;
         b->status = fan_device_run(s->device, s, &g->jobs[i], &b->err);
-        g->states[i] = b->status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
+        g->states[i] = FAN_JOB_FAILED;
+        if (b->status == FAN_OK)
+            g->states[i] = FAN_JOB_QUEUED;
     }
 }
 
@@ -169,7 +175,8 @@ void fan_batch_flush(fan_batch *b)
                .states = fan_alloc(n * sizeof *g.states),
                .entries = fan_alloc(n * sizeof *g.entries)};
     fan_extent_entry *room = fan_alloc((n + operands) * sizeof *room);
-    if (!g.jobs || !g.states || !g.entries || !room)
+    bool fits = g.jobs && g.states && g.entries;
+    if (!fits || !room)
         b->status = fan_fail(&b->err, FAN_ERR_NOMEM, "out of memory for a batch of sums");
     for (size_t i = b->flushed; i < b->n && b->status == FAN_OK; i++) {
         if (b->entries[i].state != FAN_JOB_PENDING)
@@ -250,7 +257,9 @@ static fan_status sparse_moved(fan_device *d, fan_stream *s, const fan_sparse *f
                                                   fan_array **, fan_error *),
                                fan_sparse **out, fan_error *err)
 {
-    fan_array *indices = NULL, *pointers = NULL, *values = NULL;
+    fan_array *indices = NULL;
+    fan_array *pointers = NULL;
+    fan_array *values = NULL;
     fan_status status;
     *out = NULL;
     FAN_GO(move(d, s, from->indices, &indices, err));
@@ -272,7 +281,9 @@ static fan_status sparse_merge_on_host(fan_device *d, fan_stream *s, const fan_s
 {
     fan_sparse *merged = NULL;
     fan_status status = FAN_OK;
-    fan_sparse_operand *host = n <= SIZE_MAX / sizeof *host ? fan_calloc(n * sizeof *host) : NULL;
+    fan_sparse_operand *host = NULL;
+    if (n <= SIZE_MAX / sizeof *host)
+        host = fan_calloc(n * sizeof *host);
     if (!host)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse sum");
     for (size_t i = 0; i < n; i++) {
@@ -313,21 +324,25 @@ static fan_status sparse_concatenate(fan_device *d, fan_stream *s, const fan_spa
                                      size_t n, fan_sparse **out, fan_error *err)
 {
     const fan_sparse *first = in[0].sparse;
-    fan_array *indices = NULL, *values = NULL;
+    fan_array *indices = NULL;
+    fan_array *values = NULL;
     fan_status status;
-    int64_t total = 0, shape[FAN_MAX_NDIM];
-    for (size_t i = 0; i < n; i++)
+    int64_t shape[FAN_MAX_NDIM];
+    int64_t total = 0;
+    for (size_t i = 0; i < n; i++) {
         if (__builtin_add_overflow(total, fan_sparse_nnz(in[i].sparse), &total))
             return fan_fail(err, FAN_ERR_VALUE, "a sparse sum has 2**63 entries or more");
+    }
     int64_t grid[2] = {first->indices->shape[0], total};
     FAN_GO(fan_device_array(d, s, FAN_DT_INT64, 2, grid, NULL, &indices, err));
     memcpy(shape, first->values->shape, (size_t)first->values->ndim * sizeof *shape);
     shape[0] = total;
     FAN_GO(fan_device_array(d, s, in[n - 1].acc, first->values->ndim, shape, NULL, &values, err));
-    for (size_t i = 0, at = 0; i < n; i++) {
-        FAN_GO(sparse_queue_copy(d, s, indices, 1, (int64_t)at, in[i].sparse->indices, err));
-        FAN_GO(sparse_queue_copy(d, s, values, 0, (int64_t)at, in[i].sparse->values, err));
-        at += (size_t)fan_sparse_nnz(in[i].sparse);
+    int64_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        FAN_GO(sparse_queue_copy(d, s, indices, 1, at, in[i].sparse->indices, err));
+        FAN_GO(sparse_queue_copy(d, s, values, 0, at, in[i].sparse->values, err));
+        at += fan_sparse_nnz(in[i].sparse);
     }
     FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values,
                           n == 1 && first->coalesced, out, err));
@@ -348,6 +363,19 @@ static fan_status sparse_check_recorded(fan_error *err)
                     "values; make them dense");
 }
 
+/* sparse_is_alike: whether an operand is COO, with as many sparse axes as the first. D3: if the
+ * dtype widens, the earlier operands are summed first. */
+static bool sparse_is_alike(const fan_sparse_operand *operand, const fan_sparse_operand *first,
+                            fan_dtype acc)
+{
+    const fan_sparse *sparse = operand->sparse;
+    if (!sparse || sparse->format != FAN_FORMAT_COO)
+        return false;
+    if (operand->acc != acc)
+        return false;
+    return sparse->indices->shape[0] == first->sparse->indices->shape[0];
+}
+
 fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in,
                                    size_t n, bool coalesce, fan_dtype result,
                                    const fan_scale *scale, fan_sparse **out, fan_error *err)
@@ -357,13 +385,14 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
     if (!d->backend->has_streams)
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
     fan_dtype last = in[n - 1].acc;
-    bool plain = !coalesce && !(scale && scale->on) && (result == FAN_DT_NONE || result == last);
-    /* D3: if the dtype widens, the earlier operands are summed first */
+    bool scaled = scale && scale->on;
+    bool converted = result != FAN_DT_NONE && result != last;
+    bool plain = !coalesce && !scaled && !converted;
     for (size_t i = 0; i < n && plain; i++)
-        plain = in[i].sparse && in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
-                in[i].sparse->indices->shape[0] == in[0].sparse->indices->shape[0];
-    return plain ? sparse_concatenate(d, s, in, n, out, err)
-                 : sparse_merge_on_host(d, s, in, n, coalesce, result, scale, out, err);
+        plain = sparse_is_alike(&in[i], &in[0], last);
+    if (plain)
+        return sparse_concatenate(d, s, in, n, out, err);
+    return sparse_merge_on_host(d, s, in, n, coalesce, result, scale, out, err);
 }
 
 fan_status fan_device_sparse_reduce(fan_device *d, fan_stream *s, const fan_sparse *from,

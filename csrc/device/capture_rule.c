@@ -1,3 +1,4 @@
+/* The rule for a wait across captures (capture_rule.h). */
 #include "device/capture_rule.h"
 
 fan_capture_answer fan_capture_rule(uint64_t s_capture, uint64_t t_capture, bool s_free,
@@ -9,5 +10,7 @@ fan_capture_answer fan_capture_rule(uint64_t s_capture, uint64_t t_capture, bool
         return FAN_CAPTURE_ERROR;
     if (s_free)
         return FAN_CAPTURE_REDIRECT;
-    return s_legacy ? FAN_CAPTURE_ERROR : FAN_CAPTURE_GO;
+    if (s_legacy)
+        return FAN_CAPTURE_ERROR;
+    return FAN_CAPTURE_GO;
 }

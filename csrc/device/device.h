@@ -46,7 +46,9 @@ char *fan_device_text(const fan_device *d, char *buf, size_t size);
  * is how the two differ, or "". */
 static inline const char *fan_device_of_another(const fan_device *d, const fan_device *other)
 {
-    return d->backend == other->backend && d->self != other->self ? " of another machine" : "";
+    if (d->backend != other->backend || d->self == other->self)
+        return "";
+    return " of another machine";
 }
 
 static inline void fan__device_lock(fan_device *d)

@@ -1,3 +1,5 @@
+/* Events: they are made or reused, recorded on streams, waited for; clocks tell which waits can be
+ * left out. Notes are events of freed memory. */
 #include "device/event.h"
 
 #include "base/mem.h"
@@ -73,14 +75,18 @@ static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *
     *first = ++s->count;
     bool failed = fan_clock_copy(clock, &s->clock) || fan_clock_set(clock, s->lane, *first);
     fan__device_unlock(s->device);
-    return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event") : FAN_OK;
+    if (failed)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+    return FAN_OK;
 }
 
 /* event_ticket_end: takes the ticket `last`. Only later records have a `first` as large, or this
  * one itself if no other record began in between. The device's lock is held. */
 static uint64_t event_ticket_end(const fan_stream *s, uint64_t first)
 {
-    return first == UINT64_MAX || first == s->count ? first : s->count + 1;
+    if (first == UINT64_MAX || first == s->count)
+        return first;
+    return s->count + 1;
 }
 
 fan_status fan_event_new(fan_device *d, fan_event **out, fan_error *err)
@@ -225,9 +231,10 @@ bool fan_event_covers(const fan_event *newer, const fan_event *e)
     if (newer->device != d)
         return false;
     fan__device_lock(d);
-    bool covers = newer->stream && newer->stream == e->stream && newer->recording == 0 &&
-                  e->recording == 0 && newer->capture == e->capture &&
-                  fan_clock_get(&newer->clock, e->stream->lane) >= e->count;
+    bool same_stream = newer->stream && newer->stream == e->stream;
+    bool recorded = newer->recording == 0 && e->recording == 0;
+    bool covers = same_stream && recorded && newer->capture == e->capture;
+    covers = covers && fan_clock_get(&newer->clock, e->stream->lane) >= e->count;
     fan__device_unlock(d);
     return covers;
 }
@@ -254,7 +261,9 @@ static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *
     FAN_TRY(fan_stream_capture(s, &mine, err));
     fan__device_lock(e->device);
     theirs = e->capture;
-    unsigned long long from = e->stream ? (unsigned long long)e->stream->handle : 0;
+    unsigned long long from = 0;
+    if (e->stream)
+        from = e->stream->handle;
     fan__device_unlock(e->device);
     if (fan_capture_rule(mine, theirs, false, s->handle == FAN_LEGACY) == FAN_CAPTURE_GO)
         return FAN_OK;
@@ -268,14 +277,15 @@ static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *
                              "the current one, or pass it as stream=, where the buffer is made and "
                              "taken from (CUDA's code 906)",
                              waiting, from, of);
+    int code = theirs ? 902 : 905;
     return fan_fail_code(
-        err, FAN_ERR_CAPTURE, theirs ? 902 : 905,
+        err, FAN_ERR_CAPTURE, code,
         "stream %llu of %s is captured and cannot wait for stream %llu of %s, which is %s; fork "
         "that "
         "stream from the captured "
         "one before the work, or finish the work before the capture begins (CUDA's code %d)",
         (unsigned long long)s->handle, waiting, from, of, theirs ? "in another capture" : "in none",
-        theirs ? 902 : 905);
+        code);
 }
 
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err)
@@ -295,11 +305,14 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     l.never = !e->stream && e->recording == 0;
     /* The clock of a captured event is valid only inside its graph: a stream that joins a capture
      * leaves its earlier work behind. */
-    l.any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
-            fan_clock_copy(&l.clock, &e->clock) == 0;
+    bool has_clock = e->count != UINT64_MAX && !e->capture;
+    l.any = e->stream && e->recording == 0 && has_clock;
+    l.any = l.any && fan_clock_copy(&l.clock, &e->clock) == 0;
     l.number = e->records;
     l.count = e->count;
-    l.lane = l.any ? e->stream->lane : FAN_NO_LANE;
+    l.lane = FAN_NO_LANE;
+    if (l.any)
+        l.lane = e->stream->lane;
     fan__device_unlock(e->device);
     bool elide = false;
     if (l.any && s->handle != FAN_LEGACY) {
@@ -319,7 +332,9 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
         return FAN_OK;
     }
     fan_yield();
-    fan_status status = d->backend->capture && !l.never ? event_across_captures(s, e, err) : FAN_OK;
+    fan_status status = FAN_OK;
+    if (d->backend->capture && !l.never)
+        status = event_across_captures(s, e, err);
     if (status == FAN_OK)
         status = d->backend->wait(s, e, err);
     if (status == FAN_OK && !l.never) {
@@ -335,7 +350,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
         if (fan_trace_on()) {
             fan__device_lock(e->device);
-            fan_stream *on = e->stream ? fan_stream_hold(e->stream) : NULL;
+            fan_stream *on = fan_stream_hold(e->stream);
             fan__device_unlock(e->device);
             fan__device_trace(FAN_TRACE_WAIT, d, s, on, e->id, 0);
             fan_stream_drop(on);
@@ -401,7 +416,12 @@ fan_event *fan__event_note(fan_device *owner, fan_stream *s)
         return NULL;
     fan_yield();
     const fan_backend *b = s->device->backend;
-    if ((b->note ? b->note : b->record)(e, s, NULL) != FAN_OK) {
+    fan_status status;
+    if (b->note)
+        status = b->note(e, s, NULL);
+    else
+        status = b->record(e, s, NULL);
+    if (status != FAN_OK) {
         event_to_pool(e);
         return NULL;
     }
@@ -431,7 +451,10 @@ bool fan__event_passed(fan_event *e)
     bool done = atomic_load_explicit(&e->passed, memory_order_acquire);
     if (done)
         return true;
-    done = b->peek ? b->peek(e) : b->query(e, &done, NULL) == FAN_OK && done;
+    if (b->peek)
+        done = b->peek(e);
+    else if (b->query(e, &done, NULL) != FAN_OK)
+        done = false;
     if (done)
         atomic_store_explicit(&e->passed, true, memory_order_release);
     return done;

@@ -1,3 +1,5 @@
+/* Jobs: what each kind does on the host, their names and sizes, and copies of jobs with all that
+ * they refer to, packed into one allocation. */
 #include "device/job.h"
 
 #include "array/exact.h"
@@ -73,7 +75,9 @@ void fan_job_run(const fan_job *job, bool parallel)
 
 static uint64_t bytes_of(const fan_array *a)
 {
-    return a ? (uint64_t)a->size * fan_dtype_size(a->dtype) : 0;
+    if (!a)
+        return 0;
+    return (uint64_t)a->size * fan_dtype_size(a->dtype);
 }
 
 uint64_t fan_job_bytes(const fan_job *job)
@@ -96,12 +100,16 @@ const char *fan_job_word(fan_job_kind kind)
     return words[kind];
 }
 
+const char *fan_job_name(const fan_job *job)
+{
+    return job->label ? job->label : fan_job_word(job->kind);
+}
+
 char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size)
 {
     snprintf(buf, size, "%zu slots:", n);
     for (size_t i = 0; i < n && i < 3; i++)
-        fan_append(buf, size, "%s %s", i ? "," : "",
-                   jobs[i].label ? jobs[i].label : fan_job_word(jobs[i].kind));
+        fan_append(buf, size, "%s %s", i ? "," : "", fan_job_name(&jobs[i]));
     if (n > 3)
         fan_append(buf, size, " ..");
     return buf;
@@ -111,9 +119,10 @@ fan_status fan_job_check(const fan_job *job, fan_error *err)
 {
     if (job->out)
         FAN_TRY(fan_storage_check(job->out->storage, err));
-    for (size_t i = 0; i < job->n; i++)
+    for (size_t i = 0; i < job->n; i++) {
         if (job->in[i].array)
             FAN_TRY(fan_storage_check(job->in[i].array->storage, err));
+    }
     return FAN_OK;
 }
 
@@ -121,7 +130,9 @@ void *fan__pack(fan__packer *p, size_t bytes)
 {
     size_t at = p->used;
     p->used += (bytes + 15) & ~(size_t)15;
-    return p->to ? p->to + at : NULL;
+    if (!p->to)
+        return NULL;
+    return p->to + at;
 }
 
 static fan_array *pack_array(fan__packer *p, const fan_array *a, bool bytes)
@@ -130,7 +141,9 @@ static fan_array *pack_array(fan__packer *p, const fan_array *a, bool bytes)
         return NULL;
     fan_array *copy = fan__pack(p, sizeof *copy);
     int64_t *dims = fan__pack(p, 2 * (size_t)a->ndim * sizeof *dims);
-    char *data = bytes ? fan__pack(p, (size_t)a->size * fan_dtype_size(a->dtype)) : a->data;
+    char *data = a->data;
+    if (bytes)
+        data = fan__pack(p, bytes_of(a));
     if (!copy)
         return NULL;
     *copy = (fan_array){.data = data,
@@ -155,8 +168,8 @@ static fan_stats_out *pack_stats(fan__packer *p, const fan_stats_out *stats_out,
 {
     fan_stats_out *copy = fan__pack(p, sizeof *copy);
     int64_t *keys = fan__pack(p, n * sizeof *keys);
-    const fan_array *words = pack_array(p, stats_out->words, false),
-                    *before = pack_array(p, stats_out->before, false);
+    const fan_array *words = pack_array(p, stats_out->words, false);
+    const fan_array *before = pack_array(p, stats_out->before, false);
     if (copy) {
         *copy = (fan_stats_out){.words = words, .before = before, .keys = keys};
         memcpy(keys, stats_out->keys, n * sizeof *keys);
@@ -168,9 +181,15 @@ static fan_stats_out *pack_stats(fan__packer *p, const fan_stats_out *stats_out,
 static void pack_job(fan__packer *p, fan_job *copy, const fan_job *job)
 {
     fan_operand *in = fan__pack(p, job->n * sizeof *in);
-    fan_scale *scale = job->scale ? fan__pack(p, sizeof *scale) : NULL;
-    fan_sparse *sparse = job->sparse ? fan__pack(p, sizeof *sparse) : NULL;
-    const fan_stats_out *stats_out = job->stats_out ? pack_stats(p, job->stats_out, job->n) : NULL;
+    fan_scale *scale = NULL;
+    fan_sparse *sparse = NULL;
+    const fan_stats_out *stats_out = NULL;
+    if (job->scale)
+        scale = fan__pack(p, sizeof *scale);
+    if (job->sparse)
+        sparse = fan__pack(p, sizeof *sparse);
+    if (job->stats_out)
+        stats_out = pack_stats(p, job->stats_out, job->n);
     if (copy)
         *copy = (fan_job){.kind = job->kind,
                           .in = in,

@@ -70,6 +70,8 @@ fan_status fan_job_check(const fan_job *job, fan_error *err);
 uint64_t fan_job_bytes(const fan_job *job);
 /* fan_job_word: returns "sum", "copy": the default label. */
 const char *fan_job_word(fan_job_kind kind);
+/* fan_job_name: the job's label, or the word for its kind. */
+const char *fan_job_name(const fan_job *job);
 /* fan_jobs_label: writes "3 slots: sum grads[0], sum grads[1], .." for n jobs in one launch.
  * Returns buf. fan_jobs_trace: writes their one line. */
 char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size);

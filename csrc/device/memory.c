@@ -1,3 +1,10 @@
+/* Device memory and its lifetime (memory.h): memory without references waits for its users, and is
+ * then freed.
+ *
+ *   pending      what waits: polled at each allocation, waited for when memory is short
+ *   leaving      what is freed during one call, with shared events
+ *   scopes       memory that a recorder allocates
+ *   new, wrap    allocation, memory of others, users and owners */
 #include "device/memory.h"
 
 #include "base/fault.h"
@@ -34,6 +41,12 @@ struct fan_memory {
     fan_event *few_events[USERS];
 };
 
+/* memory_is_lost: whether the device no longer works: its memory causes no events. */
+static bool memory_is_lost(fan_device *d)
+{
+    return d->backend->lost && d->backend->lost(d);
+}
+
 /* memory_record_users: records an event on every stream that used pending memory. A failed record
  * is repeated later. */
 static void memory_record_users(fan_memory *m)
@@ -42,8 +55,10 @@ static void memory_record_users(fan_memory *m)
         fan_stream *s = m->streams[i];
         if (!s)
             continue;
-        bool lost = s->device->backend->lost && s->device->backend->lost(s->device);
-        m->events[i] = lost ? NULL : fan__event_note(m->device, s);
+        bool lost = memory_is_lost(s->device);
+        m->events[i] = NULL;
+        if (!lost)
+            m->events[i] = fan__event_note(m->device, s);
         if (!m->events[i] && !lost)
             continue;
         m->streams[i] = NULL;
@@ -123,7 +138,9 @@ static fan_memory *pending_take(fan_device *d)
  * were found that have not passed. The caller holds the device. */
 static void memory_poll(fan_device *d, size_t most)
 {
-    fan_memory *list = pending_take(d), *stay = NULL, **end = &stay;
+    fan_memory *list = pending_take(d);
+    fan_memory *stay = NULL;
+    fan_memory **end = &stay;
     memory_behind behind = {.n = 0};
     while (list && most > 0) {
         fan_memory *m = list;
@@ -220,9 +237,10 @@ void fan_device_clear(fan_device *d)
 static bool memory_is_captured(fan_stream *const *streams, size_t n)
 {
     uint64_t id = 0;
-    for (size_t i = 0; i < n && !id; i++)
+    for (size_t i = 0; i < n && !id; i++) {
         if (streams[i] && fan_stream_capture(streams[i], &id, NULL) != FAN_OK)
             id = 0;
+    }
     return id != 0;
 }
 
@@ -252,10 +270,12 @@ typedef struct memory_notes {
 /* memory_note_of: returns the stream's note; NULL: too many streams. */
 static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_stream *s)
 {
-    for (size_t i = 0; i < notes->n; i++)
-        if ((notes->all[i].stream == s || FAN_FAULT(SHARE_ANY_EVENT)) &&
-            notes->all[i].owner == owner)
-            return &notes->all[i];
+    for (size_t i = 0; i < notes->n; i++) {
+        memory_note *note = &notes->all[i];
+        bool same = note->stream == s || FAN_FAULT(SHARE_ANY_EVENT);
+        if (same && note->owner == owner)
+            return note;
+    }
     if (notes->n == NOTES)
         return NULL;
     memory_note *note = &notes->all[notes->n++];
@@ -270,16 +290,24 @@ static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_s
 static bool memory_share_notes(fan_memory *m, memory_notes *notes)
 {
     for (size_t i = 0; i < m->n; i++) {
-        const memory_note *note =
-            m->streams[i] ? memory_note_of(notes, m->device, m->streams[i]) : NULL;
-        if (note ? note->captured : m->streams[i] && memory_is_captured(&m->streams[i], 1))
+        if (!m->streams[i])
+            continue;
+        const memory_note *note = memory_note_of(notes, m->device, m->streams[i]);
+        bool captured;
+        if (note)
+            captured = note->captured;
+        else
+            captured = memory_is_captured(&m->streams[i], 1);
+        if (captured)
             return false;
     }
+    /* memory_record_users does those without a note, and those of lost devices */
     for (size_t i = 0; i < m->n; i++) {
-        memory_note *note = m->streams[i] ? memory_note_of(notes, m->device, m->streams[i]) : NULL;
-        const fan_backend *b = note ? m->streams[i]->device->backend : NULL;
-        if (!note || (b->lost && b->lost(m->streams[i]->device)))
-            continue; /* memory_record_users does it */
+        if (!m->streams[i])
+            continue;
+        memory_note *note = memory_note_of(notes, m->device, m->streams[i]);
+        if (!note || memory_is_lost(m->streams[i]->device))
+            continue;
         if (!note->tried)
             note->event = fan__event_note(m->device, m->streams[i]);
         note->tried = true;
@@ -469,26 +497,25 @@ fan_status fan_memory_scope_check(const fan_stream *s, fan_error *err)
 {
     char text[32];
     const fan_memory_scope *in = memory_scope_of(s->device);
-    return !in || !in->recording
-               ? FAN_OK
-               : fan_fail(err, FAN_ERR_CAPTURE,
-                          "%s: work on stream %llu of %s is not part of the recording: let the "
-                          "stream wait for "
-                          "fanin.current_stream(\"%s\") first, and that one for it at the end",
-                          in->who, (unsigned long long)s->handle,
-                          fan_device_text(s->device, text, sizeof text), text);
+    if (!in || !in->recording)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_CAPTURE,
+                    "%s: work on stream %llu of %s is not part of the recording: let the stream "
+                    "wait for fanin.current_stream(\"%s\") first, and that one for it at the end",
+                    in->who, (unsigned long long)s->handle,
+                    fan_device_text(s->device, text, sizeof text), text);
 }
 
 fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err)
 {
     char text[32];
     const fan_memory_scope *in = memory_scope_of(d);
-    return in ? fan_fail(err, FAN_ERR_CAPTURE,
-                         "%s: a copy from the host to %s would run once, and not at each replay: "
-                         "make the array "
-                         "before, and pass it as an operand",
-                         in->who, fan_device_text(d, text, sizeof text))
-              : FAN_OK;
+    if (!in)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_CAPTURE,
+                    "%s: a copy from the host to %s would run once, and not at each replay: make "
+                    "the array before, and pass it as an operand",
+                    in->who, fan_device_text(d, text, sizeof text));
 }
 
 /* memory_new: allocates `bytes` of device memory owned by stream `owner` (may be NULL), as a
@@ -504,19 +531,24 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
         return FAN_OK;
     if (!d->backend->has_streams) {
         *out = fan_storage_new(bytes);
-        return *out ? FAN_OK
-                    : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes,
-                               FAN_PLURAL(bytes));
+        if (!*out)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes,
+                            FAN_PLURAL(bytes));
+        return FAN_OK;
     }
     fan_memory *m = fan_calloc(sizeof *m);
-    fan_storage *st = m ? fan_storage_wrap(NULL, bytes, memory_release, m) : NULL;
+    fan_storage *st = NULL;
+    if (m)
+        st = fan_storage_wrap(NULL, bytes, memory_release, m);
     if (!st) {
         fan_free(m);
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s on a device", bytes,
                         FAN_PLURAL(bytes));
     }
     m->device = d;
-    m->bytes = bytes ? bytes : 1; /* empty memory needs an address of its own */
+    m->bytes = bytes;
+    if (bytes == 0)
+        m->bytes = 1; /* empty memory needs an address of its own */
     m->streams = m->few_streams;
     m->events = m->few_events;
     m->cap = USERS;
@@ -546,7 +578,7 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
         return status;
     }
     fan_device_hold(d);
-    m->streams[0] = owner ? fan_stream_hold(owner) : NULL;
+    m->streams[0] = fan_stream_hold(owner);
     st->data = m->data;
     if (in && in->outside)
         status = in->outside(in, st, err);
@@ -560,14 +592,18 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
 
 static fan_memory *memory_of(const fan_storage *st)
 {
-    return st && st->release == memory_release ? st->ctx : NULL;
+    if (!st || st->release != memory_release)
+        return NULL;
+    return st->ctx;
 }
 
 fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx,
                            fan_storage **out, fan_error *err)
 {
     fan_memory *m = fan_calloc(sizeof *m);
-    *out = m ? fan_storage_wrap(data, 0, memory_release, m) : NULL;
+    *out = NULL;
+    if (m)
+        *out = fan_storage_wrap(data, 0, memory_release, m);
     if (!*out) {
         fan_free(m);
         return fan_fail(err, FAN_ERR_NOMEM,
@@ -589,7 +625,8 @@ fan_status fan_memory_lend(fan_device *d, fan_stream *owner, void *data, size_t 
 {
     FAN_TRY(fan_memory_wrap(d, data, release, ctx, out, err));
     fan_memory *m = (*out)->ctx;
-    (*out)->bytes = m->bytes = bytes;
+    (*out)->bytes = bytes;
+    m->bytes = bytes;
     m->immediate = true;
     m->streams[0] = fan_stream_hold(owner);
     return FAN_OK;
@@ -601,7 +638,9 @@ fan_status fan_memory_wait_users(fan_storage *st, fan_stream *s, const fan_strea
     fan_memory *m = memory_of(st);
     while (m) {
         fan__device_lock(m->device);
-        fan_stream *user = m->n > 1 ? m->streams[--m->n] : NULL; /* the last one after the owner */
+        fan_stream *user = NULL;
+        if (m->n > 1)
+            user = m->streams[--m->n]; /* the last one after the owner */
         fan__device_unlock(m->device);
         if (!user)
             break;
@@ -633,20 +672,22 @@ bool fan_memory_lent(const fan_storage *st)
 bool fan_memory_used_by(fan_storage *st, const fan_stream *s)
 {
     const fan_memory *m = memory_of(st);
-    bool others = !m;
-    if (m)
-        fan__device_lock(m->device);
-    for (size_t i = 0; m && i < m->n; i++)
+    bool others = false;
+    if (!m)
+        return false;
+    fan__device_lock(m->device);
+    for (size_t i = 0; i < m->n; i++)
         others |= m->streams[i] && m->streams[i] != s;
-    if (m)
-        fan__device_unlock(m->device);
+    fan__device_unlock(m->device);
     return !others;
 }
 
 void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx))
 {
     const fan_memory *m = memory_of(st);
-    return m && m->release == release ? m->ctx : NULL;
+    if (!m || m->release != release)
+        return NULL;
+    return m->ctx;
 }
 
 /* memory_add_user: returns 1: s was added, 0: it was a user; -1: out of memory, nothing changed.
@@ -695,20 +736,29 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
     return FAN_OK;
 }
 
+/* memory_lacks: whether s is not a user of the memory (NULL: it needs none). The lock of s's device
+ * is held; memory of another device counts as lacking it. */
+static bool memory_lacks(const fan_memory *m, const fan_stream *s)
+{
+    if (!m)
+        return false;
+    if (m->device != s->device)
+        return true;
+    for (size_t i = 0; i < m->n; i++) {
+        if (m->streams[i] == s)
+            return false;
+    }
+    return true;
+}
+
 fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s,
                                         fan_error *err)
 {
     for (size_t i = 0; s && i < n; i++) {
         /* to the first array whose memory does not have s as a user */
         fan__device_lock(s->device);
-        for (; i < n; i++) {
-            const fan_memory *m = arrays[i] ? memory_of(arrays[i]->storage) : NULL;
-            size_t k = 0;
-            while (m && m->device == s->device && k < m->n && m->streams[k] != s)
-                k++;
-            if (m && (m->device != s->device || k == m->n))
-                break;
-        }
+        while (i < n && !(arrays[i] && memory_lacks(memory_of(arrays[i]->storage), s)))
+            i++;
         fan__device_unlock(s->device);
         if (i < n)
             FAN_TRY(fan_memory_record_stream(arrays[i]->storage, s, err));
@@ -723,7 +773,8 @@ size_t fan_memory_users(fan_storage *st, fan_stream **out, size_t cap)
     if (!m)
         return 0;
     fan__device_lock(m->device);
-    size_t skip = m->streams[0] ? 0 : 1, n = m->n - skip;
+    size_t skip = m->streams[0] ? 0 : 1;
+    size_t n = m->n - skip;
     for (size_t i = 0; i < n && i < cap; i++)
         out[i] = m->streams[skip + i];
     fan__device_unlock(m->device);
@@ -737,8 +788,11 @@ fan_stream *fan_memory_user(fan_storage *st, size_t i)
     if (!m)
         return NULL;
     fan__device_lock(m->device);
-    i += m->streams[0] ? 0 : 1;
-    fan_stream *s = i < m->n ? fan_stream_hold(m->streams[i]) : NULL;
+    fan_stream *s = NULL;
+    if (!m->streams[0])
+        i++;
+    if (i < m->n)
+        s = fan_stream_hold(m->streams[i]);
     fan__device_unlock(m->device);
     return s;
 }
@@ -765,7 +819,9 @@ void fan_memory_set_stream(fan_storage *st, fan_stream *owner)
 fan_device *fan_memory_device(const fan_storage *st)
 {
     const fan_memory *m = memory_of(st);
-    return m ? m->device : NULL;
+    if (!m)
+        return NULL;
+    return m->device;
 }
 
 fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim,
@@ -796,7 +852,8 @@ fan_status fan_stats_out_new(fan_device *d, fan_stream *owner, int64_t size, fan
 fan_status fan_stats_out_read(fan_stream *s, const fan_array *words, fan_device_stats *out,
                               fan_error *err)
 {
-    int64_t n = FAN_STATS_WORDS, step = (int64_t)fan_dtype_size(FAN_DT_UINT64);
+    int64_t n = FAN_STATS_WORDS;
+    int64_t step = (int64_t)fan_dtype_size(FAN_DT_UINT64);
     fan_array host = {.data = (char *)out,
                       .dtype = FAN_DT_UINT64,
                       .ndim = 1,

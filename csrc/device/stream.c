@@ -1,3 +1,5 @@
+/* Devices, streams, the current streams of a thread, and the lines that traces get of their work.
+ */
 #define _POSIX_C_SOURCE 200809L
 
 #include "device/stream.h"
@@ -250,12 +252,16 @@ static fan_status no_memory(fan_error *err)
 
 fan_status fan_stream_set_now(fan_stream_set **out, fan_error *err)
 {
-    size_t cap = entered ? entered->n : 0;
-    *out = NULL;
-    if (!pushed || pushed->set) {
-        *out = fan_stream_set_hold(pushed ? pushed->set : entered);
+    size_t cap = 0;
+    if (!pushed) {
+        *out = fan_stream_set_hold(entered);
         return FAN_OK;
     }
+    *out = fan_stream_set_hold(pushed->set);
+    if (*out)
+        return FAN_OK;
+    if (entered)
+        cap = entered->n;
     for (const fan_pushed_stream *p = pushed; p; p = p->outer)
         cap++;
     fan_stream_set *set = set_new(cap);
@@ -277,20 +283,22 @@ fan_status fan_stream_set_with(fan_stream_set *set, fan_stream *s, fan_stream_se
         *out = fan_stream_set_hold(set);
         return FAN_OK;
     }
-    *out = set_new((set ? set->n : 0) + 1);
+    size_t others = set ? set->n : 0;
+    *out = set_new(others + 1);
     if (!*out)
         return no_memory(err);
     stream_set_add(*out, s);
-    for (size_t i = 0; set && i < set->n; i++)
+    for (size_t i = 0; i < others; i++)
         stream_set_add(*out, set->all[i]);
     return FAN_OK;
 }
 
 fan_stream *fan_stream_pushed(fan_device *d)
 {
-    for (const fan_pushed_stream *p = pushed; p; p = p->outer)
+    for (const fan_pushed_stream *p = pushed; p; p = p->outer) {
         if (p->stream->device == d)
             return fan_stream_hold(p->stream);
+    }
     return fan_stream_hold(fan_stream_set_find(entered, d));
 }
 
@@ -299,7 +307,9 @@ fan_stream *fan_stream_current(fan_device *d)
     if (!d->backend->has_streams)
         return NULL;
     fan_stream *s = fan_stream_pushed(d);
-    return s ? s : d->backend->current(d);
+    if (!s)
+        s = d->backend->current(d);
+    return s;
 }
 
 fan_status fan_stream_push(fan_stream *s, fan_error *err)
@@ -361,8 +371,9 @@ void fan_streams_leave(const fan_streams_outer *outer)
 fan_status fan_stream_check_open(const fan_stream *s, fan_error *err)
 {
     char text[32];
-    if (!s || !s->device->backend->closed || !s->device->backend->closed(s->device) ||
-        FAN_FAULT(STREAM_STAYS_OPEN))
+    if (!s || !s->device->backend->closed)
+        return FAN_OK;
+    if (!s->device->backend->closed(s->device) || FAN_FAULT(STREAM_STAYS_OPEN))
         return FAN_OK;
     return fan_fail(err, FAN_ERR_STATE,
                     "stream %llu of %s is closed: the block of its machine has ended; use it "
@@ -381,7 +392,9 @@ fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err)
 {
     const fan_backend *b = s->device->backend;
     *id = 0;
-    return b->capture ? b->capture(s, id, err) : FAN_OK;
+    if (!b->capture)
+        return FAN_OK;
+    return b->capture(s, id, err);
 }
 
 fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
@@ -400,14 +413,15 @@ void fan__device_trace(fan_trace_kind kind, const fan_device *d, const fan_strea
                            .device = (int16_t)d->index,
                            .slot = -1,
                            .key = -1,
-                           .stream = s ? s->handle : 0,
-                           .other = other ? other->handle : 0,
                            .event = event,
                            .bytes = bytes,
                            .start_us = -1,
                            .end_us = -1};
+    if (s)
+        line.stream = s->handle;
     if (other) {
         char text[24];
+        line.other = other->handle;
         snprintf(line.label, sizeof line.label, "stream %llu of %s",
                  (unsigned long long)other->handle,
                  fan_device_text(other->device, text, sizeof text));
@@ -422,19 +436,21 @@ void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job,
         return;
     bool copy = job->kind == FAN_JOB_COPY || job->kind == FAN_JOB_UPLOAD;
     fan_trace_line line = {.kind = copy ? FAN_TRACE_COPY : FAN_TRACE_KERNEL,
-                           .device = s ? (int16_t)d->index : -1,
+                           .device = -1,
                            .slot = -1,
                            .key = -1,
                            .count = (uint32_t)job->n,
-                           .stream = s ? s->handle : 0,
                            .bytes = fan_job_bytes(job),
                            .begin_ns = begin_ns,
                            .start_us = start_us,
                            .end_us = end_us};
+    if (s) {
+        line.device = (int16_t)d->index;
+        line.stream = s->handle;
+    }
     for (size_t i = 0; i < job->n; i++)
         line.in_place |= job->kind == FAN_JOB_SUM && job->in[i].array->data == job->out->data;
-    snprintf(line.label, sizeof line.label, "%s",
-             job->label ? job->label : fan_job_word(job->kind));
+    snprintf(line.label, sizeof line.label, "%s", fan_job_name(job));
     fan_trace_put(&line);
 }
 

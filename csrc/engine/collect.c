@@ -1,3 +1,11 @@
+/* Collects a pass: what do the roots reach, what of it is needed, and which key has each edge? All
+ * in loops, since a graph may be a million nodes deep.
+ *
+ *   memory    arrays that keep their pages for the next pass
+ *   reach     lists the nodes and edges that the roots reach
+ *   sort      orders the nodes by their places, the newest first, unless they are
+ *   need      marks the nodes from which a wanted one is reached (E8)
+ *   count     counts dependencies and gives every edge its key (E1, A15) */
 #include "engine/task.h"
 
 #include "base/keys.h"
@@ -5,7 +13,6 @@
 #include "base/pool.h"
 
 #include <string.h>
-
 
 /* ---- memory ---- */
 
@@ -20,7 +27,9 @@ static bool keeps_pages(size_t n, size_t size)
 
 static void *memory_new(size_t n, size_t size)
 {
-    return keeps_pages(n, size) ? fan_alloc_data(n * size) : fan_alloc(n * size);
+    if (keeps_pages(n, size))
+        return fan_alloc_data(n * size);
+    return fan_alloc(n * size);
 }
 
 void fan__collect_free(void *memory, size_t n, size_t size)
@@ -31,25 +40,32 @@ void fan__collect_free(void *memory, size_t n, size_t size)
         fan_free(memory);
 }
 
-/* grow: room for at least `want` items: 0, or -1 and nothing has changed. */
-static int grow(void **items, size_t *cap, size_t want, size_t size)
+/* grow: makes room for at least `want` items. FAN_ERR_NOMEM: nothing has changed. */
+static fan_status grow(void **items, size_t *cap, size_t want, size_t size, fan_error *err)
 {
-    size_t next = *cap * 2 < want ? want : *cap * 2;
+    size_t next = 2 * *cap;
     void *more;
+    if (want <= *cap)
+        return FAN_OK;
+    if (next < want)
+        next = want;
     if (next < 16)
         next = 16;
     if (!keeps_pages(*cap, size) && !keeps_pages(next, size)) {
         more = fan_realloc(*items, next * size);
-    } else if ((more = memory_new(next, size))) {
-        if (*cap)
-            memcpy(more, *items, *cap * size);
-        fan__collect_free(*items, *cap, size);
+    } else {
+        more = memory_new(next, size);
+        if (more) {
+            if (*cap)
+                memcpy(more, *items, *cap * size);
+            fan__collect_free(*items, *cap, size);
+        }
     }
     if (!more)
-        return -1;
+        return fan__task_no_memory(err);
     *items = more;
     *cap = next;
-    return 0;
+    return FAN_OK;
 }
 
 /* ---- 1. reach ---- */
@@ -63,68 +79,72 @@ typedef struct reached {
 } reached;
 
 /* room_for: `more` nodes and edges. */
-static fan_status room_for(fan_backward *p, reached *r, size_t more, fan_error *err)
+static fan_status room_for(fan_backward *pass, reached *found, size_t more, fan_error *err)
 {
-    size_t nodes = p->nnodes + more, edges = p->nedges + more;
-    if ((nodes > p->cap_nodes &&
-         grow((void **)&p->nodes, &p->cap_nodes, nodes, sizeof *p->nodes) != 0) ||
-        (nodes > r->cap && grow((void **)&r->ages, &r->cap, nodes, sizeof *r->ages) != 0) ||
-        (edges > p->cap_edges &&
-         grow((void **)&p->edges, &p->cap_edges, edges, sizeof *p->edges) != 0))
-        return fan__task_no_memory(err);
-    return FAN_OK;
+    size_t nodes = pass->nnodes + more;
+    size_t edges = pass->nedges + more;
+    FAN_TRY(grow((void **)&pass->nodes, &pass->cap_nodes, nodes, sizeof(fan_task_node), err));
+    FAN_TRY(grow((void **)&found->ages, &found->cap, nodes, sizeof(int64_t), err));
+    return grow((void **)&pass->edges, &pass->cap_edges, edges, sizeof(fan_task_edge), err);
 }
 
-/* reach: the pass's edge to this node, which it adds if needed. There must be room. */
-static inline fan_task_edge reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot)
+/* reach: the pass's edge to this node (NULL: none), which it adds if needed. There must be room. */
+static inline fan_task_edge reach(fan_backward *pass, reached *found, fan_node *node, uint32_t slot)
 {
-    if (n && n->mark != p->id) {
-        size_t at = p->nnodes;
-        int64_t age = INT64_MAX - (int64_t)n->number;
-        p->nodes[at] = (fan_task_node){.node = n,
-                                       .slots = (uint32_t)r->slots,
-                                       .nedges = n->nedges,
-                                       .after = FAN_NOWHERE,
-                                       .needed = !p->config.limited,
-                                       .runs = !p->config.limited,
-                                       .leaf = n->ops->leaf,
-                                       .freed = n->freed_by != 0};
-        n->mark = p->id;
-        n->at = (uint32_t)at;
-        r->slots += n->inputs;
-        r->sorted = r->sorted && (at == 0 || r->ages[at - 1] < age);
-        r->ages[at] = age;
-        p->nnodes = at + 1;
+    if (!node)
+        return (fan_task_edge){.to = FAN_NOWHERE, .slot = slot};
+    if (node->mark != pass->id) {
+        size_t at = pass->nnodes;
+        int64_t age = INT64_MAX - (int64_t)node->number;
+        pass->nodes[at] = (fan_task_node){
+            .node = node,
+            .slots = (uint32_t)found->slots,
+            .nedges = node->nedges,
+            .after = FAN_NOWHERE,
+            .needed = !pass->config.limited,
+            .runs = !pass->config.limited,
+            .leaf = node->ops->leaf,
+            .freed = node->freed_by != 0,
+        };
+        node->mark = pass->id;
+        node->at = (uint32_t)at;
+        found->slots += node->inputs;
+        if (at > 0 && found->ages[at - 1] >= age)
+            found->sorted = false;
+        found->ages[at] = age;
+        pass->nnodes = at + 1;
     }
-    return (fan_task_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
+    return (fan_task_edge){.to = node->at, .slot = slot};
 }
 
-static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
+static fan_status reach_all(fan_backward *pass, reached *found, fan_error *err)
 {
-    r->sorted = r->down = true;
-    FAN_TRY(room_for(p, r, p->config.nroots, err));
+    const fan_root *roots = pass->config.roots;
+    size_t nroots = pass->config.nroots;
+    FAN_TRY(room_for(pass, found, nroots, err));
+
     /* The last root first if it is the newest, as roots in a list mostly are: then nothing needs
      * sorting. */
-    const fan_root *roots = p->config.roots;
-    size_t nroots = p->config.nroots;
     bool back = nroots && roots[0].node->number < roots[nroots - 1].node->number;
     for (size_t i = 0; i < nroots; i++) {
         size_t at = back ? nroots - 1 - i : i;
         if (i + 4 < nroots)
             __builtin_prefetch(&roots[back ? at - 4 : at + 4].node->number);
-        p->edges[at] = reach(p, r, roots[at].node, roots[at].slot);
+        pass->edges[at] = reach(pass, found, roots[at].node, roots[at].slot);
     }
-    p->nedges = nroots;
-    for (size_t i = 0; i < p->nnodes; i++) {
-        const fan_node *n = p->nodes[i].node;
-        p->nodes[i].edges = (uint32_t)p->nedges;
-        FAN_TRY(room_for(p, r, n->nedges, err));
-        for (uint32_t e = 0; e < n->nedges; e++) {
-            fan_node *next = n->edges[e].next;
-            p->edges[p->nedges++] = reach(p, r, next, n->edges[e].slot);
-            r->down = r->down && (!next || next->number < n->number);
+    pass->nedges = nroots;
+
+    for (size_t i = 0; i < pass->nnodes; i++) {
+        const fan_node *node = pass->nodes[i].node;
+        pass->nodes[i].edges = (uint32_t)pass->nedges;
+        FAN_TRY(room_for(pass, found, node->nedges, err));
+        for (uint32_t e = 0; e < node->nedges; e++) {
+            fan_node *next = node->edges[e].next;
+            pass->edges[pass->nedges++] = reach(pass, found, next, node->edges[e].slot);
+            if (next && next->number >= node->number)
+                found->down = false;
         }
-        if (r->slots >= UINT32_MAX || p->nedges >= UINT32_MAX)
+        if (found->slots >= UINT32_MAX || pass->nedges >= UINT32_MAX)
             return fan_fail(err, FAN_ERR_OVERFLOW, "a pass has at most %u slots and edges",
                             UINT32_MAX - 1);
     }
@@ -135,158 +155,180 @@ static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
 
 /* move: copies nodes and edges to their places: place i gets node order[i]; `place` is the inverse
  * of `order`. */
-static void move(const fan_backward *p, fan_task_node *nodes, fan_task_edge *edges,
+static void move(const fan_backward *pass, fan_task_node *nodes, fan_task_edge *edges,
                  const uint32_t *order, const uint32_t *place)
 {
     uint32_t at = 0;
-    for (; at < p->config.nroots; at++)
-        edges[at] = (fan_task_edge){.to = place[p->edges[at].to], .slot = p->edges[at].slot};
-    for (size_t i = 0; i < p->nnodes; i++) {
-        fan_task_node *tn = &nodes[i];
-        *tn = p->nodes[order[i]];
-        tn->node->at = (uint32_t)i;
-        for (uint32_t e = 0; e < tn->nedges; e++) {
-            const fan_task_edge *from = &p->edges[tn->edges + e];
-            edges[at + e] = *from;
-            if (from->to != FAN_NOWHERE)
-                edges[at + e].to = place[from->to];
+    for (; at < pass->config.nroots; at++) {
+        edges[at] = pass->edges[at];
+        edges[at].to = place[edges[at].to];
+    }
+    for (size_t i = 0; i < pass->nnodes; i++) {
+        fan_task_node *entry = &nodes[i];
+        *entry = pass->nodes[order[i]];
+        entry->node->at = (uint32_t)i;
+        const fan_task_edge *from = &pass->edges[entry->edges];
+        entry->edges = at;
+        for (uint32_t e = 0; e < entry->nedges; e++) {
+            edges[at] = from[e];
+            if (from[e].to != FAN_NOWHERE)
+                edges[at].to = place[from[e].to];
+            at++;
         }
-        tn->edges = at;
-        at += tn->nedges;
     }
 }
 
 /* sort_nodes: the newest first. */
-static fan_status sort_nodes(fan_backward *p, const reached *r, fan_error *err)
+static fan_status sort_nodes(fan_backward *pass, const reached *found, fan_error *err)
 {
-    uint32_t *order = fan_alloc(2 * p->nnodes * sizeof *order),
-             *place = order ? order + p->nnodes : NULL;
-    fan_task_node *nodes = memory_new(p->nnodes, sizeof *nodes);
-    fan_task_edge *edges = memory_new(p->nedges, sizeof *edges);
-    bool fits =
-        order && nodes && edges && fan_keys_order(r->ages, sizeof *r->ages, p->nnodes, order);
-    for (size_t i = 0; fits && i < p->nnodes; i++)
-        place[order[i]] = (uint32_t)i;
+    size_t n = pass->nnodes;
+    uint32_t *order = fan_alloc(2 * n * sizeof *order);
+    fan_task_node *nodes = memory_new(n, sizeof *nodes);
+    fan_task_edge *edges = memory_new(pass->nedges, sizeof *edges);
+    bool fits = order && nodes && edges;
     if (fits)
-        move(p, nodes, edges, order, place);
-    fan_free(order);
-    fan__collect_free(fits ? p->nodes : nodes, fits ? p->cap_nodes : p->nnodes, sizeof *nodes);
-    fan__collect_free(fits ? p->edges : edges, fits ? p->cap_edges : p->nedges, sizeof *edges);
-    if (!fits)
+        fits = fan_keys_order(found->ages, sizeof *found->ages, n, order);
+    if (!fits) {
+        fan_free(order);
+        fan__collect_free(nodes, n, sizeof *nodes);
+        fan__collect_free(edges, pass->nedges, sizeof *edges);
         return fan__task_no_memory(err);
-    p->nodes = nodes;
-    p->cap_nodes = p->nnodes;
-    p->edges = edges;
-    p->cap_edges = p->nedges;
+    }
+    uint32_t *place = order + n;
+    for (size_t i = 0; i < n; i++)
+        place[order[i]] = (uint32_t)i;
+    move(pass, nodes, edges, order, place);
+    fan_free(order);
+    fan__collect_free(pass->nodes, pass->cap_nodes, sizeof *nodes);
+    fan__collect_free(pass->edges, pass->cap_edges, sizeof *edges);
+    pass->nodes = nodes;
+    pass->cap_nodes = n;
+    pass->edges = edges;
+    pass->cap_edges = pass->nedges;
     return FAN_OK;
 }
 
 /* ---- 3. what is needed (E8) ---- */
 
 /* need_one: a node whose edge leads to a needed node is needed, and runs. */
-static void need_one(const fan_backward *p, fan_task_node *tn, const fan_task_edge *e)
+static void need_one(const fan_backward *pass, fan_task_node *entry, const fan_task_edge *edge)
 {
-    if (e->to != FAN_NOWHERE && p->nodes[e->to].needed)
-        tn->needed = tn->runs = true;
+    if (edge->to == FAN_NOWHERE || !pass->nodes[edge->to].needed)
+        return;
+    entry->needed = true;
+    entry->runs = true;
 }
 
 /* need_by_depth: depth first, with a list for a stack; of a node on the list `dependencies` counts
  * the edges that were followed. */
-static fan_status need_by_depth(fan_backward *p, fan_error *err)
+static fan_status need_by_depth(fan_backward *pass, fan_error *err)
 {
-    uint32_t *path = fan_alloc(p->nnodes * sizeof *path);
-    bool *seen = fan_calloc(p->nnodes);
+    uint32_t *path = fan_alloc(pass->nnodes * sizeof *path);
+    bool *seen = fan_calloc(pass->nnodes);
     if (!path || !seen) {
         fan_free(path);
         fan_free(seen);
         return fan__task_no_memory(err);
     }
-    for (size_t i = 0; i < p->config.nroots; i++) {
+    for (size_t i = 0; i < pass->config.nroots; i++) {
         size_t n = 0;
-        path[n++] = p->edges[i].to;
+        path[n++] = pass->edges[i].to;
         seen[path[0]] = true;
         while (n) {
-            fan_task_node *tn = &p->nodes[path[n - 1]];
-            const fan_task_edge *e =
-                tn->dependencies < tn->nedges ? &p->edges[tn->edges + tn->dependencies] : NULL;
-            if (e && e->to != FAN_NOWHERE && !seen[e->to]) {
-                seen[e->to] = true;
-                path[n++] = e->to; /* this edge is visited again afterwards */
+            fan_task_node *entry = &pass->nodes[path[n - 1]];
+            if (entry->dependencies == entry->nedges) {
+                n--;
                 continue;
             }
-            if (e)
-                need_one(p, tn, e);
-            if (tn->dependencies++ >= tn->nedges)
-                n--;
+            const fan_task_edge *edge = &pass->edges[entry->edges + entry->dependencies];
+            if (edge->to != FAN_NOWHERE && !seen[edge->to]) {
+                seen[edge->to] = true;
+                path[n++] = edge->to; /* this edge is visited again afterwards */
+                continue;
+            }
+            need_one(pass, entry, edge);
+            entry->dependencies++;
         }
     }
-    for (size_t i = 0; i < p->nnodes; i++)
-        p->nodes[i].dependencies = 0;
+    for (size_t i = 0; i < pass->nnodes; i++)
+        pass->nodes[i].dependencies = 0;
     fan_free(path);
     fan_free(seen);
+    return FAN_OK;
+}
+
+/* need_wanted: marks the wanted slots and the nodes before them. */
+static fan_status need_wanted(fan_backward *pass, bool down, fan_error *err)
+{
+    const fan_backward_config *config = &pass->config;
+    pass->same = fan_calloc(config->nwanted * sizeof *pass->same);
+    pass->results = fan_calloc(config->nwanted * sizeof *pass->results);
+    if (!pass->same || !pass->results)
+        return fan__task_no_memory(err);
+    for (size_t i = 0; i < config->nwanted; i++) {
+        const fan_wanted *wanted = &config->wanted[i];
+        if (wanted->node->mark != pass->id)
+            continue; /* not reached */
+        fan_task_node *entry = &pass->nodes[wanted->node->at];
+        fan_task_slot *slot = &pass->slots[entry->slots + wanted->slot];
+        entry->needed = true;
+        entry->captured = config->capture;
+        entry->runs = !config->capture;
+        pass->same[i] = slot->wanted;
+        slot->wanted = (uint32_t)i + 1;
+    }
+    if (!down)
+        return need_by_depth(pass, err);
+    for (size_t i = pass->nnodes; i-- > 0;) { /* all edges lead to later places */
+        fan_task_node *entry = &pass->nodes[i];
+        for (uint32_t e = 0; e < entry->nedges; e++)
+            need_one(pass, entry, &pass->edges[entry->edges + e]);
+    }
     return FAN_OK;
 }
 
 /* ---- 4. counts and keys (E1, A15) ---- */
 
 /* count_edge: gives the edge its key, or ends it where its gradient is not needed. */
-static inline void count_edge(const fan_backward *p, fan_task_edge *e, bool counts)
+static inline void count_edge(const fan_backward *pass, fan_task_edge *edge, bool counts)
 {
-    fan_task_node *to = counts && e->to != FAN_NOWHERE ? &p->nodes[e->to] : NULL;
-    if (!to || !to->needed) {
-        e->to = FAN_NOWHERE;
+    if (!counts || edge->to == FAN_NOWHERE || !pass->nodes[edge->to].needed) {
+        edge->to = FAN_NOWHERE;
         return;
     }
+    fan_task_node *to = &pass->nodes[edge->to];
     to->dependencies++;
-    e->key = p->slots[to->slots + e->slot].producers++;
+    edge->key = pass->slots[to->slots + edge->slot].producers++;
 }
 
-fan_status fan__collect(fan_backward *p, fan_error *err)
+fan_status fan__collect(fan_backward *pass, fan_error *err)
 {
-    reached r = {.ages = NULL};
-    fan_status status = reach_all(p, &r, err);
-    if (status == FAN_OK && !r.sorted)
-        status = sort_nodes(p, &r, err);
-    fan__collect_free(r.ages, r.cap, sizeof *r.ages);
+    reached found = {.sorted = true, .down = true};
+    fan_status status = reach_all(pass, &found, err);
+    if (status == FAN_OK && !found.sorted)
+        status = sort_nodes(pass, &found, err);
+    fan__collect_free(found.ages, found.cap, sizeof *found.ages);
     FAN_TRY(status);
-    p->slots = memory_new(r.slots, sizeof *p->slots);
-    if (!p->slots)
+
+    pass->slots = memory_new(found.slots, sizeof *pass->slots);
+    if (!pass->slots)
         return fan__task_no_memory(err);
-    p->nslots = r.slots;
-    memset(p->slots, 0, r.slots * sizeof *p->slots);
-    if (p->config.limited) {
-        size_t n = p->config.nwanted;
-        p->same = fan_calloc(n * sizeof *p->same);
-        p->results = fan_calloc(n * sizeof *p->results);
-        if (!p->same || !p->results)
-            return fan__task_no_memory(err);
-        for (size_t i = 0; i < n; i++) {
-            const fan_wanted *w = &p->config.wanted[i];
-            if (w->node->mark != p->id)
-                continue; /* not reached */
-            fan_task_node *tn = &p->nodes[w->node->at];
-            fan_task_slot *s = &p->slots[tn->slots + w->slot];
-            tn->needed = true;
-            tn->captured = p->config.capture;
-            tn->runs = !p->config.capture;
-            p->same[i] = s->wanted;
-            s->wanted = (uint32_t)i + 1;
-        }
-        if (!r.down)
-            FAN_TRY(need_by_depth(p, err));
-        for (size_t i = p->nnodes; r.down && i-- > 0;) /* all edges lead to later places */
-            for (uint32_t e = 0; e < p->nodes[i].nedges; e++)
-                need_one(p, &p->nodes[i], &p->edges[p->nodes[i].edges + e]);
+    pass->nslots = found.slots;
+    memset(pass->slots, 0, found.slots * sizeof *pass->slots);
+    if (pass->config.limited)
+        FAN_TRY(need_wanted(pass, found.down, err));
+
+    for (size_t i = 0; i < pass->config.nroots; i++)
+        count_edge(pass, &pass->edges[i], true);
+    for (size_t i = 0; i < pass->nnodes; i++) {
+        const fan_task_node *entry = &pass->nodes[i];
+        if (entry->runs && entry->freed)
+            return fan_node_freed(entry->node, err);
+        pass->to_run += entry->needed;
+        for (uint32_t e = 0; e < entry->nedges; e++)
+            count_edge(pass, &pass->edges[entry->edges + e], entry->runs);
     }
-    for (size_t i = 0; i < p->config.nroots; i++)
-        count_edge(p, &p->edges[i], true);
-    for (size_t i = 0; i < p->nnodes; i++) {
-        const fan_task_node *tn = &p->nodes[i];
-        if (tn->runs && tn->freed)
-            return fan_node_freed(tn->node, err);
-        p->to_run += tn->needed;
-        for (uint32_t e = 0; e < tn->nedges; e++)
-            count_edge(p, &p->edges[tn->edges + e], tn->runs);
-    }
-    return fan_ready_init(&p->queue.nodes, p->nnodes) == 0 ? FAN_OK : fan__task_no_memory(err);
+    if (fan_ready_init(&pass->queue.nodes, pass->nnodes) != 0)
+        return fan__task_no_memory(err);
+    return FAN_OK;
 }

@@ -1,17 +1,17 @@
 /* engine: one pass backward over a graph (docs/engine.md, in its order).
  *
  *   begin   collects: counts what the roots reach and what is needed (E1, E8) and gives every edge
- * its key seed    checks and adds the roots' gradients like any other run     accumulates ready
- * leaves, else runs the ready node with the largest number (E2): takes its sums, calls its
- *           function, checks and adds its gradients (E4, V)
+ *           its key
+ *   seed    checks and adds the roots' gradients like any other
+ *   run     accumulates ready leaves, else runs the ready node with the largest number (E2): takes
+ *           its sums, calls its function, checks and adds its gradients (E4, V)
  *   end     releases all that the pass holds
  *
  * Gradients and sums are objects of the frontend, NULL where undefined. The frontend's buffer for a
  * node's fan-ins is an opaque pointer. One thread at a time calls these functions for one pass,
  * inside the interpreter (node.h, One thread at a time); the frontend's functions may leave it.
  * With several workers (workers.h) all of them call the frontend's functions, for different nodes
- * at once where these leave the
- * interpreter. */
+ * at once where these leave the interpreter. */
 #ifndef FAN_ENGINE_ENGINE_H
 #define FAN_ENGINE_ENGINE_H
 
@@ -61,9 +61,8 @@ typedef struct fan_engine_frontend {
      * and the stream that is current there (S4). Both NULL on the CPU, at almost no cost. */
     fan_status (*place)(void *gradient, fan_value *value, fan_stream **current, fan_error *err);
     void (*place_drop)(fan_value *value);
-    /* buffer_new: for the fan-ins of a node; `consumer`: C; `gradient`: the first one. buffer_free:
-     * with its
-     * contents. */
+    /* buffer_new: for the fan-ins of a node; `consumer`: C; `gradient`: the first one.
+     * buffer_free: with its contents. */
     fan_status (*buffer_new)(const fan_backward_config *c, const fan_node *n, fan_stream *consumer,
                              void *gradient, void **buffer, fan_error *err);
     void (*buffer_free)(void *buffer);
@@ -115,15 +114,15 @@ typedef struct fan_engine_frontend {
     /* error_take: the error of this thread as an object that has its location: node `n` (NULL:
      * between nodes), after `ran` nodes. error_both: the more important of two, with a note of the
      * other: takes both holds, returns one. error_put: sets it as this thread's error. */
-    void *(*error_take)(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status,
-                        const fan_error *err);
+    void *(*error_take)(const fan_backward *pass, const fan_node *n, uint32_t ran,
+                        fan_status status, const fan_error *err);
     void *(*error_both)(void *first, void *second);
     void (*error_put)(void *error);
     /* orphaned: a worker forked: the child has only that thread and no caller to raise to. Prints
      * the error and ends the process. Does not return. */
     void (*orphaned)(void *error);
     /* pick: the user's schedule: one of the ready nodes, by its place. */
-    fan_status (*pick)(void *schedule, const fan_backward *p, size_t *place, fan_error *err);
+    fan_status (*pick)(void *schedule, const fan_backward *pass, size_t *place, fan_error *err);
     /* progress: calls the user's callback: `ran` of `all` nodes have run. */
     fan_status (*progress)(void *progress, uint32_t ran, uint32_t all, fan_error *err);
 } fan_engine_frontend;
@@ -161,61 +160,62 @@ struct fan_backward_config {
 /* fan_backward_begin: collects. On failure nothing has changed; otherwise call fan_backward_end. */
 fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out,
                               fan_error *err);
-fan_status fan_backward_seed(fan_backward *p, fan_error *err);
-fan_status fan_backward_run(fan_backward *p, fan_error *err);
+fan_status fan_backward_seed(fan_backward *pass, fan_error *err);
+fan_status fan_backward_run(fan_backward *pass, fan_error *err);
 /* fan_backward_join: at the end of every pass, also a failed one: the caller's streams wait (S20).
- * A no-op on the
- * CPU. */
-fan_status fan_backward_join(fan_backward *p, fan_error *err);
-void fan_backward_end(fan_backward *p); /* accepts NULL */
+ * A no-op on the CPU. */
+fan_status fan_backward_join(fan_backward *pass, fan_error *err);
+/* fan_backward_end: accepts NULL. */
+void fan_backward_end(fan_backward *pass);
 /* fan_backward_result: the sum of the i-th wanted slot; the caller gets the hold. NULL: none. */
-void *fan_backward_result(fan_backward *p, size_t i);
+void *fan_backward_result(fan_backward *pass, size_t i);
 
-/* fan_backward_depth: adds `by` (1 or -1) to this thread's depth of nested passes; false: too deep.
- * Undo it also then. fan_backward_too_deep: the error for it (E7). */
+/* fan_backward_depth: adds `by` (1 or -1) to this thread's depth of nested passes.
+ * false: too deep; undo it also then. */
 bool fan_backward_depth(int by);
+/* fan_backward_too_deep: the error for it (E7). */
 fan_status fan_backward_too_deep(fan_error *err);
 
 /* walk(), instead of fan_backward_run. fan_backward_next: accumulates leaves, then makes the next
  * ready node current; NULL: the pass is done. fan_backward_sums: holds of its sums, after the hooks
  * of its slots, and of `node_hooks`. fan_backward_give: its gradients, after `node_hooks`; takes
  * the holds, also on failure. */
-fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err);
-fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fan_error *err);
-fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks,
+fan_status fan_backward_next(fan_backward *pass, fan_node **out, fan_error *err);
+fan_status fan_backward_sums(fan_backward *pass, void **sums, void **node_hooks, fan_error *err);
+fan_status fan_backward_give(fan_backward *pass, void **gradients, const void *node_hooks,
                              fan_error *err);
 
 /* fan_backward_walk_runs: marks the current node as running until `give`: inside a call on this
  * thread, between calls on any. */
-void fan_backward_walk_runs(fan_backward *p, bool inside);
+void fan_backward_walk_runs(fan_backward *pass, bool inside);
 /* fan_backward_enter: makes the current node's streams current on this thread (E4), until
  * fan_streams_leave. Use around user code that runs between `next` and `give`. */
-void fan_backward_enter(const fan_backward *p, fan_streams_outer *outer);
+void fan_backward_enter(const fan_backward *pass, fan_streams_outer *outer);
 /* fan_backward_ready: the first ready node at *place or later, and its place; NULL: none. */
-fan_node *fan_backward_ready(const fan_backward *p, size_t *place);
+fan_node *fan_backward_ready(const fan_backward *pass, size_t *place);
 /* fan_backward_edges: how many gradients the current node returns. */
-uint32_t fan_backward_edges(const fan_backward *p);
+uint32_t fan_backward_edges(const fan_backward *pass);
 /* fan_backward_at: the current node, or the one that failed; NULL: none. *ran of *all nodes have
  * run. */
-const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *all);
-bool fan_backward_seeded(const fan_backward *p);
+const fan_node *fan_backward_at(const fan_backward *pass, uint32_t *ran, uint32_t *all);
+bool fan_backward_seeded(const fan_backward *pass);
 /* fan_backward_id: a mark (fan_mark_new) that was new when the pass began. */
-uint64_t fan_backward_id(const fan_backward *p);
+uint64_t fan_backward_id(const fan_backward *pass);
 /* fan_backward_explain: for each node that has not run, or for `only`: the edges that it waits for,
  * and the gradients that it holds (E17). fan_backward_lost: the gradients that a pass which ends
  * early loses. Both may write nothing. */
-void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out);
-void fan_backward_lost(const fan_backward *p, const fan_text *out);
+void fan_backward_explain(const fan_backward *pass, const fan_node *only, const fan_text *out);
+void fan_backward_lost(const fan_backward *pass, const fan_text *out);
 /* fan_backward_error_has_location: whether error_take has already added the location to the pass's
  * error. */
-bool fan_backward_error_has_location(const fan_backward *p);
+bool fan_backward_error_has_location(const fan_backward *pass);
 /* fan_backward_needs: whether the gradient of an edge is used: by the innermost pass in which this
  * thread runs the node, else by the latest walk that waits for it, else whether the edge leads to a
  * node at all. */
-bool fan_backward_needs(const fan_node *n, uint32_t edge);
+bool fan_backward_needs(const fan_node *node, uint32_t edge);
 /* fan_backward_visit: for garbage collection: calls `object` for every object and `node` for every
  * node that the pass holds; stops at the first result that is not 0 and returns it. */
-int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg),
-                       int (*node)(fan_node *n, void *arg), void *arg);
+int fan_backward_visit(fan_backward *pass, int (*object)(void *object, void *arg),
+                       int (*node)(fan_node *node, void *arg), void *arg);
 
 #endif

@@ -1,6 +1,5 @@
-/* The producers of gradients, for messages: of one that is not finite (E11), and which have come,
- * which are lost
- * (E17). */
+/* The producers of gradients, for messages: the one of a gradient that is not finite (E11), those
+ * whose gradients have come or are missing, and those whose gradients are lost (E17). */
 #include "engine/task.h"
 
 #include <stdio.h>
@@ -9,31 +8,36 @@
 #define NODES 16 /* listed at most */
 #define EDGES 8  /* .. of those that lead to each */
 
-/* An edge that leads to a node: its producer (NULL: the caller, by a root), the index of the
- * producer's edge. */
-typedef struct in_edge {
-    const fan_node *from;
-    uint32_t index, slot;
+/* The edges that lead to a place, one after another. */
+typedef struct in_edges {
+    const fan_backward *pass;
+    uint32_t to;
+    size_t next;  /* of the pass's edges */
+    size_t place; /* of the node that the last one came from */
+    /* the last one: */
     const fan_task_edge *edge;
-} in_edge;
+    const fan_node *from; /* its producer; NULL: the caller, by a root */
+    uint32_t index;       /* of the producer's edges, or of the roots */
+} in_edges;
 
-/* next_in_edge: the next edge that leads to a place. *at counts the pass's edges and *of its nodes;
- * both start at 0. */
-static bool next_in_edge(const fan_backward *p, uint32_t to, size_t *at, size_t *of, in_edge *out)
+/* next_in_edge: the next edge; false: there is none. */
+static bool next_in_edge(in_edges *in)
 {
-    for (; *at < p->nedges; ++*at) {
-        const fan_task_edge *e = &p->edges[*at];
-        if (e->to != to)
+    const fan_backward *pass = in->pass;
+    while (in->next < pass->nedges) {
+        size_t at = in->next++;
+        in->edge = &pass->edges[at];
+        if (in->edge->to != in->to)
             continue;
-        if (*at < p->config.nroots) {
-            *out = (in_edge){NULL, (uint32_t)*at, e->slot, e};
-        } else {
-            while (*at >= (size_t)p->nodes[*of].edges + p->nodes[*of].nedges)
-                ++*of;
-            const fan_task_node *tn = &p->nodes[*of];
-            *out = (in_edge){tn->node, (uint32_t)(*at - tn->edges), e->slot, e};
-        }
-        ++*at;
+        in->from = NULL;
+        in->index = (uint32_t)at;
+        if (at < pass->config.nroots)
+            return true;
+        const fan_task_node *entry = &pass->nodes[in->place];
+        while (at >= (size_t)entry->edges + entry->nedges)
+            entry = &pass->nodes[++in->place];
+        in->from = entry->node;
+        in->index -= entry->edges;
         return true;
     }
     return false;
@@ -41,130 +45,176 @@ static bool next_in_edge(const fan_backward *p, uint32_t to, size_t *at, size_t 
 
 /* ---- E11 ---- */
 
-fan_status fan__explain_sum(const fan_task_worker *w, uint32_t slot, void *buffer, fan_error *err)
+fan_status fan__explain_sum(const fan_task_worker *worker, uint32_t slot, void *buffer,
+                            fan_error *err)
 {
-    const fan_backward *p = w->pass;
-    fan_nonfinite found = {.to = p->nodes[w->now].node, .slot = slot, .key = FAN_NOWHERE};
-    size_t at = 0, of = 0;
-    in_edge e;
-    FAN_TRY(p->config.frontend->read_stats(buffer, slot, &found, err));
+    const fan_backward *pass = worker->pass;
+    const fan_engine_frontend *frontend = pass->config.frontend;
+    const fan_node *node = pass->nodes[worker->now].node;
+    fan_nonfinite found = {.to = node, .slot = slot, .key = FAN_NOWHERE};
+    in_edges in = {.pass = pass, .to = worker->now};
+    FAN_TRY(frontend->read_stats(buffer, slot, &found, err));
     if (!found.elements)
         return FAN_OK;
-    while (found.key != FAN_NOWHERE && next_in_edge(p, w->now, &at, &of, &e))
-        if (e.slot == slot && e.edge->key == found.key) {
-            const fan_producer producer = {.node = e.from,
-                                           .call = p->config.call,
-                                           .index = e.index,
-                                           .from_hook = e.edge->from_hook};
-            return p->config.frontend->nonfinite(&found, &producer, err);
-        }
-    return p->config.frontend->nonfinite(&found, NULL, err);
+    while (found.key != FAN_NOWHERE && next_in_edge(&in)) {
+        if (in.edge->slot != slot || in.edge->key != found.key)
+            continue;
+        const fan_producer producer = {
+            .node = in.from,
+            .call = pass->config.call,
+            .index = in.index,
+            .from_hook = in.edge->from_hook,
+        };
+        return frontend->nonfinite(&found, &producer, err);
+    }
+    return frontend->nonfinite(&found, NULL, err);
 }
 
 /* ---- E17 ---- */
 
-static void write_node(const fan_text *out, const fan_node *n)
+static void write_text(const fan_text *out, const char *text)
 {
-    char name[128], number[40];
-    n->ops->text(n, name, sizeof name);
-    snprintf(number, sizeof number, "%s %llu", n->ops->leaf ? "leaf" : "node",
-             (unsigned long long)n->number);
-    out->write(out->to, name);
-    if (strcmp(name, number) == 0) /* the node has no name */
-        return;
-    out->write(out->to, " (");
-    out->write(out->to, number);
-    out->write(out->to, ")");
+    out->write(out->to, text);
 }
 
-static void write_in_edge(const fan_text *out, const in_edge *e)
+static void write_node(const fan_text *out, const fan_node *node)
+{
+    const char *kind = node->ops->leaf ? "leaf" : "node";
+    char name[128], number[40];
+    node->ops->text(node, name, sizeof name);
+    snprintf(number, sizeof number, "%s %llu", kind, (unsigned long long)node->number);
+    write_text(out, name);
+    if (strcmp(name, number) == 0) /* the node has no name */
+        return;
+    write_text(out, " (");
+    write_text(out, number);
+    write_text(out, ")");
+}
+
+static void write_in_edge(const fan_text *out, const in_edges *in)
 {
     char text[32];
-    snprintf(text, sizeof text, e->from ? "edge %u of " : "root %u", e->index);
-    out->write(out->to, text);
-    if (e->from)
-        write_node(out, e->from);
+    snprintf(text, sizeof text, in->from ? "edge %u of " : "root %u", in->index);
+    write_text(out, text);
+    if (in->from)
+        write_node(out, in->from);
+}
+
+/* write_more: how many of n are not listed. */
+static void write_more(const fan_text *out, const char *between, size_t n, size_t listed)
+{
+    char text[64];
+    if (n <= listed)
+        return;
+    snprintf(text, sizeof text, "%sand %zu more", between, n - listed);
+    write_text(out, text);
 }
 
 /* write_in_edges: of the edges that lead to a place, those that have delivered, or those that have
  * not. */
-static void write_in_edges(const fan_backward *p, uint32_t to, bool delivered, const fan_text *out)
+static void write_in_edges(const fan_backward *pass, uint32_t to, bool delivered,
+                           const fan_text *out)
 {
-    size_t at = 0, of = 0, n = 0;
-    char text[64];
-    in_edge e;
-    while (next_in_edge(p, to, &at, &of, &e)) {
-        if (e.edge->delivered != delivered || n++ >= EDGES)
+    in_edges in = {.pass = pass, .to = to};
+    size_t n = 0;
+    while (next_in_edge(&in)) {
+        if (in.edge->delivered != delivered || n++ >= EDGES)
             continue;
-        snprintf(text, sizeof text, n > 1 ? ", slot %u %s " : " slot %u %s ", e.slot,
-                 !delivered        ? "waits for"
-                 : e.edge->defined ? "holds"
-                                   : "got None by");
-        out->write(out->to, text);
-        write_in_edge(out, &e);
+        const char *state = "got None by";
+        char text[64];
+        if (!delivered)
+            state = "waits for";
+        else if (in.edge->defined)
+            state = "holds";
+        snprintf(text, sizeof text, "%s slot %u %s ", n > 1 ? "," : "", in.edge->slot, state);
+        write_text(out, text);
+        write_in_edge(out, &in);
     }
-    snprintf(text, sizeof text, ", and %zu more", n - EDGES);
-    if (n > EDGES)
-        out->write(out->to, text);
+    write_more(out, ", ", n, EDGES);
 }
 
-void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out)
+/* any_delivered: whether an edge that leads to a place has delivered. */
+static bool any_delivered(const fan_backward *pass, uint32_t to)
 {
-    char text[64];
+    in_edges in = {.pass = pass, .to = to};
+    while (next_in_edge(&in)) {
+        if (in.edge->delivered)
+            return true;
+    }
+    return false;
+}
+
+/* write_state: what a node of the pass waits for and holds. */
+static void write_state(const fan_backward *pass, uint32_t at, const fan_text *out)
+{
+    const fan_task_node *entry = &pass->nodes[at];
+    write_node(out, entry->node);
+    if (!entry->needed) {
+        write_text(out, " is not needed");
+        return;
+    }
+    if (entry->ran) {
+        write_text(out, " has run");
+        return;
+    }
+    if (at == pass->caller.now) {
+        write_text(out, " is at work");
+        return;
+    }
+    write_text(out, entry->dependencies ? " has not run:" : " is ready:");
+    write_in_edges(pass, at, false, out);
+    if (entry->dependencies && any_delivered(pass, at))
+        write_text(out, ";");
+    write_in_edges(pass, at, true, out);
+}
+
+void fan_backward_explain(const fan_backward *pass, const fan_node *only, const fan_text *out)
+{
     size_t n = 0;
-    for (uint32_t i = 0; i < p->nnodes; i++) {
-        const fan_task_node *tn = &p->nodes[i];
-        if (only ? tn->node != only : !tn->needed || tn->ran)
-            continue;
-        if (n++ >= NODES)
+    for (uint32_t i = 0; i < pass->nnodes; i++) {
+        const fan_task_node *entry = &pass->nodes[i];
+        bool listed = entry->needed && !entry->ran;
+        if (only)
+            listed = entry->node == only;
+        if (!listed || n++ >= NODES)
             continue;
         if (n > 1)
-            out->write(out->to, "\n");
-        write_node(out, tn->node);
-        if (!tn->needed || tn->ran || i == p->caller.now) {
-            out->write(out->to, !tn->needed ? " is not needed"
-                                : tn->ran   ? " has run"
-                                            : " is at work");
-            continue;
-        }
-        out->write(out->to, tn->dependencies ? " has not run:" : " is ready:");
-        write_in_edges(p, i, false, out);
-        size_t at = 0, of = 0;
-        bool any = false;
-        in_edge e;
-        while (tn->dependencies && !any && next_in_edge(p, i, &at, &of, &e))
-            any = e.edge->delivered;
-        if (any)
-            out->write(out->to, ";");
-        write_in_edges(p, i, true, out);
+            write_text(out, "\n");
+        write_state(pass, i, out);
     }
-    snprintf(text, sizeof text, "\nand %zu more", n - NODES);
-    if (n > NODES)
-        out->write(out->to, text);
+    write_more(out, "\n", n, NODES);
     if (!n && only) {
         write_node(out, only);
-        out->write(out->to, " is not in this pass");
+        write_text(out, " is not in this pass");
     }
 }
 
-void fan_backward_lost(const fan_backward *p, const fan_text *out)
+/* is_lost: whether a gradient was delivered to a node that has not begun. */
+static bool is_lost(const fan_backward *pass, const fan_task_edge *edge)
 {
-    char text[64];
-    size_t n = 0, of = 0;
-    for (size_t i = 0; i < p->nedges; i++) {
-        const fan_task_edge *e = &p->edges[i];
-        const fan_task_node *to = e->to == FAN_NOWHERE ? NULL : &p->nodes[e->to];
-        size_t at = i;
-        in_edge found;
-        if (!to || !e->delivered || !e->defined || to->ran || to->begun || e->to == p->caller.now ||
-            n++ >= EDGES || !next_in_edge(p, e->to, &at, &of, &found))
+    if (edge->to == FAN_NOWHERE || edge->to == pass->caller.now)
+        return false;
+    const fan_task_node *to = &pass->nodes[edge->to];
+    if (to->ran || to->begun)
+        return false;
+    return edge->delivered && edge->defined;
+}
+
+void fan_backward_lost(const fan_backward *pass, const fan_text *out)
+{
+    in_edges in = {.pass = pass};
+    size_t n = 0;
+    for (size_t i = 0; i < pass->nedges; i++) {
+        const fan_task_edge *edge = &pass->edges[i];
+        if (!is_lost(pass, edge) || n++ >= EDGES)
             continue;
-        out->write(out->to, n > 1 ? ", " : "lost with the pass: ");
-        write_in_edge(out, &found);
-        out->write(out->to, " to ");
-        write_node(out, to->node);
+        in.to = edge->to;
+        in.next = i;
+        (void)next_in_edge(&in);
+        write_text(out, n > 1 ? ", " : "lost with the pass: ");
+        write_in_edge(out, &in);
+        write_text(out, " to ");
+        write_node(out, pass->nodes[edge->to].node);
     }
-    snprintf(text, sizeof text, ", and %zu more", n - EDGES);
-    if (n > EDGES)
-        out->write(out->to, text);
+    write_more(out, ", ", n, EDGES);
 }

@@ -1,39 +1,54 @@
+/* The plan of a leaf's accumulation (leaf.h), circles among the threads that wait for leaves, and
+ * the claims of leaves. */
 #include "engine/leaf.h"
 
 #include "base/fault.h"
 
-fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *f)
+static fan_leaf_plan plan(fan_leaf_action action, unsigned rule)
 {
-    if (f->sum == FAN_LEAF_ABSENT)
-        return (fan_leaf_plan){FAN_LEAF_NOTHING, 1};
-    if (f->calls)
-        return (fan_leaf_plan){FAN_LEAF_CALL, 0};
-    if (f->wide)
-        return (fan_leaf_plan){FAN_LEAF_WIDE, 0};
-    if (f->grad == FAN_LEAF_ABSENT) {
-        if (f->sum == FAN_LEAF_SPARSE)
-            return f->unshared ? (fan_leaf_plan){FAN_LEAF_STEAL, 3}
-                               : (fan_leaf_plan){FAN_LEAF_COPY, 4};
-        if (f->sum == FAN_LEAF_OTHER)
-            return (fan_leaf_plan){FAN_LEAF_STEAL, 4}; /* cannot be copied, or needs no copy */
-        return f->unshared && f->same_layout && !f->recording ? (fan_leaf_plan){FAN_LEAF_STEAL, 2}
-                                                              : (fan_leaf_plan){FAN_LEAF_COPY, 4};
-    }
-    if (f->recording)
-        return (fan_leaf_plan){FAN_LEAF_REPLACE, 6};
-    return (fan_leaf_plan){
-        f->grad == FAN_LEAF_DENSE && f->sum != FAN_LEAF_OTHER ? FAN_LEAF_ADD : FAN_LEAF_REPLACE, 5};
+    return (fan_leaf_plan){action, rule};
+}
+
+/* plan_first: the leaf has no gradient yet. */
+static fan_leaf_plan plan_first(const fan_leaf_facts *facts)
+{
+    if (facts->sum == FAN_LEAF_OTHER)
+        return plan(FAN_LEAF_STEAL, 4); /* it cannot be copied, or needs no copy */
+    if (!facts->unshared)
+        return plan(FAN_LEAF_COPY, 4);
+    if (facts->sum == FAN_LEAF_SPARSE)
+        return plan(FAN_LEAF_STEAL, 3);
+    if (!facts->same_layout || facts->recording)
+        return plan(FAN_LEAF_COPY, 4);
+    return plan(FAN_LEAF_STEAL, 2);
+}
+
+fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *facts)
+{
+    if (facts->sum == FAN_LEAF_ABSENT)
+        return plan(FAN_LEAF_NOTHING, 1);
+    if (facts->calls)
+        return plan(FAN_LEAF_CALL, 0);
+    if (facts->wide)
+        return plan(FAN_LEAF_WIDE, 0);
+    if (facts->grad == FAN_LEAF_ABSENT)
+        return plan_first(facts);
+    if (facts->recording)
+        return plan(FAN_LEAF_REPLACE, 6);
+    if (facts->grad == FAN_LEAF_DENSE && facts->sum != FAN_LEAF_OTHER)
+        return plan(FAN_LEAF_ADD, 5);
+    return plan(FAN_LEAF_REPLACE, 5);
 }
 
 /* ---- circles of waits ---- */
 
 /* A thread that waits for a leaf. */
 typedef struct waiting {
-    const fan_leaf_claim *claim; /* NULL: not waiting yet */
+    const fan_leaf_claim *claim; /* NULL: it does not wait yet */
     uint64_t thread;
     const fan_leaf_caller *caller;
-    const struct waiting *from; /* the search: the one that waits for it */
-    struct waiting *next;       /* .. the search's queue */
+    const struct waiting *from; /* of a search: the one that waits for this one */
+    struct waiting *next;       /* .. the queue of the search */
     struct waiting *older;
 } waiting;
 
@@ -52,153 +67,189 @@ void fan_leaf_work_for(const fan_leaf_caller *caller)
     works_for = caller;
 }
 
-/* is_kept: whether a claim is not released before w has what it waits for. */
-static bool is_kept(const fan_leaf_claim *c, const waiting *w)
+/* is_kept: whether a claim is not released before the waiting thread has what it waits for. */
+static bool is_kept(const fan_leaf_claim *claim, const waiting *wait)
 {
-    if (!c->thread || c->thread == w->thread)
-        return c->thread != 0;
-    for (const fan_leaf_caller *by = w->caller; by; by = by->outer)
-        if (by->thread == c->thread && c->number <= by->claim)
+    if (!claim->thread)
+        return false;
+    if (claim->thread == wait->thread)
+        return true;
+    for (const fan_leaf_caller *by = wait->caller; by; by = by->outer) {
+        if (by->thread == claim->thread && claim->number <= by->claim)
             return true;
+    }
     return false;
 }
 
-/* find_circle: the one that `me` waits for, at the end, and whose claim `me` keeps; NULL: there is
- * no circle. */
+/* find_circle: breadth first: the one that `me` waits for, at the end, and whose claim `me` keeps;
+ * NULL: there is no circle. */
 static const waiting *find_circle(waiting *me)
 {
     waiting *last = me;
-    for (waiting *w = waits; w; w = w->older) {
-        w->from = NULL;
-        w->next = NULL;
+    for (waiting *wait = waits; wait; wait = wait->older) {
+        wait->from = NULL;
+        wait->next = NULL;
     }
-    for (waiting *x = me; x; x = x->next) {
-        if (is_kept(x->claim, me))
-            return x;
-        for (waiting *w = waits; w; w = w->older)
-            if (w != me && !w->from && is_kept(x->claim, w)) {
-                w->from = x;
-                last = last->next = w;
-            }
+    for (waiting *at = me; at; at = at->next) {
+        if (is_kept(at->claim, me))
+            return at;
+        for (waiting *wait = waits; wait; wait = wait->older) {
+            if (wait == me || wait->from || !is_kept(at->claim, wait))
+                continue;
+            wait->from = at;
+            last->next = wait;
+            last = wait;
+        }
     }
     return NULL;
 }
 
-static const char *leaf_name(const fan_leaf_claim *c, char *buf, size_t size)
+static const char *leaf_name(const fan_leaf_claim *claim, char *buf, size_t size)
 {
+    if (!claim->leaf)
+        return "another leaf";
     buf[0] = '\0';
-    if (c->leaf)
-        c->leaf->ops->text(c->leaf, buf, size);
-    return c->leaf ? buf : "another leaf";
+    claim->leaf->ops->text(claim->leaf, buf, size);
+    return buf;
 }
 
 /* check_circle: FAN_ERR_STATE if the wait could not end. */
 static fan_status check_circle(waiting *me, fan_error *err)
 {
-    const waiting *x = FAN_FAULT(LEAF_CIRCLE) ? NULL : find_circle(me);
+    const waiting *wait = NULL;
     char name[128];
-    if (!x)
+    if (!FAN_FAULT(LEAF_CIRCLE))
+        wait = find_circle(me);
+    if (!wait)
         return FAN_OK;
-    if (x == me)
+    if (wait == me)
         return fan_fail(
             err, FAN_ERR_STATE,
             "a gradient comes to this leaf from within its own accumulation, on another worker");
     (void)fan_fail(err, FAN_ERR_STATE, "this gradient comes from within the accumulation of %s",
-                   leaf_name(x->claim, name, sizeof name));
-    for (x = x->from; x && err; x = x->from)
+                   leaf_name(wait->claim, name, sizeof name));
+    if (!err)
+        return FAN_ERR_STATE;
+    for (wait = wait->from; wait; wait = wait->from)
         fan_append(err->text, sizeof err->text, ", for which that of %s waits",
-                   leaf_name(x->claim, name, sizeof name));
-    if (err)
-        fan_append(err->text, sizeof err->text, ": none of them would end");
+                   leaf_name(wait->claim, name, sizeof name));
+    fan_append(err->text, sizeof err->text, ": none of them would end");
     return FAN_ERR_STATE;
+}
+
+/* waits_add: this thread begins to wait for the leaf; FAN_ERR_STATE: the wait could not end. */
+static fan_status waits_add(waiting *me, const fan_leaf_claim *claim, fan_error *err)
+{
+    /* in a forked child the other threads are missing */
+    if (waits_generation != fan_fork_generation())
+        waits = NULL;
+    waits_generation = fan_fork_generation();
+    me->claim = claim;
+    me->thread = fan_thread_id();
+    me->caller = works_for;
+    me->older = waits;
+    waits = me;
+    if (fan_sched_active())
+        fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
+    return check_circle(me, err);
+}
+
+static void waits_remove(const waiting *me)
+{
+    for (waiting **at = &waits; *at; at = &(*at)->older) {
+        if (*at == me) {
+            *at = me->older;
+            return;
+        }
+    }
 }
 
 /* ---- claims ---- */
 
-fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err)
+fan_status fan_leaf_claim_init(fan_leaf_claim *claim, fan_error *err)
 {
-    if (fan_mutex_init(&c->lock) != 0)
+    if (fan_mutex_init(&claim->lock) != 0)
         return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
-    if (fan_cond_init(&c->changed) != 0) {
-        fan_mutex_fini(&c->lock);
+    if (fan_cond_init(&claim->changed) != 0) {
+        fan_mutex_fini(&claim->lock);
         return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
     }
-    c->thread = 0;
-    c->leaf = NULL;
-    c->owner_generation = fan_fork_generation() + 1;
+    claim->thread = 0;
+    claim->leaf = NULL;
+    claim->owner_generation = fan_fork_generation() + 1;
     return FAN_OK;
 }
 
-void fan_leaf_claim_fini(fan_leaf_claim *c)
+void fan_leaf_claim_fini(fan_leaf_claim *claim)
 {
-    if (!c->owner_generation)
+    if (!claim->owner_generation)
         return;
-    fan_mutex_fini(&c->lock);
-    fan_cond_fini(&c->changed);
+    fan_mutex_fini(&claim->lock);
+    fan_cond_fini(&claim->changed);
 }
 
-fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_error *err)
+/* claim_wait: until the claim changes, outside of the interpreter, so that its holder can run. With
+ * the lock, which it releases meanwhile. */
+static fan_status claim_wait(fan_leaf_claim *claim, const fan_frontend *frontend, fan_error *err)
 {
-    waiting here = {.claim = NULL};
     fan_status status = FAN_OK;
-    /* threads that a forked child lacks hold nothing */
-    if (c->owner_generation != fan_fork_generation() + 1) {
-        c->owner_generation = fan_fork_generation() + 1;
-        (void)fan_mutex_adopt(&c->lock);
-        fan_cond_adopt(&c->changed);
-        if (!fan_thread_survived(c->thread))
-            c->thread = 0;
-    }
-    fan_mutex_lock(&c->lock);
-    while (c->thread && status == FAN_OK && !FAN_FAULT(LEAF_UNCLAIMED)) {
-        if (c->thread == fan_thread_id()) {
-            status = fan_fail(err, FAN_ERR_STATE,
-                              "a gradient comes to this leaf from within its own accumulation");
-        } else if (!here.claim) {
-            /* in a forked child the other threads are missing */
-            if (waits_generation != fan_fork_generation())
-                waits = NULL;
-            waits_generation = fan_fork_generation();
-            here = (waiting){
-                .claim = c, .thread = fan_thread_id(), .caller = works_for, .older = waits};
-            waits = &here;
-            if (fan_sched_active())
-                fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
-            status = check_circle(&here, err);
-        }
-        if (status == FAN_OK) { /* leaves the interpreter first, so that the holder can run */
-            void *left = f->allow_threads_begin ? f->allow_threads_begin() : NULL;
-            fan_cond_wait(&c->changed, &c->lock);
-            fan_mutex_unlock(&c->lock);
-            if (f->allow_threads_begin)
-                f->allow_threads_end(left);
-            status = f->check_signals ? f->check_signals(err) : FAN_OK;
-            fan_mutex_lock(&c->lock);
-        }
-    }
-    for (waiting **at = &waits; here.claim && *at; at = &(*at)->older)
-        if (*at == &here) {
-            *at = here.older;
-            break;
-        }
-    if (status == FAN_OK) {
-        c->thread = fan_thread_id();
-        c->number = ++claims;
-    }
-    fan_mutex_unlock(&c->lock);
+    void *left = NULL;
+    if (frontend->allow_threads_begin)
+        left = frontend->allow_threads_begin();
+    fan_cond_wait(&claim->changed, &claim->lock);
+    fan_mutex_unlock(&claim->lock);
+    if (frontend->allow_threads_begin)
+        frontend->allow_threads_end(left);
+    if (frontend->check_signals)
+        status = frontend->check_signals(err);
+    fan_mutex_lock(&claim->lock);
     return status;
 }
 
-void fan_leaf_claim_end(fan_leaf_claim *c)
+fan_status fan_leaf_claim_begin(fan_leaf_claim *claim, const fan_frontend *frontend, fan_error *err)
 {
-    fan_mutex_lock(&c->lock);
-    c->thread = 0;
-    fan_cond_broadcast(&c->changed);
-    fan_mutex_unlock(&c->lock);
+    waiting here = {.claim = NULL};
+    uint64_t thread = fan_thread_id();
+    fan_status status = FAN_OK;
+    /* threads that a forked child lacks hold nothing */
+    if (claim->owner_generation != fan_fork_generation() + 1) {
+        claim->owner_generation = fan_fork_generation() + 1;
+        (void)fan_mutex_adopt(&claim->lock);
+        fan_cond_adopt(&claim->changed);
+        if (!fan_thread_survived(claim->thread))
+            claim->thread = 0;
+    }
+
+    fan_mutex_lock(&claim->lock);
+    while (claim->thread && status == FAN_OK && !FAN_FAULT(LEAF_UNCLAIMED)) {
+        if (claim->thread == thread)
+            status = fan_fail(err, FAN_ERR_STATE,
+                              "a gradient comes to this leaf from within its own accumulation");
+        else if (!here.claim)
+            status = waits_add(&here, claim, err);
+        if (status == FAN_OK)
+            status = claim_wait(claim, frontend, err);
+    }
+    if (here.claim)
+        waits_remove(&here);
+    if (status == FAN_OK) {
+        claim->thread = thread;
+        claim->number = ++claims;
+    }
+    fan_mutex_unlock(&claim->lock);
+    return status;
 }
 
-void fan_leaf_touch(const fan_leaf_claim *c, fan_sched_mode access)
+void fan_leaf_claim_end(fan_leaf_claim *claim)
+{
+    fan_mutex_lock(&claim->lock);
+    claim->thread = 0;
+    fan_cond_broadcast(&claim->changed);
+    fan_mutex_unlock(&claim->lock);
+}
+
+void fan_leaf_touch(const fan_leaf_claim *claim, fan_sched_mode access)
 {
     if (fan_sched_active())
-        fan_sched_access(FAN_THING_LOCKED, c->lock.id, access);
+        fan_sched_access(FAN_THING_LOCKED, claim->lock.id, access);
 }

@@ -25,8 +25,7 @@
  * changes. The claim is no lock: its holder may run Python, and a pass inside that to the same leaf
  * is an error, on every worker. So is a circle of waits: the holder of one leaf waits for another,
  * whose holder waits for the first. Each thread that begins to wait searches the waits that exist;
- * the last one of a circle finds
- * it. */
+ * the last one of a circle finds it. */
 #ifndef FAN_ENGINE_LEAF_H
 #define FAN_ENGINE_LEAF_H
 
@@ -86,19 +85,22 @@ typedef struct fan_leaf_caller {
     const struct fan_leaf_caller *outer; /* the one that the caller runs nodes for */
 } fan_leaf_caller;
 
-fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err);
-void fan_leaf_claim_fini(fan_leaf_claim *c); /* accepts a zeroed one */
+fan_status fan_leaf_claim_init(fan_leaf_claim *claim, fan_error *err);
+/* fan_leaf_claim_fini: accepts a zeroed one. */
+void fan_leaf_claim_fini(fan_leaf_claim *claim);
 /* fan_leaf_claim_begin: waits, outside of the interpreter, until no thread has the leaf.
- * FAN_ERR_STATE if this thread has it, or if its holder waits for this thread, directly or not.
- * fan_leaf_claim_end: releases it. */
-fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_error *err);
-void fan_leaf_claim_end(fan_leaf_claim *c);
-/* fan_leaf_caller_here: for a pass that this thread begins. fan_leaf_work_for: this thread runs
- * nodes for `caller`, which must live until a call with NULL. */
+ * FAN_ERR_STATE: this thread has it, or its holder waits for this thread, directly or not. */
+fan_status fan_leaf_claim_begin(fan_leaf_claim *claim, const fan_frontend *frontend,
+                                fan_error *err);
+/* fan_leaf_claim_end: releases the leaf. */
+void fan_leaf_claim_end(fan_leaf_claim *claim);
+/* fan_leaf_caller_here: for a pass that this thread begins. */
 fan_leaf_caller fan_leaf_caller_here(void);
+/* fan_leaf_work_for: this thread runs nodes for `caller`, which must live until a call with NULL.
+ */
 void fan_leaf_work_for(const fan_leaf_caller *caller);
 /* fan_leaf_touch: reports a read or write of the leaf's gradient to the search of host orders
  * (base/thread.h). */
-void fan_leaf_touch(const fan_leaf_claim *c, fan_sched_mode access);
+void fan_leaf_touch(const fan_leaf_claim *claim, fan_sched_mode access);
 
 #endif

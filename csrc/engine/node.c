@@ -1,3 +1,5 @@
+/* Nodes: their numbers, their edges, the search for cycles, and their end without recursion
+ * (node.h). */
 #include "engine/node.h"
 
 #include "base/mem.h"
@@ -17,73 +19,83 @@ uint64_t fan_mark_new(void)
     return atomic_fetch_add_explicit(&marks, 1, memory_order_relaxed) + 1;
 }
 
-fan_status fan_node_freed(const fan_node *n, fan_error *err)
+fan_status fan_node_freed(const fan_node *node, fan_error *err)
 {
     char name[128];
-    n->ops->text(n, name, sizeof name);
-    if (n->freed_by == FAN_FREED_BY_USER)
+    node->ops->text(node, name, sizeof name);
+    if (node->freed_by == FAN_FREED_BY_USER)
         return fan_fail(err, FAN_ERR_STATE,
                         "%s was freed by fanin.free(): its function is gone (E10)", name);
     return fan_fail(
         err, FAN_ERR_STATE,
         "%s was freed by pass %llu: its function is gone; give that pass keep_graph=True (E10)",
-        name, (unsigned long long)n->freed_by);
+        name, (unsigned long long)node->freed_by);
 }
 
-void fan_node_init(fan_node *n, const fan_node_ops *ops, uint32_t inputs)
+static uint64_t next_number(void)
 {
-    n->ops = ops;
-    n->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
-    n->inputs = inputs;
-    n->edges = n->inline_edges;
-    n->cap = FAN_INLINE_EDGES;
+    return atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
 }
 
-fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err)
+void fan_node_init(fan_node *node, const fan_node_ops *ops, uint32_t inputs)
 {
-    size_t want = n->nedges + edges, cap = n->cap;
-    fan_edge *more;
+    node->ops = ops;
+    node->number = next_number();
+    node->inputs = inputs;
+    node->edges = node->inline_edges;
+    node->cap = FAN_INLINE_EDGES;
+}
+
+fan_status fan_node_room(fan_node *node, size_t edges, fan_error *err)
+{
+    size_t want = node->nedges + edges;
+    size_t cap = node->cap;
+    fan_edge *old = node->edges;
     if (want <= cap)
         return FAN_OK;
-    if (n->edges != n->inline_edges && want < cap + cap / 2)
+    if (old == node->inline_edges)
+        old = NULL;
+    else if (want < cap + cap / 2)
         want = cap + cap / 2; /* edges are appended one by one */
     if (want > UINT32_MAX)
         return fan_fail(err, FAN_ERR_OVERFLOW, "a node has at most %u edges", UINT32_MAX);
-    more = fan_realloc(n->edges == n->inline_edges ? NULL : n->edges, want * sizeof *more);
+    fan_edge *more = fan_realloc(old, want * sizeof *more);
     if (!more)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    if (n->edges == n->inline_edges)
-        memcpy(more, n->inline_edges, n->nedges * sizeof *more);
-    n->edges = more;
-    n->cap = (uint32_t)want;
+    if (!old)
+        memcpy(more, node->inline_edges, node->nedges * sizeof *more);
+    node->edges = more;
+    node->cap = (uint32_t)want;
     return FAN_OK;
 }
 
-static void add_edge(fan_node *n, fan_node *next, uint32_t slot)
+static void add_edge(fan_node *node, fan_node *next, uint32_t slot)
 {
-    assert(n->nedges < n->cap && (!next || slot < next->inputs));
+    assert(node->nedges < node->cap && (!next || slot < next->inputs));
     if (next)
         next->ops->hold(next);
-    n->edges[n->nedges++] = (fan_edge){next, slot};
+    node->edges[node->nedges++] = (fan_edge){next, slot};
 }
 
-void fan_node_link(fan_node *n, fan_node *next, uint32_t slot)
+void fan_node_link(fan_node *node, fan_node *next, uint32_t slot)
 {
-    if (next && next->number > n->number) /* made during the construction of n */
-        n->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
-    add_edge(n, next, slot);
+    if (next && next->number > node->number) /* made during the construction of `node` */
+        node->number = next_number();
+    add_edge(node, next, slot);
 }
 
-/* reaches: whether a path leads from one node to another; FAN_ERR_NOMEM. */
+/* reaches: whether a path leads from one node to another. FAN_ERR_NOMEM: it is not known. */
 static fan_status reaches(fan_node *from, const fan_node *to, bool *yes, fan_error *err)
 {
     uint64_t mark = fan_mark_new();
     fan_node **todo = NULL;
-    size_t n = 0, cap = 0;
+    size_t n = 0;
+    size_t cap = 0;
+    const fan_node *at = from;
     *yes = from == to;
     from->mark = mark;
-    for (const fan_node *at = from; at && !*yes; at = n ? todo[--n] : NULL) {
-        if (fan_grow((void **)&todo, &cap, n + at->nedges, sizeof(fan_node *)) != 0) {
+    while (!*yes) {
+        if (fan_grow((void **)&todo, &cap, n + at->nedges, sizeof at) != 0) {
             fan_free(todo);
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
         }
@@ -92,67 +104,84 @@ static fan_status reaches(fan_node *from, const fan_node *to, bool *yes, fan_err
             if (!next || next->mark == mark)
                 continue;
             next->mark = mark;
-            *yes |= next == to;
+            if (next == to)
+                *yes = true;
             todo[n++] = next;
         }
+        if (n == 0)
+            break;
+        at = todo[--n];
     }
     fan_free(todo);
     return FAN_OK;
 }
 
-fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error *err)
+/* may_close_cycle: paths lead to older nodes, but for the edges to newer ones: mostly the numbers
+ * alone rule out a cycle. */
+static bool may_close_cycle(const fan_node *node, const fan_node *next)
 {
-    char one[128], two[128];
+    if (next->number >= node->number)
+        return true;
+    return next->number >= lowest && node->number <= highest;
+}
+
+fan_status fan_node_append(fan_node *node, fan_node *next, uint32_t slot, fan_error *err)
+{
     bool cycle = false;
-    FAN_TRY(fan_node_room(n, 1, err));
-    /* Paths go to older nodes, but for the edges to newer ones: mostly the numbers alone rule out a
-     * cycle. */
-    if (next && (next->number >= n->number || (next->number >= lowest && n->number <= highest)))
-        FAN_TRY(reaches(next, n, &cycle, err));
+    FAN_TRY(fan_node_room(node, 1, err));
+    if (next && may_close_cycle(node, next))
+        FAN_TRY(reaches(next, node, &cycle, err));
     if (cycle) {
-        n->ops->text(n, one, sizeof one);
+        char one[128], two[128];
+        node->ops->text(node, one, sizeof one);
         next->ops->text(next, two, sizeof two);
         return fan_fail(err, FAN_ERR_VALUE, "%s: an edge to %s closes a cycle", one, two);
     }
-    if (next && next->number > n->number) {
-        lowest = n->number < lowest ? n->number : lowest;
-        highest = next->number > highest ? next->number : highest;
+    if (next && next->number > node->number) {
+        if (lowest > node->number)
+            lowest = node->number;
+        if (highest < next->number)
+            highest = next->number;
     }
-    add_edge(n, next, slot);
+    add_edge(node, next, slot);
     return FAN_OK;
 }
 
-void fan_node_unlink(fan_node *n)
+void fan_node_unlink(fan_node *node)
 {
-    fan_edge *edges = n->edges, on_stack[FAN_INLINE_EDGES];
-    uint32_t nedges = n->nedges;
-    bool heap = edges != n->inline_edges;
+    fan_edge on_stack[FAN_INLINE_EDGES];
+    fan_edge *edges = node->edges;
+    uint32_t nedges = node->nedges;
+    bool heap = edges != node->inline_edges;
     if (!heap)
-        edges = memcpy(on_stack, n->inline_edges, sizeof on_stack);
-    n->edges = n->inline_edges;
-    n->cap = FAN_INLINE_EDGES;
-    n->nedges = 0; /* before a drop, which may run arbitrary code */
-    for (uint32_t i = 0; i < nedges; i++)
-        if (edges[i].next)
-            edges[i].next->ops->drop(edges[i].next);
+        edges = memcpy(on_stack, node->inline_edges, sizeof on_stack);
+    node->edges = node->inline_edges;
+    node->cap = FAN_INLINE_EDGES;
+    node->nedges = 0; /* before a drop, which may run arbitrary code */
+    for (uint32_t i = 0; i < nedges; i++) {
+        fan_node *next = edges[i].next;
+        if (next)
+            next->ops->drop(next);
+    }
     if (heap)
         fan_free(edges);
 }
 
-void fan_node_end(fan_node *n)
+void fan_node_end(fan_node *node)
 {
     static _Thread_local fan_node *list;
     static _Thread_local bool busy;
-    n->after = list;
-    list = n;
+    node->after = list;
+    list = node;
     if (busy)
         return;
     busy = true;
-    while ((n = list)) {
-        list = n->after;
-        fan_node_unlink(n);
-        fan_stream_set_drop(n->streams);
-        n->ops->free(n);
+    while (list) {
+        node = list;
+        list = node->after;
+        fan_node_unlink(node);
+        fan_stream_set_drop(node->streams);
+        node->ops->free(node);
     }
     busy = false;
 }

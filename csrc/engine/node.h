@@ -9,8 +9,7 @@
  *
  * Title: Without recursion. The last reference to a node may be an edge of the node before it, and
  * so on for a million nodes: fan_node_end puts a node on a list of its thread, and the outermost
- * call frees the
- * list. */
+ * call frees the list. */
 #ifndef FAN_ENGINE_NODE_H
 #define FAN_ENGINE_NODE_H
 
@@ -61,35 +60,41 @@ struct fan_node {
     fan_edge inline_edges[FAN_INLINE_EDGES];
 };
 
-/* fan_node_init: of zeroed memory; cannot fail. fan_node_room: room for `edges` more. */
-void fan_node_init(fan_node *n, const fan_node_ops *ops, uint32_t inputs);
-fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err);
-/* fan_node_link: adds an edge to a new node, to which no edge leads and which has room. Holds
- * `next`, which may be NULL; the node's number becomes larger than that of `next`. fan_node_append:
- * adds an edge to any node; FAN_ERR_VALUE if it closes a cycle. `slot` is one of next's. */
-void fan_node_link(fan_node *n, fan_node *next, uint32_t slot);
-fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error *err);
+/* fan_node_init: of zeroed memory; cannot fail. */
+void fan_node_init(fan_node *node, const fan_node_ops *ops, uint32_t inputs);
+/* fan_node_room: makes room for `edges` more. */
+fan_status fan_node_room(fan_node *node, size_t edges, fan_error *err);
+/* fan_node_link: adds an edge to slot `slot` of `next` (NULL: to no node) to a new node, to which
+ * no edge leads and which has room. Holds `next`; the node's number becomes larger than that of
+ * `next`. */
+void fan_node_link(fan_node *node, fan_node *next, uint32_t slot);
+/* fan_node_append: adds such an edge to any node.
+ * FAN_ERR_VALUE: it would close a cycle. */
+fan_status fan_node_append(fan_node *node, fan_node *next, uint32_t slot, fan_error *err);
 /* fan_node_unlink: drops all its edges. */
-void fan_node_unlink(fan_node *n);
+void fan_node_unlink(fan_node *node);
 /* fan_node_end: the last reference is gone: unlinks and frees the node, or, inside another
  * fan_node_end, queues it. */
-void fan_node_end(fan_node *n);
+void fan_node_end(fan_node *node);
 
 /* fan_node_stream: its own stream; NULL: none. fan_node_device: where it runs (E3). Both
  * borrowed. */
-static inline fan_stream *fan_node_stream(const fan_node *n)
+static inline fan_stream *fan_node_stream(const fan_node *node)
 {
-    return n->streams && !n->host ? n->streams->all[0] : NULL;
+    if (!node->streams || node->host)
+        return NULL;
+    return node->streams->all[0];
 }
-static inline fan_device *fan_node_device(const fan_node *n)
+
+static inline fan_device *fan_node_device(const fan_node *node)
 {
-    const fan_stream *own = fan_node_stream(n);
+    const fan_stream *own = fan_node_stream(node);
     return own ? own->device : fan_cpu();
 }
 
 #define FAN_FREED_BY_USER UINT64_MAX
 /* fan_node_freed: FAN_ERR_STATE, with the pass that freed the node (E10). */
-fan_status fan_node_freed(const fan_node *n, fan_error *err);
+fan_status fan_node_freed(const fan_node *node, fan_error *err);
 /* fan_mark_new: a new number for a search or a pass, from 1. */
 uint64_t fan_mark_new(void);
 

@@ -18,35 +18,43 @@ typedef struct fan_ready {
     size_t front; /* 1 + the element that is kept apart; 0: none */
 } fan_ready;
 
-int fan_ready_init(fan_ready *r, size_t n); /* an empty set; -1: out of memory */
-void fan_ready_fini(fan_ready *r);
-void fan__ready_set(fan_ready *r, size_t place);
-void fan__ready_unset(fan_ready *r, size_t place);
-size_t fan__ready_first_set(const fan_ready *r, size_t from);
+/* fan_ready_init: an empty set; -1: out of memory. */
+int fan_ready_init(fan_ready *ready, size_t n);
+void fan_ready_fini(fan_ready *ready);
+void fan__ready_set(fan_ready *ready, size_t place);
+void fan__ready_unset(fan_ready *ready, size_t place);
+size_t fan__ready_first_set(const fan_ready *ready, size_t from);
 
-static inline void fan_ready_add(fan_ready *r, size_t place)
+static inline void fan_ready_add(fan_ready *ready, size_t place)
 {
-    size_t front = r->front;
-    if (front ? place + 1 < front : r->level[r->levels - 1][0] == 0) {
-        r->front = place + 1;
-        if (front)
-            fan__ready_set(r, front - 1);
-    } else if (place + 1 != front) {
-        fan__ready_set(r, place);
+    size_t front = ready->front;
+    if (place + 1 == front)
+        return;
+    if (!front && ready->level[ready->levels - 1][0] == 0) {
+        ready->front = place + 1;
+    } else if (place + 1 < front) {
+        ready->front = place + 1;
+        fan__ready_set(ready, front - 1);
+    } else {
+        fan__ready_set(ready, place);
     }
 }
+
 /* fan_ready_remove: `place` must be an element. */
-static inline void fan_ready_remove(fan_ready *r, size_t place)
+static inline void fan_ready_remove(fan_ready *ready, size_t place)
 {
-    if (r->front == place + 1)
-        r->front = 0;
+    if (ready->front == place + 1)
+        ready->front = 0;
     else
-        fan__ready_unset(r, place);
+        fan__ready_unset(ready, place);
 }
+
 /* fan_ready_first: the smallest element that is at least `from`, or FAN_READY_NONE. */
-static inline size_t fan_ready_first(const fan_ready *r, size_t from)
+static inline size_t fan_ready_first(const fan_ready *ready, size_t from)
 {
-    return r->front > from ? r->front - 1 : fan__ready_first_set(r, from);
+    if (ready->front > from)
+        return ready->front - 1;
+    return fan__ready_first_set(ready, from);
 }
 
 #endif

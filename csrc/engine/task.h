@@ -6,12 +6,13 @@
  *
  *   nodes    of each node: its dependencies, and where its slots and edges begin below
  *   slots    of each slot: its number of producers, and the gradient that an only producer
- * forwarded (A14) edges    of each root, then of each edge: the place and slot where it leads, and
- * its key there (A15) wanted   what inputs= names (E8)
+ *            forwarded (A14)
+ *   edges    of each root, then of each edge: the place and slot where it leads, and its key there
+ *            (A15)
+ *   wanted   what inputs= names (E8)
  *
  * A key counts the edges into a slot: the roots in their order, then the producers by place, then
- * by edge. A pass on one thread runs them in that order, so keys mostly come as 0, 1, 2
- * .. */
+ * by edge. A pass on one thread runs them in that order, so keys mostly come as 0, 1, 2 .. */
 #ifndef FAN_ENGINE_TASK_H
 #define FAN_ENGINE_TASK_H
 
@@ -43,7 +44,7 @@ typedef struct fan_task_node {
     bool freed : 1; /* by an earlier pass */
     /* Set while the pass runs: */
     bool ran;
-    bool begun; /* several workers: one of them has taken it */
+    bool begun; /* one of several workers has taken it */
 } fan_task_node;
 
 typedef struct fan_task_slot {
@@ -56,9 +57,10 @@ typedef struct fan_task_slot {
 typedef struct fan_task_edge {
     uint32_t to; /* a place; FAN_NOWHERE: the gradient is not needed */
     uint32_t key;
-    uint32_t slot;           /* of that node */
-    bool delivered, defined; /* its gradient has come; it was not None */
-    bool from_hook;          /* .. and a post-hook returned it */
+    uint32_t slot;  /* of that node */
+    bool delivered; /* its gradient has come */
+    bool defined;   /* .. and it was not None */
+    bool from_hook; /* .. and a post-hook returned it */
 } fan_task_edge;
 
 /* The ready nodes. */
@@ -147,43 +149,48 @@ static inline fan_status fan__task_no_memory(fan_error *err)
 }
 
 /* fan__dependency_done: counts one gradient; true: it was the node's last, so the node is ready. */
-static inline bool fan__dependency_done(fan_task_node *tn)
+static inline bool fan__dependency_done(fan_task_node *entry)
 {
-    assert(tn->dependencies > 0);
-    return --tn->dependencies <= (FAN_FAULT(TAKEN_BEFORE_LAST) ? 1u : 0u);
+    assert(entry->dependencies > 0);
+    entry->dependencies--;
+    if (FAN_FAULT(TAKEN_BEFORE_LAST))
+        return entry->dependencies <= 1;
+    return entry->dependencies == 0;
 }
 
-/* fan__queue_push: a ready node. Leaves have a list of their own (E2). fan__queue_pop_leaf: the
- * list is not empty. */
-static inline void fan__queue_push(fan_task_queue *q, fan_task_node *nodes, uint32_t at)
+/* fan__queue_push: a ready node. Leaves have a list of their own (E2). */
+static inline void fan__queue_push(fan_task_queue *queue, fan_task_node *nodes, uint32_t at)
 {
     if (!nodes[at].leaf) {
-        fan_ready_add(&q->nodes, at);
+        fan_ready_add(&queue->nodes, at);
         return;
     }
-    if (q->leaves == FAN_NOWHERE)
-        q->leaves = at;
+    if (queue->leaves == FAN_NOWHERE)
+        queue->leaves = at;
     else
-        nodes[q->leaves_last].after = at;
-    q->leaves_last = at;
+        nodes[queue->leaves_last].after = at;
+    queue->leaves_last = at;
 }
-static inline uint32_t fan__queue_pop_leaf(fan_task_queue *q, fan_task_node *nodes)
+
+/* fan__queue_pop_leaf: the list of leaves is not empty. */
+static inline uint32_t fan__queue_pop_leaf(fan_task_queue *queue, fan_task_node *nodes)
 {
-    uint32_t at = q->leaves;
-    q->leaves = nodes[at].after;
+    uint32_t at = queue->leaves;
+    queue->leaves = nodes[at].after;
     nodes[at].after = FAN_NOWHERE;
     return at;
 }
 
 /* fan__collect (collect.c): counts, in loops, what the roots reach (E1, E8, E13): fills nodes,
- * slots, edges, same and results. Their memory is the pass's, also on failure. FAN_ERR_STATE: a
- * node that is to run was freed. fan__collect_free: the memory of nodes, slots or edges with room
- * for n items. */
-fan_status fan__collect(fan_backward *p, fan_error *err);
+ * slots, edges, same and results. Their memory is the pass's, also on failure.
+ * FAN_ERR_STATE: a node that is to run was freed. */
+fan_status fan__collect(fan_backward *pass, fan_error *err);
+/* fan__collect_free: frees the memory of nodes, slots or edges with room for n items. */
 void fan__collect_free(void *memory, size_t n, size_t size);
 
 /* fan__explain_sum (explain.c): checks a sum that was just taken: an error names the producer of
  * the first gradient that is not finite (E11). */
-fan_status fan__explain_sum(const fan_task_worker *w, uint32_t slot, void *buffer, fan_error *err);
+fan_status fan__explain_sum(const fan_task_worker *worker, uint32_t slot, void *buffer,
+                            fan_error *err);
 
 #endif

@@ -1,3 +1,11 @@
+/* The workers of a pass (workers.h): they begin, take nodes from the queues, wait and wake each
+ * other, and end.
+ *
+ *   begin, free     the helpers, the queues of devices, the groups
+ *   ready nodes     push and pop, with the lock
+ *   wait and wake   with the lock, but for the calls out of the engine
+ *   the next node   counts what a worker has done, takes its next node
+ *   end             errors, and the wait for all helpers */
 #include "engine/workers.h"
 
 #include "base/fault.h"
@@ -5,8 +13,60 @@
 
 #include <stdlib.h>
 
-/* ---- groups ---- */
+/* ---- devices ---- */
 
+/* device_of: the queue for a node on a device; NULL: it runs on the CPU. */
+static fan_task_device *device_of(const fan_task_workers *workers, const fan_node *node)
+{
+    const fan_stream *own = fan_node_stream(node);
+    if (!own)
+        return NULL;
+    for (uint32_t i = 0; i < workers->ndevices; i++) {
+        if (workers->devices[i].device == own->device)
+            return &workers->devices[i];
+    }
+    return NULL;
+}
+
+/* device_is_own: whether this worker runs the device's nodes. */
+static bool device_is_own(const fan_task_workers *workers, const fan_task_device *device,
+                          const fan_task_worker *worker)
+{
+    uint32_t number = device->worker;
+    if (number && workers->helpers[number - 1].state == FAN_HELPER_GONE)
+        number = 0;
+    return worker->number == number;
+}
+
+/* ---- begin and free ---- */
+
+/* begin_devices: a queue for each device of the pass's nodes. */
+static fan_status begin_devices(const fan_backward *pass, fan_task_workers *workers, fan_error *err)
+{
+    size_t cap = 0;
+    for (size_t i = 0; i < pass->nnodes; i++) {
+        const fan_node *node = pass->nodes[i].node;
+        uint32_t n = workers->ndevices;
+        if (!fan_node_stream(node) || device_of(workers, node))
+            continue;
+        if (fan_grow((void **)&workers->devices, &cap, n + 1, sizeof(fan_task_device)) != 0)
+            return fan__task_no_memory(err);
+        fan_task_device *device = &workers->devices[n];
+        *device = (fan_task_device){
+            .device = fan_node_device(node),
+            .queue.leaves = FAN_NOWHERE,
+            .queue.leaves_last = FAN_NOWHERE,
+        };
+        if (!pass->streams.captured)
+            device->worker = n % (workers->nhelpers + 1);
+        if (fan_ready_init(&device->queue.nodes, pass->nnodes) != 0)
+            return fan__task_no_memory(err);
+        workers->ndevices++;
+    }
+    return FAN_OK;
+}
+
+/* A node of a group. */
 typedef struct member {
     const void *group;
     uint32_t at;
@@ -14,433 +74,491 @@ typedef struct member {
 
 static int by_group(const void *a, const void *b)
 {
-    uintptr_t one = (uintptr_t)((const member *)a)->group,
-              two = (uintptr_t)((const member *)b)->group;
+    const member *first = a;
+    const member *second = b;
+    uintptr_t one = (uintptr_t)first->group;
+    uintptr_t two = (uintptr_t)second->group;
     return (one > two) - (one < two);
 }
 
-/* ---- devices ---- */
-
-/* device_of: the queue for a node on a device; NULL: it runs on the CPU. */
-static fan_task_device *device_of(const fan_task_workers *ws, const fan_node *n)
+/* begin_groups: from the members of all groups, in any order. */
+static fan_status begin_groups(const fan_backward *pass, fan_task_workers *workers, member *members,
+                               size_t n, fan_error *err)
 {
-    const fan_stream *own = fan_node_stream(n);
-    for (uint32_t i = 0; own && i < ws->ndevices; i++)
-        if (ws->devices[i].device == own->device)
-            return &ws->devices[i];
-    return NULL;
-}
-
-/* device_is_own: whether this worker runs the device's nodes. */
-static bool device_is_own(const fan_task_workers *ws, const fan_task_device *d,
-                          const fan_task_worker *w)
-{
-    bool gone = d->worker && ws->helpers[d->worker - 1].state == FAN_HELPER_GONE;
-    return w->number == (gone ? 0 : d->worker);
-}
-
-/* ---- begin and free ---- */
-
-fan_status fan__task_workers_begin(fan_backward *p, void (*work)(void *helper), fan_error *err)
-{
-    uint32_t nhelpers = p->config.workers - 1;
-    fan_task_workers *ws;
-    if (nhelpers >= p->nnodes)
-        nhelpers = (uint32_t)p->nnodes - 1;
-    if (!(ws = fan_calloc(sizeof *ws + nhelpers * sizeof ws->helpers[0])))
+    const void *last = NULL;
+    uint32_t ngroups = 0;
+    if (n == 0)
+        return FAN_OK;
+    qsort(members, n, sizeof *members, by_group);
+    workers->group_of = fan_calloc(pass->nnodes * sizeof *workers->group_of);
+    workers->groups = fan_alloc(n * sizeof *workers->groups);
+    if (!workers->group_of || !workers->groups)
         return fan__task_no_memory(err);
-    if (fan_mutex_init(&ws->lock) != 0) {
-        fan_free(ws);
+    for (size_t i = 0; i < n; i++) {
+        if (members[i].group != last)
+            workers->groups[ngroups++] = (fan_task_group){false, FAN_NOWHERE, FAN_NOWHERE};
+        last = members[i].group;
+        workers->group_of[members[i].at] = ngroups;
+    }
+    return FAN_OK;
+}
+
+fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper), fan_error *err)
+{
+    const fan_engine_frontend *frontend = pass->config.frontend;
+    uint32_t nhelpers = pass->config.workers - 1;
+    if (nhelpers >= pass->nnodes)
+        nhelpers = (uint32_t)pass->nnodes - 1;
+    fan_task_workers *workers = fan_calloc(sizeof *workers + nhelpers * sizeof(fan_task_helper));
+    if (!workers)
+        return fan__task_no_memory(err);
+    if (fan_mutex_init(&workers->lock) != 0) {
+        fan_free(workers);
         return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
     }
-    if (fan_cond_init(&ws->changed) != 0) {
-        fan_mutex_fini(&ws->lock);
-        fan_free(ws);
+    if (fan_cond_init(&workers->changed) != 0) {
+        fan_mutex_fini(&workers->lock);
+        fan_free(workers);
         return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
     }
-    ws->owner_generation = fan_fork_generation();
-    ws->caller = fan_leaf_caller_here();
-    ws->nhelpers = nhelpers;
-    p->workers = ws; /* from here on fan__task_workers_free frees it */
-    for (uint32_t i = 0; i < ws->nhelpers; i++) {
-        fan_task_helper *h = &ws->helpers[i];
-        h->worker = (fan_task_worker){.pass = p, .now = FAN_NOWHERE, .number = i + 1};
-        h->job = (fan_thread_job){.work = work, .arg = h};
-        FAN_TRY(p->config.frontend->worker_new(&h->around, err));
+    workers->owner_generation = fan_fork_generation();
+    workers->caller = fan_leaf_caller_here();
+    workers->nhelpers = nhelpers;
+    pass->workers = workers; /* from here on fan__task_workers_free frees it */
+    for (uint32_t i = 0; i < nhelpers; i++) {
+        fan_task_helper *helper = &workers->helpers[i];
+        helper->worker = (fan_task_worker){.pass = pass, .now = FAN_NOWHERE, .number = i + 1};
+        helper->job = (fan_thread_job){.work = work, .arg = helper};
+        FAN_TRY(frontend->worker_new(&helper->around, err));
     }
+    FAN_TRY(begin_devices(pass, workers, err));
+
+    member *members = NULL;
+    size_t n = 0;
     size_t cap = 0;
-    for (size_t i = 0; i < p->nnodes; i++) {
-        const fan_node *node = p->nodes[i].node;
-        if (!fan_node_stream(node) || device_of(ws, node))
-            continue;
-        if (fan_grow((void **)&ws->devices, &cap, ws->ndevices + 1, sizeof *ws->devices) != 0)
-            return fan__task_no_memory(err);
-        fan_task_device *d = &ws->devices[ws->ndevices];
-        *d = (fan_task_device){.device = fan_node_device(node),
-                               .queue.leaves = FAN_NOWHERE,
-                               .queue.leaves_last = FAN_NOWHERE};
-        d->worker = p->streams.captured ? 0 : ws->ndevices % (ws->nhelpers + 1);
-        if (fan_ready_init(&d->queue.nodes, p->nnodes) != 0)
-            return fan__task_no_memory(err);
-        ws->ndevices++;
-    }
-    member *all = NULL;
-    size_t n = 0, room = 0;
-    uint32_t ngroups = 0;
     fan_status status = FAN_OK;
-    for (size_t i = 0; i < p->nnodes && status == FAN_OK; i++) {
-        const fan_node *node = p->nodes[i].node;
-        const void *group = node->ops->leaf ? NULL : p->config.frontend->group(node);
-        if (group && fan_grow((void **)&all, &room, n + 1, sizeof *all) != 0)
+    for (uint32_t i = 0; i < pass->nnodes && status == FAN_OK; i++) {
+        const fan_node *node = pass->nodes[i].node;
+        const void *group = node->ops->leaf ? NULL : frontend->group(node);
+        if (!group)
+            continue;
+        if (fan_grow((void **)&members, &cap, n + 1, sizeof *members) != 0)
             status = fan__task_no_memory(err);
-        else if (group)
-            all[n++] = (member){group, (uint32_t)i};
+        else
+            members[n++] = (member){group, i};
     }
-    if (status == FAN_OK && n) {
-        qsort(all, n, sizeof *all, by_group);
-        ws->group_of = fan_calloc(p->nnodes * sizeof *ws->group_of);
-        ws->groups = fan_alloc(n * sizeof *ws->groups);
-        if (!ws->group_of || !ws->groups)
-            status = fan__task_no_memory(err);
-    }
-    for (size_t i = 0; i < n && status == FAN_OK; i++) {
-        if (i == 0 || all[i].group != all[i - 1].group)
-            ws->groups[ngroups++] = (fan_task_group){false, FAN_NOWHERE, FAN_NOWHERE};
-        ws->group_of[all[i].at] = ngroups;
-    }
-    fan_free(all);
+    if (status == FAN_OK)
+        status = begin_groups(pass, workers, members, n, err);
+    fan_free(members);
     return status;
 }
 
-void fan__task_workers_free(fan_backward *p)
+void fan__task_workers_free(fan_backward *pass)
 {
-    fan_task_workers *ws = p->workers;
-    p->workers = NULL;
-    for (uint32_t i = 0; i < ws->nhelpers; i++)
-        if (ws->helpers[i].around)
-            p->config.frontend->drop(ws->helpers[i].around);
-    if (ws->error)
-        p->config.frontend->drop(ws->error);
-    fan_cond_fini(&ws->changed);
-    fan_mutex_fini(&ws->lock);
-    for (uint32_t i = 0; i < ws->ndevices; i++)
-        fan_ready_fini(&ws->devices[i].queue.nodes);
-    fan_free(ws->devices);
-    fan_free(ws->group_of);
-    fan_free(ws->groups);
-    fan_free(ws);
+    const fan_engine_frontend *frontend = pass->config.frontend;
+    fan_task_workers *workers = pass->workers;
+    pass->workers = NULL;
+    for (uint32_t i = 0; i < workers->nhelpers; i++) {
+        if (workers->helpers[i].around)
+            frontend->drop(workers->helpers[i].around);
+    }
+    if (workers->error)
+        frontend->drop(workers->error);
+    fan_cond_fini(&workers->changed);
+    fan_mutex_fini(&workers->lock);
+    for (uint32_t i = 0; i < workers->ndevices; i++)
+        fan_ready_fini(&workers->devices[i].queue.nodes);
+    fan_free(workers->devices);
+    fan_free(workers->group_of);
+    fan_free(workers->groups);
+    fan_free(workers);
 }
 
-void fan__task_workers_lock(fan_task_workers *ws)
+void fan__task_workers_lock(fan_task_workers *workers)
 {
-    if (ws->owner_generation != fan_fork_generation()) {
-        ws->owner_generation = fan_fork_generation();
-        (void)fan_mutex_adopt(&ws->lock);
-        fan_cond_adopt(&ws->changed);
-        ws->inside = ws->asleep = 0;
-        ws->forked = ws->over = true;
+    if (workers->owner_generation != fan_fork_generation()) {
+        workers->owner_generation = fan_fork_generation();
+        (void)fan_mutex_adopt(&workers->lock);
+        fan_cond_adopt(&workers->changed);
+        workers->inside = 0;
+        workers->asleep = 0;
+        workers->forked = true;
+        workers->over = true;
     }
-    fan_mutex_lock(&ws->lock);
+    fan_mutex_lock(&workers->lock);
 }
 
 /* ---- ready nodes; from here on with the lock ---- */
 
-void fan__task_workers_push(fan_backward *p, uint32_t at)
+void fan__task_workers_push(fan_backward *pass, uint32_t at)
 {
-    fan_task_workers *ws = p->workers;
-    fan_task_device *d = device_of(ws, p->nodes[at].node);
-    if (d) {
-        d->ready++;
-        ws->ready_there++;
+    fan_task_workers *workers = pass->workers;
+    fan_task_device *device = device_of(workers, pass->nodes[at].node);
+    if (device) {
+        device->ready++;
+        workers->ready_there++;
+        fan__queue_push(&device->queue, pass->nodes, at);
     } else {
-        ws->ready++;
+        workers->ready++;
+        fan__queue_push(&pass->queue, pass->nodes, at);
     }
-    fan__queue_push(d ? &d->queue : &p->queue, p->nodes, at);
 }
 
-static fan_task_group *group_at(const fan_task_workers *ws, uint32_t at)
+/* group_at: a node's group; NULL: none. */
+static fan_task_group *group_at(const fan_task_workers *workers, uint32_t at)
 {
-    return ws->group_of && ws->group_of[at] ? &ws->groups[ws->group_of[at] - 1] : NULL;
+    if (!workers->group_of || !workers->group_of[at])
+        return NULL;
+    return &workers->groups[workers->group_of[at] - 1];
+}
+
+/* group_enter: false: another node of the group runs, and this one waits for it. */
+static bool group_enter(fan_backward *pass, uint32_t at)
+{
+    fan_task_group *group = group_at(pass->workers, at);
+    if (!group)
+        return true;
+    if (!group->busy || FAN_FAULT(GROUP_TWICE)) {
+        group->busy = true;
+        return true;
+    }
+    if (group->first == FAN_NOWHERE)
+        group->first = at;
+    else
+        pass->nodes[group->last].after = at;
+    group->last = at;
+    return false;
+}
+
+/* group_leave: the next of the group's nodes that wait becomes ready. */
+static void group_leave(fan_backward *pass, uint32_t at)
+{
+    fan_task_group *group = group_at(pass->workers, at);
+    if (!group)
+        return;
+    group->busy = false;
+    uint32_t next = group->first;
+    if (next == FAN_NOWHERE)
+        return;
+    group->first = pass->nodes[next].after;
+    pass->nodes[next].after = FAN_NOWHERE;
+    fan__task_workers_push(pass, next);
 }
 
 /* pop: the next node of a queue that may run; FAN_NOWHERE: none. */
-static uint32_t pop(fan_backward *p, fan_task_queue *q, uint32_t *ready)
+static uint32_t pop(fan_backward *pass, fan_task_queue *queue, uint32_t *ready)
 {
-    fan_task_workers *ws = p->workers;
     while (*ready) {
-        uint32_t at;
         --*ready;
-        if (q->leaves != FAN_NOWHERE)
-            return fan__queue_pop_leaf(q, p->nodes);
-        at = (uint32_t)fan_ready_first(&q->nodes, 0);
+        if (queue->leaves != FAN_NOWHERE)
+            return fan__queue_pop_leaf(queue, pass->nodes);
+        uint32_t at = (uint32_t)fan_ready_first(&queue->nodes, 0);
         if (FAN_FAULT(NODE_TAKEN_TWICE)) { /* two steps, with the lock released between them */
-            fan_mutex_unlock(&ws->lock);
-            fan_mutex_lock(&ws->lock);
-            if (fan_ready_first(&q->nodes, at) != at)
+            fan_mutex_unlock(&pass->workers->lock);
+            fan_mutex_lock(&pass->workers->lock);
+            if (fan_ready_first(&queue->nodes, at) != at)
                 return at;
         }
-        fan_ready_remove(&q->nodes, at);
-        fan_task_group *g = group_at(ws, at);
-        if (!g || !g->busy || FAN_FAULT(GROUP_TWICE)) {
-            if (g)
-                g->busy = true;
+        fan_ready_remove(&queue->nodes, at);
+        if (group_enter(pass, at))
             return at;
-        }
-        if (g->first == FAN_NOWHERE) /* it waits for its group */
-            g->first = at;
-        else
-            p->nodes[g->last].after = at;
-        g->last = at;
     }
     return FAN_NOWHERE;
+}
+
+/* take_node: of this worker's devices first: they work while the CPU's nodes run. */
+static void take_node(fan_task_worker *worker)
+{
+    fan_backward *pass = worker->pass;
+    fan_task_workers *workers = pass->workers;
+    for (uint32_t i = 0; i < workers->ndevices && workers->ready_there; i++) {
+        fan_task_device *device = &workers->devices[i];
+        uint32_t before = device->ready;
+        if (!device_is_own(workers, device, worker) && !FAN_FAULT(DEVICE_ON_ANY))
+            continue;
+        worker->now = pop(pass, &device->queue, &device->ready);
+        workers->ready_there -= before - device->ready;
+        if (worker->now != FAN_NOWHERE)
+            return;
+    }
+    worker->now = pop(pass, &pass->queue, &workers->ready);
 }
 
 /* ---- wait and wake ---- */
 
 /* wait_for_change: releases the lock while it waits, for up to a twentieth of a second. */
-static fan_status wait_for_change(const fan_backward *p, fan_error *err)
+static fan_status wait_for_change(const fan_backward *pass, fan_error *err)
 {
-    const fan_engine_frontend *f = p->config.frontend;
-    fan_task_workers *ws = p->workers;
-    fan_status status;
-    void *left = f->allow_threads_begin();
-    ws->asleep++;
-    fan_cond_wait(&ws->changed, &ws->lock);
-    ws->asleep--;
-    fan_mutex_unlock(&ws->lock);
-    f->allow_threads_end(left);
-    status = f->check_signals(err);
-    fan__task_workers_lock(ws);
+    const fan_engine_frontend *frontend = pass->config.frontend;
+    fan_task_workers *workers = pass->workers;
+    void *left = frontend->allow_threads_begin();
+    workers->asleep++;
+    fan_cond_wait(&workers->changed, &workers->lock);
+    workers->asleep--;
+    fan_mutex_unlock(&workers->lock);
+    frontend->allow_threads_end(left);
+    fan_status status = frontend->check_signals(err);
+    fan__task_workers_lock(workers);
     return status;
 }
 
-/* idle_helper: one that has not started and has work to do; NULL: none. */
-static fan_task_helper *idle_helper(fan_task_workers *ws)
+/* find_helper: the first helper in this state; NULL: none. */
+static fan_task_helper *find_helper(fan_task_workers *workers, fan_helper_state state)
 {
-    for (uint32_t i = 0; i < ws->ndevices; i++) {
-        const fan_task_device *d = &ws->devices[i];
-        if (d->ready && d->worker && ws->helpers[d->worker - 1].state == FAN_HELPER_NONE)
-            return &ws->helpers[d->worker - 1];
+    for (uint32_t i = 0; i < workers->nhelpers; i++) {
+        if (workers->helpers[i].state == state)
+            return &workers->helpers[i];
     }
-    for (uint32_t i = 0; i < ws->nhelpers && ws->ready && !ws->asleep; i++)
-        if (ws->helpers[i].state == FAN_HELPER_NONE)
-            return &ws->helpers[i];
     return NULL;
+}
+
+/* idle_helper: one that has not started and has work to do; NULL: none. */
+static fan_task_helper *idle_helper(fan_task_workers *workers)
+{
+    for (uint32_t i = 0; i < workers->ndevices; i++) {
+        const fan_task_device *device = &workers->devices[i];
+        if (!device->ready || !device->worker)
+            continue;
+        fan_task_helper *helper = &workers->helpers[device->worker - 1];
+        if (helper->state == FAN_HELPER_NONE)
+            return helper;
+    }
+    if (!workers->ready || workers->asleep)
+        return NULL;
+    return find_helper(workers, FAN_HELPER_NONE);
 }
 
 /* wake_others: this worker has a node, or no node is left for it. true: call start_helpers without
  * the lock. */
-static bool wake_others(const fan_task_worker *w)
+static bool wake_others(const fan_task_worker *worker)
 {
-    fan_task_workers *ws = w->pass->workers;
-    bool work = ws->ready && w->now != FAN_NOWHERE; /* that another worker may or must do */
-    for (uint32_t i = 0; i < ws->ndevices && ws->ready_there && !work; i++)
-        work = ws->devices[i].ready && !device_is_own(ws, &ws->devices[i], w);
+    fan_task_workers *workers = worker->pass->workers;
+    bool work = workers->ready && worker->now != FAN_NOWHERE; /* another worker may or must do it */
+    for (uint32_t i = 0; i < workers->ndevices && workers->ready_there && !work; i++) {
+        const fan_task_device *device = &workers->devices[i];
+        work = device->ready && !device_is_own(workers, device, worker);
+    }
     if (!work)
         return false;
-    if (ws->asleep)
-        fan_cond_broadcast(&ws->changed);
-    return !ws->over && idle_helper(ws);
+    if (workers->asleep)
+        fan_cond_broadcast(&workers->changed);
+    return !workers->over && idle_helper(workers);
 }
 
 /* start_helpers: those for which there is work. Takes the lock. */
-static void start_helpers(fan_task_workers *ws)
+static void start_helpers(fan_task_workers *workers)
 {
     bool others = true;
     while (others) {
-        fan__task_workers_lock(ws);
-        fan_task_helper *h = ws->over ? NULL : idle_helper(ws);
-        if (h) {
-            h->state = FAN_HELPER_STARTS;
-            ws->inside++;
-        }
-        fan_mutex_unlock(&ws->lock);
-        if (!h)
+        fan__task_workers_lock(workers);
+        fan_task_helper *helper = workers->over ? NULL : idle_helper(workers);
+        if (!helper) {
+            fan_mutex_unlock(&workers->lock);
             return;
-        bool started = fan_thread_job_start(&h->job);
-        fan__task_workers_lock(ws);
-        if (h->state == FAN_HELPER_STARTS)
-            h->state = started ? FAN_HELPER_STARTED : FAN_HELPER_GONE;
+        }
+        helper->state = FAN_HELPER_STARTS;
+        workers->inside++;
+        fan_mutex_unlock(&workers->lock);
+
+        bool started = fan_thread_job_start(&helper->job);
+        fan__task_workers_lock(workers);
+        if (helper->state == FAN_HELPER_STARTS)
+            helper->state = started ? FAN_HELPER_STARTED : FAN_HELPER_GONE;
         if (!started)
-            ws->inside--;
-        if (ws->over || !started)
-            /* the caller waits for this helper, or takes over its device */
-            fan_cond_broadcast(&ws->changed);
-        others = ws->ready_there != 0;
-        fan_mutex_unlock(&ws->lock);
+            workers->inside--;
+        if (workers->over || !started) /* the caller waits for it, or takes over its device */
+            fan_cond_broadcast(&workers->changed);
+        others = workers->ready_there != 0;
+        fan_mutex_unlock(&workers->lock);
     }
 }
 
 /* ---- the next node ---- */
 
-fan_status fan__task_progress(fan_backward *p, fan_error *err)
+/* progress_due: a node has run since the last call, and no worker has failed. */
+static bool progress_due(const fan_backward *pass)
 {
+    if (pass->workers && pass->workers->failed)
+        return false;
+    return pass->progress_ran != pass->ran + 1;
+}
+
+fan_status fan__task_progress(fan_backward *pass, fan_error *err)
+{
+    const fan_backward_config *config = &pass->config;
     fan_status status = FAN_OK;
-    fan__task_lock(p);
-    if (!p->progress_busy) {
-        p->progress_busy = true;
-        while (status == FAN_OK && p->progress_ran != p->ran + 1 &&
-               !(p->workers && p->workers->failed)) {
-            uint32_t ran = p->ran;
-            p->progress_ran = ran + 1;
-            fan__task_unlock(p);
-            status = p->config.frontend->progress(p->config.progress, ran, p->to_run, err);
-            fan__task_lock(p);
+    fan__task_lock(pass);
+    if (!pass->progress_busy) {
+        pass->progress_busy = true;
+        while (status == FAN_OK && progress_due(pass)) {
+            uint32_t ran = pass->ran;
+            pass->progress_ran = ran + 1;
+            fan__task_unlock(pass);
+            status = config->frontend->progress(config->progress, ran, pass->to_run, err);
+            fan__task_lock(pass);
         }
-        p->progress_busy = false;
+        pass->progress_busy = false;
     }
-    fan__task_unlock(p);
+    fan__task_unlock(pass);
     return status;
 }
 
-fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err)
+/* count_node: what the worker's node has done. */
+static void count_node(fan_task_worker *worker)
 {
-    fan_backward *p = w->pass;
-    fan_task_workers *ws = p->workers;
-    fan_status status = p->config.frontend->check_signals(err);
-    bool start = false;
-    fan__task_workers_lock(ws);
-    if (w->now != FAN_NOWHERE) {
-        const fan_task_node *tn = &p->nodes[w->now];
-        for (uint32_t i = 0; w->delivered && i < tn->nedges; i++) {
-            uint32_t to = p->edges[tn->edges + i].to;
-            if (to != FAN_NOWHERE && fan__dependency_done(&p->nodes[to]))
-                fan__task_workers_push(p, to);
-        }
-        p->ran += w->ran;
-        w->delivered = w->ran = false;
-        fan_task_group *g = group_at(ws, w->now);
-        uint32_t next = g ? g->first : FAN_NOWHERE;
-        if (g)
-            g->busy = false;
-        if (next != FAN_NOWHERE) {
-            g->first = p->nodes[next].after;
-            p->nodes[next].after = FAN_NOWHERE;
-            fan__task_workers_push(p, next);
-        }
-        ws->busy--;
+    fan_backward *pass = worker->pass;
+    const fan_task_node *entry = &pass->nodes[worker->now];
+    for (uint32_t i = 0; worker->delivered && i < entry->nedges; i++) {
+        uint32_t to = pass->edges[entry->edges + i].to;
+        if (to != FAN_NOWHERE && fan__dependency_done(&pass->nodes[to]))
+            fan__task_workers_push(pass, to);
     }
-    if (status == FAN_OK && p->config.progress) {
-        /* First wake others for the nodes that this worker cannot begin meanwhile; of a chain there
-         * are none. */
-        bool others =
-            (ws->ready > 1 || (ws->ready && ws->asleep) || ws->ready_there) && wake_others(w);
-        w->now = FAN_NOWHERE;
-        fan_mutex_unlock(&ws->lock);
-        if (others)
-            start_helpers(ws);
-        status = fan__task_progress(p, err);
-        fan__task_workers_lock(ws);
-    }
-    w->now = FAN_NOWHERE;
-    /* waits while other workers run nodes that may make one ready */
-    while (status == FAN_OK && !ws->over) {
-        for (uint32_t i = 0; i < ws->ndevices && ws->ready_there && w->now == FAN_NOWHERE; i++) {
-            fan_task_device *d = &ws->devices[i];
-            uint32_t before = d->ready;
-            if (!device_is_own(ws, d, w) && !FAN_FAULT(DEVICE_ON_ANY))
-                continue;
-            /* first these: they work while the CPU's nodes run */
-            w->now = pop(p, &d->queue, &d->ready);
-            ws->ready_there -= before - d->ready;
+    pass->ran += worker->ran;
+    worker->delivered = false;
+    worker->ran = false;
+    group_leave(pass, worker->now);
+    pass->workers->busy--;
+}
+
+/* report_progress: releases the lock meanwhile. First it wakes others for the nodes that this
+ * worker cannot begin meanwhile; of a chain there are none. */
+static fan_status report_progress(fan_task_worker *worker, fan_error *err)
+{
+    fan_task_workers *workers = worker->pass->workers;
+    bool others = workers->ready > 1 || workers->ready_there;
+    if (workers->ready && workers->asleep)
+        others = true;
+    others = others && wake_others(worker);
+    worker->now = FAN_NOWHERE;
+    fan_mutex_unlock(&workers->lock);
+    if (others)
+        start_helpers(workers);
+    fan_status status = fan__task_progress(worker->pass, err);
+    fan__task_workers_lock(workers);
+    return status;
+}
+
+/* take_or_wait: takes the next node; waits while other workers run nodes that may make one
+ * ready. */
+static fan_status take_or_wait(fan_task_worker *worker, fan_error *err)
+{
+    fan_backward *pass = worker->pass;
+    fan_task_workers *workers = pass->workers;
+    while (!workers->over) {
+        take_node(worker);
+        if (worker->now != FAN_NOWHERE) {
+            workers->busy++;
+            pass->nodes[worker->now].begun = true;
+            return FAN_OK;
         }
-        if (w->now == FAN_NOWHERE)
-            w->now = pop(p, &p->queue, &ws->ready);
-        if (w->now != FAN_NOWHERE) {
-            ws->busy++;
-            p->nodes[w->now].begun = true;
-            break;
-        }
-        if (ws->busy == 0 && ws->ready_there == 0) { /* so none will be ready */
-            ws->over = true;
-            fan_cond_broadcast(&ws->changed);
-            if (p->ran != p->to_run)
-                status = fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
+        if (workers->busy == 0 && workers->ready_there == 0) { /* so none will be ready */
+            workers->over = true;
+            fan_cond_broadcast(&workers->changed);
+            if (pass->ran != pass->to_run)
+                return fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
         } else if (FAN_FAULT(WORKER_LEAVES)) {
-            break;
-        } else if (wake_others(w)) { /* its last node made one ready on another worker's device */
-            fan_mutex_unlock(&ws->lock);
-            start_helpers(ws);
-            fan__task_workers_lock(ws);
+            return FAN_OK;
+        } else if (wake_others(worker)) { /* its last node made one ready on another's device */
+            fan_mutex_unlock(&workers->lock);
+            start_helpers(workers);
+            fan__task_workers_lock(workers);
         } else {
-            status = wait_for_change(p, err);
+            FAN_TRY(wait_for_change(pass, err));
         }
     }
-    if (status == FAN_OK && ws->forked && w->now == FAN_NOWHERE)
+    return FAN_OK;
+}
+
+fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err)
+{
+    const fan_backward *pass = worker->pass;
+    fan_task_workers *workers = pass->workers;
+    fan_status status = pass->config.frontend->check_signals(err);
+    bool start = false;
+    fan__task_workers_lock(workers);
+    if (worker->now != FAN_NOWHERE)
+        count_node(worker);
+    if (status == FAN_OK && pass->config.progress)
+        status = report_progress(worker, err);
+    worker->now = FAN_NOWHERE;
+    if (status == FAN_OK)
+        status = take_or_wait(worker, err);
+    if (status == FAN_OK && workers->forked && worker->now == FAN_NOWHERE)
         status = fan_fail(err, FAN_ERR_STATE,
                           "a fork inside of a pass of several workers: the child process has only "
-                          "the thread that "
-                          "forked, so the pass cannot continue here");
-    if (ws->ready || ws->ready_there)
-        start = wake_others(w);
-    fan_mutex_unlock(&ws->lock);
+                          "the thread that forked, so the pass cannot continue here");
+    if (workers->ready || workers->ready_there)
+        start = wake_others(worker);
+    fan_mutex_unlock(&workers->lock);
     if (start)
-        start_helpers(ws);
+        start_helpers(workers);
     return status;
 }
 
 /* ---- failed, left, ended ---- */
 
-void fan__task_workers_failed(fan_task_worker *w, fan_status status, const fan_error *err)
+void fan__task_workers_failed(fan_task_worker *worker, fan_status status, const fan_error *err)
 {
-    fan_backward *p = w->pass;
-    const fan_engine_frontend *f = p->config.frontend;
-    const fan_node *n = w->now == FAN_NOWHERE ? NULL : p->nodes[w->now].node;
-    fan_task_workers *ws = p->workers;
-    void *error, *other;
-    uint32_t ran;
-    fan__task_workers_lock(ws);
-    ws->over = ws->failed = true;
-    ran = p->ran += w->ran;
-    w->ran = w->delivered = false;
-    fan_mutex_unlock(&ws->lock);
-    error = f->error_take(p, n, ran, status, err);
-    fan__task_workers_lock(ws);
-    while ((other = ws->error)) {
-        ws->error = NULL;
-        fan_mutex_unlock(&ws->lock);
-        error = f->error_both(other, error);
-        fan__task_workers_lock(ws);
+    fan_backward *pass = worker->pass;
+    const fan_engine_frontend *frontend = pass->config.frontend;
+    fan_task_workers *workers = pass->workers;
+    const fan_node *node = NULL;
+    if (worker->now != FAN_NOWHERE)
+        node = pass->nodes[worker->now].node;
+    fan__task_workers_lock(workers);
+    workers->over = true;
+    workers->failed = true;
+    pass->ran += worker->ran;
+    uint32_t ran = pass->ran;
+    worker->ran = false;
+    worker->delivered = false;
+    fan_mutex_unlock(&workers->lock);
+
+    void *error = frontend->error_take(pass, node, ran, status, err);
+    fan__task_workers_lock(workers);
+    while (workers->error) {
+        void *other = workers->error;
+        workers->error = NULL;
+        fan_mutex_unlock(&workers->lock);
+        error = frontend->error_both(other, error);
+        fan__task_workers_lock(workers);
     }
-    ws->error = error;
-    if (w->now != FAN_NOWHERE)
-        ws->busy--;
-    w->now = FAN_NOWHERE;
-    fan_cond_broadcast(&ws->changed);
-    fan_mutex_unlock(&ws->lock);
+    workers->error = error;
+    if (node)
+        workers->busy--;
+    worker->now = FAN_NOWHERE;
+    fan_cond_broadcast(&workers->changed);
+    fan_mutex_unlock(&workers->lock);
 }
 
-fan_status fan__task_workers_end(fan_backward *p)
+fan_status fan__task_workers_end(fan_backward *pass)
 {
-    fan_task_workers *ws = p->workers;
+    fan_task_workers *workers = pass->workers;
     fan_error err;
-    void *error;
-    fan__task_workers_lock(ws);
-    ws->over = true;
-    while (ws->inside) {
-        fan_task_helper *h = NULL; /* its job may not have begun */
-        for (uint32_t i = 0; i < ws->nhelpers && !h; i++)
-            h = ws->helpers[i].state == FAN_HELPER_STARTED ? &ws->helpers[i] : NULL;
-        if (h) {
-            h->state = FAN_HELPER_GONE;
-            fan_mutex_unlock(&ws->lock);
-            bool cancelled = fan_thread_job_cancel(&h->job);
-            fan__task_workers_lock(ws);
-            ws->inside -= cancelled;
+    fan__task_workers_lock(workers);
+    workers->over = true;
+    while (workers->inside) {
+        fan_task_helper *helper = find_helper(workers, FAN_HELPER_STARTED);
+        if (helper) { /* its job may not have begun */
+            helper->state = FAN_HELPER_GONE;
+            fan_mutex_unlock(&workers->lock);
+            bool cancelled = fan_thread_job_cancel(&helper->job);
+            fan__task_workers_lock(workers);
+            workers->inside -= cancelled;
             continue;
         }
-        fan_status status = wait_for_change(p, &err);
+        fan_status status = wait_for_change(pass, &err);
         if (status == FAN_OK)
             continue;
-        fan_mutex_unlock(&ws->lock); /* Ctrl-C; the helpers still finish their nodes */
-        fan__task_workers_failed(&p->caller, status, &err);
-        fan__task_workers_lock(ws);
+        fan_mutex_unlock(&workers->lock); /* Ctrl-C; the helpers still finish their nodes */
+        fan__task_workers_failed(&pass->caller, status, &err);
+        fan__task_workers_lock(workers);
     }
-    fan_mutex_unlock(&ws->lock);
-    error = ws->error;
-    ws->error = NULL;
+    fan_mutex_unlock(&workers->lock);
+    void *error = workers->error;
+    workers->error = NULL;
     if (!error)
         return FAN_OK;
-    p->config.frontend->error_put(error);
+    pass->config.frontend->error_put(error);
     return FAN_ERR_EXTERN;
 }

@@ -1,8 +1,9 @@
 /* workers: the threads of a pass that has several (E12): their lock, their queues, waiting and
  * waking.
  *
- *   caller    collects, seeds | nodes ..  waits for a node .. nodes | over: cancels helpers, waits
- * for the others a helper                  starts: nodes .. waits for a node ..   .. leaves
+ *   caller     collects, seeds | nodes .. waits for a node .. nodes | over: cancels helpers,
+ *                                                                     waits for the others
+ *   a helper                     starts: nodes .. waits for a node .. leaves
  *
  * Title: One lock of the pass. It guards the counts (dependencies, ready, leaves, ran) and the
  * state of the workers. It is held for a few instructions and never during a call out of the
@@ -26,16 +27,18 @@
 #include "engine/leaf.h"
 #include "engine/task.h"
 
+typedef enum fan_helper_state {
+    FAN_HELPER_NONE,
+    FAN_HELPER_STARTS,
+    FAN_HELPER_STARTED,
+    FAN_HELPER_GONE
+} fan_helper_state;
+
 typedef struct fan_task_helper {
     fan_task_worker worker;
     fan_thread_job job;
     void *around; /* the frontend's (worker_new) */
-    enum {
-        FAN_HELPER_NONE,
-        FAN_HELPER_STARTS,
-        FAN_HELPER_STARTED,
-        FAN_HELPER_GONE
-    } state;
+    fan_helper_state state;
 } fan_task_helper;
 
 /* Nodes of which one runs at a time. */
@@ -75,41 +78,40 @@ typedef struct fan_task_workers {
     fan_task_helper helpers[];
 } fan_task_workers;
 
-/* fan__task_workers_begin: for a collected pass; work: a helper's part, of a fan_task_helper.
- * fan__task_workers_free: all of them have
- * ended. */
-fan_status fan__task_workers_begin(fan_backward *p, void (*work)(void *helper), fan_error *err);
-void fan__task_workers_free(fan_backward *p);
+/* fan__task_workers_begin: for a collected pass; work: a helper's part, of a fan_task_helper. */
+fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper), fan_error *err);
+/* fan__task_workers_free: after all helpers have ended. */
+void fan__task_workers_free(fan_backward *pass);
 
 /* fan__task_workers_lock: in a forked child, where the other threads are missing, it ends the
  * pass. */
-void fan__task_workers_lock(fan_task_workers *ws);
+void fan__task_workers_lock(fan_task_workers *workers);
 
-static inline void fan__task_lock(const fan_backward *p)
+static inline void fan__task_lock(const fan_backward *pass)
 {
-    if (p->workers)
-        fan__task_workers_lock(p->workers);
+    if (pass->workers)
+        fan__task_workers_lock(pass->workers);
 }
 
-static inline void fan__task_unlock(const fan_backward *p)
+static inline void fan__task_unlock(const fan_backward *pass)
 {
-    if (p->workers)
-        fan_mutex_unlock(&p->workers->lock);
+    if (pass->workers)
+        fan_mutex_unlock(&pass->workers->lock);
 }
 
 /* fan__task_workers_push: with the lock: a ready node goes into the queue of its device (E3), or
  * into the pass's. */
-void fan__task_workers_push(fan_backward *p, uint32_t at);
+void fan__task_workers_push(fan_backward *pass, uint32_t at);
 /* fan__task_progress: calls progress=, on one thread at a time, which also reports nodes that
  * others ran meanwhile. */
-fan_status fan__task_progress(fan_backward *p, fan_error *err);
+fan_status fan__task_progress(fan_backward *pass, fan_error *err);
 /* fan__task_workers_next: counts what the worker's node has done, and takes the next one; waits
- * while other workers may make one ready. w->now FAN_NOWHERE: none is left. */
-fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err);
+ * while other workers may make one ready. worker->now FAN_NOWHERE: none is left. */
+fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err);
 /* fan__task_workers_failed: a worker ends with an error; the first one is the pass's. */
-void fan__task_workers_failed(fan_task_worker *w, fan_status status, const fan_error *err);
-/* fan__task_workers_end: on the caller's thread: waits for all helpers. FAN_ERR_EXTERN: the
- * frontend has the error. */
-fan_status fan__task_workers_end(fan_backward *p);
+void fan__task_workers_failed(fan_task_worker *worker, fan_status status, const fan_error *err);
+/* fan__task_workers_end: on the caller's thread: waits for all helpers.
+ * FAN_ERR_EXTERN: the frontend has the error. */
+fan_status fan__task_workers_end(fan_backward *pass);
 
 #endif

@@ -43,7 +43,7 @@ KNOWN_SETTERS: dict[str, str] = {}
 QUESTIONS: dict[str, tuple[str, set[str]]] = {
     "does it have the slot's shape (A9)?": (
         r"\bfan_accum_fit\(",
-        {"fan_slot_takes", "fan_check_contribution", "take_zeros"},
+        {"fan_slot_takes", "add_check_shape", "take_zeros"},
     ),
     "may this memory be written (A6)?": (
         r"\bfan_reusable\(",

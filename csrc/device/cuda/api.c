@@ -32,9 +32,12 @@ static void *api_find(const finder *f, const char *name, const char *suffix, int
     char full[64];
     void *p = NULL;
     int status = 0;
-    if (f->get2 && f->get2(name, &p, version, 0, &status) == 0 && p)
-        return p;
-    if (!f->get2 && f->get && f->get(name, &p, version, 0) == 0 && p)
+    int code = 0;
+    if (f->get2)
+        code = f->get2(name, &p, version, 0, &status);
+    else if (f->get)
+        code = f->get(name, &p, version, 0);
+    if (code == 0 && p)
         return p;
     if (f->get || f->get2) /* a function that it lacks for this version does not exist */
         return NULL;
@@ -79,10 +82,11 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
 {
     char text[256];
     memset(api, 0, sizeof *api);
-    snprintf(api->path, sizeof api->path, "%s", path ? path : SYSTEM);
+    if (!path)
+        path = SYSTEM;
+    snprintf(api->path, sizeof api->path, "%s", path); /* it may be truncated */
     (void)dlerror();
-    /* api->path may be truncated */
-    api->library = dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL);
+    api->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!api->library) {
         const char *why = dlerror();
         return fan_fail_code(err, FAN_ERR_DEVICE, 0,
@@ -128,13 +132,15 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
 
 char *fan_cuda_text(const fan_cuda_api *api, fan_cu_result code, char *buf, size_t size)
 {
-    const char *name = NULL, *text = NULL;
+    const char *name = NULL;
+    const char *text = NULL;
     if (api->GetErrorName && api->GetErrorName(code, &name))
         name = NULL;
     if (api->GetErrorString && api->GetErrorString(code, &text))
         text = NULL;
-    snprintf(buf, size, "%s (%d)%s%s", name ? name : "error", code, text ? ": " : "",
-             text ? text : "");
+    snprintf(buf, size, "%s (%d)", name ? name : "error", code);
+    if (text)
+        fan_append(buf, size, ": %s", text);
     return buf;
 }
 

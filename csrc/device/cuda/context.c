@@ -140,8 +140,10 @@ int fan__cuda_relax(const fan_cuda_part *p, int mode)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     bool undo = mode >= UNDO;
-    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0 || FAN_FAULT(CUDA_NO_RELAX) ||
-        (!undo && relaxed == p->cuda))
+    bool already = !undo && relaxed == p->cuda;
+    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0)
+        return -1;
+    if (already || FAN_FAULT(CUDA_NO_RELAX))
         return -1;
     relaxed = undo ? NULL : p->cuda;
     /* tried twice: a thread left in relaxed mode would break other captures */

@@ -47,14 +47,18 @@ fan_status fan_driver_open(fan_cuda **out, fan_error *err)
 static fan_cuda *driver_opened(void)
 {
     (void)pthread_mutex_lock(&driver.lock);
-    fan_cuda *c = driver.cuda ? fan_cuda_hold(driver.cuda) : NULL;
+    fan_cuda *c = driver.cuda;
+    if (c)
+        (void)fan_cuda_hold(c);
     (void)pthread_mutex_unlock(&driver.lock);
     return c;
 }
 
 fan_status fan_driver_use(const char *path, fan_error *err)
 {
-    char *copy = path ? fan_calloc(strlen(path) + 1) : NULL;
+    char *copy = NULL;
+    if (path)
+        copy = fan_calloc(strlen(path) + 1);
     if (path && !copy)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a path");
     if (copy)

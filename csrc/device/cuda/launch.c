@@ -23,11 +23,20 @@ static const struct {
 _Static_assert((int)FAN__REDUCES <= (int)FAN__FOLDS && FAN__FOLDS <= FAN__CUDA_FOLDS,
                "more folds than there is room for");
 
-_Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 &&
-                   sizeof(fan_k_reduce) <= 4096 && sizeof(fan_k_scatter) <= 4096,
-               "every driver takes kernel arguments of this size");
+_Static_assert(sizeof(fan_k_fold) <= 4096, "every driver takes kernel arguments of this size");
+_Static_assert(sizeof(fan_k_any) <= 4096, "the same");
+_Static_assert(sizeof(fan_k_reduce) <= 4096, "the same");
+_Static_assert(sizeof(fan_k_scatter) <= 4096, "the same");
 
 _Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
+
+/* launch_find: finds a kernel of the loaded image, unless an earlier call failed. */
+static void launch_find(const fan_cuda_part *p, fan_cu_result *code, fan_cu_function *out,
+                        const char *name)
+{
+    if (*code == 0)
+        *code = fan__cuda_api_of(p)->ModuleGetFunction(out, p->module, name);
+}
 
 /* launch_load: loads an image and finds its kernels: a driver that loads lazily refuses an image
  * only then. Unloads the image if that fails. `call`: the call that failed. */
@@ -38,18 +47,15 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
     fan_cu_result code = api->ModuleLoadData(&p->module, image);
     if (code == 0) {
         *call = "cuModuleGetFunction";
-        for (size_t i = 0; i < FAN__FOLDS && code == 0; i++) {
-            code = api->ModuleGetFunction(&p->folds[i], p->module, fan__folds[i].name);
-            code = code ? code : api->ModuleGetFunction(&p->many[i], p->module, fan__folds[i].many);
-            code = code ? code
-                        : api->ModuleGetFunction(&p->fold_stats[i], p->module, fan__folds[i].stats);
-            code = code ? code
-                        : api->ModuleGetFunction(&p->fold_scatter[i], p->module,
-                                                 fan__folds[i].scatter);
+        for (size_t i = 0; i < FAN__FOLDS; i++) {
+            launch_find(p, &code, &p->folds[i], fan__folds[i].name);
+            launch_find(p, &code, &p->many[i], fan__folds[i].many);
+            launch_find(p, &code, &p->fold_stats[i], fan__folds[i].stats);
+            launch_find(p, &code, &p->fold_scatter[i], fan__folds[i].scatter);
         }
-        for (size_t i = 0; i < FAN__REDUCES && code == 0; i++)
-            code = api->ModuleGetFunction(&p->reduce[i], p->module, launch_reduces[i].name);
-#define X(field, name) code = code ? code : api->ModuleGetFunction(&p->field, p->module, name);
+        for (size_t i = 0; i < FAN__REDUCES; i++)
+            launch_find(p, &code, &p->reduce[i], launch_reduces[i].name);
+#define X(field, name) launch_find(p, &code, &p->field, name);
         FAN__CUDA_KERNEL_LIST(X)
 #undef X
     }
@@ -108,11 +114,10 @@ fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64
     char call[160] = "cuLaunchKernel";
     if (w->label)
         fan_append(call, sizeof call, "(%.120s)", w->label);
-    FAN_TRY(fan__cuda_check(w->part,
-                            fan__cuda_api_of(w->part)->LaunchKernel(
-                                f, blocks > 0 ? (unsigned)blocks : 1, 1, 1, FAN_K_BLOCK, 1, 1, 0,
-                                w->on, (void *[]){args}, NULL),
-                            call, err));
+    unsigned grid = blocks > 0 ? (unsigned)blocks : 1;
+    fan_cu_result code = fan__cuda_api_of(w->part)->LaunchKernel(f, grid, 1, 1, FAN_K_BLOCK, 1, 1,
+                                                                 0, w->on, (void *[]){args}, NULL);
+    FAN_TRY(fan__cuda_check(w->part, code, call, err));
     if (w->begun)
         *w->begun = true;
     return FAN_OK;
@@ -126,22 +131,30 @@ fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int6
     size_t i = 0;
     while (i < p->nresident && p->resident[i].kernel != f)
         i++;
-    int64_t most = (int64_t)p->processors * (i < p->nresident ? p->resident[i].blocks : 1);
-    return fan__launch_blocks(w, f, blocks < most ? blocks : most, args, err);
+    int64_t most = p->processors;
+    if (i < p->nresident)
+        most *= p->resident[i].blocks;
+    if (blocks > most)
+        blocks = most;
+    return fan__launch_blocks(w, f, blocks, args, err);
 }
 
 /* launch_number_size: returns the size of one part of a complex number, else of the element. */
 static uint64_t launch_number_size(fan_dtype d)
 {
-    return fan_dtype_size(d) / (fan_dtype_kind(d) == 'c' ? 2 : 1);
+    if (fan_dtype_kind(d) == 'c')
+        return fan_dtype_size(d) / 2;
+    return fan_dtype_size(d);
 }
 
 bool fan__is_anywhere(const fan_array *a)
 {
-    uint64_t size = launch_number_size(a->dtype), bits = fan__address_of(a);
-    for (int i = 0; i < a->ndim; i++)
-        bits |= a->shape[i] > 1 ? (uint64_t)a->strides[i] : 0;
-    return bits % size != 0;
+    uint64_t bits = fan__address_of(a);
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->shape[i] > 1)
+            bits |= (uint64_t)a->strides[i];
+    }
+    return bits % launch_number_size(a->dtype) != 0;
 }
 
 static fan_dtype launch_unsigned_of(fan_dtype d)
@@ -175,20 +188,32 @@ size_t fan__reduce_for(fan_dtype d)
 int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first)
 {
     uint64_t bytes = (uint64_t)fan__folds[which].bytes;
-    return (launch_number_size(first->dtype) == bytes || FAN_FAULT(CUDA_NARROW_SUM)
-                ? 0
-                : FAN_K_FIRST_WIDE) |
-           (launch_number_size(out->dtype) == bytes ? 0 : FAN_K_OUT_WIDE);
+    int flags = 0;
+    if (launch_number_size(first->dtype) != bytes && !FAN_FAULT(CUDA_NARROW_SUM))
+        flags |= FAN_K_FIRST_WIDE;
+    if (launch_number_size(out->dtype) != bytes)
+        flags |= FAN_K_OUT_WIDE;
+    return flags;
 }
 
 size_t fan__scatter_for(fan_dtype into, fan_dtype values)
 {
-    fan_dtype to = launch_unsigned_of(into), from = launch_unsigned_of(values);
-    size_t i = 0;
-    while (i < FAN__FOLDS &&
-           (fan__folds[i].from != from || (to != from && fan__folds[i].acc != to)))
-        i++;
-    return fan_dtype_kind(into) == fan_dtype_kind(values) ? i : FAN__FOLDS;
+    fan_dtype to = launch_unsigned_of(into);
+    fan_dtype from = launch_unsigned_of(values);
+    if (fan_dtype_kind(into) != fan_dtype_kind(values))
+        return FAN__FOLDS;
+    for (size_t i = 0; i < FAN__FOLDS; i++) {
+        bool converts = to == from || fan__folds[i].acc == to;
+        if (fan__folds[i].from == from && converts)
+            return i;
+    }
+    return FAN__FOLDS;
+}
+
+/* launch_is_whole: whether an array is aligned, and gap-free in the order of the walk. */
+static bool launch_is_whole(const fan_nditer *w, const fan_array *a)
+{
+    return !fan__is_anywhere(a) && fan_nditer_whole(w, a, 0, w->size);
 }
 
 size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled,
@@ -198,18 +223,30 @@ size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool
         return FAN__FOLDS;
     /* d: of the sources; the first of them, and the result, may have the dtype of the
      * accumulation */
-    fan_dtype acc = in[0].acc, first = in[0].array->dtype;
-    fan_dtype d = n > 1 ? in[1].array->dtype : first == acc ? out->dtype : first;
-    if ((scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out) ||
-        fan_dtype_kind(d) != fan_dtype_kind(acc) || (out->dtype != d && out->dtype != acc))
+    fan_dtype acc = in[0].acc;
+    fan_dtype d = in[0].array->dtype;
+    if (n > 1)
+        d = in[1].array->dtype;
+    else if (d == acc)
+        d = out->dtype;
+    if (scaled && fan_dtype_kind(acc) == 'c')
         return FAN__FOLDS;
-    for (size_t k = 0; k < n; k++)
-        if (in[k].acc != acc || (in[k].array->dtype != d && (k || in[k].array->dtype != acc)) ||
-            fan__is_anywhere(in[k].array) || !fan_nditer_whole(w, in[k].array, 0, w->size))
+    if (fan_dtype_kind(d) != fan_dtype_kind(acc))
+        return FAN__FOLDS;
+    if (out->dtype != d && out->dtype != acc)
+        return FAN__FOLDS;
+    if (!launch_is_whole(w, out))
+        return FAN__FOLDS;
+    for (size_t k = 0; k < n; k++) {
+        fan_dtype of = in[k].array->dtype;
+        bool fits = of == d || (k == 0 && of == acc);
+        if (in[k].acc != acc || !fits || !launch_is_whole(w, in[k].array))
             return FAN__FOLDS;
-    for (size_t i = 0; i < FAN__FOLDS; i++)
-        if (fan__folds[i].from == launch_unsigned_of(d) &&
-            fan__folds[i].acc == launch_unsigned_of(acc))
-            return fan_nditer_whole(w, out, 0, w->size) ? i : FAN__FOLDS;
+    }
+    for (size_t i = 0; i < FAN__FOLDS; i++) {
+        const fan_dtype from = fan__folds[i].from;
+        if (from == launch_unsigned_of(d) && fan__folds[i].acc == launch_unsigned_of(acc))
+            return i;
+    }
     return FAN__FOLDS;
 }

@@ -25,16 +25,21 @@
  * held. */
 static size_t block_place(const fan_cuda_part *p, uint64_t address)
 {
-    return address ? fan_search_end(p->blocks, p->nblocks, sizeof *p->blocks,
-                                    offsetof(fan__cuda_block, address), address - 1)
-                   : 0;
+    if (address == 0)
+        return 0;
+    return fan_search_end(p->blocks, p->nblocks, sizeof *p->blocks,
+                          offsetof(fan__cuda_block, address), address - 1);
 }
 
 static fan__cuda_block *block_holding(fan_cuda_part *p, uint64_t address)
 {
     size_t i = block_place(p, address + 1);
-    fan__cuda_block *b = i > 0 ? &p->blocks[i - 1] : NULL;
-    return b && !b->kept && address - b->address < b->bytes ? b : NULL;
+    if (i == 0)
+        return NULL;
+    fan__cuda_block *b = &p->blocks[i - 1];
+    if (b->kept || address - b->address >= b->bytes)
+        return NULL;
+    return b;
 }
 
 /* block_reserve: makes room in the block table for one more block, before the driver is called. */
@@ -44,9 +49,10 @@ static fan_status block_reserve(fan_cuda_part *p, fan_error *err)
     int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16,
                           sizeof *p->blocks); /* for several threads that reserve */
     (void)pthread_mutex_unlock(&p->lock);
-    return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d",
-                             p->index)
-                  : FAN_OK;
+    if (failed)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d",
+                        p->index);
+    return FAN_OK;
 }
 
 static void block_remove(fan_cuda_part *p, const fan__cuda_block *b)
@@ -105,8 +111,10 @@ static bool block_reuse(fan_cuda_part *p, size_t bytes, fan__cuda_block *out)
     (void)pthread_mutex_lock(&p->lock);
     for (size_t i = 0; i < p->nblocks; i++) {
         fan__cuda_block *b = &p->blocks[i];
-        if (b->kept && b->bytes >= bytes && b->bytes / 2 <= bytes &&
-            (!best || b->bytes < best->bytes))
+        bool fits = b->bytes >= bytes && b->bytes / 2 <= bytes;
+        if (!b->kept || !fits)
+            continue;
+        if (!best || b->bytes < best->bytes)
             best = b;
     }
     if (best) {
@@ -129,15 +137,19 @@ static size_t block_give_kept(fan_cuda_part *p)
     while (more) {
         fan__cuda_block gone = {.address = 0};
         (void)pthread_mutex_lock(&p->lock);
-        for (size_t i = 0; i < p->nblocks && !gone.address; i++)
+        for (size_t i = 0; i < p->nblocks && !gone.address; i++) {
             if (p->blocks[i].kept) {
                 gone = p->blocks[i];
                 block_remove(p, &p->blocks[i]);
             }
+        }
         (void)pthread_mutex_unlock(&p->lock);
-        more = gone.address && fan__cuda_check(p, fan__cuda_api_of(p)->MemFree(gone.address),
-                                               "cuMemFree", NULL) == FAN_OK;
-        bytes += more ? gone.bytes : 0;
+        if (!gone.address)
+            break;
+        fan_cu_result code = fan__cuda_api_of(p)->MemFree(gone.address);
+        more = fan__cuda_check(p, code, "cuMemFree", NULL) == FAN_OK;
+        if (more)
+            bytes += gone.bytes;
     }
     (void)fan__cuda_relax(p, mode);
     return bytes;
@@ -171,11 +183,19 @@ static fan_cu_result block_try(fan_cuda_part *p, fan_cu_stream on, bool pooled, 
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code =
-        pooled ? api->MemAllocFromPoolAsync(out, bytes, p->pool, on ? on : p->free_stream)
-               : api->MemAlloc(out, bytes);
-    if (pooled && !on && code == 0 && (code = api->StreamSynchronize(p->free_stream)) != 0)
-        (void)api->MemFreeAsync(*out, p->free_stream);
+    fan_cu_result code;
+    if (!pooled) {
+        code = api->MemAlloc(out, bytes);
+    } else if (on) {
+        code = api->MemAllocFromPoolAsync(out, bytes, p->pool, on);
+    } else {
+        code = api->MemAllocFromPoolAsync(out, bytes, p->pool, p->free_stream);
+        bool made = code == 0;
+        if (made)
+            code = api->StreamSynchronize(p->free_stream);
+        if (made && code)
+            (void)api->MemFreeAsync(*out, p->free_stream);
+    }
     (void)fan__cuda_relax(p, mode);
     return code;
 }
@@ -185,7 +205,8 @@ static size_t block_trim(fan_cuda_part *p)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     size_t bytes = block_give_kept(p);
-    uint64_t had = 0, has = 0;
+    uint64_t had = 0;
+    uint64_t has = 0;
     if (!p->pools)
         return bytes;
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
@@ -195,7 +216,9 @@ static size_t block_trim(fan_cuda_part *p)
     (void)fan__cuda_check(p, api->MemPoolTrimTo(p->pool, 0), "cuMemPoolTrimTo", NULL);
     (void)api->MemPoolGetAttribute(p->pool, FAN_CU_POOL_RESERVED, &has);
     (void)fan__cuda_relax(p, mode);
-    return bytes + (had > has ? (size_t)(had - has) : 0);
+    if (had > has)
+        bytes += (size_t)(had - has);
+    return bytes;
 }
 
 /* block_take: allocates a block; the context is current. If memory is short, frees kept memory and
@@ -221,8 +244,8 @@ static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes,
             (void)block_trim(p);
         code = block_try(p, on, pooled, bytes, &b->address);
     }
-    snprintf(call, sizeof call, "%s(%zu bytes)", pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc",
-             bytes);
+    const char *function = pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc";
+    snprintf(call, sizeof call, "%s(%zu bytes)", function, bytes);
     return fan__cuda_check(p, code, call, err);
 }
 
@@ -268,18 +291,18 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes)
     fan__cuda_scope scope;
     fan__cuda_block gone = {.address = 0};
     (void)bytes;
-    bool usable = fan__cuda_usable(p), give = false,
-         in = usable && fan__cuda_enter(p, &scope, NULL) == FAN_OK;
+    bool usable = fan__cuda_usable(p);
+    bool in = usable && fan__cuda_enter(p, &scope, NULL) == FAN_OK;
+    bool give = false;
     (void)pthread_mutex_lock(&p->lock);
     fan__cuda_block *b = block_holding(p, (uint64_t)(uintptr_t)data);
-    if (b && b->graphs && usable && atomic_load_explicit(b->graphs, memory_order_acquire) > 1 &&
-        !FAN_FAULT(CUDA_CAPTURED_FREE)) {
+    bool stays = usable && !in;
+    if (b && b->graphs && usable && !FAN_FAULT(CUDA_CAPTURED_FREE))
+        stays |= atomic_load_explicit(b->graphs, memory_order_acquire) > 1;
+    if (b && stays)
         block_leave(p, b);
-    } else if (b && usable && !in) {
-        block_leave(p, b);
-    } else if (b) {
+    else if (b)
         give = block_out(p, b, &gone);
-    }
     (void)pthread_mutex_unlock(&p->lock);
     if (gone.graphs && atomic_fetch_sub_explicit(gone.graphs, 1, memory_order_acq_rel) == 1)
         fan_free(gone.graphs); /* else the last graph frees it */
@@ -349,7 +372,8 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
         (void)fan__cuda_pass(p, on, NULL);
     (void)pthread_mutex_lock(&p->lock);
     fan__cuda_block *b = block_holding(p, address);
-    bool of_graph = b && b->graphs, give = b && !of_graph && block_out(p, b, &found);
+    bool of_graph = b && b->graphs;
+    bool give = b && !of_graph && block_out(p, b, &found);
     (void)pthread_mutex_unlock(&p->lock);
     if (of_graph)
         fan__cuda_free(s->device, (void *)(uintptr_t)address, 0);
@@ -393,7 +417,9 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
         if (b->graphs)
             atomic_init(b->graphs, 1);
     }
-    if (!recorded && (graphs = b->graphs))
+    if (!recorded)
+        graphs = b->graphs;
+    if (graphs)
         atomic_fetch_add_explicit(graphs, 1, memory_order_relaxed);
     (void)pthread_mutex_unlock(&p->lock);
     if (recorded)
@@ -439,5 +465,7 @@ void fan__cuda_blocks_fini(fan_cuda_part *p)
     }
     fan_free(p->blocks);
     p->blocks = NULL;
-    p->nblocks = p->blocks_cap = p->nleft = 0;
+    p->nblocks = 0;
+    p->blocks_cap = 0;
+    p->nleft = 0;
 }

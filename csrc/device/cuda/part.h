@@ -164,7 +164,9 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
 static inline fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call,
                                          fan_error *err)
 {
-    return code == 0 ? FAN_OK : fan__cuda_refuse(p, code, call, err);
+    if (code == 0)
+        return FAN_OK;
+    return fan__cuda_refuse(p, code, call, err);
 }
 /* fan__cuda_capture_advice: returns what to do about the codes 900 to 908. */
 const char *fan__cuda_capture_advice(fan_cu_result code);
@@ -196,6 +198,9 @@ fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph
 /* fan__cuda_none_captured: FAN_ERR_CAPTURE if a known stream of the device is captured, or the
  * legacy stream must not be used. Streams that fanin has not met are not covered. */
 fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error *err);
+/* fan__cuda_stream_at: a hold on the i-th known stream; *out NULL: it is being freed. false: there
+ * are fewer. */
+bool fan__cuda_stream_at(fan_cuda_part *p, size_t i, fan_stream **out);
 /* fan__cuda_await_gone: waits for the whole device if a destroyed stream may still have work on it,
  * unless a known stream is captured: its memory can be freed then. */
 void fan__cuda_await_gone(fan_cuda_part *p);

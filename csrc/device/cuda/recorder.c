@@ -54,7 +54,7 @@ static void recorder_touches(fan_recording *r, const fan_job *job, const fan_arr
         return;
     fan_array_reach(a, &lo, &hi);
     *t = (recorder_touch){.data = a->data + lo, .bytes = (size_t)(hi - lo), .write = write};
-    snprintf(t->name, sizeof t->name, "%s", job->label ? job->label : fan_job_word(job->kind));
+    snprintf(t->name, sizeof t->name, "%s", fan_job_name(job));
     r->n++;
 }
 
@@ -127,8 +127,10 @@ static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec e
         if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
             continue;
         int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-        graph = graph && api->GraphDestroy(graph) == 0 ? NULL : graph;
-        exec = exec && api->GraphExecDestroy(exec) == 0 ? NULL : exec;
+        if (graph && api->GraphDestroy(graph) == 0)
+            graph = NULL;
+        if (exec && api->GraphExecDestroy(exec) == 0)
+            exec = NULL;
         (void)fan__cuda_relax(p, mode);
         fan__cuda_leave(&scope);
     }
@@ -171,17 +173,17 @@ static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan
         int type = 0;
         status =
             fan__cuda_check(p, api->GraphNodeGetType(nodes[i], &type), "cuGraphNodeGetType", err);
-        if (status == FAN_OK && (type == FAN_CU_NODE_MEM_ALLOC || type == FAN_CU_NODE_MEM_FREE) &&
-            !FAN_FAULT(CUDA_ANY_NODE))
+        bool allocates = type == FAN_CU_NODE_MEM_ALLOC;
+        bool of_memory = allocates || type == FAN_CU_NODE_MEM_FREE;
+        if (status == FAN_OK && of_memory && !FAN_FAULT(CUDA_ANY_NODE))
             status = fan_fail(
                 err, FAN_ERR_CAPTURE,
                 "it %s memory of the driver's own (%s) on a captured stream: a graph with such "
-                "memory "
-                "cannot be launched again before it is freed, and fanin cannot track what lives in "
-                "it; "
-                "allocate before the call and pass the array as an operand, or let fanin allocate",
-                type == FAN_CU_NODE_MEM_ALLOC ? "allocates" : "frees",
-                type == FAN_CU_NODE_MEM_ALLOC ? "cuMemAllocAsync" : "cuMemFreeAsync");
+                "memory cannot be launched again before it is freed, and fanin cannot track what "
+                "lives in it; allocate before the call and pass the array as an operand, or let "
+                "fanin allocate",
+                allocates ? "allocates" : "frees",
+                allocates ? "cuMemAllocAsync" : "cuMemFreeAsync");
     }
     fan_free(nodes);
     return status;
@@ -192,7 +194,9 @@ static fan_status recorder_make(fan_recording *r, fan_cu_graph graph, fan_error 
 {
     fan_cuda_part *p = r->part;
     const fan_cuda_api *api = fan__cuda_api_of(p);
-    size_t before = 0, after = 0, all = 0;
+    size_t before = 0;
+    size_t after = 0;
+    size_t all = 0;
     FAN_TRY(recorder_check_nodes(p, graph, err));
     FAN_TRY(fan__cuda_check(p, api->MemGetInfo(&before, &all), "cuMemGetInfo", err));
     FAN_TRY(fan__cuda_check(p, api->GraphInstantiateWithFlags(&r->exec, graph, 0),
@@ -211,26 +215,25 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
     FAN_TRY(fan__cuda_queue_of(origin, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     char forked[128] = ""; /* the streams that joined the capture, as far as fanin has met them */
-    bool more = true;
-    for (size_t i = 0; more; i++) {
+    fan_stream *s;
+    for (size_t i = 0; fan__cuda_stream_at(p, i, &s); i++) {
         uint64_t id = 0;
-        (void)pthread_mutex_lock(&p->lock);
-        more = i < p->nstreams;
-        fan_stream *s = more && fan_stream_try_hold(p->streams[i]) ? p->streams[i] : NULL;
-        (void)pthread_mutex_unlock(&p->lock);
-        if (s && s != r->origin && s->handle > 2 &&
-            fan__cuda_capture_of(s, &id, NULL, NULL) == FAN_OK && id == r->capture)
+        fan_status known = FAN_ERR_STATE;
+        if (s && s != r->origin && s->handle > 2)
+            known = fan__cuda_capture_of(s, &id, NULL, NULL);
+        if (known == FAN_OK && id == r->capture)
             fan_append(forked, sizeof forked, "%s%#llx",
                        forked[0] ? ", " : ". Forked in it: stream ", (unsigned long long)s->handle);
         fan_stream_drop(s);
     }
     fan_cu_result code = fan__cuda_api_of(p)->StreamEndCapture(on, &graph);
-    fan_status status =
-        code == FAN_CU_INVALID_VALUE
-            ? fan_fail_code(err, FAN_ERR_CAPTURE, code,
-                            "the capture of stream %#llx of cuda:%d was ended by other code",
-                            (unsigned long long)origin->handle, p->index)
-            : fan__cuda_check(p, code, "cuStreamEndCapture", err);
+    fan_status status;
+    if (code == FAN_CU_INVALID_VALUE)
+        status = fan_fail_code(err, FAN_ERR_CAPTURE, code,
+                               "the capture of stream %#llx of cuda:%d was ended by other code",
+                               (unsigned long long)origin->handle, p->index);
+    else
+        status = fan__cuda_check(p, code, "cuStreamEndCapture", err);
     if (code == FAN_CU_CAPTURE_UNJOINED && err)
         fan_append(err->text, sizeof err->text, "%s", forked);
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
@@ -248,12 +251,14 @@ static fan_status recorder_origin(fan_device *d, fan_stream **out, fan_error *er
 {
     static atomic_uint_fast64_t trees;
     const fan_cuda_api *api = fan__cuda_api_of(fan__cuda_part_of(d));
-    for (int i = 0; i < FAN_CUDA_FEATURES; i++)
-        if ((i == FAN_CUDA_CAPTURE || i == FAN_CUDA_GRAPHS || i == FAN_CUDA_TREES) && !api->has[i])
+    for (int i = 0; i < FAN_CUDA_FEATURES; i++) {
+        bool needed = i == FAN_CUDA_CAPTURE || i == FAN_CUDA_GRAPHS || i == FAN_CUDA_TREES;
+        if (needed && !api->has[i])
             return fan_fail(err, FAN_ERR_DEVICE,
                             "GraphTree: the driver of cuda:%d has no %s: graph trees need one of "
                             "CUDA 11.4 or later",
                             d->index, api->missing[i]);
+    }
     /* a stream of our own, as a capture borrows it, under a number that the driver never uses */
     return fan__cuda_capture_stream(
         d, UINT64_C(1) << 63 | atomic_fetch_add_explicit(&trees, 1, memory_order_relaxed), out,

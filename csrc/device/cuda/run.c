@@ -11,8 +11,9 @@
 static fan_status run_retain_array(const fan__launch_ctx *s, const fan_array *a, uint64_t capture,
                                    fan_cu_graph graph, fan_error *err)
 {
-    return a && a->size ? fan__cuda_retain(s->part, fan__address_of(a), capture, graph, err)
-                        : FAN_OK;
+    if (!a || !a->size)
+        return FAN_OK;
+    return fan__cuda_retain(s->part, fan__address_of(a), capture, graph, err);
 }
 
 static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *err)
@@ -41,9 +42,10 @@ static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *er
 /* run_in_place: returns whether the job overwrites its input. */
 static bool run_in_place(const fan_job *job)
 {
-    for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++)
+    for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++) {
         if (!fan_array_extents_disjoint(job->out, job->in[k].array))
             return true;
+    }
     return job->kind == FAN_JOB_SCATTER;
 }
 
@@ -52,7 +54,7 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
     bool begun = false;
     fan__launch_ctx w = {.part = fan__cuda_part_of(d),
                          .stream = s,
-                         .label = job->label ? job->label : fan_job_word(job->kind),
+                         .label = fan_job_name(job),
                          .stats_out = job->stats_out,
                          .first_suspect = job->first_suspect,
                          .begun = &begun};
@@ -65,16 +67,20 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
     if (job->kind == FAN_JOB_UPLOAD)
         FAN_GO(fan_memory_scope_upload(w.stream->device, err));
     FAN_GO(fan__cuda_capture_of(w.stream, &capture, &graph, err));
+    const char *needs_host = NULL;
+    if (job->kind == FAN_JOB_EXACT)
+        needs_host = "an exact sum";
+    else if (job->stats_out)
+        needs_host = "a sum with statistics";
+    else if (job->kind == FAN_JOB_UPLOAD)
+        needs_host = "a copy from the host";
     if (!capture) {
         FAN_GO(fan_memory_scope_check(w.stream, err));
-    } else if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->stats_out) {
+    } else if (needs_host) {
         status = fan_fail_code(err, FAN_ERR_CAPTURE, 900,
                                "%s needs the host, which a captured stream (%#llx of cuda:%d) "
                                "cannot wait for: do it before the capture",
-                               job->kind == FAN_JOB_EXACT ? "an exact sum"
-                               : job->stats_out           ? "a sum with statistics"
-                                                          : "a copy from the host",
-                               (unsigned long long)w.stream->handle, w.part->index);
+                               needs_host, (unsigned long long)w.stream->handle, w.part->index);
         goto done;
     } else { /* the graph holds the memory */
         FAN_GO(run_retain_array(&w, job->out, capture, graph, err));
@@ -163,8 +169,9 @@ static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
     char factor[16] = {0};
     fan_nditer w;
     size_t i = 0;
-    if (job->kind != FAN_JOB_SUM || job->stats || job->out->size == 0 ||
-        fan_job_bytes(job) > MANY_BYTES)
+    if (job->kind != FAN_JOB_SUM || job->stats)
+        return KINDS;
+    if (job->out->size == 0 || fan_job_bytes(job) > MANY_BYTES)
         return KINDS;
     fan_nditer_begin(&w, job->out, false);
     for (size_t j = 0; j < job->n; j++)
@@ -234,9 +241,10 @@ static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const 
         size_t m = 0;
         if (o->kinds[k].rows < 2)
             continue;
-        for (size_t i = 0; i < n; i++)
+        for (size_t i = 0; i < n; i++) {
             if (o->kind[i] == k)
                 o->some[m++] = jobs[i];
+        }
         s->label = fan_jobs_label(o->some, m, label, sizeof label);
         fan_k_many a = {.table = table + o->kinds[k].at,
                         .factor = o->kinds[k].factor,
@@ -246,9 +254,10 @@ static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const 
                         .scaled = o->kinds[k].scaled};
         fan_status status =
             fan__launch_threads(s, s->part->many[o->kinds[k].which], a.tiles * FAN_K_WARP, &a, err);
-        for (size_t i = 0; i < n; i++)
+        for (size_t i = 0; i < n; i++) {
             if (o->kind[i] == k)
                 states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
+        }
         FAN_TRY(status);
         fan_jobs_trace(&s->part->device, s->stream, o->some, m, label, -1, -1);
     }
@@ -262,12 +271,12 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     uint64_t table = 0;
     for (size_t k = 0; k < o->nkinds; k++) {
         o->kinds[k].at = bytes;
-        bytes +=
-            o->kinds[k].rows > 1
-                ? ((o->kinds[k].rows * sizeof(fan_k_row) + o->kinds[k].sources * sizeof(uint64_t) +
-                    o->kinds[k].tiles * sizeof(uint32_t) + 7) &
-                   ~(size_t)7)
-                : 0;
+        if (o->kinds[k].rows <= 1)
+            continue;
+        size_t table_bytes = o->kinds[k].rows * sizeof(fan_k_row);
+        table_bytes += o->kinds[k].sources * sizeof(uint64_t);
+        table_bytes += o->kinds[k].tiles * sizeof(uint32_t);
+        bytes += (table_bytes + 7) & ~(size_t)7;
     }
     if (!bytes)
         return FAN_OK;
@@ -279,8 +288,8 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
         if (batch_together(o, i)) {
             batch_many *k = &o->kinds[o->kind[i]];
             fan_k_row *rows = (fan_k_row *)(void *)(staging + k->at);
-            uint64_t *sources = (uint64_t *)(void *)(rows + k->rows),
-                     bits = fan__address_of(jobs[i].out);
+            uint64_t *sources = (uint64_t *)(void *)(rows + k->rows);
+            uint64_t bits = fan__address_of(jobs[i].out);
             uint32_t *tiles = (uint32_t *)(void *)(sources + k->sources);
             size_t ntiles = batch_tiles(&jobs[i], k->which);
             fan_k_row *r = &rows[k->row];
@@ -291,8 +300,10 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
                              .n = (uint16_t)jobs[i].n};
             for (size_t j = 0; j < jobs[i].n; j++)
                 bits |= sources[k->source++] = fan__address_of(jobs[i].in[j].array);
-            r->flags = (uint16_t)(fan__fold_flags(k->which, jobs[i].out, jobs[i].in[0].array) |
-                                  ((bits & 15) == 0 ? FAN_K_ALIGNED : 0));
+            int flags = fan__fold_flags(k->which, jobs[i].out, jobs[i].in[0].array);
+            if ((bits & 15) == 0)
+                flags |= FAN_K_ALIGNED;
+            r->flags = (uint16_t)flags;
             for (size_t j = 0; j < ntiles; j++)
                 tiles[k->tile++] = (uint32_t)k->row;
             k->row++;
@@ -331,9 +342,10 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     bool tried = false; /* false: it failed before any launch: all jobs fail */
     for (size_t i = 0; i < n; i++)
         tried |= states[i] != FAN_JOB_PENDING;
-    for (size_t i = 0; i < n && !tried; i++)
+    for (size_t i = 0; i < n && !tried; i++) {
         if (batch_together(o, i))
             states[i] = FAN_JOB_FAILED;
+    }
     return status;
 }
 

@@ -25,7 +25,9 @@ typedef struct scatter_sort {
 
 static int scatter_bits(uint64_t most)
 {
-    return most ? 64 - __builtin_clzll(most) : 0;
+    if (most == 0)
+        return 0;
+    return 64 - __builtin_clzll(most);
 }
 
 static int64_t scatter_tiles(int64_t entries)
@@ -59,7 +61,8 @@ static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort 
 {
     fan__launch_ctx quiet = *s; /* no launch here changes the result */
     fan_k_sort a;
-    int bits = scatter_bits(of->coo.nrows), passes = sort->passes - FAN_FAULT(CUDA_SHORT_SORT);
+    int bits = scatter_bits(of->coo.nrows);
+    int passes = sort->passes - FAN_FAULT(CUDA_SHORT_SORT);
     quiet.begun = NULL;
     memset(&a, 0, sizeof a);
     int first = (bits + sort->passes - 1) / sort->passes;
@@ -118,8 +121,9 @@ static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a
 {
     size_t which = fan__scatter_for(into->dtype, values->dtype);
     *threads = a->inside;
-    if (a->anywhere || which == FAN__FOLDS || !scatter_dense(into, a->coo.sparse) ||
-        !scatter_dense(values, 1))
+    if (a->anywhere || which == FAN__FOLDS)
+        return s->part->scatter;
+    if (!scatter_dense(into, a->coo.sparse) || !scatter_dense(values, 1))
         return s->part->scatter;
     int64_t bytes = a->inside * (int64_t)fan_dtype_size(values->dtype);
     uint64_t low = a->into | a->values | (uint64_t)a->value_step | (uint64_t)bytes;
@@ -136,7 +140,8 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
                               const fan_sparse *sp, fan_error *err)
 {
     const uint64_t values = a->values, indices = a->coo.indices;
-    const int64_t entries = a->entries, most = s->part->cuda->most_entries;
+    const int64_t entries = a->entries;
+    const int64_t most = s->part->cuda->most_entries;
     const uint64_t most_rows = (uint64_t)s->part->cuda->most_rows;
     fan_status status = FAN_OK;
     uint64_t rows = 1;
@@ -147,17 +152,21 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
     size_t size = fan_dtype_size(sp->values->dtype);
     bool carried =
         size <= 4 && sp->values->size == sp->values->shape[0] && !fan__is_anywhere(sp->values);
-    a->entry = (fan_k_entry){.came_size = carried ? (int32_t)size : 4,
-                             .values = carried ? fan__address_of(sp->values) : 0,
-                             .value_step = sp->values->strides[0]};
+    a->entry = (fan_k_entry){.came_size = 4, .value_step = sp->values->strides[0]};
+    if (carried) {
+        a->entry.came_size = (int32_t)size;
+        a->entry.values = fan__address_of(sp->values);
+    }
     fan_cu_function f = scatter_kernel(s, a, into, sp->values, &threads);
     memset(&sort, 0, sizeof sort);
     int64_t room = entries < most ? entries : most; /* of a list */
     if (room >= 2) {
         int bits = scatter_bits(rows < most_rows ? rows : most_rows);
         sort.passes = (bits + FAN_K_DIGIT - 1) / FAN_K_DIGIT;
-        uint64_t list = scatter_list_bytes(room), digits = (uint64_t)4 << FAN_K_DIGIT,
-                 counts = digits * (uint64_t)scatter_tiles(room), lists = sort.passes > 1 ? 2 : 1;
+        uint64_t list = scatter_list_bytes(room);
+        uint64_t digits = (uint64_t)4 << FAN_K_DIGIT;
+        uint64_t counts = digits * (uint64_t)scatter_tiles(room);
+        uint64_t lists = sort.passes > 1 ? 2 : 1;
         FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(lists * list + counts + digits + 4), &sort.at,
                                   err));
         uint64_t at = sort.at;
@@ -177,7 +186,8 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
             a->entries = entries - done < most ? entries - done : most;
             a->unsorted = 0;
             if (a->entries > 1) {
-                a->entry.values = a->entry.values ? a->values : 0;
+                if (a->entry.values)
+                    a->entry.values = a->values;
                 FAN_GO(scatter_sort_run(s, &sort, a, err));
                 a->unsorted = sort.unsorted;
                 if (FAN_FAULT(CUDA_EARLY_SORT)) {
@@ -212,7 +222,9 @@ static int64_t *scatter_put_rows(fan_k_scatter *a, const fan_array *into, const 
 {
     bool blocked = sp->format == FAN_FORMAT_BSR || sp->format == FAN_FORMAT_BSC;
     int axis = sp->format == FAN_FORMAT_CSC || sp->format == FAN_FORMAT_BSC;
-    int64_t unit[2] = {blocked ? sp->values->shape[1] : 1, blocked ? sp->values->shape[2] : 1};
+    int64_t unit[2] = {1, 1};
+    if (blocked)
+        memcpy(unit, sp->values->shape + 1, sizeof unit);
     a->indices = fan__address_of(sp->indices);
     a->index_size = (int32_t)fan_dtype_size(sp->indices->dtype);
     a->index_step = sp->indices->strides[0];
@@ -247,7 +259,11 @@ fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, co
         return fan_fail(err, FAN_ERR_VALUE,
                         "the indices of a sparse gradient on cuda:%d are not aligned to their size",
                         s->part->index);
-    int64_t *at = coo ? scatter_put_coo(&a, into, sp) : scatter_put_rows(&a, into, sp);
+    int64_t *at;
+    if (coo)
+        at = scatter_put_coo(&a, into, sp);
+    else
+        at = scatter_put_rows(&a, into, sp);
     a.inner = values->ndim - 1;
     int first = into->ndim - a.inner; /* 0 for blocks */
     if (2 * a.coo.sparse + 3 * (int64_t)a.inner + 3 > (int64_t)(sizeof a.words / sizeof *a.words))
@@ -257,6 +273,7 @@ fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, co
     memcpy(at, values->shape + 1, (size_t)a.inner * sizeof *at);
     memcpy(at + a.inner, into->strides + first, (size_t)a.inner * sizeof *at);
     memcpy(at + 2 * a.inner, values->strides + 1, (size_t)a.inner * sizeof *at);
-    return coo ? scatter_coo(s, &a, into, sp, err)
-               : fan__launch_threads(s, s->part->scatter, a.lanes * a.inside, &a, err);
+    if (coo)
+        return scatter_coo(s, &a, into, sp, err);
+    return fan__launch_threads(s, s->part->scatter, a.lanes * a.inside, &a, err);
 }

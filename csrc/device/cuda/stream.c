@@ -79,7 +79,9 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     if (there)
         return there;
     fan__cuda_stream *q = fan_calloc(sizeof *q);
-    fan_stream *s = q ? fan_stream_new(&p->device, handle, q) : NULL, *other = NULL;
+    fan_stream *s = NULL;
+    if (q)
+        s = fan_stream_new(&p->device, handle, q);
     if (!s) {
         fan_free(q);
         return NULL;
@@ -88,9 +90,11 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     q->thread = thread;
     q->id = id;
     (void)pthread_mutex_lock(&p->lock);
-    other = stream_among(p, handle, thread, id);
-    bool failed = !other && fan_grow((void **)&p->streams, &p->streams_cap, p->nstreams + 1,
-                                     sizeof *p->streams);
+    fan_stream *other = stream_among(p, handle, thread, id);
+    bool failed = false;
+    if (!other)
+        failed =
+            fan_grow((void **)&p->streams, &p->streams_cap, p->nstreams + 1, sizeof *p->streams);
     if (!other && !failed)
         p->streams[p->nstreams++] = s;
     (void)pthread_mutex_unlock(&p->lock);
@@ -109,12 +113,12 @@ static fan_status stream_is_of(fan_cuda_part *p, uint64_t handle, fan_error *err
     fan_cu_result code = fan__cuda_api_of(p)->StreamGetCtx((fan_cu_stream)(uintptr_t)handle, &of);
     (void)fan__cuda_relax(p, mode);
     FAN_TRY(fan__cuda_check(p, code, "cuStreamGetCtx", err));
-    return of == p->context ? FAN_OK
-                            : fan_fail(err, FAN_ERR_VALUE,
-                                       "stream %#llx is not of cuda:%d's primary context: it "
-                                       "belongs to another device, or to a "
-                                       "context of its own, as the streams of a green context do",
-                                       (unsigned long long)handle, p->index);
+    if (of == p->context)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_VALUE,
+                    "stream %#llx is not of cuda:%d's primary context: it belongs to another "
+                    "device, or to a context of its own, as the streams of a green context do",
+                    (unsigned long long)handle, p->index);
 }
 
 fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err)
@@ -122,24 +126,32 @@ fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan
     fan_cuda_part *p = fan__cuda_part_of(d);
     fan__cuda_scope scope;
     fan_status status;
-    handle = handle ? handle : 1;
-    uint64_t thread = handle == 2 ? fan_thread_id() : 0, id = 0;
+    uint64_t thread = 0;
+    uint64_t id = 0;
     *out = NULL;
+    if (handle == 0)
+        handle = 1;
+    if (handle == 2)
+        thread = fan_thread_id();
     if (handle > 2) {
         FAN_TRY(fan__cuda_enter(p, &scope, err));
         const fan_cuda_api *api = fan__cuda_api_of(p);
-        status = api->has[FAN_CUDA_STREAM_IDS] /* the driver's number of the stream; 0: unknown */
-                     ? fan__cuda_check(p, api->StreamGetId((fan_cu_stream)(uintptr_t)handle, &id),
-                                       "cuStreamGetId", err)
-                     : FAN_OK;
-        if (status == FAN_OK && !(*out = stream_known(p, handle, thread, id)))
+        fan_cu_result code = 0;
+        if (api->has[FAN_CUDA_STREAM_IDS]) /* the driver's number of the stream; 0: unknown */
+            code = api->StreamGetId((fan_cu_stream)(uintptr_t)handle, &id);
+        status = fan__cuda_check(p, code, "cuStreamGetId", err);
+        if (status == FAN_OK)
+            *out = stream_known(p, handle, thread, id);
+        if (status == FAN_OK && !*out)
             status = stream_is_of(p, handle, err);
         fan__cuda_leave(&scope);
         if (status != FAN_OK || *out)
             return status;
     }
     *out = stream_make(p, handle, thread, id);
-    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    if (!*out)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    return FAN_OK;
 }
 
 fan_stream *fan__cuda_current(fan_device *d)
@@ -188,7 +200,8 @@ static fan__capture_stream *capture_stream_for(fan_cuda_part *p, uint64_t captur
             return one;
         for (size_t k = 0; k < p->nstreams && !held; k++)
             held = p->streams[k]->handle == one->handle;
-        idle = held || idle ? idle : one;
+        if (!held && !idle)
+            idle = one;
     }
     return idle;
 }
@@ -256,27 +269,43 @@ static fan_status stream_not_captured(fan_stream *s, const char *what, fan_error
 {
     uint64_t id;
     FAN_TRY(fan__cuda_capture_of(s, &id, NULL, err));
-    return id ? fan_fail_code(err, FAN_ERR_CAPTURE, 900,
-                              "stream %#llx of cuda:%d is captured and cannot be %s: do it before "
-                              "the capture, or after it",
-                              (unsigned long long)s->handle, s->device->index, what)
-              : FAN_OK;
+    if (!id)
+        return FAN_OK;
+    return fan_fail_code(err, FAN_ERR_CAPTURE, 900,
+                         "stream %#llx of cuda:%d is captured and cannot be %s: do it before the "
+                         "capture, or after it",
+                         (unsigned long long)s->handle, s->device->index, what);
+}
+
+/* stream_is_of_another_thread: whether s is a thread's own default stream, and not this one's. */
+static bool stream_is_of_another_thread(const fan_stream *s)
+{
+    uint64_t thread = fan__cuda_queue(s)->thread;
+    return thread && thread != fan_thread_id();
+}
+
+bool fan__cuda_stream_at(fan_cuda_part *p, size_t i, fan_stream **out)
+{
+    *out = NULL;
+    (void)pthread_mutex_lock(&p->lock);
+    bool exists = i < p->nstreams;
+    if (exists && fan_stream_try_hold(p->streams[i]))
+        *out = p->streams[i];
+    (void)pthread_mutex_unlock(&p->lock);
+    return exists;
 }
 
 fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error *err)
 {
-    bool more = true, captured = false;
+    bool captured = false;
     fan_error mine = {.status = FAN_OK};
     /* it covers blocking streams that fanin has not met */
     fan_stream *legacy = fan__cuda_current(&p->device);
-    for (size_t i = 0; more && !captured; i++) {
-        (void)pthread_mutex_lock(&p->lock);
-        more = i < p->nstreams;
-        fan_stream *s = more && fan_stream_try_hold(p->streams[i]) ? p->streams[i] : NULL;
-        (void)pthread_mutex_unlock(&p->lock);
-        if (s && (!fan__cuda_queue(s)->thread || fan__cuda_queue(s)->thread == fan_thread_id()))
-            captured = stream_not_captured(s, what, &mine) ==
-                       FAN_ERR_CAPTURE; /* a destroyed stream is not checked, and not refused */
+    fan_stream *s;
+    for (size_t i = 0; !captured && fan__cuda_stream_at(p, i, &s); i++) {
+        /* a destroyed stream is not checked, and not refused */
+        if (s && !stream_is_of_another_thread(s))
+            captured = stream_not_captured(s, what, &mine) == FAN_ERR_CAPTURE;
         fan_stream_drop(s);
     }
     fan_stream_drop(legacy);
@@ -294,15 +323,17 @@ void fan__cuda_await_gone(fan_cuda_part *p)
     for (size_t i = 0; i < p->nstreams; i++)
         some |= atomic_load_explicit(&fan__cuda_queue(p->streams[i])->gone, memory_order_relaxed);
     (void)pthread_mutex_unlock(&p->lock);
-    if (!some || fan__cuda_none_captured(p, "waited for", NULL) != FAN_OK ||
-        fan__cuda_check(p, fan__cuda_api_of(p)->CtxSynchronize(), "cuCtxSynchronize", NULL) !=
-            FAN_OK)
+    if (!some || fan__cuda_none_captured(p, "waited for", NULL) != FAN_OK)
+        return;
+    fan_cu_result code = fan__cuda_api_of(p)->CtxSynchronize();
+    if (fan__cuda_check(p, code, "cuCtxSynchronize", NULL) != FAN_OK)
         return;
     (void)pthread_mutex_lock(&p->lock);
-    for (size_t i = 0; i < p->nstreams; i++)
-        if (atomic_load_explicit(&fan__cuda_queue(p->streams[i])->gone, memory_order_relaxed))
-            atomic_store_explicit(&fan__cuda_queue(p->streams[i])->passed, true,
-                                  memory_order_release);
+    for (size_t i = 0; i < p->nstreams; i++) {
+        fan__cuda_stream *queue = fan__cuda_queue(p->streams[i]);
+        if (atomic_load_explicit(&queue->gone, memory_order_relaxed))
+            atomic_store_explicit(&queue->passed, true, memory_order_release);
+    }
     (void)pthread_mutex_unlock(&p->lock);
 }
 
@@ -313,13 +344,15 @@ fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
     fan_cu_stream on;
     fan_status status;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    if (fan__cuda_queue(s)->thread && fan__cuda_queue(s)->thread != fan_thread_id()) {
+    if (stream_is_of_another_thread(s)) {
         /* Another thread's own stream: the legacy stream waits for all such streams and disturbs no
          * capture; if it must not be used, nothing can wait. */
         fan_stream *legacy = fan__cuda_current(&p->device);
         uint64_t id;
-        status = legacy ? fan__cuda_capture_of(legacy, &id, NULL, err)
-                        : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        if (legacy)
+            status = fan__cuda_capture_of(legacy, &id, NULL, err);
+        else
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
         if (status == FAN_OK)
             status = fan__cuda_pass(p, fan__cuda_queue(legacy)->handle, err);
         fan_stream_drop(legacy);
@@ -327,7 +360,8 @@ fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
     }
     FAN_GO(stream_not_captured(s, "waited for", err));
     FAN_GO(fan__cuda_queue_of(s, &on, err));
-    status = FAN_FAULT(CUDA_NO_SYNC) ? FAN_OK : fan__cuda_pass(p, on, err);
+    if (!FAN_FAULT(CUDA_NO_SYNC))
+        status = fan__cuda_pass(p, on, err);
 done:
     fan__cuda_leave(&scope);
     if (status == FAN_OK)
@@ -369,10 +403,10 @@ fan_status fan__cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     else
         FAN_TRY(fan__cuda_queue_of(s, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    fan_status status = FAN_FAULT(CUDA_NO_RECORD)
-                            ? FAN_OK
-                            : fan__cuda_check(p, fan__cuda_api_of(p)->EventRecord(e->impl, on),
-                                              "cuEventRecord", err);
+    fan_cu_result code = 0;
+    if (!FAN_FAULT(CUDA_NO_RECORD))
+        code = fan__cuda_api_of(p)->EventRecord(e->impl, on);
+    fan_status status = fan__cuda_check(p, code, "cuEventRecord", err);
     fan__cuda_leave(&scope);
     return status;
 }
@@ -383,9 +417,10 @@ fan_status fan__cuda_note(fan_event *e, fan_stream *s, fan_error *err)
     FAN_TRY(fan__cuda_record(e, s, err));
     /* after the record: another thread may have begun a capture */
     FAN_TRY(fan__cuda_capture(s, &capture, err));
-    return capture ? fan_fail_code(err, FAN_ERR_CAPTURE, 907,
-                                   "a capture of the stream began: the event may be in it")
-                   : FAN_OK;
+    if (!capture)
+        return FAN_OK;
+    return fan_fail_code(err, FAN_ERR_CAPTURE, 907,
+                         "a capture of the stream began: the event may be in it");
 }
 
 fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
@@ -399,11 +434,10 @@ fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
         return fan__cuda_refuse_dead(fan__cuda_part_of(e->device), err);
     FAN_TRY(fan__cuda_queue_of(s, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    fan_status status =
-        FAN_FAULT(CUDA_NO_WAIT)
-            ? FAN_OK
-            : fan__cuda_check(p, fan__cuda_api_of(p)->StreamWaitEvent(on, e->impl, 0),
-                              "cuStreamWaitEvent", err);
+    fan_cu_result code = 0;
+    if (!FAN_FAULT(CUDA_NO_WAIT))
+        code = fan__cuda_api_of(p)->StreamWaitEvent(on, e->impl, 0);
+    fan_status status = fan__cuda_check(p, code, "cuStreamWaitEvent", err);
     fan__cuda_leave(&scope);
     return status;
 }
@@ -413,12 +447,12 @@ static fan_status event_free_to_ask(fan_event *e, fan_error *err)
     (void)pthread_mutex_lock(&e->device->lock); /* another thread may be recording it */
     bool captured = e->capture != 0;
     (void)pthread_mutex_unlock(&e->device->lock);
-    return captured ? fan_fail_code(err, FAN_ERR_CAPTURE, 907,
-                                    "the event was recorded on a captured stream of cuda:%d: it "
-                                    "has no time, and can be waited for "
-                                    "inside the capture alone",
-                                    e->device->index)
-                    : FAN_OK;
+    if (!captured)
+        return FAN_OK;
+    return fan_fail_code(err, FAN_ERR_CAPTURE, 907,
+                         "the event was recorded on a captured stream of cuda:%d: it has no time, "
+                         "and can be waited for inside the capture alone",
+                         e->device->index);
 }
 
 fan_status fan__cuda_query(fan_event *e, bool *done, fan_error *err)
@@ -431,8 +465,9 @@ fan_status fan__cuda_query(fan_event *e, bool *done, fan_error *err)
     fan_cu_result code = fan__cuda_api_of(p)->EventQuery(e->impl);
     (void)fan__cuda_relax(p, mode);
     *done = code == 0;
-    fan_status status =
-        code == FAN_CU_NOT_READY ? FAN_OK : fan__cuda_check(p, code, "cuEventQuery", err);
+    fan_status status = FAN_OK;
+    if (code != FAN_CU_NOT_READY)
+        status = fan__cuda_check(p, code, "cuEventQuery", err);
     fan__cuda_leave(&scope);
     return status;
 }

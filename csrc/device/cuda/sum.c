@@ -40,7 +40,11 @@ static fan_status sum_stats_rows(const fan__launch_ctx *s, int64_t rows, int64_t
     memset(&a, 0, sizeof a - sizeof a.keys);
     a.rows = sum_rows_of(g);
     a.stats = fan__address_of(g->words);
-    a.before = more ? a.stats : g->before ? fan__address_of(g->before) : 0;
+    a.before = 0;
+    if (more)
+        a.before = a.stats;
+    else if (g->before)
+        a.before = fan__address_of(g->before);
     a.nrows = rows;
     a.count = size;
     if (n)
@@ -69,7 +73,9 @@ static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_arr
         low |= a.in[k];
     }
     bool aligned = ((low | a.out) & 15) == 0 || FAN_FAULT(CUDA_ALWAYS_WIDE);
-    a.flags = fan__fold_flags(which, out, in[0].array) | (aligned ? FAN_K_ALIGNED : 0);
+    a.flags = fan__fold_flags(which, out, in[0].array);
+    if (aligned)
+        a.flags |= FAN_K_ALIGNED;
     if (s->stats_out) {
         int64_t rows = fan_stats_partials(out->size);
         a.rows = sum_rows_of(s->stats_out);
@@ -161,9 +167,10 @@ static sum_source sum_source_of(const fan_array *a, fan_dtype acc)
 static bool sum_keeps(const fan_array *out, fan_dtype acc, const fan_operand *in, size_t from,
                       size_t n)
 {
-    for (size_t k = from; k < n; k++)
+    for (size_t k = from; k < n; k++) {
         if (!fan_array_extents_disjoint(out, in[k].array))
             return false;
+    }
     return out->dtype == acc;
 }
 
@@ -177,14 +184,16 @@ static fan_status sum_in_groups(const fan__launch_ctx *s, const fan_nditer *w, c
     int64_t strides[2][FAN_MAX_NDIM];
     char factor[16] = {0};
     fan_status status = FAN_OK;
-    size_t room = (size_t)((FAN_K_WORDS - 1 - 2 * w->ndim) / (2 + w->ndim)), k = 0;
+    size_t room = (size_t)((FAN_K_WORDS - 1 - 2 * w->ndim) / (2 + w->ndim));
+    size_t k = 0;
     bool scaled = scale && scale->on;
     if (scaled)
         fan_scale_as(scale, in[n - 1].acc, factor);
     if (s->blind)
         to.address = 0;
     do {
-        size_t m = 0, begun = k;
+        size_t m = 0;
+        size_t begun = k;
         if (k > 0)
             here[m++] = running;
         for (; m < room && k < n; m++, k++)
@@ -220,15 +229,19 @@ fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const f
                          size_t n, const fan_scale *scale, fan_error *err)
 {
     fan_nditer w;
-    if (out->size == 0)
-        return s->stats_out ? sum_stats_rows(s, 0, 0, 0, 0, false, err) : FAN_OK;
+    if (out->size == 0) {
+        if (!s->stats_out)
+            return FAN_OK;
+        return sum_stats_rows(s, 0, 0, 0, 0, false, err);
+    }
     fan_nditer_begin(&w, out, false);
     for (size_t k = 0; k < n; k++)
         fan_nditer_also(&w, in[k].array);
     fan_nditer_ready(&w);
     size_t which = fan__fold_for(out, in, n, scale && scale->on, &w);
-    if (which == FAN__FOLDS ||
-        (s->stats_out && (fan__fold_flags(which, out, in[0].array) & FAN_K_OUT_WIDE)))
+    if (which == FAN__FOLDS)
+        return sum_in_groups(s, &w, out, in, n, scale, err);
+    if (s->stats_out && (fan__fold_flags(which, out, in[0].array) & FAN_K_OUT_WIDE))
         return sum_in_groups(s, &w, out, in, n, scale, err);
     return sum_fold(s, which, out, in, n, scale, err);
 }
@@ -251,8 +264,8 @@ static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_a
         return FAN_OK;
     fan_nditer_begin(&w, of, false);
     fan_nditer_ready(&w);
-    sum_source in = sum_source_of(of, of->dtype),
-               nowhere = {.dtype = of->dtype, .strides = of->strides};
+    sum_source in = sum_source_of(of, of->dtype);
+    sum_source nowhere = {.dtype = of->dtype, .strides = of->strides};
     sum_any_args(&w, &nowhere, &in, 1, NULL, &a);
     a.rows = fan__address_of(s->stats_out->words);
     memcpy(&a.factor[0], &key, sizeof key);
@@ -315,14 +328,18 @@ static void reduce_add_axis(reduce_axes *a, int64_t extent, int64_t out, int64_t
 
 static void reduce_put_axes(fan_k_reduce *a, const reduce_axes *stay, const reduce_axes *go)
 {
-    size_t some = (size_t)stay->n * sizeof *a->words, gone = (size_t)go->n * sizeof *a->words;
+    size_t some = (size_t)stay->n * sizeof *a->words;
+    size_t gone = (size_t)go->n * sizeof *a->words;
     int64_t *at = a->words;
     a->stay = stay->n;
     a->go = go->n;
     memcpy(at, stay->extent, some);
-    memcpy(at += stay->n, stay->out, some);
-    memcpy(at += stay->n, stay->in, some);
-    memcpy(at += stay->n, go->extent, gone);
+    at += stay->n;
+    memcpy(at, stay->out, some);
+    at += stay->n;
+    memcpy(at, stay->in, some);
+    at += stay->n;
+    memcpy(at, go->extent, gone);
     memcpy(at + go->n, go->in, gone);
 }
 
@@ -354,7 +371,8 @@ static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, red
         reduce_put_axes(a, stay, &left);
         a->terms = a->runs;
         a->group = lanes ? 1 << FAN_K_LANES : FAN_K_RUN;
-        a->lanes = a->whole = 0;
+        a->lanes = 0;
+        a->whole = 0;
         a->runs = (a->terms - 1) / a->group + 1;
         a->again = true;
         a->in = scratch[level];
@@ -378,12 +396,17 @@ static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out
         return fan__cuda_zero(s, out, err);
     memset(&a, 0, sizeof a);
     int lead = in->ndim - out->ndim;
-    stay.n = go.n = 0;
-    for (int i = 0; i < in->ndim; i++)
-        if (in->shape[i] != 1 && i >= lead && out->shape[i - lead] == in->shape[i])
-            reduce_add_axis(&stay, in->shape[i], out->strides[i - lead], in->strides[i]);
-        else if (in->shape[i] != 1)
-            reduce_add_axis(&go, in->shape[i], 0, in->strides[i]);
+    stay.n = 0;
+    go.n = 0;
+    for (int i = 0; i < in->ndim; i++) {
+        int64_t extent = in->shape[i];
+        if (extent == 1)
+            continue;
+        if (i >= lead && out->shape[i - lead] == extent)
+            reduce_add_axis(&stay, extent, out->strides[i - lead], in->strides[i]);
+        else
+            reduce_add_axis(&go, extent, 0, in->strides[i]);
+    }
     reduce_put_axes(&a, &stay, &go);
     a.out = fan__address_of(out);
     a.in = fan__address_of(in);
@@ -392,22 +415,30 @@ static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out
     a.out_part = (int64_t)fan_dtype_size(out->dtype) / a.parts;
     a.numbers = out->size * a.parts;
     a.terms = in->size / out->size;
-    a.acc = (int32_t)(a.parts == 2 ? FAN_DT_FLOAT64 : fan_reduce_dtype(in->dtype));
-    a.to = (int32_t)(a.parts == 1                     ? out->dtype
-                     : out->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32
-                                                      : FAN_DT_FLOAT64);
+    fan_dtype acc = FAN_DT_FLOAT64;
+    fan_dtype to = FAN_DT_FLOAT64; /* of one part */
+    if (a.parts == 1) {
+        acc = fan_reduce_dtype(in->dtype);
+        to = out->dtype;
+    } else if (out->dtype == FAN_DT_COMPLEX64) {
+        to = FAN_DT_FLOAT32;
+    }
+    a.acc = (int32_t)acc;
+    a.to = (int32_t)to;
     a.anywhere = fan__is_anywhere(out) || fan__is_anywhere(in);
     a.across = stay.n && (!go.n || llabs(stay.in[stay.n - 1]) <= llabs(go.in[go.n - 1]));
-    int64_t groups = (a.terms - 1) / FAN_K_GROUP + 1, over = a.terms - (groups - 1) * FAN_K_GROUP;
+    int64_t groups = (a.terms - 1) / FAN_K_GROUP + 1;
+    int64_t over = a.terms - (groups - 1) * FAN_K_GROUP;
     a.group = FAN_K_GROUP;
     a.runs = 1;
     if (a.terms > FAN_K_RUN) {
         a.lanes = FAN_K_LANES;
         a.whole = a.numbers >= THREADS_WANTED / groups;
         a.runs = groups;
-        if (!a.whole)
-            a.runs =
-                ((groups - 1) << FAN_K_LANES) + (over >> FAN_K_LANES ? 1 << FAN_K_LANES : over);
+        if (!a.whole) {
+            int64_t last = over >> FAN_K_LANES ? 1 << FAN_K_LANES : over;
+            a.runs = ((groups - 1) << FAN_K_LANES) + last;
+        }
     }
     fan_status status = reduce_launches(s, &a, &stay, fan__reduce_for(in->dtype), scratch, err);
     for (int i = 0; i < MOST_LEVELS && scratch[i]; i++)
@@ -479,17 +510,20 @@ fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, cons
     uint64_t expanded = fan_array_expanded(in);
     base.shape = shape;
     for (int i = 0; i < in->ndim; i++) {
-        bool once = expanded >> i & 1u;
-        shape[i] = once ? 1 : in->shape[i];
-        base.size /= once ? in->shape[i] : 1;
+        shape[i] = in->shape[i];
+        if (expanded >> i & 1u) {
+            shape[i] = 1;
+            base.size /= in->shape[i];
+        }
     }
     FAN_TRY(copy_packed(s, &base, dtype, &rounded, room, err));
     fan__launch_ctx quiet = *s; /* it does not change the result */
     quiet.begun = NULL;
     fan_status status = fan__cuda_copy(&quiet, &rounded, &base, err);
-    for (int i = 0; i < in->ndim; i++)
+    for (int i = 0; i < in->ndim; i++) {
         if (expanded >> i & 1u)
             rounded.strides[i] = 0;
+    }
     rounded.shape = in->shape;
     rounded.size = in->size;
     if (status == FAN_OK)
@@ -507,8 +541,9 @@ static fan_status copy_send(const fan__launch_ctx *s, uint64_t to, const char *f
     fan_cu_result code = fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to, from, bytes, s->on);
     (void)fan__cuda_relax(s->part, mode);
     FAN_TRY(fan__cuda_check(s->part, code, "cuMemcpyHtoDAsync", err));
-    return s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST) ? fan__cuda_pass(s->part, s->on, err)
-                                                              : FAN_OK;
+    if (!s->part->reads_host || FAN_FAULT(CUDA_EARLY_HOST))
+        return FAN_OK;
+    return fan__cuda_pass(s->part, s->on, err);
 }
 
 fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
@@ -570,7 +605,8 @@ done:
 fan_status fan__cuda_exact(const fan__launch_ctx *s, const fan_job *job, fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan_array *sum_ = NULL, **made = fan_calloc(job->n * sizeof *made);
+    fan_array *sum_ = NULL;
+    fan_array **made = fan_calloc(job->n * sizeof *made);
     fan_operand *in = fan_calloc(job->n * sizeof *in);
     if (!made || !in) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an exact sum");

@@ -117,10 +117,12 @@ static void table_part_fini(fan_cuda_part *p)
     p->staging_bytes = 0;
     fan_free(p->streams);
     p->streams = NULL;
-    p->nstreams = p->streams_cap = 0;
+    p->nstreams = 0;
+    p->streams_cap = 0;
     fan_free(p->capture_streams);
     p->capture_streams = NULL;
-    p->ncapture_streams = p->capture_streams_cap = 0;
+    p->ncapture_streams = 0;
+    p->capture_streams_cap = 0;
     p->free_stream = NULL;
     p->pool = NULL;
     p->module = NULL;
@@ -239,7 +241,9 @@ int fan_cuda_holding(fan_cuda *c, uint64_t address)
     (void)fan__cuda_relax(&c->parts[0], mode);
     if (code)
         return -1;
-    return index >= 0 && index < c->count ? index : -1;
+    if (index < 0 || index >= c->count)
+        return -1;
+    return index;
 }
 
 int fan_cuda_here(fan_cuda *c)
@@ -259,9 +263,13 @@ bool fan_cuda_active(fan_cuda *c, int index)
     fan_cu_device ordinal;
     unsigned flags = 0;
     int active = 0;
-    return !fan__cuda_forked(c) && index >= 0 && index < c->count &&
-           c->api.DeviceGet(&ordinal, index) == 0 &&
-           c->api.DevicePrimaryCtxGetState(ordinal, &flags, &active) == 0 && active;
+    if (fan__cuda_forked(c) || index < 0 || index >= c->count)
+        return false;
+    if (c->api.DeviceGet(&ordinal, index) != 0)
+        return false;
+    if (c->api.DevicePrimaryCtxGetState(ordinal, &flags, &active) != 0)
+        return false;
+    return active != 0;
 }
 
 #ifdef FAN_TEST
@@ -298,7 +306,9 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan__cuda_scope scope = {.part = NULL};
     fan_status status;
-    int reads = 0, major = 0, minor = 0;
+    int reads = 0;
+    int major = 0;
+    int minor = 0;
     FAN_GO(fan__cuda_check(p, api->DeviceGet(&p->ordinal, p->index), "cuDeviceGet", err));
     FAN_GO(table_ask_compute(p, p->ordinal, &major, &minor, err));
     p->compute = 10 * major + minor;
@@ -362,7 +372,8 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants,
         (void)fan__cuda_relax(p, mode);
         /* Here: without the lock, another thread could give kernels between the failure and the
          * question. */
-        *wants = status != FAN_OK && p->image.wanted ? p->compute : 0;
+        if (status != FAN_OK && p->image.wanted)
+            *wants = p->compute;
         if (status != FAN_OK && fan__cuda_usable(p))
             table_part_fini(p);
         atomic_store_explicit(&p->ready, status == FAN_OK, memory_order_release);
@@ -376,7 +387,9 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants,
 const char *fan_cuda_kernels(const fan_cuda *c, int index)
 {
     const fan_cuda_part *p = &c->parts[index];
-    return atomic_load_explicit(&p->ready, memory_order_acquire) ? p->loaded : NULL;
+    if (!atomic_load_explicit(&p->ready, memory_order_acquire))
+        return NULL;
+    return p->loaded;
 }
 
 fan_status fan_cuda_give_kernels(fan_cuda *c, int index, const void *code, size_t bytes,

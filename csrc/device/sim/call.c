@@ -14,34 +14,39 @@ _Static_assert(FAN_FAULT_NO_TURNS + OF_WAITED == FAN_FAULT_NO_FOOTPRINT_WAITED,
 
 size_t fan__sim_maker(void)
 {
-    return fan__sim_here.m ? (size_t)(1 + fan__sim_here.actor) : 0;
+    if (!fan__sim_here.machine)
+        return 0;
+    return (size_t)(1 + fan__sim_here.actor);
 }
 
-uint64_t fan__sim_new_name(fan_sim *m, int kind)
+uint64_t fan__sim_new_name(fan_sim *machine, int kind)
 {
     size_t by = fan__sim_maker();
-    return FAN__NAME(kind, (uint64_t)by << 40 | ++m->made[by]);
+    return FAN__NAME(kind, (uint64_t)by << 40 | ++machine->made[by]);
 }
 
-void fan__sim_access(const fan_sim *m, uint64_t name, fan_sched_mode how)
+void fan__sim_access(const fan_sim *machine, uint64_t name, fan_sched_mode how)
 {
-    const fan_sim *mine = fan__sim_here.m;
+    const fan_sim *mine = fan__sim_here.machine;
     if (FAN_FAULT_IS(FAN_FAULT_NO_TURNS + (fan_fault_id)(name >> 56 & 0x7f)))
         return;
-    if (mine && mine->has_chooser && mine->chooser.access)
-        mine->chooser.access(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
+    if (!mine || !mine->has_chooser || !mine->chooser.access)
+        return;
+    if (mine != machine)
+        name |= OF_ANOTHER;
+    mine->chooser.access(mine->chooser.ctx, name, how);
 }
 
-void fan__sim_call_site(const fan_sim *m, char *buf, size_t size)
+void fan__sim_call_site(const fan_sim *machine, char *buf, size_t size)
 {
     buf[0] = '\0';
-    if (m->hooks.call_site)
-        m->hooks.call_site(m->hooks.ctx, buf, size);
+    if (machine->hooks.call_site)
+        machine->hooks.call_site(machine->hooks.ctx, buf, size);
 }
 
-fan_status fan__sim_alive(fan_sim *m, fan_error *err)
+fan_status fan__sim_alive(fan_sim *machine, fan_error *err)
 {
-    switch (fan_host_sched_given_up(m->host_sched)) {
+    switch (fan_host_sched_given_up(machine->host_sched)) {
     case FAN_ABANDONED:
         return fan_fail(err, FAN_ERR_STATE, "abandoned: the machine ends this run");
     case FAN_DEADLOCKED:
@@ -53,31 +58,32 @@ fan_status fan__sim_alive(fan_sim *m, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
+fan_status fan__sim_enter(fan_sim *machine, const char *call, fan_error *err)
 {
-    FAN_TRY(fan__sim_alive(m, err));
-    m->calls++;
-    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
-    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
-                    /* a call may join a capture, or break it */
-                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
+    FAN_TRY(fan__sim_alive(machine, err));
+    machine->calls++;
+    fan__sim_access(machine, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
+    /* a call may join a capture, or break it */
+    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0),
+                    machine->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
 #ifdef FAN_TEST
-    if (m->planned) /* calls after the failed one depend on it, too */
-        fan__sim_access(m, FAN__NAME(OF_FAULTS, 0), true);
-    if (m->fail_at >= 0 && m->fail_at-- == 0)
-        return fan_fail_code(err, m->fail_with, m->fail_with == FAN_ERR_DEVICE ? 999 : 2,
+    if (machine->planned) /* calls after the failed one depend on it, too */
+        fan__sim_access(machine, FAN__NAME(OF_FAULTS, 0), true);
+    if (machine->fail_at >= 0 && machine->fail_at-- == 0)
+        return fan_fail_code(err, machine->fail_with,
+                             machine->fail_with == FAN_ERR_DEVICE ? 999 : 2,
                              "%s of the simulated device failed, as planned", call);
 #endif
-    (void)m, (void)call, (void)err;
+    (void)machine, (void)call, (void)err;
     return FAN_OK;
 }
 
-void fan__sim_keep_race(fan_sim *m, const fan_race *race)
+void fan__sim_keep_race(fan_sim *machine, const fan_race *race)
 {
-    m->races++;
-    if (!m->has_first) {
-        m->first = *race;
-        m->has_first = true;
+    machine->races++;
+    if (!machine->has_first) {
+        machine->first = *race;
+        machine->has_first = true;
     }
 }
 
@@ -104,9 +110,9 @@ static void stream_call(const fan_op *op, char *buf, size_t size)
              (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner));
 }
 
-static void host_text(const fan_sim *m, const fan_op *op, char *buf, size_t size)
+static void host_text(const fan_sim *machine, const fan_op *op, char *buf, size_t size)
 {
-    uint64_t actor = FAN_SIM_OWNER_HANDLE(fan_race_check_owner(m->race_check, op->host));
+    uint64_t actor = FAN_SIM_OWNER_HANDLE(fan_race_check_owner(machine->race_check, op->host));
     if (actor == FAN_MAIN)
         snprintf(buf, size, "the host");
     else
@@ -121,12 +127,12 @@ static void site_text(const fan_op *op, const char *before, char *buf, size_t si
 
 /* race_text_operation: writes an operation with its lane and line: "'mul' (stream 1 of sim:0,
  * train.py:28)", "the host (train.py:33)". */
-static void race_text_operation(const fan_sim *m, const fan_op *op, char *buf, size_t size)
+static void race_text_operation(const fan_sim *machine, const fan_op *op, char *buf, size_t size)
 {
     char text[64];
     buf[0] = '\0';
     if (on_host(op)) {
-        host_text(m, op, text, sizeof text);
+        host_text(machine, op, text, sizeof text);
         fan_append(buf, size, "%s", text);
         if (op->call_site[0])
             fan_append(buf, size, " (%s)", op->call_site);
@@ -140,16 +146,17 @@ static void race_text_operation(const fan_sim *m, const fan_op *op, char *buf, s
 
 /* race_text_missing: writes the wait that would order the two, as a call that works wherever their
  * streams are available: any code may queue to a stream. */
-static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
+static void race_text_missing(const fan_sim *machine, const fan_race *r, char *buf, size_t size)
 {
     char a[64], b[64], first[64], second[64];
-    bool host1 = on_host(&r->first), host2 = on_host(&r->second);
+    bool host1 = on_host(&r->first);
+    bool host2 = on_host(&r->second);
     if (host1)
-        host_text(m, &r->first, a, sizeof a);
+        host_text(machine, &r->first, a, sizeof a);
     else
         stream_text(&r->first, a, sizeof a);
     if (host2)
-        host_text(m, &r->second, b, sizeof b);
+        host_text(machine, &r->second, b, sizeof b);
     else
         stream_text(&r->second, b, sizeof b);
     stream_call(&r->first, first, sizeof first);
@@ -168,19 +175,27 @@ static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, si
                    second, first);
 }
 
+static const char *access_word(bool writes)
+{
+    return writes ? "writes" : "reads";
+}
+
 /* fan__sim_race_text: writes the sentence for a race, with the missing wait. The machine's lock is
  * held. */
-static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
+static void fan__sim_race_text(fan_sim *machine, const fan_race *r, char *buf, size_t size)
 {
     int device = -1;
-    char first[224], second[224], where[32] = "unowned memory", a[64], call[64];
-    for (int i = 0; i < m->config.devices; i++)
-        if (r->lo - m->parts[i].arena.base < m->parts[i].arena.bytes)
+    char first[224], second[224], a[64], call[64];
+    char where[32] = "unowned memory";
+    const char *second_does = access_word(r->second_writes);
+    for (int i = 0; i < machine->config.devices; i++) {
+        if (r->lo - machine->parts[i].arena.base < machine->parts[i].arena.bytes)
             device = i;
+    }
     if (device >= 0)
         snprintf(where, sizeof where, "sim:%d", device);
-    race_text_operation(m, &r->first, first, sizeof first);
-    race_text_operation(m, &r->second, second, sizeof second);
+    race_text_operation(machine, &r->first, first, sizeof first);
+    race_text_operation(machine, &r->second, second, sizeof second);
     buf[0] = '\0';
     fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo),
                FAN_PLURAL(r->hi - r->lo), where);
@@ -193,8 +208,7 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
         return;
     }
     if (r->donated) {
-        fan_append(buf, size, "%s %s memory that was donated", second,
-                   r->second_writes ? "writes" : "reads");
+        fan_append(buf, size, "%s %s memory that was donated", second, second_does);
         site_text(&r->first, " at ", buf, size);
         fan_append(
             buf, size,
@@ -202,7 +216,7 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
         return;
     }
     if (r->released) {
-        fan_append(buf, size, "%s %s freed memory", second, r->second_writes ? "writes" : "reads");
+        fan_append(buf, size, "%s %s freed memory", second, second_does);
         site_text(&r->first, " at ", buf, size);
         fan_append(buf, size, "; missing: a hold on it");
         return;
@@ -215,58 +229,58 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
         fan_append(buf, size,
                    " while %s %s it: no wait orders that before; missing: mark as used on %s "
                    "(array.record_stream(%s))",
-                   first, r->first_writes ? "writes" : "reads", a, call);
+                   first, access_word(r->first_writes), a, call);
         return;
     }
-    fan_append(buf, size, "%s %s what %s %s: nothing orders them; missing: ", second,
-               r->second_writes ? "writes" : "reads", first, r->first_writes ? "wrote" : "reads");
-    race_text_missing(m, r, buf, size);
+    fan_append(buf, size, "%s %s what %s %s: nothing orders them; missing: ", second, second_does,
+               first, r->first_writes ? "wrote" : "reads");
+    race_text_missing(machine, r, buf, size);
 }
 
-fan_status fan__sim_raise(fan_sim *m, const fan_race *race, fan_error *err)
+fan_status fan__sim_raise(fan_sim *machine, const fan_race *race, fan_error *err)
 {
     char text[FAN_ERROR_TEXT];
-    fan__sim_race_text(m, race, text, sizeof text);
+    fan__sim_race_text(machine, race, text, sizeof text);
     return fan_fail(err, FAN_ERR_RACE, "%s", text);
 }
 
-fan_status fan__sim_raise_pending(fan_sim *m, fan_error *err)
+fan_status fan__sim_raise_pending(fan_sim *machine, fan_error *err)
 {
-    if (!m->has_pending)
+    if (!machine->has_pending)
         return FAN_OK;
-    m->has_pending = false;
-    return fan__sim_raise(m, &m->pending, err);
+    machine->has_pending = false;
+    return fan__sim_raise(machine, &machine->pending, err);
 }
 
 
-fan_sim *fan_sim_hold(fan_sim *m)
+fan_sim *fan_sim_hold(fan_sim *machine)
 {
-    fan__sim_lock(m);
-    m->users++;
-    atomic_fetch_add_explicit(&m->holds, 1, memory_order_relaxed);
-    fan__sim_unlock(m);
-    return m;
+    fan__sim_lock(machine);
+    machine->users++;
+    atomic_fetch_add_explicit(&machine->holds, 1, memory_order_relaxed);
+    fan__sim_unlock(machine);
+    return machine;
 }
 
-void fan_sim_drop(fan_sim *m)
+void fan_sim_drop(fan_sim *machine)
 {
-    if (!m)
+    if (!machine)
         return;
     fan_stream *gone[FAN_SIM_DEVICES];
     int n = 0;
-    fan__sim_lock(m);
-    bool last = --m->users == 0;
+    fan__sim_lock(machine);
+    bool last = --machine->users == 0;
     if (last)
-        for (int i = 0; i < m->config.devices; i++)
-            if (m->parts[i].current) {
-                gone[n++] = m->parts[i].current;
-                m->parts[i].current = NULL;
+        for (int i = 0; i < machine->config.devices; i++)
+            if (machine->parts[i].current) {
+                gone[n++] = machine->parts[i].current;
+                machine->parts[i].current = NULL;
             }
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     while (n > 0)
         fan_stream_drop(gone[--n]);
     if (last)
-        for (int i = 0; i < m->config.devices; i++)
-            fan_device_orphan(&m->parts[i].device);
-    fan_device_drop(&m->parts[0].device); /* its devices share its count */
+        for (int i = 0; i < machine->config.devices; i++)
+            fan_device_orphan(&machine->parts[i].device);
+    fan_device_drop(&machine->parts[0].device); /* its devices share its count */
 }

@@ -1,3 +1,5 @@
+/* The rules of a capture in progress (capture.h): its members, what each has before it, and what
+ * breaks it. */
 #include "device/sim/capture.h"
 
 #include "base/mem.h"
@@ -7,95 +9,101 @@
 
 static atomic_uint_fast64_t last_capture;
 
-static int add_member(fan_capture_run *c)
+static int add_member(fan_capture_run *run)
 {
-    if (fan_grow((void **)&c->before, &c->cap, (size_t)c->members + 1, sizeof *c->before) ||
-        fan_grow((void **)&c->work, &c->work_cap, (size_t)c->members + 1, sizeof *c->work))
+    if (fan_grow((void **)&run->before, &run->cap, (size_t)run->members + 1, sizeof *run->before) ||
+        fan_grow((void **)&run->work, &run->work_cap, (size_t)run->members + 1, sizeof *run->work))
         return -1;
-    fan_clock_init(&c->before[c->members]);
-    c->work[c->members++] = 0;
+    fan_clock_init(&run->before[run->members]);
+    run->work[run->members++] = 0;
     return 0;
 }
 
-fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread,
+fan_status fan_capture_begin(fan_capture_run *run, fan_capture_mode mode, uint64_t thread,
                              fan_error *err)
 {
-    memset(c, 0, sizeof *c);
-    c->id = atomic_fetch_add(&last_capture, 1) + 1;
-    c->mode = mode;
-    c->thread = thread;
-    return add_member(c) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture") : FAN_OK;
+    memset(run, 0, sizeof *run);
+    run->id = atomic_fetch_add(&last_capture, 1) + 1;
+    run->mode = mode;
+    run->thread = thread;
+    if (add_member(run))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
+    return FAN_OK;
 }
 
-void fan_capture_fini(fan_capture_run *c)
+void fan_capture_fini(fan_capture_run *run)
 {
-    for (uint32_t i = 0; i < c->members; i++)
-        fan_clock_fini(&c->before[i]);
-    fan_free(c->before);
-    fan_free(c->work);
-    memset(c, 0, sizeof *c);
+    for (uint32_t i = 0; i < run->members; i++)
+        fan_clock_fini(&run->before[i]);
+    fan_free(run->before);
+    fan_free(run->work);
+    memset(run, 0, sizeof *run);
 }
 
-int fan_capture_work(fan_capture_run *c, uint32_t member)
+int fan_capture_work(fan_capture_run *run, uint32_t member)
 {
-    if (c->broken)
+    if (run->broken)
         return FAN_CAPTURE_INVALIDATED;
-    if (fan_clock_set(&c->before[member], member, c->work[member] + 1))
+    if (fan_clock_set(&run->before[member], member, run->work[member] + 1))
         return -1;
-    c->work[member]++;
+    run->work[member]++;
     return 0;
 }
 
-int fan_capture_record(fan_capture_run *c, uint32_t member, fan_clock *event)
+int fan_capture_record(fan_capture_run *run, uint32_t member, fan_clock *event)
 {
-    return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_copy(event, &c->before[member]) ? -1 : 0;
-}
-
-int fan_capture_wait(fan_capture_run *c, uint32_t member, const fan_clock *event)
-{
-    return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_join(&c->before[member], event) ? -1 : 0;
-}
-
-int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *member)
-{
-    if (c->broken)
+    if (run->broken)
         return FAN_CAPTURE_INVALIDATED;
-    if (add_member(c))
+    return fan_clock_copy(event, &run->before[member]) ? -1 : 0;
+}
+
+int fan_capture_wait(fan_capture_run *run, uint32_t member, const fan_clock *event)
+{
+    if (run->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    return fan_clock_join(&run->before[member], event) ? -1 : 0;
+}
+
+int fan_capture_pull(fan_capture_run *run, const fan_clock *event, uint32_t *member)
+{
+    if (run->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    if (add_member(run))
         return -1;
-    *member = c->members - 1;
-    if (fan_clock_copy(&c->before[*member], event) == 0)
+    *member = run->members - 1;
+    if (fan_clock_copy(&run->before[*member], event) == 0)
         return 0;
-    c->members--;
+    run->members--;
     return -1;
 }
 
-int fan_capture_break(fan_capture_run *c, int code)
+int fan_capture_break(fan_capture_run *run, int code)
 {
-    bool before = c->broken && !c->ended;
-    c->broken = true;
+    bool before = run->broken && !run->ended;
+    run->broken = true;
     return before ? FAN_CAPTURE_INVALIDATED : code;
 }
 
-int fan_capture_end(fan_capture_run *c, uint32_t member, uint64_t thread)
+int fan_capture_end(fan_capture_run *run, uint32_t member, uint64_t thread)
 {
-    if (thread != c->thread && c->mode != FAN_CAPTURE_RELAXED)
+    if (thread != run->thread && run->mode != FAN_CAPTURE_RELAXED)
         return FAN_CAPTURE_WRONG_THREAD;
     if (member != 0)
-        return fan_capture_break(c, FAN_CAPTURE_UNMATCHED);
-    c->ended = true;
-    if (c->broken)
+        return fan_capture_break(run, FAN_CAPTURE_UNMATCHED);
+    run->ended = true;
+    if (run->broken)
         return FAN_CAPTURE_INVALIDATED;
-    for (uint32_t i = 1; i < c->members; i++)
-        if (fan_clock_get(&c->before[0], i) < c->work[i])
+    for (uint32_t i = 1; i < run->members; i++)
+        if (fan_clock_get(&run->before[0], i) < run->work[i])
             return FAN_CAPTURE_UNJOINED;
     return 0;
 }
 
-bool fan_capture_forbids(const fan_capture_run *c, uint64_t thread, fan_capture_mode mine)
+bool fan_capture_forbids(const fan_capture_run *run, uint64_t thread, fan_capture_mode mine)
 {
-    if (c->ended || c->mode == FAN_CAPTURE_RELAXED || mine == FAN_CAPTURE_RELAXED)
+    if (run->ended || run->mode == FAN_CAPTURE_RELAXED || mine == FAN_CAPTURE_RELAXED)
         return false;
-    return c->thread == thread || (c->mode == FAN_CAPTURE_GLOBAL && mine == FAN_CAPTURE_GLOBAL);
+    return run->thread == thread || (run->mode == FAN_CAPTURE_GLOBAL && mine == FAN_CAPTURE_GLOBAL);
 }
 
 const char *fan_capture_words(int code)

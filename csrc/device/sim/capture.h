@@ -56,23 +56,23 @@ typedef struct fan_capture_run {
 } fan_capture_run;
 
 /* fan_capture_begin: begins it with its first member. FAN_ERR_NOMEM. */
-fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread,
+fan_status fan_capture_begin(fan_capture_run *run, fan_capture_mode mode, uint64_t thread,
                              fan_error *err);
-void fan_capture_fini(fan_capture_run *c);
+void fan_capture_fini(fan_capture_run *run);
 /* The others return 0 or a code; -1: out of memory, nothing changed. */
-int fan_capture_work(fan_capture_run *c, uint32_t member);
-int fan_capture_record(fan_capture_run *c, uint32_t member, fan_clock *event);
-int fan_capture_wait(fan_capture_run *c, uint32_t member, const fan_clock *event);
+int fan_capture_work(fan_capture_run *run, uint32_t member);
+int fan_capture_record(fan_capture_run *run, uint32_t member, fan_clock *event);
+int fan_capture_wait(fan_capture_run *run, uint32_t member, const fan_clock *event);
 /* fan_capture_pull: makes a stream from outside that waits for an event of c a member. */
-int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *member);
+int fan_capture_pull(fan_capture_run *run, const fan_clock *event, uint32_t *member);
 /* fan_capture_break: breaks the capture after a violation elsewhere; returns `code`, or the code of
  * an earlier break. */
-int fan_capture_break(fan_capture_run *c, int code);
+int fan_capture_break(fan_capture_run *run, int code);
 /* fan_capture_end: ends it on a member's stream and a thread, with any code, except for 903 and
  * 908. */
-int fan_capture_end(fan_capture_run *c, uint32_t member, uint64_t thread);
+int fan_capture_end(fan_capture_run *run, uint32_t member, uint64_t thread);
 /* fan_capture_forbids: returns whether an unsafe call by `thread` in mode `mine` disturbs c. */
-bool fan_capture_forbids(const fan_capture_run *c, uint64_t thread, fan_capture_mode mine);
+bool fan_capture_forbids(const fan_capture_run *run, uint64_t thread, fan_capture_mode mine);
 /* fan_capture_words: returns the text of a code. */
 const char *fan_capture_words(int code);
 

@@ -1,3 +1,8 @@
+/* The search of orders: in each run, which thread acts next, and which answer a query gets.
+ *
+ *   footprints   what each step accessed; which steps are independent
+ *   choose       by a script, at random, or depth first through the orders that may differ
+ *   access, end  what a step accessed; the next order */
 #include "device/sim/explore.h"
 
 #include "base/mem.h"
@@ -85,48 +90,48 @@ struct fan_explore {
     uint32_t lowest;
 };
 
-static fan__footprint *fan__footprint_take(fan_explore *x)
+static fan__footprint *fan__footprint_take(fan_explore *search)
 {
-    fan__footprint *f = x->free_footprints;
+    fan__footprint *f = search->free_footprints;
     if (f) {
-        x->free_footprints = f->next;
+        search->free_footprints = f->next;
         f->n = 0;
         return f;
     }
     return fan_calloc(sizeof *f);
 }
 
-static void fan__footprint_give(fan_explore *x, fan__footprint *f)
+static void fan__footprint_give(fan_explore *search, fan__footprint *f)
 {
-    f->next = x->free_footprints;
-    x->free_footprints = f;
+    f->next = search->free_footprints;
+    search->free_footprints = f;
 }
 
-static bool print_weighed(const fan_explore *x, uint64_t object)
+static bool print_weighed(const fan_explore *search, uint64_t object)
 {
-    for (size_t i = 0; i < x->ndecided; i++)
-        if (x->decided[i] == object)
+    for (size_t i = 0; i < search->ndecided; i++)
+        if (search->decided[i] == object)
             return true;
     return false;
 }
 
 /* footprint_commute: returns whether two steps' accesses to one object commute: reads do; counts
  * do, if no step decides by the number; others do not. */
-static bool footprint_commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
+static bool footprint_commute(const fan_explore *search, uint64_t object, unsigned a, unsigned b)
 {
     unsigned either = a | b;
     if (!(either & (FAN__FOOTPRINT_BIT(FAN_SCHED_WRITE) | FAN__FOOTPRINT_BIT(FAN_SCHED_COUNT))))
         return true;
-    return either == FAN__FOOTPRINT_BIT(FAN_SCHED_COUNT) && !print_weighed(x, object);
+    return either == FAN__FOOTPRINT_BIT(FAN_SCHED_COUNT) && !print_weighed(search, object);
 }
 
-static bool fan__footprint_independent(const fan_explore *x, const fan__footprint *a,
+static bool fan__footprint_independent(const fan_explore *search, const fan__footprint *a,
                                        const fan__footprint *b)
 {
     for (size_t i = 0; i < a->n; i++)
         for (size_t j = 0; j < b->n; j++)
             if (a->items[i].object == b->items[j].object &&
-                !footprint_commute(x, a->items[i].object, a->items[i].how, b->items[j].how))
+                !footprint_commute(search, a->items[i].object, a->items[i].how, b->items[j].how))
                 return false;
     return true;
 }
@@ -141,23 +146,24 @@ static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t
     return &table[i];
 }
 
-static bool conflicts_with(const fan_explore *x, const fan__footprint_known *row, int actor,
+static bool conflicts_with(const fan_explore *search, const fan__footprint_known *row, int actor,
                            unsigned how)
 {
     for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++)
-        if (a != actor && row->how[a] && !footprint_commute(x, row->object, how, row->how[a]))
+        if (a != actor && row->how[a] && !footprint_commute(search, row->object, how, row->how[a]))
             return true;
     return false;
 }
 
 /* fan__footprint_alone: returns whether all known accesses of other actors commute with the
  * step. */
-static bool fan__footprint_alone(const fan_explore *x, int actor, const fan__footprint *f)
+static bool fan__footprint_alone(const fan_explore *search, int actor, const fan__footprint *f)
 {
     for (size_t i = 0; i < f->n; i++)
-        if (conflicts_with(x,
-                           footprint_place(x->known_footprints, x->known_cap, f->items[i].object),
-                           actor, f->items[i].how))
+        if (conflicts_with(
+                search,
+                footprint_place(search->known_footprints, search->known_cap, f->items[i].object),
+                actor, f->items[i].how))
             return false;
     return true;
 }
@@ -166,40 +172,40 @@ _Static_assert(FAN__FOOTPRINT_ACTORS == FAN_EXPLORE_ACTORS, "rows have a place f
 
 fan_explore *fan_explore_new(bool reduce, uint64_t limit)
 {
-    fan_explore *x = fan_calloc(sizeof *x);
-    if (!x)
+    fan_explore *search = fan_calloc(sizeof *search);
+    if (!search)
         return NULL;
-    x->reduce = reduce;
-    x->limit = limit;
-    return x;
+    search->reduce = reduce;
+    search->limit = limit;
+    return search;
 }
 
-void fan_explore_prune(fan_explore *x)
+void fan_explore_prune(fan_explore *search)
 {
-    x->prune = true;
+    search->prune = true;
 }
 
-void fan_explore_free(fan_explore *x)
+void fan_explore_free(fan_explore *search)
 {
-    if (!x)
+    if (!search)
         return;
-    for (size_t i = 0; i < x->n; i++)
+    for (size_t i = 0; i < search->n; i++)
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1)) {
-                fan_free(x->nodes[i].of[a]->items);
-                fan_free(x->nodes[i].of[a]);
+            if (search->nodes[i].of[a] && !(search->nodes[i].asleep >> a & 1)) {
+                fan_free(search->nodes[i].of[a]->items);
+                fan_free(search->nodes[i].of[a]);
             }
-    for (fan__footprint *f = x->free_footprints, *next; f; f = next) {
+    for (fan__footprint *f = search->free_footprints, *next; f; f = next) {
         next = f->next;
         fan_free(f->items);
         fan_free(f);
     }
-    fan_free(x->nodes);
-    fan_free(x->order);
-    fan_free(x->script);
-    fan_free(x->decided);
-    fan_free(x->known_footprints);
-    fan_free(x);
+    fan_free(search->nodes);
+    fan_free(search->order);
+    fan_free(search->script);
+    fan_free(search->decided);
+    fan_free(search->known_footprints);
+    fan_free(search);
 }
 
 static int lowest_bit(uint32_t mask)
@@ -207,269 +213,323 @@ static int lowest_bit(uint32_t mask)
     return __builtin_ctz(mask);
 }
 
-fan_status fan_explore_replay(fan_explore *x, const char *schedule)
+/* the characters of actors in a schedule */
+static const char actors[] = "0123456789abcdefghijklmnopqrstuv";
+
+fan_status fan_explore_replay(fan_explore *search, const char *schedule)
 {
     size_t n = strlen(schedule);
-    for (size_t i = 0; i < n; i++)
-        if (!((schedule[i] >= '0' && schedule[i] <= '9') ||
-              (schedule[i] >= 'a' && schedule[i] <= 'v') || strchr(FAN_ANSWERS, schedule[i])))
+    for (size_t i = 0; i < n; i++) {
+        if (!strchr(actors, schedule[i]) && !strchr(FAN_ANSWERS, schedule[i]))
             return FAN_ERR_VALUE;
+    }
     char *copy = fan_alloc(n + 1);
     if (!copy)
         return FAN_ERR_NOMEM;
     memcpy(copy, schedule, n + 1);
-    fan_free(x->script);
-    x->script = copy;
-    x->next = REPLAY;
+    fan_free(search->script);
+    search->script = copy;
+    search->next = REPLAY;
     return FAN_OK;
 }
 
-void fan_explore_sample(fan_explore *x, uint64_t seed)
+void fan_explore_sample(fan_explore *search, uint64_t seed)
 {
-    x->next = SAMPLE;
-    x->random = seed;
-    x->rank[0] = 0;
+    search->next = SAMPLE;
+    search->random = seed;
+    search->rank[0] = 0;
     if (seed % 2 == 0)
         return;
     for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-        x->rank[a] = (uint32_t)(fan_rng(&x->random) >> 33) + 1024;
-    x->lowest = 1023;
-    size_t length = x->longest ? x->longest : 32, changes = (size_t)(fan_rng(&x->random) % 5);
-    for (size_t i = 0; i < 4; i++)
-        x->change[i] = i < changes ? (size_t)(fan_rng(&x->random) % length) : SIZE_MAX;
+        search->rank[a] = (uint32_t)(fan_rng(&search->random) >> 33) + 1024;
+    search->lowest = 1023;
+    size_t length = search->longest ? search->longest : 32;
+    size_t changes = (size_t)(fan_rng(&search->random) % 5);
+    for (size_t i = 0; i < 4; i++) {
+        search->change[i] = SIZE_MAX;
+        if (i < changes)
+            search->change[i] = (size_t)(fan_rng(&search->random) % length);
+    }
 }
 
-bool fan_explore_begin(fan_explore *x)
+/* explore_is_over: the search has seen all orders, or as many as it may. */
+static bool explore_is_over(const fan_explore *search)
 {
-    if (x->status != FAN_OK)
+    if (!search->started)
         return false;
-    x->now = x->next;
-    if (x->now == SEARCH) {
-        if (x->started &&
-            (x->exhausted || (x->limit && (x->spent >= x->limit || x->vain >= 10 * x->limit))))
+    if (search->exhausted)
+        return true;
+    if (search->limit == 0)
+        return false;
+    return search->spent >= search->limit || search->vain >= 10 * search->limit;
+}
+
+bool fan_explore_begin(fan_explore *search)
+{
+    if (search->status != FAN_OK)
+        return false;
+    search->now = search->next;
+    if (search->now == SEARCH) {
+        if (explore_is_over(search))
             return false;
-        x->started = true;
+        search->started = true;
     }
-    x->next = SEARCH;
-    x->depth = 0;
-    x->redundant = false;
+    search->next = SEARCH;
+    search->depth = 0;
+    search->redundant = false;
     return true;
 }
 
 /* explore_note: appends the choice to the schedule. */
-static int explore_note(fan_explore *x, int actor)
+static int explore_note(fan_explore *search, int actor)
 {
-    if (fan_grow((void **)&x->order, &x->order_cap, x->depth + 1, 1)) {
-        x->status = FAN_ERR_NOMEM;
+    if (fan_grow((void **)&search->order, &search->order_cap, search->depth + 1, 1)) {
+        search->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
-    x->order[x->depth++] = (unsigned char)actor;
+    search->order[search->depth++] = (unsigned char)actor;
     return actor;
 }
 
-static int explore_follow(fan_explore *x, uint32_t enabled)
+static int explore_follow(fan_explore *search, uint32_t enabled)
 {
-    size_t n = strlen(x->script);
-    if (x->depth >= n)
+    size_t n = strlen(search->script);
+    if (search->depth >= n)
         return lowest_bit(enabled);
-    char c = x->script[x->depth];
-    int actor = c >= 'a' ? c - 'a' + 10 : c - '0';
-    if (c < 'A' || c >= 'a')
+    const char *choice = strchr(actors, search->script[search->depth]);
+    if (choice) {
+        int actor = (int)(choice - actors);
         if (enabled >> actor & 1)
             return actor;
-    x->strayed = true;
+    }
+    search->strayed = true;
     return lowest_bit(enabled);
 }
 
-static int explore_sample(fan_explore *x, uint32_t enabled)
+static int explore_sample(fan_explore *search, uint32_t enabled)
 {
-    if (x->rank[0] == 0) {
-        int skip = (int)(fan_rng(&x->random) % (uint64_t)__builtin_popcount(enabled));
+    if (search->rank[0] == 0) {
+        int skip = (int)(fan_rng(&search->random) % (uint64_t)__builtin_popcount(enabled));
         while (skip-- > 0)
             enabled &= enabled - 1;
         return lowest_bit(enabled);
     }
     int best = lowest_bit(enabled);
-    for (int a = best + 1; a < FAN_EXPLORE_ACTORS; a++)
-        if (enabled >> a & 1 && x->rank[a] > x->rank[best])
+    for (int a = best + 1; a < FAN_EXPLORE_ACTORS; a++) {
+        if (enabled >> a & 1 && search->rank[a] > search->rank[best])
             best = a;
-    for (size_t i = 0; i < 4; i++)
-        if (x->change[i] == x->depth)
-            x->rank[best] = x->lowest--; /* acts once more, then has the lowest rank */
+    }
+    for (size_t i = 0; i < 4; i++) {
+        if (search->change[i] == search->depth)
+            search->rank[best] = search->lowest--; /* acts once more, then has the lowest rank */
+    }
     return best;
 }
 
 /* explore_last_step: returns the node at which the current step was chosen, or NULL. */
-static fan__explore_node *explore_last_step(fan_explore *x)
+static fan__explore_node *explore_last_step(fan_explore *search)
 {
-    size_t i = x->n;
-    while (i > 0 && x->nodes[i - 1].answer)
+    size_t i = search->n;
+    while (i > 0 && search->nodes[i - 1].answer)
         i--;
-    return i > 0 ? &x->nodes[i - 1] : NULL;
+    if (i == 0)
+        return NULL;
+    return &search->nodes[i - 1];
 }
 
-int fan_explore_choose(fan_explore *x, uint32_t enabled)
+int fan_explore_choose(fan_explore *search, uint32_t enabled)
 {
     assert(enabled);
-    if (x->status != FAN_OK)
+    if (search->status != FAN_OK)
         return FAN_EXPLORE_NONE;
-    if (x->now == REPLAY)
-        return explore_note(x, explore_follow(x, enabled));
-    if (x->now == SAMPLE)
-        return explore_note(x, explore_sample(x, enabled));
-    if (x->depth < x->n) {
-        const fan__explore_node *at = &x->nodes[x->depth];
+    if (search->now == REPLAY)
+        return explore_note(search, explore_follow(search, enabled));
+    if (search->now == SAMPLE)
+        return explore_note(search, explore_sample(search, enabled));
+    if (search->depth < search->n) {
+        const fan__explore_node *at = &search->nodes[search->depth];
         if (at->enabled == enabled && !at->answer)
-            return explore_note(x, at->chosen);
-        x->strayed = true;
-        return explore_note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
+            return explore_note(search, at->chosen);
+        search->strayed = true;
+        if (enabled >> at->chosen & 1)
+            return explore_note(search, at->chosen);
+        return explore_note(search, lowest_bit(enabled));
     }
-    fan__footprint *f = fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes) == 0
-                            ? fan__footprint_take(x)
-                            : NULL;
+    fan__footprint *f = NULL;
+    if (fan_grow((void **)&search->nodes, &search->cap, search->n + 1, sizeof *search->nodes) == 0)
+        f = fan__footprint_take(search);
     if (!f) {
-        x->status = FAN_ERR_NOMEM;
+        search->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
-    fan__explore_node *at = &x->nodes[x->n];
+    fan__explore_node *at = &search->nodes[search->n];
     *at = (fan__explore_node){.enabled = enabled};
     /* Actors asleep or done at the last node stay asleep unless its last step conflicts with
      * theirs. */
-    const fan__explore_node *last = x->reduce ? explore_last_step(x) : NULL;
-    uint32_t sleepers = last ? last->asleep | last->done : 0;
-    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-        if (sleepers >> a & 1 &&
-            fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
-            at->asleep |= UINT32_C(1) << a;
-            at->of[a] = last->of[a];
-        }
+    const fan__explore_node *last = NULL;
+    uint32_t sleepers = 0;
+    if (search->reduce)
+        last = explore_last_step(search);
+    if (last)
+        sleepers = last->asleep | last->done;
+    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++) {
+        if (!(sleepers >> a & 1))
+            continue;
+        if (!fan__footprint_independent(search, last->of[a], last->of[last->chosen]))
+            continue;
+        at->asleep |= UINT32_C(1) << a;
+        at->of[a] = last->of[a];
+    }
     uint32_t awake = enabled & ~at->asleep;
     if (!awake) {
-        fan__footprint_give(x, f);
-        x->redundant = true;
+        fan__footprint_give(search, f);
+        search->redundant = true;
         return FAN_EXPLORE_NONE;
     }
     at->chosen = lowest_bit(awake);
     at->of[at->chosen] = f;
-    x->n++;
-    return explore_note(x, at->chosen);
+    search->n++;
+    return explore_note(search, at->chosen);
 }
 
-int fan_explore_pick(fan_explore *x, int n)
+int fan_explore_pick(fan_explore *search, int n)
 {
     int answer = 0;
-    if (x->status != FAN_OK)
+    if (search->status != FAN_OK)
         return FAN_EXPLORE_NONE;
-    if (x->now == REPLAY) {
-        const char *at =
-            x->depth < strlen(x->script) ? strchr(FAN_ANSWERS, x->script[x->depth]) : NULL;
-        answer = at ? (int)(at - FAN_ANSWERS) : 0;
-        x->strayed |= !at || answer >= n;
-        answer = answer < n ? answer : 0;
-    } else if (x->now == SAMPLE) {
-        answer = (int)(fan_rng(&x->random) % (uint64_t)n);
-    } else if (x->depth < x->n) {
-        x->strayed |= !x->nodes[x->depth].answer;
-        answer = x->nodes[x->depth].answer ? x->nodes[x->depth].chosen : 0;
-    } else if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes)) {
-        x->status = FAN_ERR_NOMEM;
+    if (search->now == REPLAY) {
+        const char *at = NULL;
+        if (search->depth < strlen(search->script))
+            at = strchr(FAN_ANSWERS, search->script[search->depth]);
+        if (at)
+            answer = (int)(at - FAN_ANSWERS);
+        search->strayed |= !at || answer >= n;
+        if (answer >= n)
+            answer = 0;
+    } else if (search->now == SAMPLE) {
+        answer = (int)(fan_rng(&search->random) % (uint64_t)n);
+    } else if (search->depth < search->n) {
+        const fan__explore_node *at = &search->nodes[search->depth];
+        if (at->answer)
+            answer = at->chosen;
+        else
+            search->strayed = true;
+    } else if (fan_grow((void **)&search->nodes, &search->cap, search->n + 1,
+                        sizeof *search->nodes)) {
+        search->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     } else {
-        x->nodes[x->n++] = (fan__explore_node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
+        search->nodes[search->n++] =
+            (fan__explore_node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
     }
-    return explore_note(x, FAN_ANSWER + answer) < 0 ? FAN_EXPLORE_NONE : answer;
+    if (explore_note(search, FAN_ANSWER + answer) < 0)
+        return FAN_EXPLORE_NONE;
+    return answer;
 }
 
-fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode how)
+static fan_status explore_no_memory(fan_explore *search)
 {
-    if (x->redundant) /* what an abandoned run still does is no step */
+    search->status = FAN_ERR_NOMEM;
+    return FAN_ERR_NOMEM;
+}
+
+fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mode how)
+{
+    if (search->redundant) /* what an abandoned run still does is no step */
         return FAN_OK;
-    if (how == FAN_SCHED_DECIDE && x->now == SEARCH && !print_weighed(x, object)) {
-        if (fan_grow((void **)&x->decided, &x->decided_cap, x->ndecided + 1, sizeof *x->decided))
-            return x->status = FAN_ERR_NOMEM;
-        x->decided[x->ndecided++] = object;
-        x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
+    if (how == FAN_SCHED_DECIDE && search->now == SEARCH && !print_weighed(search, object)) {
+        if (fan_grow((void **)&search->decided, &search->decided_cap, search->ndecided + 1,
+                     sizeof *search->decided))
+            return explore_no_memory(search);
+        search->decided[search->ndecided++] = object;
+        search->again |= search->searched > 0; /* in the first run nothing has been left out yet */
     }
     /* Only the last step of the path is new; earlier ones had the same accesses when they first
      * ran. */
-    if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
+    if (search->now != SEARCH || search->depth == 0 || search->depth != search->n)
         return FAN_OK;
-    const fan__explore_node *at = explore_last_step(x);
+    const fan__explore_node *at = explore_last_step(search);
     if (!at) /* before the first step no other actor runs */
         return FAN_OK;
     fan__footprint *f = at->of[at->chosen];
     unsigned bit = FAN__FOOTPRINT_BIT(how);
-    if (2 * (x->nknown + 1) > x->known_cap) {
-        size_t cap = x->known_cap ? 2 * x->known_cap : 64;
+    if (2 * (search->nknown + 1) > search->known_cap) {
+        size_t cap = search->known_cap ? 2 * search->known_cap : 64;
         fan__footprint_known *more = fan_calloc(cap * sizeof *more);
         if (!more)
-            return x->status = FAN_ERR_NOMEM;
-        for (size_t i = 0; i < x->known_cap; i++)
-            if (x->known_footprints[i].used)
-                *footprint_place(more, cap, x->known_footprints[i].object) = x->known_footprints[i];
-        fan_free(x->known_footprints);
-        x->known_footprints = more;
-        x->known_cap = cap;
+            return explore_no_memory(search);
+        for (size_t i = 0; i < search->known_cap; i++) {
+            const fan__footprint_known *known = &search->known_footprints[i];
+            if (known->used)
+                *footprint_place(more, cap, known->object) = *known;
+        }
+        fan_free(search->known_footprints);
+        search->known_footprints = more;
+        search->known_cap = cap;
     }
-    fan__footprint_known *row = footprint_place(x->known_footprints, x->known_cap, object);
-    x->nknown += !row->used;
+    fan__footprint_known *row =
+        footprint_place(search->known_footprints, search->known_cap, object);
+    search->nknown += !row->used;
     row->used = true;
     row->object = object;
     if (!(row->how[at->chosen] & bit)) {
         /* The first to conflict with a step that was a persistent set: orders may have been left
          * out wrongly. */
-        x->again |= x->pruned && conflicts_with(x, row, at->chosen, bit);
+        search->again |= search->pruned && conflicts_with(search, row, at->chosen, bit);
         row->how[at->chosen] |= (unsigned char)bit;
     }
-    for (size_t i = 0; i < f->n; i++)
+    for (size_t i = 0; i < f->n; i++) {
         if (f->items[i].object == object) {
             f->items[i].how |= bit;
             return FAN_OK;
         }
+    }
     if (fan_grow((void **)&f->items, &f->cap, f->n + 1, sizeof *f->items))
-        return x->status = FAN_ERR_NOMEM;
+        return explore_no_memory(search);
     f->items[f->n++] = (fan__footprint_item){object, bit};
     return FAN_OK;
 }
 
-void fan_explore_end(fan_explore *x)
+void fan_explore_end(fan_explore *search)
 {
-    if (x->depth > x->longest)
-        x->longest = x->depth;
-    if (x->status != FAN_OK)
+    if (search->depth > search->longest)
+        search->longest = search->depth;
+    if (search->status != FAN_OK)
         return;
-    if (x->now != SEARCH) {
-        x->runs++;
+    if (search->now != SEARCH) {
+        search->runs++;
         return;
     }
-    x->searched++;
-    if (x->redundant) {
-        x->abandoned++;
-        x->vain++;
+    search->searched++;
+    if (search->redundant) {
+        search->abandoned++;
+        search->vain++;
     } else {
-        x->runs++;
-        x->spent++;
+        search->runs++;
+        search->spent++;
     }
     /* Back to the last node with an untried actor; to the very first if all must be searched
      * again. */
-    if (x->again) {
-        for (size_t i = 0; i < x->n; i++)
+    if (search->again) {
+        for (size_t i = 0; i < search->n; i++)
             for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-                if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1))
-                    fan__footprint_give(x, x->nodes[i].of[a]);
-        x->n = 0;
-        x->pruned = false;
-        x->runs = x->abandoned = 0;
-        x->anew++;
+                if (search->nodes[i].of[a] && !(search->nodes[i].asleep >> a & 1))
+                    fan__footprint_give(search, search->nodes[i].of[a]);
+        search->n = 0;
+        search->pruned = false;
+        search->runs = 0;
+        search->abandoned = 0;
+        search->anew++;
     }
-    while (x->n > 0) {
-        fan__explore_node *last = &x->nodes[x->n - 1];
+    while (search->n > 0) {
+        fan__explore_node *last = &search->nodes[search->n - 1];
         last->done |= UINT32_C(1) << last->chosen;
         uint32_t left = last->enabled & ~last->asleep & ~last->done;
-        if (left && x->prune && x->reduce && !last->answer &&
-            fan__footprint_alone(x, last->chosen, last->of[last->chosen])) {
+        bool may_prune = search->prune && search->reduce && !last->answer;
+        if (left && may_prune &&
+            fan__footprint_alone(search, last->chosen, last->of[last->chosen])) {
             left = 0;
-            x->pruned = true;
+            search->pruned = true;
         }
         /* the same step continues with another answer: its accesses are added to the earlier
          * ones */
@@ -478,9 +538,9 @@ void fan_explore_end(fan_explore *x)
             return;
         }
         if (left) {
-            fan__footprint *f = fan__footprint_take(x);
+            fan__footprint *f = fan__footprint_take(search);
             if (!f) {
-                x->status = FAN_ERR_NOMEM;
+                search->status = FAN_ERR_NOMEM;
                 return;
             }
             last->chosen = lowest_bit(left);
@@ -489,56 +549,58 @@ void fan_explore_end(fan_explore *x)
         }
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
             if (last->of[a] && !(last->asleep >> a & 1))
-                fan__footprint_give(x, last->of[a]);
-        x->n--;
+                fan__footprint_give(search, last->of[a]);
+        search->n--;
     }
-    x->exhausted = !x->again;
-    x->again = false;
+    search->exhausted = !search->again;
+    search->again = false;
 }
 
-bool fan_explore_complete(const fan_explore *x)
+bool fan_explore_complete(const fan_explore *search)
 {
-    return x->exhausted && x->status == FAN_OK && !x->strayed;
+    return search->exhausted && search->status == FAN_OK && !search->strayed;
 }
 
-uint64_t fan_explore_runs(const fan_explore *x)
+uint64_t fan_explore_runs(const fan_explore *search)
 {
-    return x->runs;
+    return search->runs;
 }
 
-uint64_t fan_explore_anew(const fan_explore *x)
+uint64_t fan_explore_anew(const fan_explore *search)
 {
-    return x->anew;
+    return search->anew;
 }
 
-uint64_t fan_explore_abandoned(const fan_explore *x)
+uint64_t fan_explore_abandoned(const fan_explore *search)
 {
-    return x->abandoned;
+    return search->abandoned;
 }
 
-bool fan_explore_strayed(const fan_explore *x)
+bool fan_explore_strayed(const fan_explore *search)
 {
-    return x->strayed;
+    return search->strayed;
 }
 
-fan_status fan_explore_status(const fan_explore *x)
+fan_status fan_explore_status(const fan_explore *search)
 {
-    return x->status;
+    return search->status;
 }
 
 char fan_explore_char(unsigned char choice)
 {
     if (choice >= FAN_ANSWER)
         return FAN_ANSWERS[choice - FAN_ANSWER];
-    return (char)(choice < 10 ? '0' + choice : 'a' + choice - 10);
+    return actors[choice];
 }
 
-void fan_explore_schedule(const fan_explore *x, char *buf, size_t size)
+void fan_explore_schedule(const fan_explore *search, char *buf, size_t size)
 {
     if (size == 0)
         return;
-    size_t n = x->depth < size - 1 ? x->depth : size - 1;
+    size_t n = size - 1;
+    if (n > search->depth)
+        n = search->depth;
     for (size_t i = 0; i < n; i++)
-        buf[i] = fan_explore_char(x->order[i]);
+        buf[i] = fan_explore_char(search->order[i]);
     buf[n] = '\0';
 }

@@ -7,13 +7,13 @@
  * differ only by such swaps. With `reduce` false all orders are run: that checks the reduction
  * itself.
  *
- *    while (fan_explore_begin(x)) {
+ *    while (fan_explore_begin(search)) {
  *        while (actors left) {
- *            a = fan_explore_choose(x, mask);
+ *            a = fan_explore_choose(search, mask);
  *            step(a);
- *            fan_explore_access(x, ..);
+ *            fan_explore_access(search, ..);
  *        }
- *        fan_explore_end(x);
+ *        fan_explore_end(search);
  *    }
  *
  * Title: Contents of footprints. Steps commute if neither writes what the other accesses. So a
@@ -59,47 +59,47 @@ typedef struct fan_explore fan_explore;
 /* fan_explore_new: searches at most `limit` full runs, and ten times as many abandoned ones (0: no
  * limit). NULL when out of memory. */
 fan_explore *fan_explore_new(bool reduce, uint64_t limit);
-void fan_explore_free(fan_explore *x);  /* x may be NULL */
-void fan_explore_prune(fan_explore *x); /* call before the first run: Persistent sets of one */
+void fan_explore_free(fan_explore *search);  /* `search` may be NULL */
+void fan_explore_prune(fan_explore *search); /* call before the first run: Persistent sets of one */
 /* fan_explore_begin: starts the next run; returns false if all orders (or `limit` of them) have
  * been run, or fan_explore_status is a failure. */
-bool fan_explore_begin(fan_explore *x);
+bool fan_explore_begin(fan_explore *search);
 /* fan_explore_choose: returns the one of `enabled` (bit mask, not 0) that acts next.
  * FAN_EXPLORE_NONE: all are asleep, the run is redundant: abandon it (fan_explore_end); also when
  * out of memory. */
-int fan_explore_choose(fan_explore *x, uint32_t enabled);
+int fan_explore_choose(fan_explore *search, uint32_t enabled);
 /* fan_explore_pick: returns one of n <= 32 answers that a query may give to the step just chosen
  * (or to code before the first step); each is tried. -1 when out of memory. */
-int fan_explore_pick(fan_explore *x, int n);
+int fan_explore_pick(fan_explore *search, int n);
 /* fan_explore_access: reports an access of the step just chosen to `object`. FAN_ERR_NOMEM, which
  * fan_explore_status keeps. FAN_SCHED_DECIDE makes COUNTS conflict from the next run on; earlier
  * searches are repeated. */
-fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode how);
-void fan_explore_end(fan_explore *x);
+fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mode how);
+void fan_explore_end(fan_explore *search);
 /* all orders were run, none left out by the limit */
-bool fan_explore_complete(const fan_explore *x);
-uint64_t fan_explore_runs(const fan_explore *x); /* complete runs */
-uint64_t fan_explore_abandoned(const fan_explore *x);
+bool fan_explore_complete(const fan_explore *search);
+uint64_t fan_explore_runs(const fan_explore *search); /* complete runs */
+uint64_t fan_explore_abandoned(const fan_explore *search);
 /* fan_explore_anew: how often the search started again; runs and abandoned are counted since
  * then */
-uint64_t fan_explore_anew(const fan_explore *x);
+uint64_t fan_explore_anew(const fan_explore *search);
 /* fan_explore_schedule: writes the choices of the current or last run, one character per step
  * ('0'.. '9', 'a'.. 'v') or answer (FAN_ANSWERS); truncates. */
-void fan_explore_schedule(const fan_explore *x, char *buf, size_t size);
+void fan_explore_schedule(const fan_explore *search, char *buf, size_t size);
 
 /* The next run alone is outside the search: it follows `schedule` (copied; after its end, the
  * lowest actor acts first), or is a sample by `seed`. Even seeds choose uniformly at each step; odd
  * ones give the actors random ranks that change at a few random steps (a race that needs d changes
  * at the right steps is then found with a chance of about 1 / steps^d, whatever the number of
  * orders). FAN_ERR_NOMEM, FAN_ERR_VALUE (invalid schedule). */
-fan_status fan_explore_replay(fan_explore *x, const char *schedule);
-void fan_explore_sample(fan_explore *x, uint64_t seed);
+fan_status fan_explore_replay(fan_explore *search, const char *schedule);
+void fan_explore_sample(fan_explore *search, uint64_t seed);
 
 /* fan_explore_strayed: returns whether a scenario was not repeatable: an actor that acted in an
  * earlier run, or that a replayed schedule names, could not act. */
-bool fan_explore_strayed(const fan_explore *x);
+bool fan_explore_strayed(const fan_explore *search);
 char fan_explore_char(unsigned char choice); /* how a schedule writes it */
 /* FAN_OK, or FAN_ERR_NOMEM: the search is incomplete */
-fan_status fan_explore_status(const fan_explore *x);
+fan_status fan_explore_status(const fan_explore *search);
 
 #endif

@@ -5,44 +5,40 @@
 
 #include <string.h>
 
-fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error *err)
+fan_status fan_sim_capture_begin(fan_sim *machine, fan_stream *s, int mode, fan_error *err)
 {
-    fan_sim_queue *q = fan__queue_of(s);
+    fan_sim_queue *queue = fan__queue_of(s);
     fan_sim_graph *g = fan_calloc(sizeof *g);
     fan_sim_recording *r = fan_calloc(sizeof *r);
     fan_status status;
     fan_yield();
-    fan__sim_lock(m);
-    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
-    if (q->legacy || q->recording) {
-        bool broken = q->recording && q->recording->capture.broken;
-        status = fan__recording_refuse(q,
-                                       q->legacy ? FAN_CAPTURE_UNSUPPORTED
-                                       : broken  ? FAN_CAPTURE_INVALIDATED
-                                                 : FAN_CAPTURE_VALUE,
-                                       "begin a capture", err);
-        goto done;
+    fan__sim_lock(machine);
+    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
+    if (queue->legacy || queue->recording) {
+        int code = FAN_CAPTURE_VALUE;
+        if (queue->legacy)
+            code = FAN_CAPTURE_UNSUPPORTED;
+        else if (queue->recording->capture.broken)
+            code = FAN_CAPTURE_INVALIDATED;
+        FAN_GO(fan__recording_refuse(queue, code, "begin a capture", err));
     }
-    status = fan__recording_refuse(
-        q, !g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device) ? -1 : 0,
-        "begin a capture", err);
-    if (status != FAN_OK)
-        goto done;
+    if (!g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device))
+        FAN_GO(fan__recording_refuse(queue, -1, "begin a capture", err));
     FAN_GO(fan_capture_begin(&r->capture, (fan_capture_mode)mode, fan_thread_id(), err));
     g->refs = 1;
-    g->m = m;
+    g->machine = machine;
     g->tail = &g->head;
-    g->device[g->members++] = q->device;
+    g->device[g->members++] = queue->device;
     r->graph = g;
     r->refs = 2; /* the machine's and the stream's */
-    r->next = m->recordings;
-    m->recordings = r;
-    atomic_fetch_add_explicit(&m->captures, 1, memory_order_relaxed);
-    q->recording = r;
-    q->member = 0;
-    q->refs++;
+    r->next = machine->recordings;
+    machine->recordings = r;
+    atomic_fetch_add_explicit(&machine->captures, 1, memory_order_relaxed);
+    queue->recording = r;
+    queue->member = 0;
+    queue->refs++;
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     if (status != FAN_OK) {
         if (g)
             fan_free(g->device);
@@ -57,25 +53,25 @@ done:
 /* graph_drop: decrements a count of g's; the last drop of both frees it. */
 static void graph_drop(fan_sim_graph *g, size_t *count)
 {
-    fan_sim *m = g->m;
-    fan__sim_lock(m);
+    fan_sim *machine = g->machine;
+    fan__sim_lock(machine);
     --*count;
     bool last = !g->refs && !g->queued;
     for (uint32_t i = 0; last && g->queues && i < g->members; i++)
         fan__queue_drop(g->queues[i]);
-    for (fan_sim_graph **at = &m->graphs; last && *at; at = &(*at)->next)
+    for (fan_sim_graph **at = &machine->graphs; last && *at; at = &(*at)->next)
         if (*at == g) {
             *at = g->next;
             break;
         }
     for (size_t i = 0; last && i < g->nblocks; i++) {
-        fan_block *b = fan__access_block(m, (void *)g->blocks[i]);
+        fan_block *b = fan__access_block(machine, (void *)g->blocks[i]);
         if (b && --b->graphs == 0 && b->left)
-            fan_arena_free(&fan__access_part(m, b->lo)->arena, b->lo);
+            fan_arena_free(&fan__access_part(machine, b->lo)->arena, b->lo);
     }
     if (last)
-        fan__queue_sweep(m);
-    fan__sim_unlock(m);
+        fan__queue_sweep(machine);
+    fan__sim_unlock(machine);
     if (last)
         fan__graph_free(g);
 }
@@ -84,60 +80,62 @@ void fan_sim_graph_drop(fan_sim_graph *g)
 {
     if (!g)
         return;
-    fan_sim *m = g->m;
-    fan__sim_lock(m);
+    fan_sim *machine = g->machine;
+    fan__sim_lock(machine);
     bool mine = g->refs == 1; /* no other holder can launch it, or get a hold */
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     graph_drop(g, &g->refs);
     if (mine)
-        fan_sim_drop(m);
+        fan_sim_drop(machine);
 }
 
-fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, fan_error *err)
+fan_status fan_sim_capture_end(fan_sim *machine, fan_stream *s, fan_sim_graph **out, fan_error *err)
 {
-    fan_sim_queue *q = fan__queue_of(s);
+    fan_sim_queue *queue = fan__queue_of(s);
     fan_sim_graph *g = NULL;
     *out = NULL;
     fan_yield();
-    fan__sim_lock(m);
-    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
-    fan_sim_recording *r = q->recording;
-    int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
+    fan__sim_lock(machine);
+    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
+    fan_sim_recording *r = queue->recording;
+    int code = FAN_CAPTURE_VALUE;
+    if (r)
+        code = fan_capture_end(&r->capture, queue->member, fan_thread_id());
     /* the first stream with captured work that the first stream does not wait for */
     uint64_t unjoined = 0;
-    for (size_t i = 0; code == FAN_CAPTURE_UNJOINED && !unjoined && i < m->nqueues; i++) {
-        const fan_sim_queue *other = m->queues[i];
+    for (size_t i = 0; code == FAN_CAPTURE_UNJOINED && !unjoined && i < machine->nqueues; i++) {
+        const fan_sim_queue *other = machine->queues[i];
         if (other->recording == r &&
             fan_clock_get(&r->capture.before[0], other->member) < r->capture.work[other->member])
             unjoined = other->handle;
     }
     if (r && r->capture.ended) {
         g = r->graph;
-        g->next = m->graphs;
-        m->graphs = g;
-        fan_sim_recording **at = &m->recordings;
+        g->next = machine->graphs;
+        machine->graphs = g;
+        fan_sim_recording **at = &machine->recordings;
         while (*at != r)
             at = &(*at)->next;
         *at = r->next;
-        for (size_t i = 0; i < m->nqueues; i++) {
-            fan_sim_queue *member = m->queues[i];
+        for (size_t i = 0; i < machine->nqueues; i++) {
+            fan_sim_queue *member = machine->queues[i];
             if (member->recording == r) {
                 member->recording = NULL;
                 fan__queue_drop(member);
                 r->refs--; /* not the last: the machine's remains */
             }
         }
-        atomic_fetch_sub_explicit(&m->captures, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&machine->captures, 1, memory_order_relaxed);
         r->graph = NULL;
         fan__recording_drop(r);
-        fan__queue_sweep(m);
+        fan__queue_sweep(machine);
     }
-    fan_status status = fan__recording_refuse(q, code, "end a capture", err);
+    fan_status status = fan__recording_refuse(queue, code, "end a capture", err);
     if (unjoined && err)
         fan_append(err->text, sizeof err->text, ": stream %llu", (unsigned long long)unjoined);
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     if (g)
-        (void)fan_sim_hold(m); /* the graph's */
+        (void)fan_sim_hold(machine); /* the graph's */
     if (status == FAN_OK)
         *out = g;
     else
@@ -153,8 +151,10 @@ typedef struct graph_work {
 
 static fan_status graph_work_run(void *ctx, fan_error *err)
 {
-    const graph_work *r = ctx;
-    return r->kernel->fn ? r->kernel->fn(r->kernel->ctx, err) : FAN_OK;
+    const fan_sim_kernel *kernel = ((const graph_work *)ctx)->kernel;
+    if (!kernel->fn)
+        return FAN_OK;
+    return kernel->fn(kernel->ctx, err);
 }
 
 static void graph_work_fini(void *ctx)
@@ -164,15 +164,18 @@ static void graph_work_fini(void *ctx)
     fan_free(r);
 }
 
-/* graph_follow: orders all that is queued on q from now on after all that is queued on `other`. */
-static fan_status graph_follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *other, fan_error *err)
+/* graph_follow: orders all that is queued on `queue` from now on after all that is queued on
+ * `other`. */
+static fan_status graph_follow(fan_sim *machine, fan_sim_queue *queue, fan_sim_queue *other,
+                               fan_error *err)
 {
-    FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
-    q->end_us = fan__later(q->end_us, other->end_us);
-    return fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m),
-                               fan_race_check_clock(m->race_check, other->lane)) == FAN_OK
-               ? FAN_OK
-               : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+    FAN_TRY(fan__queue_wait(machine, queue, (fan_sim_point){other, other->queued}, err));
+    queue->end_us = fan__later(queue->end_us, other->end_us);
+    const fan_clock *after = fan_race_check_clock(machine->race_check, other->lane);
+    if (fan_race_check_wait(machine->race_check, queue->lane, fan__sim_lane(machine), after) !=
+        FAN_OK)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+    return FAN_OK;
 }
 
 /* The host's time for a launch: a share of a kernel's, and one for each node. As CUDA's graphs: 2.5
@@ -186,23 +189,32 @@ typedef struct graph_record {
     fan_clock clock;
 } graph_record;
 
-static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c,
+/* command_accesses: how to visit what a command accesses: with the returned function, of *what. */
+static fan__visit *command_accesses(const fan_sim_command *c, const void **what)
+{
+    if (c->njobs == 1) {
+        *what = c->jobs;
+        return fan__visit_job;
+    }
+    *what = &c->kernel;
+    return fan__visit_kernel;
+}
+
+static fan_status graph_replay(fan_sim *machine, fan_sim_graph *g, const fan_sim_command *c,
                                graph_record *marks, fan_error *err)
 {
-    fan_sim_queue *q = g->queues[c->member];
+    fan_sim_queue *queue = g->queues[c->member];
     graph_record *k = &marks[c->event];
     switch (c->kind) {
     case FAN_COMMAND_WORK: {
-        bool one = c->njobs == 1;
         fan__work w = {.name = c->name,
-                       .next = one ? fan__visit_job : fan__visit_kernel,
-                       .what = one ? (const void *)c->jobs : (const void *)&c->kernel,
                        .us = c->us,
                        .launched = true,
                        .by_user = c->njobs == 0,
-                       .kept = m->config.bare ? KEPT_BY_NONE : KEPT_BY_GRAPH};
+                       .kept = machine->config.bare ? KEPT_BY_NONE : KEPT_BY_GRAPH};
+        w.next = command_accesses(c, &w.what);
         graph_work *r = NULL;
-        if (m->config.run_work) {
+        if (machine->config.run_work) {
             w.op = fan__op_new(c->jobs, c->njobs);
             r = fan_alloc(sizeof *r);
             if (!w.op || !r) {
@@ -216,7 +228,7 @@ static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_comma
             w.op->fini = graph_work_fini;
             w.op->ctx = r;
         }
-        fan_status status = fan__work_enqueue(m, g->queues[c->member], &w, c->call_site, err);
+        fan_status status = fan__work_enqueue(machine, g->queues[c->member], &w, c->call_site, err);
         if (status != FAN_OK && status != FAN_ERR_RACE) {
             if (r)
                 g->queued--;
@@ -226,14 +238,16 @@ static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_comma
         return status;
     }
     case FAN_COMMAND_RECORD:
-        k->point = (fan_sim_point){q, q->queued};
-        if (fan_race_check_record(m->race_check, q->lane, fan__sim_lane(m), &k->clock) != FAN_OK)
+        k->point = (fan_sim_point){queue, queue->queued};
+        if (fan_race_check_record(machine->race_check, queue->lane, fan__sim_lane(machine),
+                                  &k->clock) != FAN_OK)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
         break;
     case FAN_COMMAND_WAIT:
-        FAN_TRY(fan__queue_wait(m, q, k->point, err));
-        q->end_us = fan__later(q->end_us, k->point.queue->end_us);
-        if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m), &k->clock) != FAN_OK)
+        FAN_TRY(fan__queue_wait(machine, queue, k->point, err));
+        queue->end_us = fan__later(queue->end_us, k->point.queue->end_us);
+        if (fan_race_check_wait(machine->race_check, queue->lane, fan__sim_lane(machine),
+                                &k->clock) != FAN_OK)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
         break;
     }
@@ -242,9 +256,10 @@ static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_comma
 
 fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
 {
-    fan_sim *m = g->m;
-    fan_sim_queue *q = fan__queue_of(s);
-    fan_status status, worst = FAN_OK;
+    fan_sim *machine = g->machine;
+    fan_sim_queue *queue = fan__queue_of(s);
+    fan_status status;
+    fan_status worst = FAN_OK;
     bool begun = false;
     size_t work = 0;
     graph_record *marks = fan_calloc(((size_t)g->events + 1) * sizeof *marks);
@@ -253,47 +268,50 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     for (uint32_t i = 0; i < g->events; i++)
         fan_clock_init(&marks[i].clock);
     fan_yield();
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "launch", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
-    FAN_GO(fan__recording_none(q, "launch a graph", err));
-    FAN_GO(fan__stream_barrier(m, q, err));
-    if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m),
-                            fan_race_check_clock(m->race_check, q->lane)) !=
-        FAN_OK) /* this host queues it */
+    fan__sim_lock(machine);
+    FAN_GO(fan__sim_enter(machine, "launch", err));
+    FAN_GO(fan__sim_raise_pending(machine, err));
+    FAN_GO(fan__recording_none(queue, "launch a graph", err));
+    FAN_GO(fan__stream_barrier(machine, queue, err));
+    const fan_clock *now = fan_race_check_clock(machine->race_check, queue->lane);
+    if (fan_race_check_wait(machine->race_check, queue->lane, fan__sim_lane(machine),
+                            now)) /* this host queues it */
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
-    if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
+    if (!g->queues)
+        g->queues = fan_calloc(g->members * sizeof *g->queues);
+    if (!g->queues)
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
-    for (uint32_t i = 0; i < g->members; i++)
-        /* reused in each launch: so two launches of one graph run one after the other */
+    /* reused in each launch: so two launches of one graph run one after the other */
+    for (uint32_t i = 0; i < g->members; i++) {
+        now = fan_race_check_clock(machine->race_check, queue->lane);
         if (!g->queues[i])
-            FAN_GO(fan__queue_new(m, g->device[i], ++m->handle, false,
-                                  fan_race_check_clock(m->race_check, q->lane), &g->queues[i],
-                                  err));
+            FAN_GO(fan__queue_new(machine, g->device[i], ++machine->handle, false, now,
+                                  &g->queues[i], err));
+    }
     for (const fan_sim_command *c = g->head; c; c = c->next)
         work += c->kind == FAN_COMMAND_WORK;
-    m->host_us[fan__sim_host(m)] +=
-        m->config.launch_us * (LAUNCH_SHARE + NODE_SHARE * (double)work);
+    machine->host_us[fan__sim_host(machine)] +=
+        machine->config.launch_us * (LAUNCH_SHARE + NODE_SHARE * (double)work);
     for (uint32_t i = 0; i < g->members; i++)
-        FAN_GO(graph_follow(m, g->queues[i], q, err));
+        FAN_GO(graph_follow(machine, g->queues[i], queue, err));
     begun = true;
     for (const fan_sim_command *c = g->head; c; c = c->next) {
-        status = graph_replay(m, g, c, marks, err);
+        status = graph_replay(machine, g, c, marks, err);
         if (status == FAN_ERR_RACE)
             worst = FAN_ERR_RACE;
         else if (status != FAN_OK)
             goto done;
     }
     for (uint32_t i = 0; i < g->members; i++)
-        FAN_GO(graph_follow(m, q, g->queues[i], err));
-    fan__sim_access(m, q->name, true);
+        FAN_GO(graph_follow(machine, queue, g->queues[i], err));
+    fan__sim_access(machine, queue->name, true);
     begun = false;
     status = worst;
 done:
     /* the queued part is in order even after a failure */
     for (uint32_t i = 0; begun && i < g->members; i++)
-        (void)graph_follow(m, q, g->queues[i], NULL);
-    fan__sim_unlock(m);
+        (void)graph_follow(machine, queue, g->queues[i], NULL);
+    fan__sim_unlock(machine);
     for (uint32_t i = 0; i < g->events; i++)
         fan_clock_fini(&marks[i].clock);
     fan_free(marks);
@@ -334,10 +352,10 @@ static fan_status recorder_launch(fan_recording *r, fan_stream *origin, fan_erro
 
 static double recorder_clock(fan_device *d, fan_stream *origin)
 {
-    fan_sim *m = fan__sim_machine(d);
-    fan__sim_lock(m);
-    double us = fan__later(fan__queue_of(origin)->end_us, m->host_us[fan__sim_host(m)]);
-    fan__sim_unlock(m);
+    fan_sim *machine = fan__sim_machine(d);
+    fan__sim_lock(machine);
+    double us = fan__later(fan__queue_of(origin)->end_us, machine->host_us[fan__sim_host(machine)]);
+    fan__sim_unlock(machine);
     return us;
 }
 
@@ -351,11 +369,11 @@ static void recorder_accesses(const fan_recording *recording, fan_recording_visi
     const fan_sim_graph *g = (const fan_sim_graph *)recording;
     for (const fan_sim_command *c = g->head; c; c = c->next) {
         const fan_array *a = NULL;
-        bool write, one = c->njobs == 1;
+        const void *what;
+        bool write;
         if (c->kind != FAN_COMMAND_WORK)
             continue;
-        fan__visit *next = one ? fan__visit_job : fan__visit_kernel;
-        const void *what = one ? (const void *)c->jobs : (const void *)&c->kernel;
+        fan__visit *next = command_accesses(c, &what);
         for (size_t i = 0; next(what, i, &a, &write); i++) {
             int64_t lo, hi;
             if (!a || !a->size)
@@ -384,7 +402,8 @@ static fan_status recorder_spoil(void *ctx, fan_error *err)
 static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes,
                                   fan_error *err)
 {
-    int64_t n = (int64_t)bytes, step = 1;
+    int64_t n = (int64_t)bytes;
+    int64_t step = 1;
     fan_storage st = {.data = data, .bytes = bytes};
     fan_array a = {.storage = &st,
                    .data = data,

@@ -1,3 +1,9 @@
+/* The scheduler of a machine's host threads: one acts at a time, and each gives the turn to the
+ * next at the points that it reports.
+ *
+ *   choices   which threads (actors) may act, and which one does; deadlocks
+ *   calls     what threads report: begin, wait, lock, unlock, poll, end
+ *   runs      the end of a run, and its schedule as text */
 #define _POSIX_C_SOURCE 200809L
 #include "device/sim/host_sched.h"
 
@@ -60,107 +66,112 @@ struct fan_host_sched {
 
 fan_host_sched *fan_host_sched_new(uint64_t seed)
 {
-    fan_host_sched *t = fan_calloc(sizeof *t);
-    if (!t)
+    fan_host_sched *sched = fan_calloc(sizeof *sched);
+    if (!sched)
         return NULL;
     /* Registering a held mutex must not fail: an actor holds a few at most. */
-    if (fan_grow((void **)&t->held, &t->held_cap, 8 * FAN_ACTORS, sizeof *t->held)) {
-        fan_free(t);
+    if (fan_grow((void **)&sched->held, &sched->held_cap, 8 * FAN_ACTORS, sizeof *sched->held)) {
+        fan_free(sched);
         return NULL;
     }
-    (void)pthread_mutex_init(&t->lock, NULL);
-    (void)pthread_cond_init(&t->done, NULL);
+    (void)pthread_mutex_init(&sched->lock, NULL);
+    (void)pthread_cond_init(&sched->done, NULL);
     for (int i = 0; i < FAN_ACTORS; i++)
-        (void)pthread_cond_init(&t->actors[i].go, NULL);
-    t->random = seed;
-    t->turn = NO_ACTOR;
-    return t;
+        (void)pthread_cond_init(&sched->actors[i].go, NULL);
+    sched->random = seed;
+    sched->turn = NO_ACTOR;
+    return sched;
 }
 
-void fan_host_sched_free(fan_host_sched *t)
+void fan_host_sched_free(fan_host_sched *sched)
 {
-    if (!t)
+    if (!sched)
         return;
     for (int i = 0; i < FAN_ACTORS; i++)
-        (void)pthread_cond_destroy(&t->actors[i].go);
-    (void)pthread_cond_destroy(&t->done);
-    (void)pthread_mutex_destroy(&t->lock);
-    fan_free(t->held);
-    fan_free(t->order);
-    fan_free(t);
+        (void)pthread_cond_destroy(&sched->actors[i].go);
+    (void)pthread_cond_destroy(&sched->done);
+    (void)pthread_mutex_destroy(&sched->lock);
+    fan_free(sched->held);
+    fan_free(sched->order);
+    fan_free(sched);
 }
 
 #ifdef FAN_TEST
-void fan_host_sched_reset(fan_host_sched *t, uint64_t seed)
+void fan_host_sched_reset(fan_host_sched *sched, uint64_t seed)
 {
-    t->random = seed;
-    t->n = 0;
-    t->turn = NO_ACTOR;
-    t->over = false;
-    atomic_store(&t->given_up, FAN_GOING);
-    t->nheld = t->norder = 0;
+    sched->random = seed;
+    sched->n = 0;
+    sched->turn = NO_ACTOR;
+    sched->over = false;
+    atomic_store(&sched->given_up, FAN_GOING);
+    sched->nheld = 0;
+    sched->norder = 0;
 }
 #endif
 
-void fan_host_sched_set_hooks(fan_host_sched *t, const fan_host_sched_hooks *hooks)
+void fan_host_sched_set_hooks(fan_host_sched *sched, const fan_host_sched_hooks *hooks)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    t->hooks = *hooks;
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    sched->hooks = *hooks;
+    (void)pthread_mutex_unlock(&sched->lock);
 }
 
-fan_give_up fan_host_sched_given_up(const fan_host_sched *t)
+fan_give_up fan_host_sched_given_up(const fan_host_sched *sched)
 {
-    return (fan_give_up)atomic_load_explicit(&((fan_host_sched *)(uintptr_t)t)->given_up,
+    return (fan_give_up)atomic_load_explicit(&((fan_host_sched *)(uintptr_t)sched)->given_up,
                                              memory_order_relaxed);
 }
 
 /* ---- which actors may act, and which one does; the lock is held ---- */
 
-static int sched_holder(const fan_host_sched *t, uint64_t mutex)
+static int sched_holder(const fan_host_sched *sched, uint64_t mutex)
 {
-    for (size_t i = 0; i < t->nheld; i++)
-        if (t->held[i].mutex == mutex)
-            return t->held[i].actor;
+    for (size_t i = 0; i < sched->nheld; i++)
+        if (sched->held[i].mutex == mutex)
+            return sched->held[i].actor;
     return NO_ACTOR;
 }
 
-static uint32_t sched_enabled(const fan_host_sched *t)
+static bool sched_can_act(const fan_host_sched *sched, const actor *a)
+{
+    if (a->state == NEW || a->state == READY)
+        return a->asked < FAN_ASKS || fan_host_sched_given_up(sched) != FAN_GOING;
+    if (a->state != WAITING || sched_holder(sched, a->mutex) != NO_ACTOR)
+        return false;
+    return !a->condition || a->woken;
+}
+
+static uint32_t sched_enabled(const fan_host_sched *sched)
 {
     uint32_t mask = 0;
-    for (int i = 0; i < t->n; i++) {
-        const actor *a = &t->actors[i];
-        bool can_act = a->state == NEW || a->state == READY
-                           ? a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING
-                           : a->state == WAITING && sched_holder(t, a->mutex) == NO_ACTOR &&
-                                 (!a->condition || a->woken);
-        mask |= (uint32_t)can_act << i;
-    }
+    for (int i = 0; i < sched->n; i++)
+        mask |= (uint32_t)sched_can_act(sched, &sched->actors[i]) << i;
     return mask;
 }
 
-static int by_seed(fan_host_sched *t, uint32_t mask)
+static int by_seed(fan_host_sched *sched, uint32_t mask)
 {
-    for (uint64_t skip = fan_rng(&t->random) % (uint64_t)__builtin_popcount(mask); skip > 0; skip--)
+    for (uint64_t skip = fan_rng(&sched->random) % (uint64_t)__builtin_popcount(mask); skip > 0;
+         skip--)
         mask &= mask - 1;
     return __builtin_ctz(mask);
 }
 
 /* sched_give_up: ends the run; actors that have not started never do. */
-static void sched_give_up(fan_host_sched *t, fan_give_up how)
+static void sched_give_up(fan_host_sched *sched, fan_give_up how)
 {
-    atomic_store(&t->given_up, (int)how);
-    for (int i = 0; i < t->n; i++)
-        if (t->actors[i].state == NEW) {
-            t->actors[i].state = ENDED;
-            (void)pthread_cond_broadcast(&t->actors[i].go);
+    atomic_store(&sched->given_up, (int)how);
+    for (int i = 0; i < sched->n; i++)
+        if (sched->actors[i].state == NEW) {
+            sched->actors[i].state = ENDED;
+            (void)pthread_cond_broadcast(&sched->actors[i].go);
         }
 }
 
-static int sched_note(fan_host_sched *t, int choice)
+static int sched_note(fan_host_sched *sched, int choice)
 {
-    if (fan_grow((void **)&t->order, &t->order_cap, t->norder + 1, 1) == 0)
-        t->order[t->norder++] = (unsigned char)choice;
+    if (fan_grow((void **)&sched->order, &sched->order_cap, sched->norder + 1, 1) == 0)
+        sched->order[sched->norder++] = (unsigned char)choice;
     return choice;
 }
 
@@ -173,109 +184,136 @@ static void sched_set_stuck(actor *a, bool stuck)
     a->stuck = stuck;
 }
 
-/* sched_hand_on: chooses the next actor, and wakes it. */
-static void sched_hand_on(fan_host_sched *t)
+/* sched_end_long_run: gives up a run that took more steps than its limit. */
+static void sched_end_long_run(fan_host_sched *sched)
 {
-    t->turn = NO_ACTOR;
-    if (t->limit && t->norder >= t->limit && fan_host_sched_given_up(t) == FAN_GOING) {
-        size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
-        for (size_t i = from; i < t->norder; i++)
-            if (t->order[i] < FAN_ACTORS)
-                acted[t->order[i]]++;
-        snprintf(t->text, sizeof t->text, "no end after %zu steps (of the last %zu", t->norder,
-                 t->norder - from);
-        for (int i = 0; i < t->n; i++)
-            if (acted[i])
-                fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
-        fan_append(t->text, sizeof t->text,
-                   "): a thread that waits forever, or a scenario that needs more steps (steps=)");
-        sched_give_up(t, FAN_DEADLOCKED);
+    size_t acted[FAN_ACTORS] = {0};
+    size_t from = 0;
+    if (sched->limit == 0 || sched->norder < sched->limit)
+        return;
+    if (fan_host_sched_given_up(sched) != FAN_GOING)
+        return;
+    if (sched->norder > LATELY)
+        from = sched->norder - LATELY;
+    for (size_t i = from; i < sched->norder; i++) {
+        if (sched->order[i] < FAN_ACTORS)
+            acted[sched->order[i]]++;
     }
-    uint32_t mask = sched_enabled(t);
-    if (mask && atomic_load(&t->given_up) == FAN_GOING) {
-        int next = t->hooks.choose ? t->hooks.choose(t->hooks.ctx, mask) : by_seed(t, mask);
-        if (next < 0 || next >= t->n || !(mask >> next & 1)) {
-            sched_give_up(t, FAN_ABANDONED);
-            mask = sched_enabled(t);
+    snprintf(sched->text, sizeof sched->text, "no end after %zu steps (of the last %zu",
+             sched->norder, sched->norder - from);
+    for (int i = 0; i < sched->n; i++) {
+        if (acted[i])
+            fan_append(sched->text, sizeof sched->text, ", host thread %d took %zu", i, acted[i]);
+    }
+    fan_append(sched->text, sizeof sched->text,
+               "): a thread that waits forever, or a scenario that needs more steps (steps=)");
+    sched_give_up(sched, FAN_DEADLOCKED);
+}
+
+/* sched_end_deadlock: gives up a run in which no actor may act and some have not ended. */
+static void sched_end_deadlock(fan_host_sched *sched)
+{
+    const char *sep = " ";
+    bool left = false;
+    for (int i = 0; i < sched->n; i++)
+        left |= sched->actors[i].state != ENDED;
+    if (!left || atomic_load(&sched->given_up) != FAN_GOING)
+        return;
+    snprintf(sched->text, sizeof sched->text, "deadlock:");
+    for (int i = 0; i < sched->n; i++) {
+        const actor *a = &sched->actors[i];
+        if (a->state != READY && a->state != WAITING)
+            continue;
+        fan_append(sched->text, sizeof sched->text, "%shost thread %d", sep, i);
+        sep = "; ";
+        if (a->state == READY) {
+            fan_append(sched->text, sizeof sched->text,
+                       " polls for a change that no other thread makes");
+            continue;
+        }
+        int other = sched_holder(sched, a->mutex);
+        if (a->call_site[0])
+            fan_append(sched->text, sizeof sched->text, " (%s)", a->call_site);
+        if (other == NO_ACTOR)
+            fan_append(sched->text, sizeof sched->text,
+                       " waits for a change that no other thread makes");
+        else
+            fan_append(sched->text, sizeof sched->text,
+                       " waits for a lock that host thread %d holds", other);
+    }
+    sched_give_up(sched, FAN_DEADLOCKED);
+}
+
+/* sched_hand_on: chooses the next actor, and wakes it. */
+static void sched_hand_on(fan_host_sched *sched)
+{
+    sched->turn = NO_ACTOR;
+    sched_end_long_run(sched);
+    uint32_t mask = sched_enabled(sched);
+    if (mask && atomic_load(&sched->given_up) == FAN_GOING) {
+        int next;
+        if (sched->hooks.choose)
+            next = sched->hooks.choose(sched->hooks.ctx, mask);
+        else
+            next = by_seed(sched, mask);
+        if (next < 0 || next >= sched->n || !(mask >> next & 1)) {
+            sched_give_up(sched, FAN_ABANDONED);
+            mask = sched_enabled(sched);
         } else {
-            (void)sched_note(t, next);
+            (void)sched_note(sched, next);
             mask = UINT32_C(1) << next;
-            for (int i = 0; i < t->n; i++)
+            for (int i = 0; i < sched->n; i++) {
                 if (i != next)
-                    t->actors[i].asked = 0;
+                    sched->actors[i].asked = 0;
+            }
         }
     }
     if (!mask) {
-        bool left = false;
-        for (int i = 0; i < t->n; i++)
-            left |= t->actors[i].state != ENDED;
-        if (left && atomic_load(&t->given_up) == FAN_GOING) {
-            snprintf(t->text, sizeof t->text, "deadlock:");
-            const char *sep = " ";
-            for (int i = 0; i < t->n; i++) {
-                const actor *a = &t->actors[i];
-                if (a->state != READY && a->state != WAITING)
-                    continue;
-                fan_append(t->text, sizeof t->text, "%shost thread %d", sep, i);
-                sep = "; ";
-                if (a->state == READY) {
-                    fan_append(t->text, sizeof t->text,
-                               " polls for a change that no other thread makes");
-                    continue;
-                }
-                int other = sched_holder(t, a->mutex);
-                fan_append(t->text, sizeof t->text, "%s%s%s waits for ",
-                           a->call_site[0] ? " (" : "", a->call_site, a->call_site[0] ? ")" : "");
-                if (other == NO_ACTOR)
-                    fan_append(t->text, sizeof t->text, "a change that no other thread makes");
-                else
-                    fan_append(t->text, sizeof t->text, "a lock that host thread %d holds", other);
-            }
-            sched_give_up(t, FAN_DEADLOCKED);
-        }
-        mask = sched_enabled(t); /* an actor whose query failed may continue now */
-        for (int i = 0; i < t->n && !mask; i++) {
-            actor *a = &t->actors[i];
+        sched_end_deadlock(sched);
+        mask = sched_enabled(sched); /* an actor whose query failed may continue now */
+        for (int i = 0; i < sched->n && !mask; i++) {
+            actor *a = &sched->actors[i];
             if (a->state == WAITING && a->condition && !a->freed) {
-                a->woken = a->freed = true;
-                mask = sched_enabled(t);
+                a->woken = true;
+                a->freed = true;
+                mask = sched_enabled(sched);
             }
         }
     }
     if (!mask) {
-        for (int i = 0; i < t->n; i++)
-            sched_set_stuck(&t->actors[i], t->actors[i].state == WAITING);
-        t->over = true;
-        (void)pthread_cond_broadcast(&t->done);
+        for (int i = 0; i < sched->n; i++)
+            sched_set_stuck(&sched->actors[i], sched->actors[i].state == WAITING);
+        sched->over = true;
+        (void)pthread_cond_broadcast(&sched->done);
         return;
     }
-    t->turn = __builtin_ctz(mask);
-    (void)pthread_cond_broadcast(&t->actors[t->turn].go);
+    sched->turn = __builtin_ctz(mask);
+    (void)pthread_cond_broadcast(&sched->actors[sched->turn].go);
 }
 
 /* sched_await: waits until the actor is chosen: true; or until others have ended it: false. Called
  * with the lock held; releases it, and the frontend's own, while it waits. */
-static bool sched_await(fan_host_sched *t, actor *a)
+static bool sched_await(fan_host_sched *sched, actor *a)
 {
-    int me = (int)(a - t->actors);
-    if (t->turn != me && a->state != ENDED) {
-        fan_host_sched_hooks h = t->hooks;
+    int me = (int)(a - sched->actors);
+    if (sched->turn != me && a->state != ENDED) {
+        fan_host_sched_hooks h = sched->hooks;
         void *before = NULL;
         if (h.before_block) {
-            (void)pthread_mutex_unlock(&t->lock);
+            (void)pthread_mutex_unlock(&sched->lock);
             before = h.before_block(h.block_ctx);
-            (void)pthread_mutex_lock(&t->lock);
+            (void)pthread_mutex_lock(&sched->lock);
         }
-        while (t->turn != me && a->state != ENDED)
-            (void)pthread_cond_wait(&a->go, &t->lock);
+        while (sched->turn != me && a->state != ENDED)
+            (void)pthread_cond_wait(&a->go, &sched->lock);
         if (h.after_block) {
-            (void)pthread_mutex_unlock(&t->lock);
+            (void)pthread_mutex_unlock(&sched->lock);
             h.after_block(h.block_ctx, before);
-            (void)pthread_mutex_lock(&t->lock);
+            (void)pthread_mutex_lock(&sched->lock);
         }
     }
     sched_set_stuck(a, false);
-    if (t->turn != me)
+    if (sched->turn != me)
         return false;
     a->state = ACTING;
     a->begun = true;
@@ -284,210 +322,222 @@ static bool sched_await(fan_host_sched *t, actor *a)
 
 /* ---- what actors call ---- */
 
-fan_status fan_host_sched_spawn(fan_host_sched *t, int *out, bool *first, fan_error *err)
+fan_status fan_host_sched_spawn(fan_host_sched *sched, int *out, bool *first, fan_error *err)
 {
-    (void)pthread_mutex_lock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
     bool all_ended = true;
-    for (int i = 0; i < t->n; i++)
-        all_ended &= t->actors[i].state == ENDED;
+    for (int i = 0; i < sched->n; i++)
+        all_ended &= sched->actors[i].state == ENDED;
     if (all_ended)
-        t->n = 0;
-    *first = t->n == 0;
-    int i = t->n < FAN_ACTORS ? t->n++ : -1;
-    if (i >= 0) {
-        actor *a = &t->actors[i];
+        sched->n = 0;
+    *first = sched->n == 0;
+    *out = -1;
+    if (sched->n < FAN_ACTORS) {
+        *out = sched->n++;
+        actor *a = &sched->actors[*out];
         a->state = NEW;
-        a->freed = a->begun = false;
+        a->freed = false;
+        a->begun = false;
         a->asked = 0;
         a->call_site[0] = '\0';
     }
-    (void)pthread_mutex_unlock(&t->lock);
-    *out = i;
-    return i >= 0 ? FAN_OK
-                  : fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time",
-                             FAN_ACTORS);
+    (void)pthread_mutex_unlock(&sched->lock);
+    if (*out < 0)
+        return fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time",
+                        FAN_ACTORS);
+    return FAN_OK;
 }
 
-size_t fan_host_sched_count(fan_host_sched *t)
+size_t fan_host_sched_count(fan_host_sched *sched)
 {
     size_t n = 0;
-    (void)pthread_mutex_lock(&t->lock);
-    for (int i = 0; i < t->n; i++)
-        n += t->actors[i].state != ENDED;
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    for (int i = 0; i < sched->n; i++)
+        n += sched->actors[i].state != ENDED;
+    (void)pthread_mutex_unlock(&sched->lock);
     return n;
 }
 
-bool fan_host_sched_begin(fan_host_sched *t, int me)
+bool fan_host_sched_begin(fan_host_sched *sched, int me)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    bool go = me >= 0 && me < t->n && sched_await(t, &t->actors[me]);
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    bool go = me >= 0 && me < sched->n && sched_await(sched, &sched->actors[me]);
+    (void)pthread_mutex_unlock(&sched->lock);
     return go;
 }
 
-bool fan_host_sched_refused(fan_host_sched *t, int number)
+bool fan_host_sched_refused(fan_host_sched *sched, int number)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    bool refused = t->actors[number].state == ENDED && !t->actors[number].begun;
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    bool refused = sched->actors[number].state == ENDED && !sched->actors[number].begun;
+    (void)pthread_mutex_unlock(&sched->lock);
     return refused;
 }
 
-void fan_host_sched_yield(fan_host_sched *t, int me)
+void fan_host_sched_yield(fan_host_sched *sched, int me)
 {
-    if (fan_host_sched_given_up(t) != FAN_GOING)
+    if (fan_host_sched_given_up(sched) != FAN_GOING)
         return;
-    (void)pthread_mutex_lock(&t->lock);
-    t->actors[me].state = READY;
-    sched_hand_on(t);
-    (void)sched_await(t, &t->actors[me]);
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    sched->actors[me].state = READY;
+    sched_hand_on(sched);
+    (void)sched_await(sched, &sched->actors[me]);
+    (void)pthread_mutex_unlock(&sched->lock);
 }
 
-void fan_host_sched_wait(fan_host_sched *t, int me, uint64_t mutex, const char *call_site)
+void fan_host_sched_wait(fan_host_sched *sched, int me, uint64_t mutex, const char *call_site)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    actor *a = &t->actors[me];
+    (void)pthread_mutex_lock(&sched->lock);
+    actor *a = &sched->actors[me];
     a->state = WAITING;
     a->mutex = mutex;
-    a->condition = sched_holder(t, mutex) == NO_ACTOR;
+    a->condition = sched_holder(sched, mutex) == NO_ACTOR;
     a->woken = false;
     snprintf(a->call_site, sizeof a->call_site, "%s", call_site);
-    sched_hand_on(t);
-    (void)sched_await(t, a);
-    (void)pthread_mutex_unlock(&t->lock);
+    sched_hand_on(sched);
+    (void)sched_await(sched, a);
+    (void)pthread_mutex_unlock(&sched->lock);
 }
 
-void fan_host_sched_locked(fan_host_sched *t, int me, uint64_t mutex)
+void fan_host_sched_locked(fan_host_sched *sched, int me, uint64_t mutex)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    if (fan_grow((void **)&t->held, &t->held_cap, t->nheld + 1, sizeof *t->held) == 0)
-        t->held[t->nheld++] = (holding){mutex, me};
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    if (fan_grow((void **)&sched->held, &sched->held_cap, sched->nheld + 1, sizeof *sched->held) ==
+        0)
+        sched->held[sched->nheld++] = (holding){mutex, me};
+    (void)pthread_mutex_unlock(&sched->lock);
 }
 
-void fan_host_sched_unlocking(fan_host_sched *t, int me, uint64_t mutex)
+void fan_host_sched_unlocking(fan_host_sched *sched, int me, uint64_t mutex)
 {
     bool held = false;
-    (void)pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->nheld && !held; i++)
-        if (t->held[i].mutex == mutex && t->held[i].actor == me) {
-            t->held[i] = t->held[--t->nheld];
+    (void)pthread_mutex_lock(&sched->lock);
+    for (size_t i = 0; i < sched->nheld && !held; i++)
+        if (sched->held[i].mutex == mutex && sched->held[i].actor == me) {
+            sched->held[i] = sched->held[--sched->nheld];
             held = true;
         }
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_unlock(&sched->lock);
     assert(held); /* a thread unlocks only what it locked */
     (void)held;
 }
 
-void fan_host_sched_changed(fan_host_sched *t, int me, uint64_t mutex)
+void fan_host_sched_changed(fan_host_sched *sched, int me, uint64_t mutex)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    for (int i = 0; i < t->n; i++)
-        if (i != me && t->actors[i].state == WAITING && t->actors[i].mutex == mutex)
-            t->actors[i].woken = true;
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    for (int i = 0; i < sched->n; i++) {
+        actor *a = &sched->actors[i];
+        if (i != me && a->state == WAITING && a->mutex == mutex)
+            a->woken = true;
+    }
+    (void)pthread_mutex_unlock(&sched->lock);
 }
 
-void fan_host_sched_polled(fan_host_sched *t, int me, bool in_vain)
+void fan_host_sched_polled(fan_host_sched *sched, int me, bool in_vain)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    t->actors[me].asked = in_vain ? t->actors[me].asked + 1 : 0;
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    if (in_vain)
+        sched->actors[me].asked++;
+    else
+        sched->actors[me].asked = 0;
+    (void)pthread_mutex_unlock(&sched->lock);
 }
 
-int fan_host_sched_pick(fan_host_sched *t, int n)
+int fan_host_sched_pick(fan_host_sched *sched, int n)
 {
     int answer = -1;
-    (void)pthread_mutex_lock(&t->lock);
-    if (t->hooks.pick && fan_host_sched_given_up(t) == FAN_GOING)
-        answer = t->hooks.pick(t->hooks.ctx, n);
+    (void)pthread_mutex_lock(&sched->lock);
+    if (sched->hooks.pick && fan_host_sched_given_up(sched) == FAN_GOING)
+        answer = sched->hooks.pick(sched->hooks.ctx, n);
     if (answer >= 0)
-        (void)sched_note(t, FAN_ANSWER + answer);
-    (void)pthread_mutex_unlock(&t->lock);
+        (void)sched_note(sched, FAN_ANSWER + answer);
+    (void)pthread_mutex_unlock(&sched->lock);
     return answer;
 }
 
-void fan_host_sched_limit(fan_host_sched *t, size_t steps)
+void fan_host_sched_limit(fan_host_sched *sched, size_t steps)
 {
-    t->limit = steps;
+    sched->limit = steps;
 }
 
-size_t fan_host_sched_steps(fan_host_sched *t)
+size_t fan_host_sched_steps(fan_host_sched *sched)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    size_t n = t->norder;
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    size_t n = sched->norder;
+    (void)pthread_mutex_unlock(&sched->lock);
     return n;
 }
 
-int fan_host_sched_break(fan_host_sched *t, const char *text)
+int fan_host_sched_break(fan_host_sched *sched, const char *text)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    int stuck = t->turn;
-    if (stuck >= 0 && t->actors[stuck].state == ACTING && fan_host_sched_given_up(t) == FAN_GOING) {
-        snprintf(t->text, sizeof t->text, "%s", text);
-        sched_give_up(t, FAN_DEADLOCKED);
-        sched_hand_on(t);
+    (void)pthread_mutex_lock(&sched->lock);
+    int stuck = sched->turn;
+    if (stuck >= 0 && sched->actors[stuck].state == ACTING &&
+        fan_host_sched_given_up(sched) == FAN_GOING) {
+        snprintf(sched->text, sizeof sched->text, "%s", text);
+        sched_give_up(sched, FAN_DEADLOCKED);
+        sched_hand_on(sched);
     } else {
         stuck = NO_ACTOR;
     }
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_unlock(&sched->lock);
     return stuck;
 }
 
-void fan_host_sched_end(fan_host_sched *t, int me)
+void fan_host_sched_end(fan_host_sched *sched, int me)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    bool mine = t->turn == me;
-    if (me >= 0 && me < t->n)
-        t->actors[me].state = ENDED;
+    (void)pthread_mutex_lock(&sched->lock);
+    bool mine = sched->turn == me;
+    if (me >= 0 && me < sched->n)
+        sched->actors[me].state = ENDED;
     if (mine)
-        sched_hand_on(t);
-    (void)pthread_mutex_unlock(&t->lock);
+        sched_hand_on(sched);
+    (void)pthread_mutex_unlock(&sched->lock);
 }
 
-fan_status fan_host_sched_join(fan_host_sched *t, fan_error *err)
+fan_status fan_host_sched_join(fan_host_sched *sched, fan_error *err)
 {
     fan_status status = FAN_OK;
-    (void)pthread_mutex_lock(&t->lock);
-    t->over = false;
-    sched_hand_on(t);
-    fan_host_sched_hooks h = t->hooks;
-    bool let_go = !t->over && h.before_block;
+    (void)pthread_mutex_lock(&sched->lock);
+    sched->over = false;
+    sched_hand_on(sched);
+    fan_host_sched_hooks h = sched->hooks;
+    bool let_go = !sched->over && h.before_block;
     void *before = NULL;
     if (let_go) {
-        (void)pthread_mutex_unlock(&t->lock);
+        (void)pthread_mutex_unlock(&sched->lock);
         before = h.before_block(h.block_ctx);
-        (void)pthread_mutex_lock(&t->lock);
+        (void)pthread_mutex_lock(&sched->lock);
     }
-    while (!t->over)
-        (void)pthread_cond_wait(&t->done, &t->lock);
-    if (fan_host_sched_given_up(t) == FAN_DEADLOCKED)
-        status = fan_fail(err, FAN_ERR_DEADLOCK, "%s", t->text);
-    (void)pthread_mutex_unlock(&t->lock);
+    while (!sched->over)
+        (void)pthread_cond_wait(&sched->done, &sched->lock);
+    if (fan_host_sched_given_up(sched) == FAN_DEADLOCKED)
+        status = fan_fail(err, FAN_ERR_DEADLOCK, "%s", sched->text);
+    (void)pthread_mutex_unlock(&sched->lock);
     if (let_go && h.after_block)
         h.after_block(h.block_ctx, before);
     return status;
 }
 
-bool fan_host_sched_stuck(fan_host_sched *t, int me)
+bool fan_host_sched_stuck(fan_host_sched *sched, int me)
 {
-    (void)pthread_mutex_lock(&t->lock);
-    bool stuck = t->over && me >= 0 && me < t->n && t->actors[me].state != ENDED;
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_lock(&sched->lock);
+    bool known = me >= 0 && me < sched->n;
+    bool stuck = known && sched->over && sched->actors[me].state != ENDED;
+    (void)pthread_mutex_unlock(&sched->lock);
     return stuck;
 }
 
-void fan_host_sched_schedule(fan_host_sched *t, char *buf, size_t size)
+void fan_host_sched_schedule(fan_host_sched *sched, char *buf, size_t size)
 {
     if (size == 0)
         return;
-    (void)pthread_mutex_lock(&t->lock);
-    size_t n = t->norder < size - 1 ? t->norder : size - 1;
+    (void)pthread_mutex_lock(&sched->lock);
+    size_t n = size - 1;
+    if (n > sched->norder)
+        n = sched->norder;
     for (size_t i = 0; i < n; i++)
-        buf[i] = fan_explore_char(t->order[i]);
+        buf[i] = fan_explore_char(sched->order[i]);
     buf[n] = '\0';
-    (void)pthread_mutex_unlock(&t->lock);
+    (void)pthread_mutex_unlock(&sched->lock);
 }

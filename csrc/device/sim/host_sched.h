@@ -49,59 +49,59 @@ typedef struct fan_host_sched_hooks {
 } fan_host_sched_hooks;
 
 fan_host_sched *fan_host_sched_new(uint64_t seed); /* NULL when out of memory */
-void fan_host_sched_free(fan_host_sched *t);       /* no thread may be in it; t may be NULL */
-void fan_host_sched_set_hooks(fan_host_sched *t, const fan_host_sched_hooks *hooks);
+void fan_host_sched_free(fan_host_sched *sched);   /* no thread may be in it; `sched` may be NULL */
+void fan_host_sched_set_hooks(fan_host_sched *sched, const fan_host_sched_hooks *hooks);
 
 /* fan_host_sched_spawn: adds an actor; FAN_ERR_VALUE if there are FAN_ACTORS. Numbers start at 0
  * again once all have ended, which *first reports. */
-fan_status fan_host_sched_spawn(fan_host_sched *t, int *actor, bool *first, fan_error *err);
-size_t fan_host_sched_count(fan_host_sched *t); /* actors of this round that have not ended */
+fan_status fan_host_sched_spawn(fan_host_sched *sched, int *actor, bool *first, fan_error *err);
+size_t fan_host_sched_count(fan_host_sched *sched); /* actors of this round that have not ended */
 /* fan_host_sched_begin: called by the actor's thread; blocks until it is chosen. false: it must not
  * run at all (and counts as ended). */
-bool fan_host_sched_begin(fan_host_sched *t, int actor);
+bool fan_host_sched_begin(fan_host_sched *sched, int actor);
 /* fan_host_sched_refused: returns whether the actor ended without ever acting (Giving up). */
-bool fan_host_sched_refused(fan_host_sched *t, int actor);
-void fan_host_sched_yield(fan_host_sched *t, int actor);
+bool fan_host_sched_refused(fan_host_sched *sched, int actor);
+void fan_host_sched_yield(fan_host_sched *sched, int actor);
 /* fan_host_sched_wait: blocks the acting actor: another one holds `mutex`, or it waits for a change
  * made under it. `call_site`: the line of user code. Returns when it may check again. */
-void fan_host_sched_wait(fan_host_sched *t, int actor, uint64_t mutex, const char *call_site);
+void fan_host_sched_wait(fan_host_sched *sched, int actor, uint64_t mutex, const char *call_site);
 /* fan_host_sched_polled: counts a poll of the actor that was answered "not yet"; in_vain false:
  * resets the count after any other act. */
-void fan_host_sched_polled(fan_host_sched *t, int actor, bool in_vain);
+void fan_host_sched_polled(fan_host_sched *sched, int actor, bool in_vain);
 /* fan_host_sched_pick: returns the answer, 0 to n - 1, that the hooks choose; it becomes part of
  * the schedule. -1: no choice. */
-int fan_host_sched_pick(fan_host_sched *t, int n);
+int fan_host_sched_pick(fan_host_sched *sched, int n);
 /* fan_host_sched_limit: limits the choices of a round, which is then given up like a deadlock; 0:
  * no limit. No thread may be in it. */
-void fan_host_sched_limit(fan_host_sched *t, size_t steps);
+void fan_host_sched_limit(fan_host_sched *sched, size_t steps);
 /* fan_host_sched_steps: returns the choices so far. */
-size_t fan_host_sched_steps(fan_host_sched *t);
+size_t fan_host_sched_steps(fan_host_sched *sched);
 /* fan_host_sched_break: called by any thread if an acting actor does not return: gives the round up
  * like a deadlock, reported with `text`, and continues without that actor. Returns its number, or
  * -1. */
-int fan_host_sched_break(fan_host_sched *t, const char *text);
-void fan_host_sched_locked(fan_host_sched *t, int actor, uint64_t mutex);
+int fan_host_sched_break(fan_host_sched *sched, const char *text);
+void fan_host_sched_locked(fan_host_sched *sched, int actor, uint64_t mutex);
 /* .. held by the actor */
-void fan_host_sched_unlocking(fan_host_sched *t, int actor, uint64_t mutex);
+void fan_host_sched_unlocking(fan_host_sched *sched, int actor, uint64_t mutex);
 /* fan_host_sched_changed: called by the actor, which holds the mutex, after the change that others
  * wait for. */
-void fan_host_sched_changed(fan_host_sched *t, int actor, uint64_t mutex);
+void fan_host_sched_changed(fan_host_sched *sched, int actor, uint64_t mutex);
 /* fan_host_sched_end: ends the actor (called by any thread for one that will never start). */
-void fan_host_sched_end(fan_host_sched *t, int actor);
+void fan_host_sched_end(fan_host_sched *sched, int actor);
 /* fan_host_sched_join: on a thread that is no actor: runs all actors to their end.
  * FAN_ERR_DEADLOCK, with a text about the actors and their waits. */
-fan_status fan_host_sched_join(fan_host_sched *t, fan_error *err);
+fan_status fan_host_sched_join(fan_host_sched *sched, fan_error *err);
 
-fan_give_up fan_host_sched_given_up(const fan_host_sched *t);
+fan_give_up fan_host_sched_given_up(const fan_host_sched *sched);
 /* fan_host_sched_stuck: returns whether the actor will never end (Giving up). */
-bool fan_host_sched_stuck(fan_host_sched *t, int actor);
+bool fan_host_sched_stuck(fan_host_sched *sched, int actor);
 /* fan_host_sched_schedule: writes the choices so far, one character each, as in explore.h;
  * truncates. */
-void fan_host_sched_schedule(fan_host_sched *t, char *buf, size_t size);
+void fan_host_sched_schedule(fan_host_sched *sched, char *buf, size_t size);
 
 #ifdef FAN_TEST
 /* fan_host_sched_reset: no actors, a new seed, not given up. No thread may be in it. */
-void fan_host_sched_reset(fan_host_sched *t, uint64_t seed);
+void fan_host_sched_reset(fan_host_sched *sched, uint64_t seed);
 #endif
 
 #endif

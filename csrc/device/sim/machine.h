@@ -114,7 +114,7 @@ struct fan_sim_graph {
     /* holds of those that may launch it; while nonzero, the graph holds its machine */
     size_t refs;
     size_t queued; /* queued pieces of its work: they hold the graph, but no machine */
-    fan_sim *m;
+    fan_sim *machine;
     fan_sim_graph *next; /* among the machine's graphs */
     fan_sim_command *head, **tail;
     uint32_t events;
@@ -232,13 +232,13 @@ static inline fan_sim *fan__sim_machine(const fan_device *d)
 {
     return d->self;
 }
-static inline void fan__sim_lock(fan_sim *m)
+static inline void fan__sim_lock(fan_sim *machine)
 {
-    (void)pthread_mutex_lock(&m->lock);
+    (void)pthread_mutex_lock(&machine->lock);
 }
-static inline void fan__sim_unlock(fan_sim *m)
+static inline void fan__sim_unlock(fan_sim *machine)
 {
-    (void)pthread_mutex_unlock(&m->lock);
+    (void)pthread_mutex_unlock(&machine->lock);
 }
 
 /* access: the memory that an operation accesses: reported to the search, and checked against
@@ -250,9 +250,12 @@ typedef bool fan__visit(const void *what, size_t i, const fan_array **a, bool *w
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write);
 bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *write);
 
-fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address);
-fan_block *fan__access_block(fan_sim *m, const void *address);
-void fan__access_report(fan_sim *m, fan__visit *next, const void *what);
+fan_sim_device_part *fan__access_part(fan_sim *machine, uintptr_t address);
+fan_block *fan__access_block(fan_sim *machine, const void *address);
+/* fan__access_bytes: the block of an array's bytes; NULL: it has none, or they are elsewhere.
+ * Accepts NULL. */
+fan_block *fan__access_bytes(fan_sim *machine, const fan_array *a);
+void fan__access_report(fan_sim *machine, fan__visit *next, const void *what);
 
 /* The owner of the accessed memory until the operation has run: none, the graph that contains it,
  * or the host thread that waits for it. */
@@ -265,12 +268,12 @@ typedef enum keeper {
 /* fan__access_judge: checks an operation on `lane` against all earlier ones, and, if a kernel of
  * the user's (`by_user`) is what accesses it, that the memory was not donated. FAN_ERR_RACE with
  * *race; FAN_ERR_NOMEM leaves the history unchanged. */
-fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site,
-                             fan__keeper kept, bool by_user, fan__visit *next, const void *what,
-                             fan_race *race, fan_error *err);
+fan_status fan__access_judge(fan_sim *machine, uint32_t lane, const char *name,
+                             const char *call_site, fan__keeper kept, bool by_user,
+                             fan__visit *next, const void *what, fan_race *race, fan_error *err);
 
 /* fan__access_take_back: ends each donation of these bytes. */
-void fan__access_take_back(fan_sim *m, fan_extent bytes);
+void fan__access_take_back(fan_sim *machine, fan_extent bytes);
 fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate,
                         fan_error *err);
 void fan__sim_returned(fan_device *d, const fan_array *a);
@@ -292,8 +295,8 @@ typedef struct fan__work {
 
 /* fan__work_enqueue: checks work and queues it on q. On FAN_ERR_RACE it is queued, and *err
  * describes the race; other failures change nothing. */
-fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *call_site,
-                             fan_error *err);
+fan_status fan__work_enqueue(fan_sim *machine, fan_sim_queue *queue, fan__work *w,
+                             const char *call_site, fan_error *err);
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
 fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n,
                              fan_job_state *states, fan_error *err);
@@ -340,7 +343,7 @@ enum {
 
 /* The state of the calling thread, if the machine spawned it; for other threads `m` is NULL. */
 typedef struct fan__sim_thread {
-    fan_sim *m;
+    fan_sim *machine;
     int actor;
     bool fresh; /* a call has just begun: its first yield repeats that of its beginning */
     bool vain;  /* its last query returned "not yet" */
@@ -355,40 +358,42 @@ extern _Thread_local fan__sim_thread fan__sim_here;
 
 /* fan__sim_actor: returns the number of the calling thread on m; -1: m did not spawn it.
  * fan__sim_host: its index among the host threads. fan__sim_lane: its lane of the checker. */
-static inline int fan__sim_actor(const fan_sim *m)
+static inline int fan__sim_actor(const fan_sim *machine)
 {
-    return fan__sim_here.m == m ? fan__sim_here.actor : -1;
+    if (fan__sim_here.machine != machine)
+        return -1;
+    return fan__sim_here.actor;
 }
-static inline size_t fan__sim_host(const fan_sim *m)
+static inline size_t fan__sim_host(const fan_sim *machine)
 {
-    return (size_t)(1 + fan__sim_actor(m));
+    return (size_t)(1 + fan__sim_actor(machine));
 }
-static inline uint32_t fan__sim_lane(const fan_sim *m)
+static inline uint32_t fan__sim_lane(const fan_sim *machine)
 {
-    return m->host_lane[fan__sim_host(m)];
+    return machine->host_lane[fan__sim_host(machine)];
 }
 /* fan__sim_maker: returns a number for the thread that makes an object on m; threads of other
  * machines share one. */
 size_t fan__sim_maker(void);
 /* fan__sim_new_name: returns a name for a new object: the thread, and how many it made before. So
  * the object has the same name in every order of the other threads. */
-uint64_t fan__sim_new_name(fan_sim *m, int kind);
+uint64_t fan__sim_new_name(fan_sim *machine, int kind);
 /* fan__sim_access: reports an access to the search of the calling thread's machine, whichever
  * machine owns the object. */
-void fan__sim_access(const fan_sim *m, uint64_t name, fan_sched_mode how);
+void fan__sim_access(const fan_sim *machine, uint64_t name, fan_sched_mode how);
 
 #define FAN__SITE 96
 
-void fan__sim_call_site(const fan_sim *m, char *buf, size_t size);
-fan_status fan__sim_alive(fan_sim *m, fan_error *err);
+void fan__sim_call_site(const fan_sim *machine, char *buf, size_t size);
+fan_status fan__sim_alive(fan_sim *machine, fan_error *err);
 /* fan__sim_enter: begins every call of the table, with the machine locked. Fails if the machine has
  * given up, or if this call is planned to fail. */
-fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err);
-fan_status fan__sim_raise(fan_sim *m, const fan_race *race, fan_error *err);
+fan_status fan__sim_enter(fan_sim *machine, const char *call, fan_error *err);
+fan_status fan__sim_raise(fan_sim *machine, const fan_race *race, fan_error *err);
 /* fan__sim_raise_pending: raises a race that a release found; the first later call that can fail
  * does it. */
-fan_status fan__sim_raise_pending(fan_sim *m, fan_error *err);
-void fan__sim_keep_race(fan_sim *m, const fan_race *race);
+fan_status fan__sim_raise_pending(fan_sim *machine, fan_error *err);
+void fan__sim_keep_race(fan_sim *machine, const fan_race *race);
 
 /* memory: memory of the simulated devices: the table's entries. */
 
@@ -402,22 +407,25 @@ static inline fan_sim_queue *fan__queue_of(const fan_stream *s)
 
 static inline double fan__later(double a, double b)
 {
-    return a > b ? a : b;
+    if (b > a)
+        return b;
+    return a;
 }
 
-fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *err);
+fan_status fan__queue_host(fan_sim *machine, size_t host, uint64_t actor, fan_error *err);
 /* fan__queue_new: makes a queue for a new stream. seen: the clock of the thread that makes it;
  * NULL: empty. */
-fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking,
+fan_status fan__queue_new(fan_sim *machine, int device, uint64_t handle, bool blocking,
                           const fan_clock *seen, fan_sim_queue **out, fan_error *err);
-void fan__queue_drop(fan_sim_queue *q);
+void fan__queue_drop(fan_sim_queue *queue);
 /* fan__queue_sweep: frees the empty queues that no stream, event or wait refers to. */
-void fan__queue_sweep(fan_sim *m);
+void fan__queue_sweep(fan_sim *machine);
 /* fan__queue_wait: orders all that is queued on q from now on after `point`. The caller updates the
  * clocks. */
-fan_status fan__queue_wait(fan_sim *m, fan_sim_queue *q, fan_sim_point point, fan_error *err);
+fan_status fan__queue_wait(fan_sim *machine, fan_sim_queue *queue, fan_sim_point point,
+                           fan_error *err);
 /* fan__queue_drop_work: removes every op without running it. */
-void fan__queue_drop_work(fan_sim *m);
+void fan__queue_drop_work(fan_sim *machine);
 
 /* fan__op_new: makes an op followed by copies of n jobs; n == 0: with room for a kernel alone. */
 fan_sim_op *fan__op_new(const fan_job *jobs, size_t n);
@@ -429,47 +437,48 @@ void fan__graph_free(fan_sim_graph *g);
 void fan__recording_drop(fan_sim_recording *r);
 /* fan__recording_refuse: turns a code of capture.h into a failure that names the stream; -1: out of
  * memory. */
-fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *what,
+fan_status fan__recording_refuse(const fan_sim_queue *queue, int code, const char *what,
                                  fan_error *err);
 /* fan__recording_none: fails if q is captured, for calls that a captured stream does not allow. */
-fan_status fan__recording_none(const fan_sim_queue *q, const char *what, fan_error *err);
+fan_status fan__recording_none(const fan_sim_queue *queue, const char *what, fan_error *err);
 /* fan__recording_has_time: the same for an event. */
 fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what,
                                    fan_error *err);
 
 fan_sim_command *fan__command_new(size_t bytes);
 void fan__command_put(fan_sim_graph *g, fan_sim_command *c);
-fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error *err);
+fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *queue, fan_error *err);
 /* fan__recording_wait: handles a wait if q or the event is captured; *done false: neither is. */
-fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done,
+fan_status fan__recording_wait(fan_sim_queue *queue, const fan_sim_event *ev, bool *done,
                                fan_error *err);
 
 /* fan__recording_drop_all: drops those that were never ended. */
-void fan__recording_drop_all(fan_sim *m);
+void fan__recording_drop_all(fan_sim *machine);
 
 /* run: runs queued work, late and in any order that is allowed. Call with the machine's lock held;
  * it is released while work runs. */
 
 /* fan__run_settle: removes fulfilled waits from the queues' heads; each may fulfil others. */
-void fan__run_settle(fan_sim *m);
+void fan__run_settle(fan_sim *machine);
 /* fan__run_pick: returns the queue whose head runs next; NULL: no head may run. */
-fan_sim_queue *fan__run_pick(fan_sim *m);
+fan_sim_queue *fan__run_pick(fan_sim *machine);
 /* fan__run_one: runs the head of q, with the lock released. */
-fan_status fan__run_one(fan_sim *m, fan_sim_queue *q, fan_error *err);
+fan_status fan__run_one(fan_sim *machine, fan_sim_queue *queue, fan_error *err);
 /* fan__run_stand_by: waits until the thread that runs work has finished one piece. */
-void fan__run_stand_by(fan_sim *m);
+void fan__run_stand_by(fan_sim *machine);
 /* fan__run_until: runs work, in any allowed order, until point has passed; queue NULL: until all is
  * idle. Stops at the first kernel that fails. */
-fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err);
+fan_status fan__run_until(fan_sim *machine, fan_sim_point point, fan_error *err);
 /* fan__run_join: joins the clock `what` to the calling thread's in the checker. A release of memory
  * needs it (fan__sim_dropped). */
-fan_status fan__run_join(fan_sim *m, const fan_clock *what, fan_error *err);
+fan_status fan__run_join(fan_sim *machine, const fan_clock *what, fan_error *err);
 /* fan__run_finish: runs work until all that q has queued by now has run; orders the calling thread
  * after it. */
-fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err);
+fan_status fan__run_finish(fan_sim *machine, fan_sim_queue *queue, fan_error *err);
 bool fan__run_has_passed(const fan_sim_event *ev);
 /* fan__run_for: runs only the work that `point` needs; *can false: it can never pass. */
-fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can, fan_error *err);
+fan_status fan__run_for(fan_sim *machine, fan_sim_point point, size_t depth, bool *can,
+                        fan_error *err);
 /* fan__sim_nudge: runs one piece of work, where no search chooses (sim.h, Queries). */
 fan_status fan__sim_nudge(fan_device *d, fan_error *err);
 
@@ -480,7 +489,7 @@ fan_status fan__sim_nudge(fan_device *d, fan_error *err);
 /* fan__stream_barrier: A7: orders work on the legacy default stream after all that its device's
  * blocking streams have queued; and work on a blocking stream after all that the legacy stream has.
  * FAN_ERR_NOMEM may leave extra waits, which no caller can observe. */
-fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err);
+fan_status fan__stream_barrier(fan_sim *machine, fan_sim_queue *queue, fan_error *err);
 
 /* event: events of a machine: the table's entries. */
 

@@ -19,7 +19,9 @@
 static bool round_up(size_t bytes, size_t *out)
 {
     size_t whole;
-    if (__builtin_add_overflow(bytes ? bytes : 1, (size_t)FAN_ARENA_ALIGN - 1, &whole))
+    if (bytes == 0)
+        bytes = 1;
+    if (__builtin_add_overflow(bytes, (size_t)FAN_ARENA_ALIGN - 1, &whole))
         return false;
     *out = whole - whole % FAN_ARENA_ALIGN;
     return true;
@@ -57,7 +59,9 @@ static void arena_spoil(const fan_arena *a, uintptr_t lo, uintptr_t hi)
 
 static uintptr_t arena_top(const fan_arena *a)
 {
-    return a->n ? a->blocks[a->n - 1].hi : a->base;
+    if (a->n == 0)
+        return a->base;
+    return a->blocks[a->n - 1].hi;
 }
 
 fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
@@ -70,7 +74,8 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
         *host = true;
         return NULL;
     }
-    size_t i = a->hint, first = SIZE_MAX;
+    size_t i = a->hint;
+    size_t first = SIZE_MAX;
     for (; i < a->n; i++) {
         const fan_block *b = &a->blocks[i];
         if (b->used)
@@ -81,25 +86,30 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
             break;
     }
     if (i == a->n) {
-        uintptr_t lo = arena_top(a), was = lo;
-        bool last = a->n > 0 && !a->blocks[a->n - 1].used; /* free and too small: it grows */
-        if (last)
-            lo = a->blocks[a->n - 1].lo;
+        uintptr_t top = arena_top(a);
+        uintptr_t lo = top;
+        if (a->n > 0 && !a->blocks[a->n - 1].used) { /* free and too small: it grows */
+            i = a->n - 1;
+            lo = a->blocks[i].lo;
+        }
         if (a->base + a->bytes - lo < need)
             return NULL;
-        i = last ? a->n - 1 : a->n++;
+        a->n = i + 1;
         a->blocks[i] = (fan_block){.lo = lo, .hi = lo + need};
-        arena_spoil(a, was, lo + need);
+        arena_spoil(a, top, lo + need);
     } else if (a->blocks[i].hi - a->blocks[i].lo > need) {
         memmove(&a->blocks[i + 1], &a->blocks[i], (a->n - i) * sizeof *a->blocks);
         a->n++;
-        a->blocks[i].hi = a->blocks[i + 1].lo = a->blocks[i].lo + need;
+        a->blocks[i].hi = a->blocks[i].lo + need;
+        a->blocks[i + 1].lo = a->blocks[i].hi;
     }
     fan_block *b = &a->blocks[i];
     b->used = true;
     b->automatic = false;
     b->name = 0;
-    a->hint = first == SIZE_MAX || first == i ? i + 1 : first;
+    a->hint = i + 1;
+    if (first < i)
+        a->hint = first;
     a->live++;
     a->in_use += need;
     return b;
@@ -109,13 +119,17 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
 static size_t arena_at(const fan_arena *a, uintptr_t address)
 {
     size_t i = fan_search_end(a->blocks, a->n, sizeof *a->blocks, offsetof(fan_block, hi), address);
-    return i < a->n && a->blocks[i].lo <= address ? i : a->n;
+    if (i < a->n && a->blocks[i].lo > address)
+        return a->n;
+    return i;
 }
 
 fan_block *fan_arena_find(fan_arena *a, uintptr_t address)
 {
     size_t i = arena_at(a, address);
-    return i < a->n && a->blocks[i].used ? &a->blocks[i] : NULL;
+    if (i == a->n || !a->blocks[i].used)
+        return NULL;
+    return &a->blocks[i];
 }
 
 void fan_arena_free(fan_arena *a, uintptr_t lo)
@@ -130,8 +144,12 @@ void fan_arena_free(fan_arena *a, uintptr_t lo)
     a->live--;
     a->in_use -= b->hi - b->lo;
     /* Merge free neighbours. */
-    size_t from = i > 0 && !a->blocks[i - 1].used ? i - 1 : i;
-    size_t to = i + 1 < a->n && !a->blocks[i + 1].used ? i + 1 : i;
+    size_t from = i;
+    size_t to = i;
+    if (i > 0 && !a->blocks[i - 1].used)
+        from--;
+    if (i + 1 < a->n && !a->blocks[i + 1].used)
+        to++;
     if (to > from) {
         a->blocks[from].hi = a->blocks[to].hi;
         memmove(&a->blocks[from + 1], &a->blocks[to + 1], (a->n - to - 1) * sizeof *a->blocks);
@@ -152,40 +170,47 @@ void fan_arena_reset(fan_arena *a)
         arena_spoil(a, a->base, hi);
         a->blocks[a->n++] = (fan_block){.lo = a->base, .hi = hi};
     }
-    a->hint = a->live = a->in_use = 0;
+    a->hint = 0;
+    a->live = 0;
+    a->in_use = 0;
 }
 #endif
 
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
 {
     const fan_job *job = what;
-    /* the checker does not track host memory */
-    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n;
+    const fan_stats_out *stats = job->stats_out;
     *write = false;
-    if (i < reads) {
-        *a = job->in[i].array;
-        return true;
-    }
-    i -= reads;
-    if (job->stats_out) {
-        const fan_stats_out *g = job->stats_out;
-        size_t more = g->before ? 2 : 1;
-        *write = i == more - 1;
-        *a = *write ? g->words : g->before;
-        if (i < more)
+    if (job->kind != FAN_JOB_UPLOAD) { /* the checker does not track host memory */
+        if (i < job->n) {
+            *a = job->in[i].array;
             return true;
-        i -= more;
+        }
+        i -= job->n;
     }
-    *write = false;
-    if (job->kind == FAN_JOB_SCATTER && i < 4) {
+    if (stats && stats->before) {
+        *a = stats->before;
+        if (i-- == 0)
+            return true;
+    }
+    if (stats) {
+        *a = stats->words;
+        *write = i == 0;
+        if (i-- == 0)
+            return true;
+    }
+    if (job->kind == FAN_JOB_SCATTER) {
         const fan_array *parts[] = {job->sparse->indices, job->sparse->values,
                                     job->sparse->pointers, job->out};
-        *a = parts[i];
-        return true;
+        if (i < 4) {
+            *a = parts[i];
+            return true;
+        }
+        i -= 4;
     }
     *write = true;
     *a = job->out;
-    return i == (job->kind == FAN_JOB_SCATTER ? 4u : 0u);
+    return i == 0;
 }
 
 bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *write)
@@ -194,49 +219,64 @@ bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *wr
     *write = i >= k->nreads;
     if (i >= k->nreads + k->nwrites)
         return false;
-    *a = *write ? k->writes[i - k->nreads] : k->reads[i];
+    if (*write)
+        *a = k->writes[i - k->nreads];
+    else
+        *a = k->reads[i];
     return true;
 }
 
-fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address)
+fan_sim_device_part *fan__access_part(fan_sim *machine, uintptr_t address)
 {
-    for (int i = 0; i < m->config.devices; i++)
-        if (address - m->parts[i].arena.base < m->parts[i].arena.bytes)
-            return &m->parts[i];
+    for (int i = 0; i < machine->config.devices; i++)
+        if (address - machine->parts[i].arena.base < machine->parts[i].arena.bytes)
+            return &machine->parts[i];
     return NULL;
 }
 
-fan_block *fan__access_block(fan_sim *m, const void *address)
+fan_block *fan__access_block(fan_sim *machine, const void *address)
 {
-    fan_sim_device_part *p = fan__access_part(m, (uintptr_t)address);
-    return p ? fan_arena_find(&p->arena, (uintptr_t)address) : NULL;
+    fan_sim_device_part *p = fan__access_part(machine, (uintptr_t)address);
+    if (!p)
+        return NULL;
+    return fan_arena_find(&p->arena, (uintptr_t)address);
 }
 
-void fan__access_report(fan_sim *m, fan__visit *next, const void *what)
+fan_block *fan__access_bytes(fan_sim *machine, const fan_array *a)
+{
+    if (!a || !a->size)
+        return NULL;
+    return fan__access_block(machine, a->data);
+}
+
+void fan__access_report(fan_sim *machine, fan__visit *next, const void *what)
 {
     const fan_array *a = NULL;
     bool write;
-    if (!fan__sim_here.m || !fan__sim_here.m->has_chooser)
+    if (!fan__sim_here.machine || !fan__sim_here.machine->has_chooser)
         return;
     for (size_t i = 0; next(what, i, &a, &write); i++) {
-        const fan_block *b = a && a->size ? fan__access_block(m, a->data) : NULL;
-        if (b)
-            fan__sim_access(m, b->name, write);
+        const fan_block *block = fan__access_bytes(machine, a);
+        if (block)
+            fan__sim_access(machine, block->name, write);
     }
 }
 
 /* ---- donated memory ---- */
 
 /* access_is_donated: whether the operation accesses memory that was donated; *race says where. */
-static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_array *a, bool write,
-                              fan_race *race)
+static bool access_is_donated(const fan_sim *machine, const fan_op *op, const fan_array *a,
+                              bool write, fan_race *race)
 {
-    for (const fan_sim_donation *g = a && a->size ? m->donations : NULL; g; g = g->next) {
-        fan_region one = fan_region_of(g->what), two = fan_region_of(a);
+    if (!a || !a->size)
+        return false;
+    fan_region accessed = fan_region_of(a);
+    for (const fan_sim_donation *g = machine->donations; g; g = g->next) {
+        fan_region donated = fan_region_of(g->what);
         fan_verdict verdict;
         int64_t lo, hi;
         /* A6: an undecided overlap counts as one. */
-        if (fan_overlap(&one, &two, 0, NULL, NULL, &verdict, NULL) == FAN_OK &&
+        if (fan_overlap(&donated, &accessed, 0, NULL, NULL, &verdict, NULL) == FAN_OK &&
             verdict == FAN_OVERLAP_DISJOINT)
             continue;
         fan_array_reach(a, &lo, &hi);
@@ -253,9 +293,9 @@ static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_arra
     return false;
 }
 
-void fan__access_take_back(fan_sim *m, fan_extent bytes)
+void fan__access_take_back(fan_sim *machine, fan_extent bytes)
 {
-    for (fan_sim_donation **at = &m->donations, *g; (g = *at);) {
+    for (fan_sim_donation **at = &machine->donations, *g; (g = *at);) {
         if (fan_extents_may_overlap(fan_extent_of(g->what), bytes)) {
             *at = g->next;
             fan_free(g);
@@ -268,7 +308,7 @@ void fan__access_take_back(fan_sim *m, fan_extent bytes)
 fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate,
                         fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(d);
+    fan_sim *machine = fan__sim_machine(d);
     fan_status status = FAN_OK;
     fan_sim_donation *g = NULL;
     char call_site[FAN__SITE];
@@ -276,81 +316,85 @@ fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, boo
     uint64_t op;
     if (!a->size)
         return FAN_OK;
-    fan__sim_call_site(m, call_site, sizeof call_site);
-    fan__sim_lock(m);
-    const fan_block *b = fan__access_block(m, a->data);
-    if (!m->checking || m->dying || !b)
+    fan__sim_call_site(machine, call_site, sizeof call_site);
+    fan__sim_lock(machine);
+    const fan_block *b = fan__access_block(machine, a->data);
+    if (!machine->checking || machine->dying || !b)
         goto done;
-    fan__sim_access(m, b->name, donate);
-    if (!donate && !m->donations)
+    fan__sim_access(machine, b->name, donate);
+    if (!donate && !machine->donations)
         goto done;
     if (donate) {
         fan_array *one = (fan_array *)(uintptr_t)a;
         fan__packer p = {NULL, 0};
         fan__pack(&p, sizeof *g);
         (void)fan__pack_arrays(&p, &one, 1);
-        if (!(g = fan_calloc(p.used)))
+        g = fan_calloc(p.used);
+        if (!g)
             FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a donation"));
         p = (fan__packer){(char *)g, 0};
         fan__pack(&p, sizeof *g);
         g->what = fan__pack_arrays(&p, &one, 1)[0];
     }
-    uint32_t host = fan__sim_lane(m);
-    FAN_GO(fan_race_check_begin(m->race_check, host, host, name, call_site, &op, err));
-    if (access_is_donated(m, fan_race_check_op(m->race_check, op), a, donate, &race)) {
-        fan__sim_keep_race(m, &race);
-        status = fan__sim_raise(m, &race, err);
+    uint32_t host = fan__sim_lane(machine);
+    FAN_GO(fan_race_check_begin(machine->race_check, host, host, name, call_site, &op, err));
+    if (access_is_donated(machine, fan_race_check_op(machine->race_check, op), a, donate, &race)) {
+        fan__sim_keep_race(machine, &race);
+        status = fan__sim_raise(machine, &race, err);
     } else if (donate) {
-        g->op = *fan_race_check_op(m->race_check, op);
-        g->next = m->donations;
-        m->donations = g;
+        g->op = *fan_race_check_op(machine->race_check, op);
+        g->next = machine->donations;
+        machine->donations = g;
         g = NULL;
     }
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     fan_free(g);
     return status;
 }
 
 void fan__sim_returned(fan_device *d, const fan_array *a)
 {
-    fan_sim *m = fan__sim_machine(d);
-    fan__sim_lock(m);
-    fan__access_take_back(m, fan_extent_of(a));
-    fan__sim_unlock(m);
+    fan_sim *machine = fan__sim_machine(d);
+    fan__sim_lock(machine);
+    fan__access_take_back(machine, fan_extent_of(a));
+    fan__sim_unlock(machine);
 }
 
 /* ---- judged ---- */
 
-fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site,
-                             fan__keeper kept, bool by_user, fan__visit *next, const void *what,
-                             fan_race *race, fan_error *err)
+fan_status fan__access_judge(fan_sim *machine, uint32_t lane, const char *name,
+                             const char *call_site, fan__keeper kept, bool by_user,
+                             fan__visit *next, const void *what, fan_race *race, fan_error *err)
 {
     const fan_array *a = NULL;
     bool write;
     uint64_t op;
     fan_status worst = FAN_OK;
-    if (!m->checking)
+    if (!machine->checking)
         return FAN_OK;
     for (size_t i = 0; next(what, i, &a, &write); i++)
         if (a)
-            fan_race_check_plan(m->race_check, a);
-    FAN_TRY(fan_race_check_begin(m->race_check, lane, fan__sim_lane(m), name, call_site, &op, err));
+            fan_race_check_plan(machine->race_check, a);
+    FAN_TRY(fan_race_check_begin(machine->race_check, lane, fan__sim_lane(machine), name, call_site,
+                                 &op, err));
     if (kept != KEPT_BY_NONE)
-        fan_race_check_over(m->race_check, op, kept == KEPT_BY_HOST);
+        fan_race_check_over(machine->race_check, op, kept == KEPT_BY_HOST);
     for (size_t i = 0; next(what, i, &a, &write); i++) {
-        fan_status status =
-            a ? fan_race_check_access(m->race_check, op, a, write, worst == FAN_OK ? race : NULL)
-              : FAN_OK;
+        bool first = worst == FAN_OK;
+        fan_status status = FAN_OK;
+        if (a)
+            status = fan_race_check_access(machine->race_check, op, a, write, first ? race : NULL);
         if (status == FAN_ERR_NOMEM)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
-        if (status == FAN_OK && worst == FAN_OK && by_user && m->donations &&
-            access_is_donated(m, fan_race_check_op(m->race_check, op), a, write, race))
-            status = FAN_ERR_RACE;
         if (status != FAN_OK)
             worst = status;
+        if (worst != FAN_OK || !by_user || !machine->donations)
+            continue;
+        if (access_is_donated(machine, fan_race_check_op(machine->race_check, op), a, write, race))
+            worst = FAN_ERR_RACE;
     }
     if (worst == FAN_ERR_RACE)
-        fan__sim_keep_race(m, race);
+        fan__sim_keep_race(machine, race);
     return worst;
 }

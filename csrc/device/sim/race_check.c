@@ -1,3 +1,10 @@
+/* The happens-before checker: every byte's last write and the reads since, and the clocks of the
+ * lanes that made them.
+ *
+ *   runs       the runs of bytes of a view
+ *   history    the last write and reads of each range of bytes
+ *   lanes      clocks of streams and threads; events, waits, locks
+ *   accesses   check a run of bytes against the history, then note it; releases of memory */
 #include "device/sim/race_check.h"
 
 #include "base/clock.h"
@@ -100,7 +107,8 @@ static void fan__runs_of(const fan_array *a, fan__runs *out)
     out->n = 0;
     /* Axes with a width, strides made positive, narrowest first. */
     for (int i = 0; i < a->ndim; i++) {
-        int64_t extent = a->shape[i], stride = a->strides[i];
+        int64_t extent = a->shape[i];
+        int64_t stride = a->strides[i];
         if (extent == 0) {
             out->bytes = 0;
             return;
@@ -149,74 +157,79 @@ static bool fan__runs_next(fan__runs *r)
     return false;
 }
 
-static inline uint64_t fan__count_in(const fan_clock *c, uint32_t at)
+static inline uint64_t fan__count_in(const fan_clock *clock, uint32_t at)
 {
-    return at < c->n ? (c->heap ? c->heap : c->lanes)[at] : 0;
-}
-static inline fan__range *fan__history_at(const fan_race_check *o, fan__place p)
-{
-    return &o->dir[p.c]->r[p.i];
-}
-static inline bool fan__history_is_end(const fan_race_check *o, fan__place p)
-{
-    return p.c >= o->ndir;
+    if (at >= clock->n)
+        return 0;
+    if (clock->heap)
+        return clock->heap[at];
+    return clock->lanes[at];
 }
 
-static void fan__history_free_chunk(fan_race_check *o, fan__chunk *c)
+static inline fan__range *fan__history_at(const fan_race_check *check, fan__place p)
 {
-    c->next = o->freelist;
-    o->freelist = c;
-    o->nfree++;
+    return &check->dir[p.c]->r[p.i];
+}
+static inline bool fan__history_is_end(const fan_race_check *check, fan__place p)
+{
+    return p.c >= check->ndir;
 }
 
-static void fan__history_drop_op(fan_race_check *o, uint32_t at)
+static void fan__history_free_chunk(fan_race_check *check, fan__chunk *c)
 {
-    if (at == FAN__NONE || --o->ops[at].refs)
+    c->next = check->freelist;
+    check->freelist = c;
+    check->nfree++;
+}
+
+static void fan__history_drop_op(fan_race_check *check, uint32_t at)
+{
+    if (at == FAN__NONE || --check->ops[at].refs)
         return;
-    o->lanes[o->ops[at].op.lane].ops--;
-    o->ops[at].next = o->free_op;
-    o->free_op = at;
+    check->lanes[check->ops[at].op.lane].ops--;
+    check->ops[at].next = check->free_op;
+    check->free_op = at;
 }
 
-static uint32_t history_take_read(fan_race_check *o)
+static uint32_t history_take_read(fan_race_check *check)
 {
-    assert(o->free_reads > 0);
-    o->free_reads--;
-    uint32_t at = o->free_read;
+    assert(check->free_reads > 0);
+    check->free_reads--;
+    uint32_t at = check->free_read;
     if (at == FAN__NONE)
-        return (uint32_t)o->nreads++;
-    o->free_read = o->reads[at].next;
+        return (uint32_t)check->nreads++;
+    check->free_read = check->reads[at].next;
     return at;
 }
 
-static void history_give_read(fan_race_check *o, uint32_t at)
+static void history_give_read(fan_race_check *check, uint32_t at)
 {
-    fan__history_drop_op(o, o->reads[at].op);
-    o->reads[at].next = o->free_read;
-    o->free_read = at;
-    o->free_reads++;
+    fan__history_drop_op(check, check->reads[at].op);
+    check->reads[at].next = check->free_read;
+    check->free_read = at;
+    check->free_reads++;
 }
 
-static void history_clear_reads(fan_race_check *o, fan__range *r)
+static void history_clear_reads(fan_race_check *check, fan__range *r)
 {
     for (uint32_t at = r->reads, next; at != FAN__NONE; at = next) {
-        next = o->reads[at].next;
-        history_give_read(o, at);
+        next = check->reads[at].next;
+        history_give_read(check, at);
     }
     r->reads = FAN__NONE;
 }
 
-static size_t history_count_reads(const fan_race_check *o, const fan__range *r)
+static size_t history_count_reads(const fan_race_check *check, const fan__range *r)
 {
     size_t n = 0;
-    for (uint32_t at = r->reads; at != FAN__NONE; at = o->reads[at].next)
+    for (uint32_t at = r->reads; at != FAN__NONE; at = check->reads[at].next)
         n++;
     return n;
 }
 
-static fan__place fan__history_after(const fan_race_check *o, fan__place p)
+static fan__place fan__history_after(const fan_race_check *check, fan__place p)
 {
-    if (++p.i >= o->dir[p.c]->n) {
+    if (++p.i >= check->dir[p.c]->n) {
         p.c++;
         p.i = 0;
     }
@@ -224,21 +237,21 @@ static fan__place fan__history_after(const fan_race_check *o, fan__place p)
 }
 
 /* fan__history_find: returns the first range that ends after `x`. */
-static fan__place fan__history_find(const fan_race_check *o, uintptr_t x)
+static fan__place fan__history_find(const fan_race_check *check, uintptr_t x)
 {
     fan__place p = {0, 0};
-    size_t end = o->ndir;
+    size_t end = check->ndir;
     while (p.c < end) {
         size_t mid = p.c + (end - p.c) / 2;
-        const fan__chunk *c = o->dir[mid];
+        const fan__chunk *c = check->dir[mid];
         if (c->r[c->n - 1].hi > x)
             end = mid;
         else
             p.c = mid + 1;
     }
-    if (fan__history_is_end(o, p))
+    if (fan__history_is_end(check, p))
         return p;
-    const fan__chunk *c = o->dir[p.c];
+    const fan__chunk *c = check->dir[p.c];
     uint32_t last = c->n - 1;
     while (p.i < last) {
         uint32_t mid = p.i + (last - p.i) / 2;
@@ -251,34 +264,35 @@ static fan__place fan__history_find(const fan_race_check *o, uintptr_t x)
 }
 
 /* history_open_chunk: inserts a spare chunk at index c of the directory. The room must exist. */
-static fan__chunk *history_open_chunk(fan_race_check *o, size_t c)
+static fan__chunk *history_open_chunk(fan_race_check *check, size_t c)
 {
-    assert(o->freelist && o->ndir < o->dir_cap);
-    memmove(&o->dir[c + 1], &o->dir[c], (o->ndir - c) * sizeof *o->dir);
-    o->ndir++;
-    fan__chunk *new_ = o->dir[c] = o->freelist;
-    o->freelist = new_->next;
-    o->nfree--;
-    new_->n = 0;
-    return new_;
+    assert(check->freelist && check->ndir < check->dir_cap);
+    memmove(&check->dir[c + 1], &check->dir[c], (check->ndir - c) * sizeof *check->dir);
+    check->ndir++;
+    fan__chunk *opened = check->freelist;
+    check->freelist = opened->next;
+    check->nfree--;
+    check->dir[c] = opened;
+    opened->n = 0;
+    return opened;
 }
 
 /* history_insert: inserts *r before p (which may be the end) and returns its place. The room must
  * exist. */
-static fan__place history_insert(fan_race_check *o, fan__place p, const fan__range *r)
+static fan__place history_insert(fan_race_check *check, fan__place p, const fan__range *r)
 {
-    if (fan__history_is_end(o, p)) {
-        p.c = o->ndir ? o->ndir - 1 : 0;
-        if (o->ndir == 0)
-            history_open_chunk(o, 0);
-        p.i = o->dir[p.c]->n;
+    if (fan__history_is_end(check, p)) {
+        if (check->ndir == 0)
+            history_open_chunk(check, 0);
+        p.c = check->ndir - 1;
+        p.i = check->dir[p.c]->n;
     }
-    fan__chunk *c = o->dir[p.c];
+    fan__chunk *c = check->dir[p.c];
     if (c->n == FAN__CHUNK) {
-        fan__chunk *right = history_open_chunk(o, p.c + 1);
-        uint32_t keep =
-            /* ranges appended at the end fill their chunks */
-            p.i == FAN__CHUNK ? FAN__CHUNK : FAN__CHUNK / 2;
+        fan__chunk *right = history_open_chunk(check, p.c + 1);
+        uint32_t keep = FAN__CHUNK / 2;
+        if (p.i == FAN__CHUNK) /* ranges appended at the end fill their chunks */
+            keep = FAN__CHUNK;
         right->n = FAN__CHUNK - keep;
         memcpy(right->r, c->r + keep, right->n * sizeof *r);
         c->n = keep;
@@ -296,16 +310,17 @@ static fan__place history_insert(fan_race_check *o, fan__place p, const fan__ran
 
 /* fan__history_erase: removes the ranges from p on that begin below `hi`, with their references.
  * Returns the place that follows them. */
-static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t hi)
+static fan__place fan__history_erase(fan_race_check *check, fan__place p, uintptr_t hi)
 {
-    size_t empty = 0, first_empty = 0;
+    size_t empty = 0;
+    size_t first_empty = 0;
     fan__place q = p;
-    while (!fan__history_is_end(o, q)) {
-        fan__chunk *c = o->dir[q.c];
+    while (!fan__history_is_end(check, q)) {
+        fan__chunk *c = check->dir[q.c];
         uint32_t end = q.i;
         while (end < c->n && c->r[end].lo < hi) {
-            history_clear_reads(o, &c->r[end]);
-            fan__history_drop_op(o, c->r[end].op);
+            history_clear_reads(check, &c->r[end]);
+            fan__history_drop_op(check, c->r[end].op);
             end++;
         }
         bool more = end == c->n;
@@ -314,7 +329,7 @@ static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t 
         if (c->n == 0) {
             if (empty++ == 0)
                 first_empty = q.c;
-            fan__history_free_chunk(o, c);
+            fan__history_free_chunk(check, c);
         }
         if (!more)
             break;
@@ -322,147 +337,160 @@ static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t 
         q.i = 0;
     }
     if (empty) {
-        memmove(&o->dir[first_empty], &o->dir[first_empty + empty],
-                (o->ndir - first_empty - empty) * sizeof *o->dir);
-        o->ndir -= empty;
+        memmove(&check->dir[first_empty], &check->dir[first_empty + empty],
+                (check->ndir - first_empty - empty) * sizeof *check->dir);
+        check->ndir -= empty;
         if (first_empty == p.c)
             return (fan__place){p.c, 0};
     }
-    if (!fan__history_is_end(o, p) && p.i >= o->dir[p.c]->n)
+    if (!fan__history_is_end(check, p) && p.i >= check->dir[p.c]->n)
         return (fan__place){p.c + 1, 0};
     return p;
 }
 
 /* fan__history_cut: splits a range that has `x` strictly inside. Returns the first range that ends
  * after x. The room must exist. */
-static fan__place fan__history_cut(fan_race_check *o, uintptr_t x)
+static fan__place fan__history_cut(fan_race_check *check, uintptr_t x)
 {
-    fan__place p = fan__history_find(o, x);
-    if (fan__history_is_end(o, p) || fan__history_at(o, p)->lo >= x)
+    fan__place p = fan__history_find(check, x);
+    if (fan__history_is_end(check, p) || fan__history_at(check, p)->lo >= x)
         return p;
-    fan__range left = *fan__history_at(o, p);
+    fan__range left = *fan__history_at(check, p);
     left.hi = x;
     if (left.op != FAN__NONE)
-        o->ops[left.op].refs++;
+        check->ops[left.op].refs++;
     left.reads = FAN__NONE;
-    for (uint32_t at = fan__history_at(o, p)->reads; at != FAN__NONE; at = o->reads[at].next) {
-        uint32_t copy = history_take_read(o);
-        o->reads[copy] = o->reads[at];
-        o->reads[copy].next = left.reads;
+    for (uint32_t at = fan__history_at(check, p)->reads; at != FAN__NONE;
+         at = check->reads[at].next) {
+        uint32_t copy = history_take_read(check);
+        check->reads[copy] = check->reads[at];
+        check->reads[copy].next = left.reads;
         left.reads = copy;
-        o->ops[o->reads[at].op].refs++;
+        check->ops[check->reads[at].op].refs++;
     }
-    fan__history_at(o, p)->lo = x;
-    return fan__history_after(o, history_insert(o, p, &left));
+    fan__history_at(check, p)->lo = x;
+    return fan__history_after(check, history_insert(check, p, &left));
 }
 
 /* fan__history_reserve: makes room for `ranges` more ranges and `reads` more reads, for accesses
  * that cross `crossed` existing ranges. */
-static int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, size_t crossed)
+static int fan__history_reserve(fan_race_check *check, size_t ranges, size_t reads, size_t crossed)
 {
     /* Every full chunk that is crossed may be split once; the halves then take CHUNK/2 each. */
     size_t chunks = crossed / FAN__CHUNK + ranges / (FAN__CHUNK / 2) + 4;
     if (chunks > ranges + 1)
         chunks = ranges + 1;
-    if (o->ndir + chunks > o->dir_cap &&
-        fan_grow((void **)&o->dir, &o->dir_cap, o->ndir + chunks, sizeof *o->dir))
+    if (check->ndir + chunks > check->dir_cap &&
+        fan_grow((void **)&check->dir, &check->dir_cap, check->ndir + chunks, sizeof *check->dir))
         return -1;
-    while (o->nfree < chunks) {
+    while (check->nfree < chunks) {
         fan__chunk *c = fan_alloc(sizeof *c);
         if (!c)
             return -1;
-        fan__history_free_chunk(o, c);
+        fan__history_free_chunk(check, c);
     }
-    if (o->free_reads < reads) {
-        size_t was = o->reads_cap, want = o->reads_cap + (reads - o->free_reads);
+    if (check->free_reads < reads) {
+        size_t was = check->reads_cap;
+        size_t want = was + (reads - check->free_reads);
         if (want >= FAN__NONE ||
-            fan_grow((void **)&o->reads, &o->reads_cap, want, sizeof *o->reads))
+            fan_grow((void **)&check->reads, &check->reads_cap, want, sizeof *check->reads))
             return -1;
-        o->free_reads += o->reads_cap - was;
+        check->free_reads += check->reads_cap - was;
     }
     return 0;
 }
 
 /* fan__history_measure: computes the most that noting [lo, hi) can take, read or write: two cuts,
  * each copying a list of reads; a read on every range and every gap. */
-static void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi,
+static void fan__history_measure(const fan_race_check *check, uintptr_t lo, uintptr_t hi,
                                  size_t *ranges, size_t *reads, size_t *crossed)
 {
-    size_t k = 0, copies = 0;
-    fan__place p = fan__history_find(o, lo);
-    for (; !fan__history_is_end(o, p); p = fan__history_after(o, p)) {
-        const fan__range *r = fan__history_at(o, p);
+    size_t k = 0;
+    size_t copies = 0;
+    fan__place p = fan__history_find(check, lo);
+    for (; !fan__history_is_end(check, p); p = fan__history_after(check, p)) {
+        const fan__range *r = fan__history_at(check, p);
         if (r->lo >= hi)
             break;
         k++;
         if (r->lo < lo)
-            copies += history_count_reads(o, r);
+            copies += history_count_reads(check, r);
         if (r->hi > hi)
-            copies += history_count_reads(o, r) + 1;
+            copies += history_count_reads(check, r) + 1;
     }
     *ranges += k + 3;
     *reads += 2 * k + 1 + copies;
     *crossed += k;
 }
 
+/* history_make_room: for one access to [lo, hi). */
+static int history_make_room(fan_race_check *check, uintptr_t lo, uintptr_t hi)
+{
+    size_t ranges = 0;
+    size_t reads = 0;
+    size_t crossed = 0;
+    fan__history_measure(check, lo, hi, &ranges, &reads, &crossed);
+    return fan__history_reserve(check, ranges, reads, crossed);
+}
+
 /* fan__history_add_read: notes a read and drops the reads that it covers. */
-static void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *now,
+static void fan__history_add_read(fan_race_check *check, fan__range *r, const fan_clock *now,
                                   uint32_t op)
 {
-    const fan_op *acting = &o->ops[op].op;
+    const fan_op *acting = &check->ops[op].op;
     uint32_t *link = &r->reads;
     while (*link != FAN__NONE) {
-        fan__reading *old = &o->reads[*link];
+        fan__reading *old = &check->reads[*link];
         if (old->op == op)
             return;
         if (fan__count_in(now, old->lane) >= old->count) {
             uint32_t gone = *link;
             *link = old->next;
-            history_give_read(o, gone);
+            history_give_read(check, gone);
         } else {
             link = &old->next;
         }
     }
-    uint32_t at = history_take_read(o);
-    o->reads[at] =
+    uint32_t at = history_take_read(check);
+    check->reads[at] =
         (fan__reading){.count = acting->count, .lane = acting->lane, .op = op, .next = r->reads};
     r->reads = at;
-    o->ops[op].refs++;
+    check->ops[op].refs++;
 }
 
-static void fan__history_set_write(fan_race_check *o, fan__range *r, uint32_t op, bool released)
+static void fan__history_set_write(fan_race_check *check, fan__range *r, uint32_t op, bool released)
 {
-    history_clear_reads(o, r);
+    history_clear_reads(check, r);
     if (r->op != op) {
-        o->ops[op].refs++;
-        fan__history_drop_op(o, r->op);
+        check->ops[op].refs++;
+        fan__history_drop_op(check, r->op);
     }
     r->op = op;
-    r->lane = o->ops[op].op.lane;
-    r->count = o->ops[op].op.count;
+    r->lane = check->ops[op].op.lane;
+    r->count = check->ops[op].op.count;
     r->released = released;
 }
 
 /* fan__history_note_write: makes [lo, hi) one range. The room must exist. */
-static void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi,
+static void fan__history_note_write(fan_race_check *check, uint32_t op, uintptr_t lo, uintptr_t hi,
                                     bool released)
 {
-    fan__place p = fan__history_cut(o, lo);
-    fan__history_cut(o, hi);
-    p = fan__history_find(o, lo);
-    if (!fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi) {
-        fan__range *r = fan__history_at(o, p);
+    fan__place p = fan__history_cut(check, lo);
+    fan__history_cut(check, hi);
+    p = fan__history_find(check, lo);
+    if (!fan__history_is_end(check, p) && fan__history_at(check, p)->lo < hi) {
+        fan__range *r = fan__history_at(check, p);
         r->lo = lo;
         bool whole = r->hi == hi;
         r->hi = hi;
-        fan__history_set_write(o, r, op, released);
+        fan__history_set_write(check, r, op, released);
         if (!whole)
-            fan__history_erase(o, fan__history_after(o, p), hi);
+            fan__history_erase(check, fan__history_after(check, p), hi);
         return;
     }
     fan__range r = {.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
-    fan__history_set_write(o, &r, op, released);
-    history_insert(o, p, &r);
+    fan__history_set_write(check, &r, op, released);
+    history_insert(check, p, &r);
 }
 
 /* fan__lane_room: makes room for `n` lanes in the clock. Its counts stay. */
@@ -479,129 +507,140 @@ static int fan__lane_room(fan_clock *c, size_t n)
 
 /* fan__lane_join: joins lane `from`'s clock to lane `to`'s. There must be room
  * (fan__lane_room_to_join). */
-static void fan__lane_join(fan_race_check *o, uint32_t to, uint32_t from)
+static void fan__lane_join(fan_race_check *check, uint32_t to, uint32_t from)
 {
     if (to == from)
         return;
-    fan_clock *a = &o->lanes[to].clock;
-    const fan_clock *b = &o->lanes[from].clock;
-    uint64_t *mine = a->heap ? a->heap : a->lanes;
-    const uint64_t *theirs = b->heap ? b->heap : b->lanes;
-    while (a->n < b->n)
-        mine[a->n++] = 0;
-    for (uint32_t i = 0; i < b->n; i++)
-        mine[i] = mine[i] < theirs[i] ? theirs[i] : mine[i];
+    fan_clock *clock = &check->lanes[to].clock;
+    const fan_clock *other = &check->lanes[from].clock;
+    uint64_t *mine = clock->heap ? clock->heap : clock->lanes;
+    const uint64_t *theirs = other->heap ? other->heap : other->lanes;
+    while (clock->n < other->n)
+        mine[clock->n++] = 0;
+    for (uint32_t i = 0; i < other->n; i++) {
+        if (mine[i] < theirs[i])
+            mine[i] = theirs[i];
+    }
 }
 
-static int fan__lane_room_to_join(fan_race_check *o, uint32_t to, uint32_t from)
+static int fan__lane_room_to_join(fan_race_check *check, uint32_t to, uint32_t from)
 {
-    return fan__lane_room(&o->lanes[to].clock, o->lanes[from].clock.n);
+    return fan__lane_room(&check->lanes[to].clock, check->lanes[from].clock.n);
 }
 
-fan_status fan_race_check_lane(fan_race_check *o, uint32_t *out, fan_error *err)
+fan_status fan_race_check_lane(fan_race_check *check, uint32_t *out, fan_error *err)
 {
-    size_t n = o->nlanes + 1;
+    size_t n = check->nlanes + 1;
     bool fits = n < FAN__NONE &&
-                !fan_grow((void **)&o->lanes, &o->lanes_cap, n, sizeof *o->lanes) &&
-                !fan__lane_room(&o->gate, n);
+                !fan_grow((void **)&check->lanes, &check->lanes_cap, n, sizeof *check->lanes) &&
+                !fan__lane_room(&check->gate, n);
     /* A host's clock has room for every lane, so joining it cannot fail. The others grow. */
-    for (size_t i = 0; fits && i < o->nlanes; i++)
-        fits = !o->lanes[i].host || !fan__lane_room(&o->lanes[i].clock, n);
+    for (size_t i = 0; fits && i < check->nlanes; i++)
+        fits = !check->lanes[i].host || !fan__lane_room(&check->lanes[i].clock, n);
     if (!fits)
         return fan_fail(err, FAN_ERR_NOMEM,
                         "out of memory for a lane of the happens-before checker");
-    fan__lane *l = &o->lanes[o->nlanes];
+    fan__lane *l = &check->lanes[check->nlanes];
     *l = (fan__lane){.open = FAN__NONE};
     fan_clock_init(&l->clock);
-    *out = (uint32_t)o->nlanes++;
+    *out = (uint32_t)check->nlanes++;
     return FAN_OK;
 }
 
-fan_status fan_race_check_host(fan_race_check *o, uint32_t at)
+fan_status fan_race_check_host(fan_race_check *check, uint32_t at)
 {
-    assert(at < o->nlanes);
-    if (fan__lane_room(&o->lanes[at].clock, o->nlanes))
+    assert(at < check->nlanes);
+    if (fan__lane_room(&check->lanes[at].clock, check->nlanes))
         return FAN_ERR_NOMEM;
-    o->lanes[at].host = true;
+    check->lanes[at].host = true;
     return FAN_OK;
 }
 
-void fan_race_check_name(fan_race_check *o, uint32_t at, uint64_t owner)
+void fan_race_check_name(fan_race_check *check, uint32_t at, uint64_t owner)
 {
-    assert(at < o->nlanes);
-    o->lanes[at].owner = owner;
+    assert(at < check->nlanes);
+    check->lanes[at].owner = owner;
 }
 
-uint64_t fan_race_check_owner(const fan_race_check *o, uint32_t at)
+uint64_t fan_race_check_owner(const fan_race_check *check, uint32_t at)
 {
-    assert(at < o->nlanes);
-    return o->lanes[at].owner;
+    assert(at < check->nlanes);
+    return check->lanes[at].owner;
 }
 
 #ifdef FAN_TEST
-size_t fan_race_check_lanes(const fan_race_check *o)
+size_t fan_race_check_lanes(const fan_race_check *check)
 {
-    return o->nlanes;
+    return check->nlanes;
 }
 #endif
 
-bool fan_race_check_reuse(fan_race_check *o, const fan_clock *seen, uint32_t *out)
+bool fan_race_check_reuse(fan_race_check *check, const fan_clock *seen, uint32_t *out)
 {
-    for (size_t i = 0; i < o->nlanes; i++) {
-        fan__lane *l = &o->lanes[i];
-        if (!l->left || (l->ops && fan__count_in(seen, (uint32_t)i) < l->count) ||
-            fan_clock_set(&l->clock, (uint32_t)i, l->count))
+    for (size_t i = 0; i < check->nlanes; i++) {
+        fan__lane *lane = &check->lanes[i];
+        uint32_t at = (uint32_t)i;
+        if (!lane->left)
             continue;
-        l->left = false;
-        *out = (uint32_t)i;
+        if (lane->ops && fan__count_in(seen, at) < lane->count)
+            continue;
+        if (fan_clock_set(&lane->clock, at, lane->count))
+            continue;
+        lane->left = false;
+        *out = at;
         return true;
     }
     return false;
 }
 
-fan_clock *fan_race_check_clock(fan_race_check *o, uint32_t at)
+fan_clock *fan_race_check_clock(fan_race_check *check, uint32_t at)
 {
-    assert(at < o->nlanes);
-    return &o->lanes[at].clock;
+    assert(at < check->nlanes);
+    return &check->lanes[at].clock;
 }
 
-void fan_race_check_leave(fan_race_check *o, uint32_t at)
+void fan_race_check_leave(fan_race_check *check, uint32_t at)
 {
-    fan__lane *l = &o->lanes[at];
-    assert(at < o->nlanes && !l->left && !l->host);
-    fan__history_drop_op(o, l->open);
+    fan__lane *l = &check->lanes[at];
+    assert(at < check->nlanes && !l->left && !l->host);
+    fan__history_drop_op(check, l->open);
     l->open = FAN__NONE;
     l->left = true;
     l->count = fan__count_in(&l->clock, at);
     fan_clock_fini(&l->clock);
 }
 
-fan_status fan_race_check_record(fan_race_check *o, uint32_t at, uint32_t host, fan_clock *event)
+fan_status fan_race_check_record(fan_race_check *check, uint32_t at, uint32_t host,
+                                 fan_clock *event)
 {
-    if (fan__lane_room_to_join(o, at, host))
+    if (fan__lane_room_to_join(check, at, host))
         return FAN_ERR_NOMEM;
-    uint32_t n = o->lanes[at].clock.n > o->lanes[host].clock.n ? o->lanes[at].clock.n
-                                                               : o->lanes[host].clock.n;
+    uint32_t n = check->lanes[at].clock.n;
+    if (n < check->lanes[host].clock.n)
+        n = check->lanes[host].clock.n;
     if (fan__lane_room(event, n))
         return FAN_ERR_NOMEM;
-    fan__lane_join(o, at, host);
-    fan_clock_copy(event, &o->lanes[at].clock);
+    fan__lane_join(check, at, host);
+    fan_clock_copy(event, &check->lanes[at].clock);
     return FAN_OK;
 }
 
-fan_status fan_race_check_wait(fan_race_check *o, uint32_t at, uint32_t host,
+fan_status fan_race_check_wait(fan_race_check *check, uint32_t at, uint32_t host,
                                const fan_clock *event)
 {
-    if (fan__lane_room_to_join(o, at, host) || fan__lane_room(&o->lanes[at].clock, event->n))
+    if (fan__lane_room_to_join(check, at, host) ||
+        fan__lane_room(&check->lanes[at].clock, event->n))
         return FAN_ERR_NOMEM;
-    fan__lane_join(o, at, host);
-    (void)fan_clock_join(&o->lanes[at].clock, event);
+    fan__lane_join(check, at, host);
+    (void)fan_clock_join(&check->lanes[at].clock, event);
     return FAN_OK;
 }
 
-fan_status fan_race_check_sync(fan_race_check *o, uint32_t host, const fan_clock *with)
+fan_status fan_race_check_sync(fan_race_check *check, uint32_t host, const fan_clock *with)
 {
-    return fan_clock_join(&o->lanes[host].clock, with) ? FAN_ERR_NOMEM : FAN_OK;
+    if (fan_clock_join(&check->lanes[host].clock, with))
+        return FAN_ERR_NOMEM;
+    return FAN_OK;
 }
 
 /* lock_place: returns the row of mutex `id`, or the free row for it. The table is never full. */
@@ -613,106 +652,114 @@ static fan__lock *lock_place(fan__lock *table, size_t cap, uint64_t id)
     return &table[i];
 }
 
-fan_status fan_race_check_locked(fan_race_check *o, uint32_t host, uint64_t id)
+fan_status fan_race_check_locked(fan_race_check *check, uint32_t host, uint64_t id)
 {
-    if (o->nmutexes == 0)
+    if (check->nmutexes == 0)
         return FAN_OK;
-    const fan__lock *m = lock_place(o->mutexes, o->mutexes_cap, id);
-    return m->id && fan_clock_join(&o->lanes[host].clock, &m->clock) ? FAN_ERR_NOMEM : FAN_OK;
+    const fan__lock *m = lock_place(check->mutexes, check->mutexes_cap, id);
+    if (m->id == 0)
+        return FAN_OK;
+    return fan_race_check_sync(check, host, &m->clock);
 }
 
-fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t id)
+fan_status fan_race_check_unlocking(fan_race_check *check, uint32_t host, uint64_t id)
 {
-    if (2 * (o->nmutexes + 1) > o->mutexes_cap) {
-        size_t cap = o->mutexes_cap ? 2 * o->mutexes_cap : 16;
+    if (2 * (check->nmutexes + 1) > check->mutexes_cap) {
+        size_t cap = check->mutexes_cap ? 2 * check->mutexes_cap : 16;
         fan__lock *table = fan_calloc(cap * sizeof *table);
         if (!table)
             return FAN_ERR_NOMEM;
         for (size_t i = 0; i < cap; i++)
             fan_clock_init(&table[i].clock);
-        for (size_t i = 0; i < o->mutexes_cap; i++)
-            if (o->mutexes[i].id)
-                /* the clock moves with its heap */
-                *lock_place(table, cap, o->mutexes[i].id) = o->mutexes[i];
+        for (size_t i = 0; i < check->mutexes_cap; i++) {
+            fan__lock *old = &check->mutexes[i];
+            if (old->id)
+                *lock_place(table, cap, old->id) = *old; /* the clock moves with its heap */
             else
-                fan_clock_fini(&o->mutexes[i].clock);
-        fan_free(o->mutexes);
-        o->mutexes = table;
-        o->mutexes_cap = cap;
+                fan_clock_fini(&old->clock);
+        }
+        fan_free(check->mutexes);
+        check->mutexes = table;
+        check->mutexes_cap = cap;
     }
-    fan__lock *m = lock_place(o->mutexes, o->mutexes_cap, id);
-    if (fan__lane_room(&m->clock, o->lanes[host].clock.n))
+    fan__lock *m = lock_place(check->mutexes, check->mutexes_cap, id);
+    if (fan__lane_room(&m->clock, check->lanes[host].clock.n))
         return FAN_ERR_NOMEM;
     if (m->id == 0) {
         m->id = id;
-        o->nmutexes++;
+        check->nmutexes++;
     }
-    fan_clock_copy(&m->clock, &o->lanes[host].clock);
+    fan_clock_copy(&m->clock, &check->lanes[host].clock);
     return FAN_OK;
 }
 
 fan_race_check *fan_race_check_new(void)
 {
-    fan_race_check *o = fan_calloc(sizeof *o);
-    if (!o)
+    fan_race_check *check = fan_calloc(sizeof *check);
+    if (!check)
         return NULL;
-    o->free_read = o->free_op = FAN__NONE;
-    fan_clock_init(&o->gate);
-    return o;
+    check->free_read = FAN__NONE;
+    check->free_op = FAN__NONE;
+    fan_clock_init(&check->gate);
+    return check;
 }
 
 /* race_clear: drops all history; lanes and memory stay. */
-static void race_clear(fan_race_check *o)
+static void race_clear(fan_race_check *check)
 {
-    for (size_t i = 0; i < o->nlanes; i++) {
-        o->lanes[i].clock.n = 0; /* keeps its memory */
-        o->lanes[i].open = FAN__NONE;
-        o->lanes[i].ops = 0;
-        o->lanes[i].count = 0;
+    for (size_t i = 0; i < check->nlanes; i++) {
+        check->lanes[i].clock.n = 0; /* keeps its memory */
+        check->lanes[i].open = FAN__NONE;
+        check->lanes[i].ops = 0;
+        check->lanes[i].count = 0;
     }
-    for (size_t i = 0; i < o->ndir; i++)
-        fan__history_free_chunk(o, o->dir[i]);
-    o->ndir = 0;
-    o->free_read = o->free_op = FAN__NONE;
-    o->free_reads = o->reads_cap;
-    o->nreads = o->nops = 0;
-    o->number = 0;
-    o->want_ranges = o->want_reads = o->want_crossed = 0;
-    if (o->nmutexes)
-        for (size_t i = 0; i < o->mutexes_cap; i++) {
-            o->mutexes[i].id = 0;
-            o->mutexes[i].clock.n = 0;
+    for (size_t i = 0; i < check->ndir; i++)
+        fan__history_free_chunk(check, check->dir[i]);
+    check->ndir = 0;
+    check->free_read = FAN__NONE;
+    check->free_op = FAN__NONE;
+    check->free_reads = check->reads_cap;
+    check->nreads = 0;
+    check->nops = 0;
+    check->number = 0;
+    check->want_ranges = 0;
+    check->want_reads = 0;
+    check->want_crossed = 0;
+    if (check->nmutexes)
+        for (size_t i = 0; i < check->mutexes_cap; i++) {
+            check->mutexes[i].id = 0;
+            check->mutexes[i].clock.n = 0;
         }
-    o->nmutexes = 0;
+    check->nmutexes = 0;
 }
 
 #ifdef FAN_TEST
-void fan_race_check_reset(fan_race_check *o)
+void fan_race_check_reset(fan_race_check *check)
 {
-    race_clear(o);
+    race_clear(check);
 }
 #endif
 
-void fan_race_check_free(fan_race_check *o)
+void fan_race_check_free(fan_race_check *check)
 {
-    if (!o)
+    if (!check)
         return;
-    race_clear(o);
-    for (size_t i = 0; i < o->nlanes; i++)
-        fan_clock_fini(&o->lanes[i].clock);
-    for (fan__chunk *c = o->freelist, *next; c; c = next) {
+    race_clear(check);
+    for (size_t i = 0; i < check->nlanes; i++)
+        fan_clock_fini(&check->lanes[i].clock);
+    for (fan__chunk *c = check->freelist, *next; c; c = next) {
         next = c->next;
         fan_free(c);
     }
-    for (size_t i = 0; i < o->mutexes_cap; i++)
-        fan_clock_fini(&o->mutexes[i].clock);
-    fan_clock_fini(&o->gate);
-    fan_free(o->lanes);
-    fan_free(o->dir);
-    fan_free(o->reads);
-    fan_free(o->ops);
-    fan_free(o->mutexes);
-    fan_free(o);
+    for (size_t i = 0; i < check->mutexes_cap; i++)
+        fan_clock_fini(&check->mutexes[i].clock);
+    fan_clock_fini(&check->gate);
+    fan_free(check->lanes);
+    fan_free(check->dir);
+    fan_free(check->reads);
+    fan_free(check->ops);
+    fan_free(check->mutexes);
+    fan_free(check);
 }
 
 static void race_put_text(char *to, size_t size, const char *from)
@@ -726,135 +773,153 @@ static void race_put_text(char *to, size_t size, const char *from)
     to[n] = '\0';
 }
 
-static void race_fill(const fan_race_check *o, fan_race *race, uint32_t first, bool first_writes,
-                      const fan_op *second, bool second_writes, const fan__range *r, uintptr_t lo,
-                      uintptr_t hi)
+static void race_fill(const fan_race_check *check, fan_race *race, uint32_t first,
+                      bool first_writes, const fan_op *second, bool second_writes,
+                      const fan__range *r, uintptr_t lo, uintptr_t hi)
 {
     if (!race)
         return;
-    *race = (fan_race){.first = o->ops[first].op,
+    *race = (fan_race){.first = check->ops[first].op,
                        .second = *second,
                        .first_writes = first_writes,
                        .second_writes = second_writes,
-                       .released = first_writes && r->released};
-    race->lo = lo > r->lo ? lo : r->lo;
-    race->hi = hi < r->hi ? hi : r->hi;
+                       .released = first_writes && r->released,
+                       .lo = lo,
+                       .hi = hi};
+    if (race->lo < r->lo)
+        race->lo = r->lo;
+    if (race->hi > r->hi)
+        race->hi = r->hi;
 }
 
 /* is_race: returns whether the access of op `second`, whose clock is `now`, races with the history
  * of one range. */
-static bool is_race(const fan_race_check *o, const fan__range *r, const fan_clock *now,
+static bool is_race(const fan_race_check *check, const fan__range *r, const fan_clock *now,
                     const fan_op *second, bool write, uintptr_t lo, uintptr_t hi, fan_race *race)
 {
     if (r->op != FAN__NONE && (r->released || fan__count_in(now, r->lane) < r->count)) {
-        race_fill(o, race, r->op, true, second, write, r, lo, hi);
+        race_fill(check, race, r->op, true, second, write, r, lo, hi);
         return true;
     }
     if (!write)
         return false;
-    for (uint32_t at = r->reads; at != FAN__NONE; at = o->reads[at].next)
-        if (fan__count_in(now, o->reads[at].lane) < o->reads[at].count) {
-            race_fill(o, race, o->reads[at].op, false, second, true, r, lo, hi);
+    for (uint32_t at = r->reads; at != FAN__NONE; at = check->reads[at].next) {
+        const fan__reading *read = &check->reads[at];
+        if (fan__count_in(now, read->lane) < read->count) {
+            race_fill(check, race, read->op, false, second, true, r, lo, hi);
             return true;
         }
+    }
     return false;
 }
 
-/* race_touch: checks one run of bytes for races, then notes the access. May allocate. */
-static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool write,
-                             fan_race *race)
+/* race_note_read: on every range in [lo, hi); the gaps become new ranges. There must be room. */
+static void race_note_read(fan_race_check *check, uint32_t op, const fan_clock *now, uintptr_t lo,
+                           uintptr_t hi)
 {
-    const fan_op *acting = &o->ops[op].op;
-    const fan_clock *now = &o->lanes[acting->lane].clock;
+    fan__history_cut(check, lo);
+    fan__history_cut(check, hi);
+    fan__place p = fan__history_find(check, lo);
+    while (lo < hi) {
+        uintptr_t next = hi;
+        if (!fan__history_is_end(check, p) && fan__history_at(check, p)->lo < hi)
+            next = fan__history_at(check, p)->lo;
+        if (next > lo) {
+            fan__range gap = {.lo = lo, .hi = next, .op = FAN__NONE, .reads = FAN__NONE};
+            fan__history_add_read(check, &gap, now, op);
+            p = history_insert(check, p, &gap);
+        } else {
+            fan__history_add_read(check, fan__history_at(check, p), now, op);
+        }
+        lo = fan__history_at(check, p)->hi;
+        p = fan__history_after(check, p);
+    }
+}
+
+/* race_touch: checks one run of bytes for races, then notes the access. May allocate. */
+static fan_status race_touch(fan_race_check *check, uint32_t op, uintptr_t lo, uintptr_t hi,
+                             bool write, fan_race *race)
+{
+    const fan_op *acting = &check->ops[op].op;
+    const fan_clock *now = &check->lanes[acting->lane].clock;
     bool raced = false;
-    fan__place p = fan__history_find(o, lo);
-    if (!fan__history_is_end(o, p) && fan__history_at(o, p)->lo == lo &&
-        fan__history_at(o, p)->hi == hi) {
-        fan__range *r = fan__history_at(o, p);
-        if (o->free_reads == 0 && fan__history_reserve(o, 0, 1, 0))
+    fan__place p = fan__history_find(check, lo);
+    fan__range *r = NULL;
+    if (!fan__history_is_end(check, p))
+        r = fan__history_at(check, p);
+    if (r && r->lo == lo && r->hi == hi) {
+        if (check->free_reads == 0 && fan__history_reserve(check, 0, 1, 0))
             return FAN_ERR_NOMEM;
-        raced = is_race(o, r, now, acting, write, lo, hi, race);
+        raced = is_race(check, r, now, acting, write, lo, hi, race);
         if (write)
-            fan__history_set_write(o, r, op, false);
+            fan__history_set_write(check, r, op, false);
         else
-            fan__history_add_read(o, r, now, op);
+            fan__history_add_read(check, r, now, op);
         return raced ? FAN_ERR_RACE : FAN_OK;
     }
-    size_t ranges = 0, reads = 0, crossed = 0;
-    fan__history_measure(o, lo, hi, &ranges, &reads, &crossed);
-    if (fan__history_reserve(o, ranges, reads, crossed))
+    if (history_make_room(check, lo, hi))
         return FAN_ERR_NOMEM;
-    for (; !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi;
-         p = fan__history_after(o, p))
-        raced = is_race(o, fan__history_at(o, p), now, acting, write, lo, hi, race);
-    if (write) {
-        fan__history_note_write(o, op, lo, hi, false);
-    } else { /* on every range in [lo, hi); the gaps become new ranges */
-        fan__history_cut(o, lo);
-        fan__history_cut(o, hi);
-        p = fan__history_find(o, lo);
-        for (uintptr_t x = lo; x < hi;) {
-            uintptr_t next = fan__history_is_end(o, p) || fan__history_at(o, p)->lo > hi
-                                 ? hi
-                                 : fan__history_at(o, p)->lo;
-            if (next > x) {
-                fan__range gap = {.lo = x, .hi = next, .op = FAN__NONE, .reads = FAN__NONE};
-                fan__history_add_read(o, &gap, now, op);
-                p = history_insert(o, p, &gap);
-            } else {
-                fan__history_add_read(o, fan__history_at(o, p), now, op);
-            }
-            x = fan__history_at(o, p)->hi;
-            p = fan__history_after(o, p);
-        }
+    for (; !raced && !fan__history_is_end(check, p); p = fan__history_after(check, p)) {
+        r = fan__history_at(check, p);
+        if (r->lo >= hi)
+            break;
+        raced = is_race(check, r, now, acting, write, lo, hi, race);
     }
+    if (write)
+        fan__history_note_write(check, op, lo, hi, false);
+    else
+        race_note_read(check, op, now, lo, hi);
     return raced ? FAN_ERR_RACE : FAN_OK;
 }
 
-void fan_race_check_plan(fan_race_check *o, const fan_array *a)
+void fan_race_check_plan(fan_race_check *check, const fan_array *a)
 {
     fan__runs r;
     fan__runs_of(a, &r);
-    if (r.bytes)
-        do
-            fan__history_measure(o, r.base, r.base + r.bytes, &o->want_ranges, &o->want_reads,
-                                 &o->want_crossed);
-        while (fan__runs_next(&r));
+    if (r.bytes == 0)
+        return;
+    do {
+        fan__history_measure(check, r.base, r.base + r.bytes, &check->want_ranges,
+                             &check->want_reads, &check->want_crossed);
+    } while (fan__runs_next(&r));
 }
 
-fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, const char *name,
+fan_status fan_race_check_begin(fan_race_check *check, uint32_t at, uint32_t host, const char *name,
                                 const char *call_site, uint64_t *op, fan_error *err)
 {
-    assert(at < o->nlanes && host < o->nlanes);
-    fan__lane *l = &o->lanes[at];
+    assert(at < check->nlanes && host < check->nlanes);
+    fan__lane *l = &check->lanes[at];
     uint32_t new_ = l->open;
     /* An access may cut ranges that another access of the same operation then crosses: twice their
      * sum is room enough for all accesses that do not overlap themselves. */
-    size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4,
-           crossed = 2 * o->want_crossed;
-    o->want_ranges = o->want_reads = o->want_crossed = 0;
-    if (fan__history_reserve(o, ranges, reads, crossed) ||
-        fan__lane_room(&l->clock, (size_t)at + 1) || fan__lane_room_to_join(o, at, host))
+    size_t ranges = 2 * check->want_ranges + 4;
+    size_t reads = 2 * check->want_reads + 4;
+    size_t crossed = 2 * check->want_crossed;
+    check->want_ranges = 0;
+    check->want_reads = 0;
+    check->want_crossed = 0;
+    if (fan__history_reserve(check, ranges, reads, crossed) ||
+        fan__lane_room(&l->clock, (size_t)at + 1) || fan__lane_room_to_join(check, at, host))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
-    if (new_ == FAN__NONE || o->ops[new_].refs > 1) {
-        if (o->free_op != FAN__NONE) {
-            new_ = o->free_op;
-            o->free_op = o->ops[new_].next;
+    if (new_ == FAN__NONE || check->ops[new_].refs > 1) {
+        if (check->free_op != FAN__NONE) {
+            new_ = check->free_op;
+            check->free_op = check->ops[new_].next;
         } else {
-            if (o->nops + 1 >= FAN__NONE ||
-                fan_grow((void **)&o->ops, &o->ops_cap, o->nops + 1, sizeof *o->ops))
+            if (check->nops + 1 >= FAN__NONE || fan_grow((void **)&check->ops, &check->ops_cap,
+                                                         check->nops + 1, sizeof *check->ops))
                 return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
-            new_ = (uint32_t)o->nops++;
+            new_ = (uint32_t)check->nops++;
         }
-        o->ops[new_].refs = 1;
-        o->ops[new_].op.lane = at;
+        check->ops[new_].refs = 1;
+        check->ops[new_].op.lane = at;
         l->ops++;
-        fan__history_drop_op(o, l->open);
+        fan__history_drop_op(check, l->open);
         l->open = new_;
     }
-    fan__lane_join(o, at, host);
-    fan_op *acting = &o->ops[new_].op;
-    acting->number = o->number++;
+    fan__lane_join(check, at, host);
+    fan_op *acting = &check->ops[new_].op;
+    acting->number = check->number++;
     acting->lane = at;
     acting->host = host;
     acting->owner = l->owner;
@@ -868,39 +933,41 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
     return FAN_OK;
 }
 
-const fan_op *fan_race_check_op(const fan_race_check *o, uint64_t op)
+const fan_op *fan_race_check_op(const fan_race_check *check, uint64_t op)
 {
-    return &o->ops[op].op;
+    return &check->ops[op].op;
 }
 
-void fan_race_check_over(fan_race_check *o, uint64_t op, bool awaited)
+void fan_race_check_over(fan_race_check *check, uint64_t op, bool awaited)
 {
-    assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
-    o->ops[op].op.over = true;
-    o->ops[op].op.awaited = awaited;
+    assert(op < check->nops && check->lanes[check->ops[op].op.lane].open == op);
+    check->ops[op].op.over = true;
+    check->ops[op].op.awaited = awaited;
 }
 
 #ifdef FAN_TEST
-fan_status fan_race_check_range(fan_race_check *o, uint64_t op, uintptr_t lo, uintptr_t hi,
+fan_status fan_race_check_range(fan_race_check *check, uint64_t op, uintptr_t lo, uintptr_t hi,
                                 bool write, fan_race *race)
 {
-    assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
-    return lo < hi ? race_touch(o, (uint32_t)op, lo, hi, write, race) : FAN_OK;
+    assert(op < check->nops && check->lanes[check->ops[op].op.lane].open == op);
+    if (lo >= hi)
+        return FAN_OK;
+    return race_touch(check, (uint32_t)op, lo, hi, write, race);
 }
 #endif
 
-fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array *a, bool write,
+fan_status fan_race_check_access(fan_race_check *check, uint64_t op, const fan_array *a, bool write,
                                  fan_race *race)
 {
-    assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
+    assert(op < check->nops && check->lanes[check->ops[op].op.lane].open == op);
     fan__runs r;
     fan__runs_of(a, &r);
     if (r.bytes == 0)
         return FAN_OK;
     fan_status worst = FAN_OK;
     do {
-        fan_status status = race_touch(o, (uint32_t)op, r.base, r.base + r.bytes, write,
-                                       worst == FAN_OK ? race : NULL);
+        fan_race *first = worst == FAN_OK ? race : NULL;
+        fan_status status = race_touch(check, (uint32_t)op, r.base, r.base + r.bytes, write, first);
         if (status == FAN_ERR_NOMEM)
             return status;
         if (status != FAN_OK)
@@ -909,93 +976,103 @@ fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array
     return worst;
 }
 
-/* race_left_behind: returns whether this range has history that is not in `gate`. */
-static bool race_left_behind(const fan_race_check *o, const fan__range *r, const fan_clock *gate,
-                             const fan_op *second, uintptr_t lo, uintptr_t hi, fan_race *race)
+/* race_is_open: returns whether operation `op`, the count-th of its lane, is neither over nor in
+ * `gate`. */
+static bool race_is_open(const fan_race_check *check, const fan_clock *gate, uint32_t op,
+                         uint32_t lane, uint64_t count)
 {
-    if (r->op != FAN__NONE &&
-        (r->released || (!o->ops[r->op].op.over && fan__count_in(gate, r->lane) < r->count))) {
-        race_fill(o, race, r->op, true, second, true, r, lo, hi);
+    return !check->ops[op].op.over && fan__count_in(gate, lane) < count;
+}
+
+/* race_left_behind: returns whether this range has history that is not in `gate`. */
+static bool race_left_behind(const fan_race_check *check, const fan__range *r,
+                             const fan_clock *gate, const fan_op *second, uintptr_t lo,
+                             uintptr_t hi, fan_race *race)
+{
+    bool written = r->op != FAN__NONE;
+    if (written && (r->released || race_is_open(check, gate, r->op, r->lane, r->count))) {
+        race_fill(check, race, r->op, true, second, true, r, lo, hi);
         return true;
     }
-    for (uint32_t at = r->reads; at != FAN__NONE; at = o->reads[at].next) {
-        const fan__reading *x = &o->reads[at];
-        if (!o->ops[x->op].op.over && fan__count_in(gate, x->lane) < x->count) {
-            race_fill(o, race, x->op, false, second, true, r, lo, hi);
+    for (uint32_t at = r->reads; at != FAN__NONE; at = check->reads[at].next) {
+        const fan__reading *read = &check->reads[at];
+        if (race_is_open(check, gate, read->op, read->lane, read->count)) {
+            race_fill(check, race, read->op, false, second, true, r, lo, hi);
             return true;
         }
     }
     return false;
 }
 
-fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n,
-                                 uintptr_t lo, uintptr_t hi, const char *call_site, fan_race *race)
+fan_status fan_race_check_let_go(fan_race_check *check, uint32_t host, const uint32_t *lanes,
+                                 size_t n, uintptr_t lo, uintptr_t hi, const char *call_site,
+                                 fan_race *race)
 {
     if (lo >= hi)
         return FAN_OK;
     /* The gate has room for every lane, so this cannot fail. */
-    fan_clock_copy(&o->gate, &o->lanes[host].clock);
+    fan_clock_copy(&check->gate, &check->lanes[host].clock);
     for (size_t i = 0; i < n; i++)
-        fan_clock_join(&o->gate, &o->lanes[lanes[i]].clock);
+        fan_clock_join(&check->gate, &check->lanes[lanes[i]].clock);
 
-    fan_op acting = {.number = o->number,
+    fan_op acting = {.number = check->number,
                      .lane = host,
                      .host = host,
-                     .owner = o->lanes[host].owner,
-                     .count = fan__count_in(&o->gate, host) + 1};
+                     .owner = check->lanes[host].owner,
+                     .count = fan__count_in(&check->gate, host) + 1};
     race_put_text(acting.name, sizeof acting.name, "release");
     race_put_text(acting.call_site, sizeof acting.call_site, call_site);
     bool raced = false;
-    for (fan__place p = fan__history_find(o, lo);
-         !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi;
-         p = fan__history_after(o, p))
-        raced = race_left_behind(o, fan__history_at(o, p), &o->gate, &acting, lo, hi, race);
+    fan__place p = fan__history_find(check, lo);
+    for (; !raced && !fan__history_is_end(check, p); p = fan__history_after(check, p)) {
+        const fan__range *r = fan__history_at(check, p);
+        if (r->lo >= hi)
+            break;
+        raced = race_left_behind(check, r, &check->gate, &acting, lo, hi, race);
+    }
     if (raced && race)
         race->release = true;
     return raced ? FAN_ERR_RACE : FAN_OK;
 }
 
-fan_status fan_race_check_release(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n,
-                                  uintptr_t lo, uintptr_t hi, const char *call_site, fan_race *race)
+fan_status fan_race_check_release(fan_race_check *check, uint32_t host, const uint32_t *lanes,
+                                  size_t n, uintptr_t lo, uintptr_t hi, const char *call_site,
+                                  fan_race *race)
 {
-    fan_status status = fan_race_check_let_go(o, host, lanes, n, lo, hi, call_site, race);
+    fan_status status = fan_race_check_let_go(check, host, lanes, n, lo, hi, call_site, race);
     if (lo >= hi)
         return FAN_OK;
-    size_t ranges = 0, reads = 0, crossed = 0;
     uint64_t op;
-    fan__history_measure(o, lo, hi, &ranges, &reads, &crossed);
-    if (fan__history_reserve(o, ranges, reads, crossed) == 0 &&
-        fan_race_check_begin(o, host, host, "release", call_site, &op, NULL) == FAN_OK)
-        fan__history_note_write(o, (uint32_t)op, lo, hi, true);
+    if (history_make_room(check, lo, hi) == 0 &&
+        fan_race_check_begin(check, host, host, "release", call_site, &op, NULL) == FAN_OK)
+        fan__history_note_write(check, (uint32_t)op, lo, hi, true);
     return status;
 }
 
-void fan_race_check_forget(fan_race_check *o, uintptr_t lo, uintptr_t hi)
+void fan_race_check_forget(fan_race_check *check, uintptr_t lo, uintptr_t hi)
 {
     if (lo >= hi)
         return;
-    fan__place p = fan__history_find(o, lo);
-    if (fan__history_is_end(o, p) || fan__history_at(o, p)->lo >= hi)
+    fan__place p = fan__history_find(check, lo);
+    if (fan__history_is_end(check, p) || fan__history_at(check, p)->lo >= hi)
         return;
-    size_t ranges = 0, reads = 0, crossed = 0;
-    fan__history_measure(o, lo, hi, &ranges, &reads, &crossed);
-    if (fan__history_reserve(o, ranges, reads, crossed) == 0) {
-        fan__history_cut(o, lo);
-        fan__history_cut(o, hi);
+    if (history_make_room(check, lo, hi) == 0) {
+        fan__history_cut(check, lo);
+        fan__history_cut(check, hi);
         /* without room to cut, the rest of the range is dropped, too: that can hide a race, but not
          * invent one */
     }
-    p = fan__history_find(o, lo);
-    if (!fan__history_is_end(o, p))
-        fan__history_erase(o, p, hi);
+    p = fan__history_find(check, lo);
+    if (!fan__history_is_end(check, p))
+        fan__history_erase(check, p, hi);
 }
 
 #ifdef FAN_TEST
-size_t fan_race_check_ranges(const fan_race_check *o)
+size_t fan_race_check_ranges(const fan_race_check *check)
 {
     size_t n = 0;
-    for (size_t i = 0; i < o->ndir; i++)
-        n += o->dir[i]->n;
+    for (size_t i = 0; i < check->ndir; i++)
+        n += check->dir[i]->n;
     return n;
 }
 #endif

@@ -41,34 +41,34 @@
 typedef struct fan_race_check fan_race_check;
 
 /* fan_race_check_lane: makes a lane (for a stream or a host thread); FAN_ERR_NOMEM. */
-fan_status fan_race_check_lane(fan_race_check *o, uint32_t *lane, fan_error *err);
+fan_status fan_race_check_lane(fan_race_check *check, uint32_t *lane, fan_error *err);
 /* fan_race_check_reuse: returns a retired lane for a maker with clock `seen` (Reuse of lanes);
  * false: none. fan_race_check_leave: retires `lane`, on which nothing is queued any more.
  * fan_race_check_name: gives later operations of `lane` the number `owner` (0 at first). */
-bool fan_race_check_reuse(fan_race_check *o, const fan_clock *seen, uint32_t *lane);
-void fan_race_check_leave(fan_race_check *o, uint32_t lane);
-void fan_race_check_name(fan_race_check *o, uint32_t lane, uint64_t owner);
-uint64_t fan_race_check_owner(const fan_race_check *o, uint32_t lane);
+bool fan_race_check_reuse(fan_race_check *check, const fan_clock *seen, uint32_t *lane);
+void fan_race_check_leave(fan_race_check *check, uint32_t lane);
+void fan_race_check_name(fan_race_check *check, uint32_t lane, uint64_t owner);
+uint64_t fan_race_check_owner(const fan_race_check *check, uint32_t lane);
 /* fan_race_check_host: marks `lane` as a host thread. Its own accesses end when its call returns,
  * and until then it holds the memory: so a release need not wait for them. A sync of a host thread
  * does not fail. FAN_ERR_NOMEM. */
-fan_status fan_race_check_host(fan_race_check *o, uint32_t lane);
+fan_status fan_race_check_host(fan_race_check *check, uint32_t lane);
 /* borrowed, until the next fan_race_check_lane */
-fan_clock *fan_race_check_clock(fan_race_check *o, uint32_t lane);
+fan_clock *fan_race_check_clock(fan_race_check *check, uint32_t lane);
 
 /* record, wait, sync, locked, unlocking: as in the table; FAN_ERR_NOMEM changes nothing. */
-fan_status fan_race_check_record(fan_race_check *o, uint32_t lane, uint32_t host,
+fan_status fan_race_check_record(fan_race_check *check, uint32_t lane, uint32_t host,
                                  fan_clock *event); /* event = V[lane] */
-fan_status fan_race_check_wait(fan_race_check *o, uint32_t lane, uint32_t host,
+fan_status fan_race_check_wait(fan_race_check *check, uint32_t lane, uint32_t host,
                                const fan_clock *event);
 /* H |= with */
-fan_status fan_race_check_sync(fan_race_check *o, uint32_t host, const fan_clock *with);
-fan_status fan_race_check_locked(fan_race_check *o, uint32_t host, uint64_t mutex);
-fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t mutex);
+fan_status fan_race_check_sync(fan_race_check *check, uint32_t host, const fan_clock *with);
+fan_status fan_race_check_locked(fan_race_check *check, uint32_t host, uint64_t mutex);
+fan_status fan_race_check_unlocking(fan_race_check *check, uint32_t host, uint64_t mutex);
 
 #ifdef FAN_TEST
 /* fan_race_check_lanes: returns how many lanes there are, retired ones included (tests). */
-size_t fan_race_check_lanes(const fan_race_check *o);
+size_t fan_race_check_lanes(const fan_race_check *check);
 #endif
 
 /* race: an operation, and a race of two. */
@@ -93,48 +93,50 @@ typedef struct fan_race {
     uintptr_t lo, hi; /* bytes in common (one run of them) */
 } fan_race;
 
-fan_race_check *fan_race_check_new(void);    /* NULL when out of memory */
-void fan_race_check_free(fan_race_check *o); /* o may be NULL */
+fan_race_check *fan_race_check_new(void);        /* NULL when out of memory */
+void fan_race_check_free(fan_race_check *check); /* `check` may be NULL */
 
 /* fan_race_check_plan: announces an access of the next operation, so that fan_race_check_begin
  * makes room and noting it cannot fail for lack of memory. Optional. */
-void fan_race_check_plan(fan_race_check *o, const fan_array *a);
+void fan_race_check_plan(fan_race_check *check, const fan_array *a);
 /* fan_race_check_begin: begins an operation on `lane`, queued by host lane `host` (may be the same
  * lane): ticks the lane. Its number is in *op, valid until the next operation of that lane begins.
  * FAN_ERR_NOMEM changes nothing. */
-fan_status fan_race_check_begin(fan_race_check *o, uint32_t lane, uint32_t host, const char *name,
-                                const char *call_site, uint64_t *op, fan_error *err);
+fan_status fan_race_check_begin(fan_race_check *check, uint32_t lane, uint32_t host,
+                                const char *name, const char *call_site, uint64_t *op,
+                                fan_error *err);
 /* fan_race_check_op: returns that operation; valid as long as its number. */
-const fan_op *fan_race_check_op(const fan_race_check *o, uint64_t op);
+const fan_op *fan_race_check_op(const fan_race_check *check, uint64_t op);
 /* fan_race_check_access: notes that operation `op` accesses every byte run of `a`. Returns
  * FAN_ERR_RACE with *race (may be NULL) filled on a conflict (history is updated all the same);
  * FAN_ERR_NOMEM. */
-fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array *a, bool write,
+fan_status fan_race_check_access(fan_race_check *check, uint64_t op, const fan_array *a, bool write,
                                  fan_race *race);
 /* fan_race_check_over: marks operation `op` of a stream as one that releases need not wait for: the
  * host thread that queued it waits for it (`awaited`), or another owner keeps the memory until it
  * has run. Call it right after fan_race_check_begin. */
-void fan_race_check_over(fan_race_check *o, uint64_t op, bool awaited);
+void fan_race_check_over(fan_race_check *check, uint64_t op, bool awaited);
 /* fan_race_check_release: checks that host lane `host` may free the bytes [lo, hi) once `lanes` (n
  * of them) have passed, and leaves a mark; without memory for the mark only checks.
  * fan_race_check_let_go: only checks: another owner keeps the bytes for now. */
-fan_status fan_race_check_release(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n,
-                                  uintptr_t lo, uintptr_t hi, const char *call_site,
+fan_status fan_race_check_release(fan_race_check *check, uint32_t host, const uint32_t *lanes,
+                                  size_t n, uintptr_t lo, uintptr_t hi, const char *call_site,
                                   fan_race *race);
-fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n,
-                                 uintptr_t lo, uintptr_t hi, const char *call_site, fan_race *race);
+fan_status fan_race_check_let_go(fan_race_check *check, uint32_t host, const uint32_t *lanes,
+                                 size_t n, uintptr_t lo, uintptr_t hi, const char *call_site,
+                                 fan_race *race);
 /* fan_race_check_forget: drops the history of [lo, hi), releases included (for newly allocated
  * memory, whose release was checked). Cannot fail. */
-void fan_race_check_forget(fan_race_check *o, uintptr_t lo, uintptr_t hi);
+void fan_race_check_forget(fan_race_check *check, uintptr_t lo, uintptr_t hi);
 
 #ifdef FAN_TEST
-fan_status fan_race_check_range(fan_race_check *o, uint64_t op, uintptr_t lo, uintptr_t hi,
+fan_status fan_race_check_range(fan_race_check *check, uint64_t op, uintptr_t lo, uintptr_t hi,
                                 bool write, fan_race *race);
 /* fan_race_check_ranges: returns how many ranges of equal history there are (tests). */
-size_t fan_race_check_ranges(const fan_race_check *o);
+size_t fan_race_check_ranges(const fan_race_check *check);
 /* fan_race_check_reset: resets it, but keeps the lanes (with clocks of 0) and its memory. Costs as
  * much as there is history. */
-void fan_race_check_reset(fan_race_check *o);
+void fan_race_check_reset(fan_race_check *check);
 #endif
 
 #endif

@@ -21,23 +21,30 @@ void fan__recording_drop(fan_sim_recording *r)
     fan_free(r);
 }
 
-fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *what, fan_error *err)
+fan_status fan__recording_refuse(const fan_sim_queue *queue, int code, const char *what,
+                                 fan_error *err)
 {
     if (code == 0)
         return FAN_OK;
     if (code < 0)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
-    return fan_fail_code(err, FAN_ERR_CAPTURE, code,
-                         "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what,
-                         (unsigned long long)q->handle, q->device, fan_capture_words(code), code);
+    return fan_fail_code(
+        err, FAN_ERR_CAPTURE, code, "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what,
+        (unsigned long long)queue->handle, queue->device, fan_capture_words(code), code);
 }
 
-fan_status fan__recording_none(const fan_sim_queue *q, const char *what, fan_error *err)
+/* recording_break: breaks a capture because of a call on `queue`, and refuses the call. */
+static fan_status recording_break(const fan_sim_queue *queue, fan_sim_recording *broken, int code,
+                                  const char *what, fan_error *err)
 {
-    return q->recording ? fan__recording_refuse(
-                              q, fan_capture_break(&q->recording->capture, FAN_CAPTURE_UNSUPPORTED),
-                              what, err)
-                        : FAN_OK;
+    return fan__recording_refuse(queue, fan_capture_break(&broken->capture, code), what, err);
+}
+
+fan_status fan__recording_none(const fan_sim_queue *queue, const char *what, fan_error *err)
+{
+    if (!queue->recording)
+        return FAN_OK;
+    return recording_break(queue, queue->recording, FAN_CAPTURE_UNSUPPORTED, what, err);
 }
 
 fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what,
@@ -45,9 +52,10 @@ fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, 
 {
     if (!ev->recording)
         return FAN_OK;
-    int code = ev->recording->capture.ended
-                   ? FAN_CAPTURE_EVENT
-                   : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
+    fan_capture_run *capture = &ev->recording->capture;
+    int code = FAN_CAPTURE_EVENT;
+    if (!capture->ended)
+        code = fan_capture_break(capture, FAN_CAPTURE_EVENT);
     return fan_fail_code(err, FAN_ERR_CAPTURE, code,
                          "%s of an event of sim:%d: %s (CUDA's code %d)", what, e->device->index,
                          fan_capture_words(code), code);
@@ -67,72 +75,71 @@ void fan__command_put(fan_sim_graph *g, fan_sim_command *c)
     g->tail = &c->next;
 }
 
-fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error *err)
+fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *queue, fan_error *err)
 {
-    fan_sim_recording *r = q->recording;
+    fan_sim_recording *r = queue->recording;
     fan_sim_command *c = fan__command_new(sizeof *c);
     if (!c)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
-    int code = fan_capture_record(&r->capture, q->member, &ev->place);
+    int code = fan_capture_record(&r->capture, queue->member, &ev->place);
     if (code) {
         fan_free(c);
-        return fan__recording_refuse(q, code, "record", err);
+        return fan__recording_refuse(queue, code, "record", err);
     }
     fan__recording_drop(ev->recording);
     ev->recording = r;
     r->refs++;
     ev->number = r->graph->events++;
     c->kind = FAN_COMMAND_RECORD;
-    c->member = q->member;
+    c->member = queue->member;
     c->event = ev->number;
     fan__command_put(r->graph, c);
     return FAN_OK;
 }
 
-fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done,
+fan_status fan__recording_wait(fan_sim_queue *queue, const fan_sim_event *ev, bool *done,
                                fan_error *err)
 {
-    fan_sim_recording *mine = q->recording, *theirs = ev->recording;
+    fan_sim_recording *mine = queue->recording;
+    fan_sim_recording *theirs = ev->recording;
     *done = mine || theirs;
     if (!*done)
         return FAN_OK;
-    if (!theirs) /* an event that was never recorded: no wait */
-        return ev->point.queue
-                   ? fan__recording_refuse(
-                         q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err)
-                   : FAN_OK;
+    if (!theirs && !ev->point.queue) /* an event that was never recorded: no wait */
+        return FAN_OK;
+    if (!theirs)
+        return recording_break(queue, mine, FAN_CAPTURE_ISOLATION, "wait", err);
     if (theirs->capture.ended) {
         if (mine)
             fan_capture_break(&mine->capture, FAN_CAPTURE_EVENT);
-        return fan__recording_refuse(q, FAN_CAPTURE_EVENT, "wait", err);
+        return fan__recording_refuse(queue, FAN_CAPTURE_EVENT, "wait", err);
     }
     if (mine && mine != theirs) {
         fan_capture_break(&mine->capture, FAN_CAPTURE_MERGE);
-        return fan__recording_refuse(q, fan_capture_break(&theirs->capture, FAN_CAPTURE_MERGE),
-                                     "wait", err);
+        return recording_break(queue, theirs, FAN_CAPTURE_MERGE, "wait", err);
     }
     fan_sim_graph *g = theirs->graph;
     fan_sim_command *c = fan__command_new(sizeof *c);
     int code = -1;
     if (c && mine)
-        code = fan_capture_wait(&mine->capture, q->member, &ev->place);
-    else if (c && q->legacy)
+        code = fan_capture_wait(&mine->capture, queue->member, &ev->place);
+    else if (c && queue->legacy)
         code = fan_capture_break(&theirs->capture, FAN_CAPTURE_IMPLICIT);
     else if (c && fan_grow((void **)&g->device, &g->device_cap, (size_t)g->members + 1,
                            sizeof *g->device) == 0)
-        code = fan_capture_pull(&theirs->capture, &ev->place, &q->member);
+        code = fan_capture_pull(&theirs->capture, &ev->place, &queue->member);
     if (code) {
         fan_free(c);
-        return fan__recording_refuse(q, code, "wait", err);
+        return fan__recording_refuse(queue, code, "wait", err);
     }
-    if (!mine) { /* q has become a member of the capture whose event it waits for */
-        g->device[g->members++] = q->device;
-        q->recording = theirs;
+    if (!mine) { /* `queue` has become a member of the capture whose event it waits for */
+        g->device[g->members++] = queue->device;
+        queue->recording = theirs;
         theirs->refs++;
-        q->refs++; /* until the capture ends */
+        queue->refs++; /* until the capture ends */
     }
     c->kind = FAN_COMMAND_WAIT;
-    c->member = q->member;
+    c->member = queue->member;
     c->event = ev->number;
     fan__command_put(g, c);
     return FAN_OK;
@@ -152,14 +159,14 @@ void fan__graph_free(fan_sim_graph *g)
     fan_free(g);
 }
 
-void fan__recording_drop_all(fan_sim *m)
+void fan__recording_drop_all(fan_sim *machine)
 {
-    while (m->recordings) {
-        fan_sim_recording *r = m->recordings;
-        m->recordings = r->next;
-        for (size_t i = 0; i < m->nqueues; i++)
-            if (m->queues[i]->recording == r) {
-                m->queues[i]->recording = NULL;
+    while (machine->recordings) {
+        fan_sim_recording *r = machine->recordings;
+        machine->recordings = r->next;
+        for (size_t i = 0; i < machine->nqueues; i++)
+            if (machine->queues[i]->recording == r) {
+                machine->queues[i]->recording = NULL;
                 r->refs--;
             }
         r->capture.ended = true;
@@ -168,49 +175,58 @@ void fan__recording_drop_all(fan_sim *m)
     }
 }
 
-int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
+int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
 {
-    fan__sim_lock(m);
-    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
+    fan__sim_lock(machine);
+    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
     const fan_sim_recording *r = fan__queue_of(s)->recording;
-    int state = r ? r->capture.broken ? 2 : 1 : 0;
+    uint64_t capture = 0;
+    fan_sim_graph *recorded = NULL;
+    int state = 0;
+    if (r) {
+        capture = r->capture.id;
+        recorded = r->graph;
+        state = r->capture.broken ? 2 : 1;
+    }
     if (id)
-        *id = r ? r->capture.id : 0;
+        *id = capture;
     if (graph)
-        *graph = r ? r->graph : NULL;
-    fan__sim_unlock(m);
+        *graph = recorded;
+    fan__sim_unlock(machine);
     return state;
 }
 
-fan_status fan_sim_unsafe(fan_sim *m, const char *call, bool always, fan_error *err)
+fan_status fan_sim_unsafe(fan_sim *machine, const char *call, bool always, fan_error *err)
 {
     fan_status status = FAN_OK;
     uint64_t thread = fan_thread_id();
-    fan__sim_lock(m);
-    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
-    for (fan_sim_recording *r = m->recordings; r; r = r->next)
-        if ((always && !r->capture.ended) ||
-            fan_capture_forbids(&r->capture, thread, thread_mode)) {
-            int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-            status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call,
-                                   fan_capture_words(code), code);
-        }
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0),
+                    machine->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
+    for (fan_sim_recording *r = machine->recordings; r; r = r->next) {
+        bool in_progress = always && !r->capture.ended;
+        if (!in_progress && !fan_capture_forbids(&r->capture, thread, thread_mode))
+            continue;
+        int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
+        status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call,
+                               fan_capture_words(code), code);
+    }
+    fan__sim_unlock(machine);
     return status;
 }
 
-bool fan_sim_event_captured(fan_sim *m, const fan_event *e)
+bool fan_sim_event_captured(fan_sim *machine, const fan_event *e)
 {
-    fan__sim_lock(m);
+    fan__sim_lock(machine);
     bool captured = ((const fan_sim_event *)e->impl)->recording != NULL;
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     return captured;
 }
 
-double fan_sim_event_us(fan_sim *m, const fan_event *e)
+double fan_sim_event_us(fan_sim *machine, const fan_event *e)
 {
-    fan__sim_lock(m);
+    fan__sim_lock(machine);
     double us = ((const fan_sim_event *)e->impl)->us;
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     return us;
 }

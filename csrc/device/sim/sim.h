@@ -77,32 +77,34 @@ typedef struct fan_sim_hooks {
 
 fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks, fan_sim **out,
                        fan_error *err);
-fan_sim *fan_sim_hold(fan_sim *m);
-void fan_sim_drop(fan_sim *m); /* devices hold their machine; the last drop frees it */
+fan_sim *fan_sim_hold(fan_sim *machine);
+void fan_sim_drop(fan_sim *machine); /* devices hold their machine; the last drop frees it */
 /* fan_sim_enter: makes "sim:0" the first device of m on this thread, until fan_sim_leave undoes the
  * innermost enter of m, or the thread ends; holds m meanwhile. FAN_ERR_NOMEM. */
-fan_status fan_sim_enter(fan_sim *m, fan_error *err);
-void fan_sim_leave(const fan_sim *m);
+fan_status fan_sim_enter(fan_sim *machine, fan_error *err);
+void fan_sim_leave(const fan_sim *machine);
 /* fan_sim_entered: the innermost one of this thread, borrowed; NULL: none. */
 fan_sim *fan_sim_entered(void);
-fan_device *fan_sim_device(fan_sim *m, int index); /* no hold; NULL out of range */
-fan_sim *fan_sim_of(const fan_device *d);          /* NULL for devices of other backends */
-fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err);
+fan_device *fan_sim_device(fan_sim *machine, int index); /* no hold; NULL out of range */
+fan_sim *fan_sim_of(const fan_device *d);                /* NULL for devices of other backends */
+fan_status fan_sim_stream(fan_sim *machine, int device, bool blocking, fan_stream **out,
+                          fan_error *err);
 /* fan_sim_list: lists s for fan_sim_listed and the backend's find_stream while it lives.
  * fan_sim_listed: returns all such streams in the order of their making, each with a hold, in an
  * array that the caller frees. */
-void fan_sim_list(fan_sim *m, fan_stream *s);
-fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *err);
+void fan_sim_list(fan_sim *machine, fan_stream *s);
+fan_status fan_sim_listed(fan_sim *machine, fan_stream ***out, size_t *n, fan_error *err);
 /* Capture (rules in device/sim/capture.h). Work queued on a captured stream is stored in a graph
  * and checked when that is launched: then each member of the capture is a queue of its own. A graph
  * holds its machine, and the memory that it uses (except with `bare`). */
 typedef struct fan_sim_graph fan_sim_graph;
 /* mode: fan_capture_mode */
-fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error *err);
-fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, fan_error *err);
+fan_status fan_sim_capture_begin(fan_sim *machine, fan_stream *s, int mode, fan_error *err);
+fan_status fan_sim_capture_end(fan_sim *machine, fan_stream *s, fan_sim_graph **out,
+                               fan_error *err);
 /* fan_sim_capture_state: returns 0 none, 1 active, 2 broken; its number; its graph (no hold). out
  * pointers may be NULL. */
-int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph);
+int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id, fan_sim_graph **graph);
 fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err);
 /* fan_sim_recorder: the entries for graph trees (device/backend.h). */
 extern const fan_recorder fan_sim_recorder;
@@ -111,16 +113,16 @@ void fan_sim_graph_drop(fan_sim_graph *g); /* g may be NULL */
 /* fan_sim_unsafe: a call that is illegal beside a capture (as cudaMalloc; `always`: in any mode, as
  * one that waits for the whole device): FAN_ERR_CAPTURE, and the captures that it disturbs
  * break. */
-fan_status fan_sim_unsafe(fan_sim *m, const char *call, bool always, fan_error *err);
+fan_status fan_sim_unsafe(fan_sim *machine, const char *call, bool always, fan_error *err);
 /* fan_sim_event_captured: returns whether e was last recorded on a captured stream. */
-bool fan_sim_event_captured(fan_sim *m, const fan_event *e);
+bool fan_sim_event_captured(fan_sim *machine, const fan_event *e);
 /* fan_sim_event_us: returns the time at which e's record will be reached; 0: it was never
  * recorded. */
-double fan_sim_event_us(fan_sim *m, const fan_event *e);
+double fan_sim_event_us(fan_sim *machine, const fan_event *e);
 /* fan_sim_capture_mode: sets the mode of the calling thread, which decides which unsafe calls it
  * may make; returns the mode before. */
 int fan_sim_capture_mode(int mode);
-uint64_t fan_sim_seed(const fan_sim *m);
+uint64_t fan_sim_seed(const fan_sim *machine);
 
 /* fan_sim_launch: queues a kernel of the user. `fn` is called later, by the thread that runs the
  * machine, with no lock of ours held, on the device's memory itself; `fini` once, after it ran or
@@ -137,57 +139,58 @@ typedef struct fan_sim_kernel {
     size_t nwrites;
     double us; /* < 0: by the cost model */
 } fan_sim_kernel;
-fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err);
+fan_status fan_sim_launch(fan_sim *machine, fan_stream *s, const fan_sim_kernel *k, fan_error *err);
 /* fan_sim_array: allocates memory of the user (D31), ownerless until first written by a launch;
  * filled from `init` (host; NULL: poisoned) before all later work. */
-fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape,
-                         const fan_array *init, fan_array **out, fan_error *err);
+fan_status fan_sim_array(fan_sim *machine, int device, fan_dtype dtype, int ndim,
+                         const int64_t *shape, const fan_array *init, fan_array **out,
+                         fan_error *err);
 /* fan_sim_synchronize: runs everything queued; FAN_ERR_DEADLOCK names the stuck heads. */
-fan_status fan_sim_synchronize(fan_sim *m, fan_error *err);
+fan_status fan_sim_synchronize(fan_sim *machine, fan_error *err);
 /* fan_sim_step: runs one runnable head; *ran false if there is none. */
-fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err);
+fan_status fan_sim_step(fan_sim *machine, bool *ran, fan_error *err);
 
 /* Races. The first is kept; a release cannot fail, so its race is raised by the machine's next
  * call. */
-uint64_t fan_sim_races(const fan_sim *m);
+uint64_t fan_sim_races(const fan_sim *machine);
 /* fan_sim_pending: raises (once) a race that was not raised yet. */
-fan_status fan_sim_pending(fan_sim *m, fan_error *err);
+fan_status fan_sim_pending(fan_sim *machine, fan_error *err);
 /* fan_sim_check: switches the checker off and on (initially on). */
-void fan_sim_check(fan_sim *m, bool on);
+void fan_sim_check(fan_sim *machine, bool on);
 
-void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits);
+void fan_sim_leave_out(fan_sim *machine, uint64_t plan_bits);
 #ifdef FAN_TEST
 /* fan_sim_fail_at: the backend's call number `index` from now (0: the next; alloc, read, sync,
  * event_init, record, wait, query, event_sync, run, launch) fails with `status` (FAN_ERR_DEVICE,
  * FAN_ERR_DEVICE_NOMEM), once, and changes nothing. < 0: none does. */
-void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status);
-uint64_t fan_sim_calls(const fan_sim *m); /* calls so far */
+void fan_sim_fail_at(fan_sim *machine, int64_t index, fan_status status);
+uint64_t fan_sim_calls(const fan_sim *machine); /* calls so far */
 /* fan_sim_unsound: returns how many elided waits did not hold (must be 0: Elision). */
-uint64_t fan_sim_unsound(const fan_sim *m);
+uint64_t fan_sim_unsound(const fan_sim *machine);
 #endif
-double fan_sim_host_us(const fan_sim *m);   /* the clock: host time spent queueing */
-double fan_sim_device_us(const fan_sim *m); /* end of the last work queued */
+double fan_sim_host_us(const fan_sim *machine);   /* the clock: host time spent queueing */
+double fan_sim_device_us(const fan_sim *machine); /* end of the last work queued */
 
 /* Host threads (D30). The machine runs its spawned threads one at a time. */
 /* fan_sim_spawn: registers a host thread (its lane starts after the spawner's clock); sets *actor
  * to its number. */
-fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err);
+fan_status fan_sim_spawn(fan_sim *machine, int *actor, fan_error *err);
 /* fan_sim_thread_begin: called first on the new OS thread; blocks until it is first chosen;
  * installs the thread's hooks. false: the machine gave up (deadlock, abandoned run): return at
  * once, without fan_sim_thread_end. */
-bool fan_sim_thread_begin(fan_sim *m, int actor);
+bool fan_sim_thread_begin(fan_sim *machine, int actor);
 /* fan_sim_thread_apart: declares that this thread shares no host memory and no graph with threads
  * of another number than this; 0 at first. */
 void fan_sim_thread_apart(int number);
 /* fan_sim_thread_end: called last on that thread; chooses the next one. If an actor's thread could
  * not be started, any thread calls it. */
-void fan_sim_thread_end(fan_sim *m, int actor);
+void fan_sim_thread_end(fan_sim *machine, int actor);
 /* fan_sim_join: on the main thread: runs all spawned threads to their end by the chooser;
  * FAN_ERR_DEADLOCK if all left are blocked, with a text about them. After that, and in a run that
  * was abandoned (fan_sim_abandoned; the join itself returns FAN_OK), the machine has given up: its
  * calls return FAN_ERR_DEADLOCK or FAN_ERR_STATE, until a reset. The caller has released the locks
  * that the threads need (the GIL), or before_block does. */
-fan_status fan_sim_join(fan_sim *m, fan_error *err);
+fan_status fan_sim_join(fan_sim *machine, fan_error *err);
 /* fan_sim_chooser: chooses the next actor. `choose` receives the mask of actors that may act and
  * returns one, or -1 to abandon the run; NULL: by seed. `access`: the footprint of the current
  * step; an object has the same number in every run of a repeatable scenario. Neither may call the
@@ -202,39 +205,39 @@ typedef struct fan_sim_chooser {
 /* fan_sim_read_thread, fan_sim_read_event, fan_sim_access_memory: report that the calling thread of
  * a machine reads an actor's end, an event's last record, or the users of an array's memory (or
  * changes them). */
-void fan_sim_read_thread(fan_sim *m, int actor);
+void fan_sim_read_thread(fan_sim *machine, int actor);
 /* fan_sim_after_thread: orders the calling thread, which has read the result of an ended actor,
  * after all that the actor did. FAN_ERR_NOMEM. */
-fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err);
+fan_status fan_sim_after_thread(fan_sim *machine, int actor, fan_error *err);
 void fan_sim_read_event(const fan_event *e);
 void fan_sim_access_memory(const fan_device *d, const fan_array *a, bool write);
 /* fan_sim_read_all: reports that the calling thread reads state that every call on the machine may
  * change: its clock, its counts. */
-void fan_sim_read_all(fan_sim *m);
-void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c); /* copied; NULL: by seed */
+void fan_sim_read_all(fan_sim *machine);
+void fan_sim_set_chooser(fan_sim *machine, const fan_sim_chooser *c); /* copied; NULL: by seed */
 /* fan_sim_limit, _steps, _break: as fan_host_sched_limit, _steps and _break. */
-void fan_sim_limit(fan_sim *m, size_t steps);
-size_t fan_sim_steps(fan_sim *m);
-int fan_sim_break(fan_sim *m, const char *text);
-bool fan_sim_abandoned(const fan_sim *m);
+void fan_sim_limit(fan_sim *machine, size_t steps);
+size_t fan_sim_steps(fan_sim *machine);
+int fan_sim_break(fan_sim *machine, const char *text);
+bool fan_sim_abandoned(const fan_sim *machine);
 /* fan_sim_stuck: returns, after a deadlock, whether the actor's thread will never end: do not wait
  * for it. It keeps its hold on the machine. */
-bool fan_sim_stuck(fan_sim *m, int actor);
+bool fan_sim_stuck(fan_sim *machine, int actor);
 /* the choices so far, as in explore.h */
-void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size);
+void fan_sim_host_schedule(const fan_sim *machine, char *buf, size_t size);
 
 #ifdef FAN_TEST
-bool fan_sim_first_race(const fan_sim *m, fan_race *out);
+bool fan_sim_first_race(const fan_sim *machine, fan_race *out);
 /* fan_sim_gave_up: abandoned, or in a deadlock: waiting threads need not wait any longer. */
-bool fan_sim_gave_up(const fan_sim *m);
+bool fan_sim_gave_up(const fan_sim *machine);
 /* fan_sim_host_read: runs the machine until `s` (NULL: the device's current stream) is idle, notes
  * a host read of `a` and copies it to `dst`. */
-fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a,
-                             fan_error *err);
+fan_status fan_sim_host_read(fan_sim *machine, fan_stream *s, const fan_array *dst,
+                             const fan_array *a, fan_error *err);
 /* fan_sim_reset: resets the machine (same streams, same seed), cheaply: for proofs with millions of
  * runs. All its memory must be freed, and no thread be inside: FAN_ERR_STATE otherwise. Streams
  * made since stay. */
-fan_status fan_sim_reset(fan_sim *m, fan_error *err);
+fan_status fan_sim_reset(fan_sim *machine, fan_error *err);
 #endif
 
 #endif

@@ -15,46 +15,50 @@
 static fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out,
                                  fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(d);
-    fan_arena *a = &m->parts[d->index].arena;
+    fan_sim *machine = fan__sim_machine(d);
+    fan_arena *a = &machine->parts[d->index].arena;
     bool host = false;
     (void)stream;
-    fan__sim_lock(m);
-    fan_status status = fan__sim_enter(m, "alloc", err);
-    m->parts[d->index].given += bytes + 128;
-    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index),
-                    m->parts[d->index].given > a->bytes ? FAN_SCHED_DECIDE : FAN_SCHED_COUNT);
-    fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
-    if (b) {
-        b->name = fan__sim_new_name(m, OF_BLOCK);
-        b->left = false;
-        b->graphs = 0;
-        fan_race_check_forget(m->race_check, b->lo, b->hi);
-        *out = (void *)b->lo;
-    } else if (status == FAN_OK) {
-        status =
-            host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes,
-                            FAN_PLURAL(bytes), d->index)
-                 : fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
-                                 "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use",
-                                 d->index, bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
+    fan__sim_lock(machine);
+    fan_status status = fan__sim_enter(machine, "alloc", err);
+    machine->parts[d->index].given += bytes + 128;
+    bool decides = machine->parts[d->index].given > a->bytes;
+    fan__sim_access(machine, FAN__NAME(OF_MEMORY, (uint64_t)d->index),
+                    decides ? FAN_SCHED_DECIDE : FAN_SCHED_COUNT);
+    if (status != FAN_OK)
+        goto done;
+    fan_block *block = fan_arena_alloc(a, bytes, &host);
+    if (block) {
+        block->name = fan__sim_new_name(machine, OF_BLOCK);
+        block->left = false;
+        block->graphs = 0;
+        fan_race_check_forget(machine->race_check, block->lo, block->hi);
+        *out = (void *)block->lo;
+    } else if (host) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes,
+                          FAN_PLURAL(bytes), d->index);
+    } else {
+        status = fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
+                               "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use",
+                               d->index, bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
     }
-    fan__sim_unlock(m);
+done:
+    fan__sim_unlock(machine);
     return status;
 }
 
 static void fan__sim_free(fan_device *d, void *data, size_t bytes)
 {
-    fan_sim *m = fan__sim_machine(d);
+    fan_sim *machine = fan__sim_machine(d);
     (void)bytes;
-    fan__sim_lock(m);
-    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index), FAN_SCHED_COUNT);
-    fan_block *b = fan_arena_find(&m->parts[d->index].arena, (uintptr_t)data);
+    fan__sim_lock(machine);
+    fan__sim_access(machine, FAN__NAME(OF_MEMORY, (uint64_t)d->index), FAN_SCHED_COUNT);
+    fan_block *b = fan_arena_find(&machine->parts[d->index].arena, (uintptr_t)data);
     if (b && b->graphs)
         b->left = true; /* K3 */
     else
-        fan_arena_free(&m->parts[d->index].arena, (uintptr_t)data);
-    fan__sim_unlock(m);
+        fan_arena_free(&machine->parts[d->index].arena, (uintptr_t)data);
+    fan__sim_unlock(machine);
 }
 
 /* Lanes whose clocks the next step must contain. */
@@ -75,29 +79,30 @@ static void lane_list_add(lane_list *l, uint32_t lane)
 static void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams,
                              size_t n)
 {
-    fan_sim *m = fan__sim_machine(d);
+    fan_sim *machine = fan__sim_machine(d);
     lane_list after = {0};
     fan_race race;
     char call_site[FAN__SITE];
-    fan__sim_call_site(m, call_site, sizeof call_site);
-    fan__sim_lock(m);
-    fan__access_take_back(m, fan_extent_flat(data, bytes));
-    if (!m->checking || m->dying || fan_host_sched_given_up(m->host_sched) != FAN_GOING)
+    fan__sim_call_site(machine, call_site, sizeof call_site);
+    fan__sim_lock(machine);
+    fan__access_take_back(machine, fan_extent_flat(data, bytes));
+    if (!machine->checking || machine->dying ||
+        fan_host_sched_given_up(machine->host_sched) != FAN_GOING)
         goto done;
     for (size_t i = 0; i < n; i++) {
         lane_list_add(&after, fan__queue_of(streams[i])->lane);
-        fan__sim_access(m, fan__queue_of(streams[i])->name, false);
+        fan__sim_access(machine, fan__queue_of(streams[i])->name, false);
     }
     /* The threads that held the memory have dropped it before, so what they waited for is over. */
     for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
-        if (m->has_lane[i]) {
-            lane_list_add(&after, m->host_lane[i]);
-            fan__sim_access(m, FAN__NAME(OF_WAITED, i), false);
+        if (machine->has_lane[i]) {
+            lane_list_add(&after, machine->host_lane[i]);
+            fan__sim_access(machine, FAN__NAME(OF_WAITED, i), false);
         }
-    const fan_block *b = fan__access_block(m, data);
+    const fan_block *b = fan__access_block(machine, data);
     if (b) {
-        fan__sim_access(m, b->name, true);
-        for (const fan_sim_graph *g = m->graphs; g && b->graphs; g = g->next) {
+        fan__sim_access(machine, b->name, true);
+        for (const fan_sim_graph *g = machine->graphs; g && b->graphs; g = g->next) {
             bool uses = false;
             for (size_t i = 0; i < g->nblocks && !uses; i++)
                 uses = g->blocks[i] == b->lo;
@@ -108,21 +113,24 @@ static void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream
     }
     if (after.short_of_memory)
         goto done;
-    fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t,
-                          uintptr_t, const char *, fan_race *) =
-        b && b->graphs ? fan_race_check_let_go
-                       /* a graph that uses the block may be launched again */
-                       : fan_race_check_release;
-    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data,
-                (uintptr_t)data + bytes, call_site, &race) == FAN_ERR_RACE) {
-        fan__sim_keep_race(m, &race);
-        if (!m->has_pending) {
-            m->pending = race;
-            m->has_pending = true;
+    uint32_t lane = fan__sim_lane(machine);
+    uintptr_t lo = (uintptr_t)data;
+    fan_status status;
+    if (b && b->graphs) /* a graph that uses the block may be launched again */
+        status = fan_race_check_let_go(machine->race_check, lane, after.list, after.n, lo,
+                                       lo + bytes, call_site, &race);
+    else
+        status = fan_race_check_release(machine->race_check, lane, after.list, after.n, lo,
+                                        lo + bytes, call_site, &race);
+    if (status == FAN_ERR_RACE) {
+        fan__sim_keep_race(machine, &race);
+        if (!machine->has_pending) {
+            machine->pending = race;
+            machine->has_pending = true;
         }
     }
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     fan_free(after.list);
 }
 
@@ -136,36 +144,37 @@ static bool visit_read(const void *what, size_t i, const fan_array **a, bool *wr
 static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src,
                                 fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(s->device);
-    fan_sim_queue *q = fan__queue_of(s);
+    fan_sim *machine = fan__sim_machine(s->device);
+    fan_sim_queue *queue = fan__queue_of(s);
     fan_race race;
     char call_site[FAN__SITE];
     fan_status status, found;
-    fan__sim_call_site(m, call_site, sizeof call_site);
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "read", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
-    FAN_GO(fan__recording_none(q, "read", err));
-    FAN_GO(fan__stream_barrier(m, q, err));
-    fan__sim_access(m, q->name, true);
-    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
-    fan__access_report(m, visit_read, src);
-    /* a copy on q that the host waits for */
-    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, false, visit_read, src,
-                              &race, err);
+    fan__sim_call_site(machine, call_site, sizeof call_site);
+    fan__sim_lock(machine);
+    FAN_GO(fan__sim_enter(machine, "read", err));
+    FAN_GO(fan__sim_raise_pending(machine, err));
+    FAN_GO(fan__recording_none(queue, "read", err));
+    FAN_GO(fan__stream_barrier(machine, queue, err));
+    fan__sim_access(machine, queue->name, true);
+    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__access_report(machine, visit_read, src);
+    /* a copy on `queue` that the host waits for */
+    found = fan__access_judge(machine, queue->lane, "read", call_site, KEPT_BY_HOST, false,
+                              visit_read, src, &race, err);
     if (found != FAN_OK && found != FAN_ERR_RACE) {
         status = found;
         goto done;
     }
-    FAN_GO(fan__run_finish(m, q, err));
-    m->host_us[fan__sim_host(m)] +=
-        (double)fan_dtype_size(src->dtype) * (double)src->size / (m->config.gbytes_per_s * 1e3);
+    FAN_GO(fan__run_finish(machine, queue, err));
+    machine->host_us[fan__sim_host(machine)] += (double)fan_dtype_size(src->dtype) *
+                                                (double)src->size /
+                                                (machine->config.gbytes_per_s * 1e3);
     if (found == FAN_ERR_RACE)
-        status = fan__sim_raise(m, &race, err);
+        status = fan__sim_raise(machine, &race, err);
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     if (status == FAN_OK) {
-        if (m->config.run_work)
+        if (machine->config.run_work)
             fan_array_copy(dst, src);
         else
             fan_fill_zero(dst);
@@ -174,26 +183,28 @@ done:
     return status;
 }
 
-fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape,
-                         const fan_array *init, fan_array **out, fan_error *err)
+fan_status fan_sim_array(fan_sim *machine, int device, fan_dtype dtype, int ndim,
+                         const int64_t *shape, const fan_array *init, fan_array **out,
+                         fan_error *err)
 {
     *out = NULL;
-    if (device < 0 || device >= m->config.devices)
+    if (device < 0 || device >= machine->config.devices)
         return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
-                        m->config.devices);
+                        machine->config.devices);
     fan_array *a;
     if (init)
-        FAN_TRY(fan_memory_scope_upload(&m->parts[device].device, err));
-    FAN_TRY(fan_device_array(&m->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
-    fan__sim_lock(m);
-    fan_block *b = fan__access_block(m, a->storage->data);
+        FAN_TRY(fan_memory_scope_upload(&machine->parts[device].device, err));
+    FAN_TRY(
+        fan_device_array(&machine->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
+    fan__sim_lock(machine);
+    fan_block *b = fan__access_block(machine, a->storage->data);
     if (b)
         b->automatic = true;
     if (init)
-        m->host_us[fan__sim_host(m)] +=
-            (double)a->size * (double)fan_dtype_size(dtype) / (m->config.gbytes_per_s * 1e3);
-    fan__sim_unlock(m);
-    if (init && m->config.run_work)
+        machine->host_us[fan__sim_host(machine)] +=
+            (double)a->size * (double)fan_dtype_size(dtype) / (machine->config.gbytes_per_s * 1e3);
+    fan__sim_unlock(machine);
+    if (init && machine->config.run_work)
         /* at once: the memory is new to everyone, and its earlier users have passed */
         fan_array_copy(a, init);
     *out = a;
@@ -201,15 +212,16 @@ fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, cons
 }
 
 #ifdef FAN_TEST
-fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a,
-                             fan_error *err)
+fan_status fan_sim_host_read(fan_sim *machine, fan_stream *s, const fan_array *dst,
+                             const fan_array *a, fan_error *err)
 {
     fan_stream *on = NULL;
     if (s) {
         on = fan_stream_hold(s);
     } else {
-        fan_sim_device_part *p =
-            a->storage ? fan__access_part(m, (uintptr_t)a->storage->data) : NULL;
+        fan_sim_device_part *p = NULL;
+        if (a->storage)
+            p = fan__access_part(machine, (uintptr_t)a->storage->data);
         if (!p)
             return fan_fail(err, FAN_ERR_VALUE, "the array is in no memory of this machine");
         on = fan_stream_current(&p->device);
@@ -227,20 +239,26 @@ fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, co
 
 static fan_stream *fan__sim_current(fan_device *d)
 {
-    fan_sim *m = fan__sim_machine(d);
-    fan_sim_device_part *p = &m->parts[d->index];
-    fan__sim_lock(m);
-    fan_stream *s = p->current ? fan_stream_hold(p->current) : fan_stream_new(d, 1, p->legacy);
-    if (s && !p->current) {
-        p->legacy->refs++;
-        if (p->current_id)
-            s->id = p->current_id; /* the object is new, the stream is the same */
-        else
-            p->current_id = s->id;
-        if (m->users)
-            p->current = fan_stream_hold(s);
+    fan_sim *machine = fan__sim_machine(d);
+    fan_sim_device_part *p = &machine->parts[d->index];
+    fan__sim_lock(machine);
+    fan_stream *s = p->current;
+    if (s) {
+        (void)fan_stream_hold(s);
+        goto done;
     }
-    fan__sim_unlock(m);
+    s = fan_stream_new(d, 1, p->legacy);
+    if (!s)
+        goto done;
+    p->legacy->refs++;
+    if (p->current_id)
+        s->id = p->current_id; /* the object is new, the stream is the same */
+    else
+        p->current_id = s->id;
+    if (machine->users)
+        p->current = fan_stream_hold(s);
+done:
+    fan__sim_unlock(machine);
     return s;
 }
 
@@ -250,33 +268,36 @@ static fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_strea
     char text[32];
     if (handle <= FAN_LEGACY) {
         *out = fan__sim_current(d);
-        return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        if (!*out)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        return FAN_OK;
     }
-    fan_sim *m = fan__sim_machine(d);
+    fan_sim *machine = fan__sim_machine(d);
     fan_stream *found = NULL;
-    fan__sim_lock(m);
-    for (size_t i = 0; i < m->nqueues && !found; i++) {
-        const fan_sim_queue *q = m->queues[i];
-        if (q->stream && q->device == d->index && q->handle == handle)
-            found = fan_stream_try_hold(q->stream);
+    fan__sim_lock(machine);
+    for (size_t i = 0; i < machine->nqueues && !found; i++) {
+        const fan_sim_queue *queue = machine->queues[i];
+        if (queue->stream && queue->device == d->index && queue->handle == handle)
+            found = fan_stream_try_hold(queue->stream);
     }
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     *out = found;
-    return found ? FAN_OK
-                 : fan_fail(err, FAN_ERR_VALUE,
-                            "no stream of %s has the handle %llu: Machine.stream makes one",
-                            fan_device_text(d, text, sizeof text), (unsigned long long)handle);
+    if (!found)
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "no stream of %s has the handle %llu: Machine.stream makes one",
+                        fan_device_text(d, text, sizeof text), (unsigned long long)handle);
+    return FAN_OK;
 }
 
 static void fan__sim_stream_fini(fan_stream *s)
 {
-    fan_sim *m = fan__sim_machine(s->device);
-    fan__sim_lock(m);
+    fan_sim *machine = fan__sim_machine(s->device);
+    fan__sim_lock(machine);
     if (fan__queue_of(s)->stream == s)
         fan__queue_of(s)->stream = NULL;
     fan__queue_drop(fan__queue_of(s));
-    fan__queue_sweep(m);
-    fan__sim_unlock(m);
+    fan__queue_sweep(machine);
+    fan__sim_unlock(machine);
 }
 
 static fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
@@ -296,42 +317,45 @@ static fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream
     return fan_sim_stream(fan__sim_machine(d), d->index, false, out, err);
 }
 
-void fan_sim_list(fan_sim *m, fan_stream *s)
+void fan_sim_list(fan_sim *machine, fan_stream *s)
 {
-    fan__sim_lock(m);
+    fan__sim_lock(machine);
     fan__queue_of(s)->stream = s;
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
 }
 
-fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *err)
+fan_status fan_sim_listed(fan_sim *machine, fan_stream ***out, size_t *n, fan_error *err)
 {
-    fan__sim_lock(m);
-    fan_stream **all = fan_alloc((m->nqueues + 1) * sizeof(fan_stream *));
+    fan__sim_lock(machine);
+    fan_stream **all = fan_alloc((machine->nqueues + 1) * sizeof(fan_stream *));
     *n = 0;
     *out = all;
-    for (size_t i = 0; all && i < m->nqueues; i++)
-        if (m->queues[i]->stream && fan_stream_try_hold(m->queues[i]->stream))
-            all[(*n)++] = m->queues[i]->stream;
-    fan__sim_unlock(m);
-    return all ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
+    for (size_t i = 0; all && i < machine->nqueues; i++) {
+        fan_stream *s = machine->queues[i]->stream;
+        if (s && fan_stream_try_hold(s))
+            all[(*n)++] = s;
+    }
+    fan__sim_unlock(machine);
+    if (!all)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
+    return FAN_OK;
 }
 
 static fan_status fan__sim_event_init(fan_event *e, fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(e->device);
+    fan_sim *machine = fan__sim_machine(e->device);
     fan_sim_event *ev = fan_calloc(sizeof *ev);
     if (!ev)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
     fan_clock_init(&ev->clock);
     fan_clock_init(&ev->place);
-    fan__sim_lock(m);
-    fan_status status = fan_host_sched_given_up(m->host_sched) == FAN_GOING
-                            ? fan__sim_enter(m, "event_init", err)
-                            /* as in fan__sim_record */
-                            : FAN_OK;
+    fan__sim_lock(machine);
+    fan_status status = FAN_OK;
+    if (fan_host_sched_given_up(machine->host_sched) == FAN_GOING) /* as in fan__sim_record */
+        status = fan__sim_enter(machine, "event_init", err);
     if (status == FAN_OK)
-        ev->name = fan__sim_new_name(m, OF_EVENT);
-    fan__sim_unlock(m);
+        ev->name = fan__sim_new_name(machine, OF_EVENT);
+    fan__sim_unlock(machine);
     if (status == FAN_OK)
         e->impl = ev;
     else
@@ -341,68 +365,69 @@ static fan_status fan__sim_event_init(fan_event *e, fan_error *err)
 
 static void fan__sim_event_fini(fan_event *e)
 {
-    fan_sim *m = fan__sim_machine(e->device);
+    fan_sim *machine = fan__sim_machine(e->device);
     fan_sim_event *ev = e->impl;
-    fan__sim_lock(m);
+    fan__sim_lock(machine);
     fan__queue_drop(ev->point.queue);
     fan__recording_drop(ev->recording);
-    fan__queue_sweep(m);
-    fan__sim_unlock(m);
+    fan__queue_sweep(machine);
+    fan__sim_unlock(machine);
     fan_clock_fini(&ev->place);
     fan_clock_fini(&ev->clock);
     fan_free(ev);
 }
 
 /* event_name: gives a reused pooled event a new name. Its first call is its maker's record. */
-static void event_name(fan_sim *m, const fan_event *e)
+static void event_name(fan_sim *machine, const fan_event *e)
 {
     fan_sim_event *ev = e->impl;
     if (ev->id == e->id)
         return;
     if (ev->id)
-        ev->name = fan__sim_new_name(m, OF_EVENT);
+        ev->name = fan__sim_new_name(machine, OF_EVENT);
     ev->id = e->id;
 }
 
-/* event_set_point: makes ev represent all that q has queued, uncaptured. */
-static void event_set_point(fan_sim *m, fan_sim_event *ev, fan_sim_queue *q)
+/* event_set_point: makes ev represent all that `queue` has queued, uncaptured. */
+static void event_set_point(fan_sim *machine, fan_sim_event *ev, fan_sim_queue *queue)
 {
     fan__recording_drop(ev->recording);
     ev->recording = NULL;
     fan__queue_drop(ev->point.queue);
-    q->refs++;
-    ev->point = (fan_sim_point){q, q->queued};
-    ev->us = fan__later(q->end_us, m->host_us[fan__sim_host(m)]);
+    queue->refs++;
+    ev->point = (fan_sim_point){queue, queue->queued};
+    ev->us = fan__later(queue->end_us, machine->host_us[fan__sim_host(machine)]);
 }
 
 static fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(s->device);
+    fan_sim *machine = fan__sim_machine(s->device);
     fan_sim_event *ev = e->impl;
-    fan_sim_queue *q = fan__queue_of(s);
+    fan_sim_queue *queue = fan__queue_of(s);
     fan_status status;
-    fan__sim_lock(m);
-    if (fan_host_sched_given_up(m->host_sched) != FAN_GOING) {
+    fan__sim_lock(machine);
+    if (fan_host_sched_given_up(machine->host_sched) != FAN_GOING) {
         status = FAN_OK; /* nothing runs any more, and memory must still be freed */
         goto done;
     }
-    FAN_GO(fan__sim_enter(m, "record", err));
-    event_name(m, e);
-    if (q->recording) {
-        status = fan__recording_record(ev, q, err);
+    FAN_GO(fan__sim_enter(machine, "record", err));
+    event_name(machine, e);
+    if (queue->recording) {
+        status = fan__recording_record(ev, queue, err);
         goto done;
     }
-    FAN_GO(fan__stream_barrier(m, q, err));
-    if (fan_race_check_record(m->race_check, q->lane, fan__sim_lane(m), &ev->clock) != FAN_OK) {
+    FAN_GO(fan__stream_barrier(machine, queue, err));
+    if (fan_race_check_record(machine->race_check, queue->lane, fan__sim_lane(machine),
+                              &ev->clock) != FAN_OK) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
         goto done;
     }
-    fan__sim_access(m, q->name, true);
-    fan__sim_access(m, ev->name, true);
-    event_set_point(m, ev, q);
+    fan__sim_access(machine, queue->name, true);
+    fan__sim_access(machine, ev->name, true);
+    event_set_point(machine, ev, queue);
     ev->denied = 0;
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     return status;
 }
 
@@ -410,147 +435,150 @@ done:
  * barrier of the legacy stream, and no other ordering. */
 static fan_status fan__sim_note(fan_event *e, fan_stream *s, fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(s->device);
+    fan_sim *machine = fan__sim_machine(s->device);
     fan_sim_event *ev = e->impl;
-    fan_sim_queue *q = fan__queue_of(s);
+    fan_sim_queue *queue = fan__queue_of(s);
     fan_status status = FAN_OK;
-    fan__sim_lock(m);
-    if (fan_host_sched_given_up(m->host_sched) != FAN_GOING)
+    fan__sim_lock(machine);
+    if (fan_host_sched_given_up(machine->host_sched) != FAN_GOING)
         goto done;
-    FAN_GO(fan__sim_enter(m, "record", err));
-    FAN_GO(fan__recording_none(q, "record", err));
-    event_name(m, e);
-    event_set_point(m, ev, q);
+    FAN_GO(fan__sim_enter(machine, "record", err));
+    FAN_GO(fan__recording_none(queue, "record", err));
+    event_name(machine, e);
+    event_set_point(machine, ev, queue);
     ev->clock.n = 0; /* it orders nothing */
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     return status;
 }
 
 static fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(s->device);
+    fan_sim *machine = fan__sim_machine(s->device);
     const fan_sim_event *ev = e->impl;
-    fan_sim_queue *q = fan__queue_of(s);
+    fan_sim_queue *queue = fan__queue_of(s);
     fan_status status;
     bool never = false, captured;
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "wait", err));
-    if (fan__sim_machine(e->device) != m) {
+    fan__sim_lock(machine);
+    FAN_GO(fan__sim_enter(machine, "wait", err));
+    if (fan__sim_machine(e->device) != machine) {
         status =
             fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another machine");
         goto done;
     }
-    event_name(m, e);
-    fan__sim_access(m, ev->name, false);
-    FAN_GO(fan__recording_wait(q, ev, &captured, err));
+    event_name(machine, e);
+    fan__sim_access(machine, ev->name, false);
+    FAN_GO(fan__recording_wait(queue, ev, &captured, err));
     if (captured)
         goto done;
     never = !ev->point.queue;
     if (never)
         goto done;
-    FAN_GO(fan__stream_barrier(m, q, err));
-    FAN_GO(fan__queue_wait(m, q, ev->point, err));
+    FAN_GO(fan__stream_barrier(machine, queue, err));
+    FAN_GO(fan__queue_wait(machine, queue, ev->point, err));
     /* The host's clock is not joined at a wait: an elided wait would not join it either. */
-    if (fan_race_check_sync(m->race_check, q->lane, &ev->clock) != FAN_OK) {
+    if (fan_race_check_sync(machine->race_check, queue->lane, &ev->clock) != FAN_OK) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         goto done;
     }
-    fan__sim_access(m, q->name, true);
-    q->end_us = fan__later(q->end_us, ev->us);
+    fan__sim_access(machine, queue->name, true);
+    queue->end_us = fan__later(queue->end_us, ev->us);
 done:
-    fan__sim_unlock(m);
-    if (never && m->hooks.warn) {
+    fan__sim_unlock(machine);
+    if (never && machine->hooks.warn) {
         char text[128];
         snprintf(
             text, sizeof text,
             "stream %llu of sim:%d waits for an event that was never recorded: that is no wait",
             (unsigned long long)s->handle, s->device->index);
-        m->hooks.warn(m->hooks.ctx, text);
+        machine->hooks.warn(machine->hooks.ctx, text);
     }
     return status;
 }
 
 static void fan__sim_elided(fan_stream *s, fan_event *e)
 {
-    fan_sim *m = fan__sim_machine(s->device);
+    fan_sim *machine = fan__sim_machine(s->device);
     const fan_sim_event *ev = e->impl;
-    fan__sim_lock(m);
-    fan__sim_access(m, fan__queue_of(s)->name, false);
-    fan__sim_access(m, ev->name, false);
-    if (m->checking &&
-        !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__queue_of(s)->lane)))
-        m->unsound++;
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    fan__sim_access(machine, fan__queue_of(s)->name, false);
+    fan__sim_access(machine, ev->name, false);
+    if (machine->checking &&
+        !fan_clock_leq(&ev->clock,
+                       fan_race_check_clock(machine->race_check, fan__queue_of(s)->lane)))
+        machine->unsound++;
+    fan__sim_unlock(machine);
 }
 
 static fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(e->device);
+    fan_sim *machine = fan__sim_machine(e->device);
     fan_sim_event *ev = e->impl;
     fan_status status;
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "query", err));
+    fan__sim_lock(machine);
+    FAN_GO(fan__sim_enter(machine, "query", err));
     FAN_GO(fan__recording_has_time(ev, e, "query", err));
-    fan__sim_access(m, ev->name, false);
-    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), true);
-    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
-    fan__run_settle(m);
+    fan__sim_access(machine, ev->name, false);
+    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), true);
+    fan__sim_access(machine, FAN__NAME(OF_QUEUED, 0), false);
+    fan__run_settle(machine);
     *done = true;
     if (ev->point.queue) {
-        bool chosen =
-            m->has_chooser && m->chooser.pick && !fan__sim_here.kernels && m->config.run_work;
+        bool has_pick = machine->has_chooser && machine->chooser.pick;
+        bool chosen = has_pick && !fan__sim_here.kernels && machine->config.run_work;
+        const fan_clock *now = fan_race_check_clock(machine->race_check, fan__sim_lane(machine));
         *done = fan__run_has_passed(ev);
-        if (chosen &&
-            !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__sim_lane(m)))) {
-            int said = ev->denied < FAN_ASKS ? fan_host_sched_pick(m->host_sched, 2) : 1;
+        if (chosen && !fan_clock_leq(&ev->clock, now)) {
+            int said = 1;
+            if (ev->denied < FAN_ASKS)
+                said = fan_host_sched_pick(machine->host_sched, 2);
             if (said >= 0) {
                 *done = said == 1;
                 if (!*done)
                     ev->denied++;
                 else
-                    FAN_GO(fan__run_for(m, ev->point, 0, done, err));
+                    FAN_GO(fan__run_for(machine, ev->point, 0, done, err));
                 if (said == 1 && !*done)
                     fan_sched_not_ready(); /* it never will, unless another thread acts */
             }
         }
     }
     if (*done && ev->point.queue)
-        status = fan__run_join(m, &ev->clock, err);
+        status = fan__run_join(machine, &ev->clock, err);
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     return status;
 }
 
 static bool fan__sim_peek(fan_event *e)
 {
-    fan_sim *m = fan__sim_machine(e->device);
-    fan__sim_lock(m);
-    fan__run_settle(m);
+    fan_sim *machine = fan__sim_machine(e->device);
+    fan__sim_lock(machine);
+    fan__run_settle(machine);
     const fan_sim_event *ev = e->impl;
     bool done = (fan__run_has_passed(ev) && !ev->recording) ||
-                fan_host_sched_given_up(m->host_sched) != FAN_GOING;
-    fan__sim_unlock(m);
+                fan_host_sched_given_up(machine->host_sched) != FAN_GOING;
+    fan__sim_unlock(machine);
     return done;
 }
 
 static fan_status fan__sim_sync(fan_stream *s, fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(s->device);
-    fan_sim_queue *q = fan__queue_of(s);
+    fan_sim *machine = fan__sim_machine(s->device);
+    fan_sim_queue *queue = fan__queue_of(s);
     fan_status status;
-    if (m->dying)
+    if (machine->dying)
         return FAN_OK;
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "sync", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
-    FAN_GO(fan__recording_none(q, "synchronize", err));
-    FAN_GO(fan__stream_barrier(m, q, err));
-    fan__sim_access(m, q->name, q->blocking);
-    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
-    FAN_GO(fan__run_finish(m, q, err));
+    fan__sim_lock(machine);
+    FAN_GO(fan__sim_enter(machine, "sync", err));
+    FAN_GO(fan__sim_raise_pending(machine, err));
+    FAN_GO(fan__recording_none(queue, "synchronize", err));
+    FAN_GO(fan__stream_barrier(machine, queue, err));
+    fan__sim_access(machine, queue->name, queue->blocking);
+    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), false);
+    FAN_GO(fan__run_finish(machine, queue, err));
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     if (status == FAN_OK)
         fan_sync_trace(s->device, s, NULL);
     return status;
@@ -558,19 +586,19 @@ done:
 
 static fan_status fan__sim_event_sync(fan_event *e, fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(e->device);
+    fan_sim *machine = fan__sim_machine(e->device);
     const fan_sim_event *ev = e->impl;
     fan_clock then;
     fan_status status;
-    if (m->dying)
+    if (machine->dying)
         return FAN_OK;
     fan_clock_init(&then);
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "event_sync", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
+    fan__sim_lock(machine);
+    FAN_GO(fan__sim_enter(machine, "event_sync", err));
+    FAN_GO(fan__sim_raise_pending(machine, err));
     FAN_GO(fan__recording_has_time(ev, e, "synchronize", err));
-    fan__sim_access(m, ev->name, false);
-    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__sim_access(machine, ev->name, false);
+    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), false);
     double us = ev->us;
     if (!ev->point.queue)
         goto done;
@@ -578,11 +606,12 @@ static fan_status fan__sim_event_sync(fan_event *e, fan_error *err)
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         goto done;
     }
-    FAN_GO(fan__run_until(m, ev->point, err));
-    status = fan__run_join(m, &then, err);
-    m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], us);
+    FAN_GO(fan__run_until(machine, ev->point, err));
+    status = fan__run_join(machine, &then, err);
+    machine->host_us[fan__sim_host(machine)] =
+        fan__later(machine->host_us[fan__sim_host(machine)], us);
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     fan_clock_fini(&then);
     if (status == FAN_OK)
         fan_sync_trace(e->device, NULL, e);
@@ -598,31 +627,31 @@ done:
 
 static atomic_uint_fast64_t machines;
 
-static void sim_free_machine(fan_sim *m)
+static void sim_free_machine(fan_sim *machine)
 {
-    m->dying = true;
-    if (m->parts) {
-        fan__recording_drop_all(m);
-        fan__queue_drop_work(m);
-        for (int i = 0; i < m->config.devices; i++)
-            if (m->parts[i].device.backend)
-                fan_device_flush(&m->parts[i].device);
-        for (int i = 0; i < m->config.devices; i++)
-            if (m->parts[i].device.backend)
-                fan_device_clear(&m->parts[i].device);
-        for (int i = 0; i < m->config.devices; i++)
-            fan_arena_fini(&m->parts[i].arena);
+    machine->dying = true;
+    if (machine->parts) {
+        fan__recording_drop_all(machine);
+        fan__queue_drop_work(machine);
+        for (int i = 0; i < machine->config.devices; i++)
+            if (machine->parts[i].device.backend)
+                fan_device_flush(&machine->parts[i].device);
+        for (int i = 0; i < machine->config.devices; i++)
+            if (machine->parts[i].device.backend)
+                fan_device_clear(&machine->parts[i].device);
+        for (int i = 0; i < machine->config.devices; i++)
+            fan_arena_fini(&machine->parts[i].arena);
     }
-    for (size_t i = 0; i < m->nqueues; i++)
-        fan_free(m->queues[i]);
-    fan__access_take_back(m, (fan_extent){0, UINT64_MAX});
-    fan_free(m->parts);
-    fan_free(m->queues);
-    fan_race_check_free(m->race_check);
-    fan_host_sched_free(m->host_sched);
-    (void)pthread_cond_destroy(&m->ran);
-    (void)pthread_mutex_destroy(&m->lock);
-    fan_free(m);
+    for (size_t i = 0; i < machine->nqueues; i++)
+        fan_free(machine->queues[i]);
+    fan__access_take_back(machine, (fan_extent){0, UINT64_MAX});
+    fan_free(machine->parts);
+    fan_free(machine->queues);
+    fan_race_check_free(machine->race_check);
+    fan_host_sched_free(machine->host_sched);
+    (void)pthread_cond_destroy(&machine->ran);
+    (void)pthread_mutex_destroy(&machine->lock);
+    fan_free(machine);
 }
 
 static bool sim_closed(const fan_device *d)
@@ -673,39 +702,43 @@ static const fan_backend fan_sim_backend = {
     .device_fini = sim_device_fini,
 };
 
-static void sim_set_host_sched(fan_sim *m)
+static void sim_set_host_sched(fan_sim *machine)
 {
-    fan_host_sched_hooks h = {.before_block = m->hooks.before_block,
-                              .after_block = m->hooks.after_block,
-                              .block_ctx = m->hooks.ctx};
-    if (m->has_chooser) {
-        h.choose = m->chooser.choose;
-        h.pick = m->chooser.pick;
-        h.ctx = m->chooser.ctx;
+    fan_host_sched_hooks h = {.before_block = machine->hooks.before_block,
+                              .after_block = machine->hooks.after_block,
+                              .block_ctx = machine->hooks.ctx};
+    if (machine->has_chooser) {
+        h.choose = machine->chooser.choose;
+        h.pick = machine->chooser.pick;
+        h.ctx = machine->chooser.ctx;
     }
-    fan_host_sched_set_hooks(m->host_sched, &h);
+    fan_host_sched_set_hooks(machine->host_sched, &h);
 }
 
 /* sim_begin_anew: resets counters and clocks to those of a new machine. */
-static void sim_begin_anew(fan_sim *m)
+static void sim_begin_anew(fan_sim *machine)
 {
     fan_mutex now;
-    m->random = m->config.seed;
-    m->number = m->calls = m->races = m->unsound = 0;
-    m->has_first = m->has_pending = false;
-    m->last = 0;
-    m->device_us = 0;
+    machine->random = machine->config.seed;
+    machine->number = 0;
+    machine->calls = 0;
+    machine->races = 0;
+    machine->unsound = 0;
+    machine->has_first = false;
+    machine->has_pending = false;
+    machine->last = 0;
+    machine->device_us = 0;
 #ifdef FAN_TEST
-    m->fail_at = -1;
-    m->planned = false;
+    machine->fail_at = -1;
+    machine->planned = false;
 #endif
-    memset(m->host_us, 0, sizeof m->host_us);
-    memset(m->made, 0, sizeof m->made);
-    for (int i = 0; m->parts && i < m->config.devices; i++)
-        m->parts[i].given = 0;
-    m->mutex_base = 0;
+    memset(machine->host_us, 0, sizeof machine->host_us);
+    memset(machine->made, 0, sizeof machine->made);
+    for (int i = 0; machine->parts && i < machine->config.devices; i++)
+        machine->parts[i].given = 0;
+    machine->mutex_base = 0;
     if (fan_mutex_init(&now) == 0) {
-        m->mutex_base = now.id;
+        machine->mutex_base = now.id;
         fan_mutex_fini(&now);
     }
 }
@@ -717,117 +750,122 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
     if (config->devices < 1 || config->devices > FAN_SIM_DEVICES)
         return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, got %d",
                         FAN_SIM_DEVICES, config->devices);
-    fan_sim *m = fan_calloc(sizeof *m);
-    if (!m)
+    fan_sim *machine = fan_calloc(sizeof *machine);
+    if (!machine)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
     fan_mutexes_numbered();
-    (void)pthread_mutex_init(&m->lock, NULL);
-    (void)pthread_cond_init(&m->ran, NULL);
-    atomic_init(&m->holds, 1);
-    atomic_init(&m->captures, 0);
-    m->users = 1;
-    m->config = *config;
-    if (m->config.memory == 0)
-        m->config.memory = MEMORY;
-    if (!(m->config.launch_us > 0))
-        m->config.launch_us = LAUNCH_US;
-    if (!(m->config.gbytes_per_s > 0))
-        m->config.gbytes_per_s = GBYTES_PER_S;
+    (void)pthread_mutex_init(&machine->lock, NULL);
+    (void)pthread_cond_init(&machine->ran, NULL);
+    atomic_init(&machine->holds, 1);
+    atomic_init(&machine->captures, 0);
+    machine->users = 1;
+    machine->config = *config;
+    if (machine->config.memory == 0)
+        machine->config.memory = MEMORY;
+    if (!(machine->config.launch_us > 0))
+        machine->config.launch_us = LAUNCH_US;
+    if (!(machine->config.gbytes_per_s > 0))
+        machine->config.gbytes_per_s = GBYTES_PER_S;
     if (hooks)
-        m->hooks = *hooks;
-    m->checking = true;
-    m->handle = 1;
-    m->serial = atomic_fetch_add(&machines, 1);
+        machine->hooks = *hooks;
+    machine->checking = true;
+    machine->handle = 1;
+    machine->serial = atomic_fetch_add(&machines, 1);
     fan_status status = FAN_ERR_NOMEM;
-    m->race_check = fan_race_check_new();
-    m->host_sched = fan_host_sched_new(config->seed);
-    m->parts = fan_calloc((size_t)config->devices * sizeof *m->parts);
-    if (!m->race_check || !m->host_sched || !m->parts) {
+    machine->race_check = fan_race_check_new();
+    machine->host_sched = fan_host_sched_new(config->seed);
+    machine->parts = fan_calloc((size_t)config->devices * sizeof *machine->parts);
+    if (!machine->race_check || !machine->host_sched || !machine->parts) {
         fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
         goto done;
     }
-    sim_set_host_sched(m);
-    FAN_GO(fan__queue_host(m, 0, FAN_MAIN, err));
+    sim_set_host_sched(machine);
+    FAN_GO(fan__queue_host(machine, 0, FAN_MAIN, err));
     for (int i = 0; i < config->devices; i++) {
-        fan_sim_device_part *p = &m->parts[i];
-        if (fan_arena_init(&p->arena, m->config.memory, config->run_work)) {
+        fan_sim_device_part *p = &machine->parts[i];
+        if (fan_arena_init(&p->arena, machine->config.memory, config->run_work)) {
             status =
                 fan_fail(err, FAN_ERR_NOMEM,
                          "cannot reserve %zu bytes of addresses for sim:%d; ask for less memory",
-                         m->config.memory, i);
+                         machine->config.memory, i);
             goto done;
         }
-        if (fan_device_init(&p->device, &fan_sim_backend, m, i, &m->holds)) {
+        if (fan_device_init(&p->device, &fan_sim_backend, machine, i, &machine->holds)) {
             status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
             goto done;
         }
-        FAN_GO(fan__queue_new(m, i, FAN_LEGACY, true, NULL, &p->legacy, err));
+        FAN_GO(fan__queue_new(machine, i, FAN_LEGACY, true, NULL, &p->legacy, err));
     }
-    sim_begin_anew(m);
-    *out = m;
+    sim_begin_anew(machine);
+    *out = machine;
 done:
     if (status != FAN_OK)
-        sim_free_machine(m);
+        sim_free_machine(machine);
     return status;
 }
 
-fan_device *fan_sim_device(fan_sim *m, int index)
+fan_device *fan_sim_device(fan_sim *machine, int index)
 {
-    return index >= 0 && index < m->config.devices ? &m->parts[index].device : NULL;
+    if (index < 0 || index >= machine->config.devices)
+        return NULL;
+    return &machine->parts[index].device;
 }
 
 fan_sim *fan_sim_of(const fan_device *d)
 {
-    return d->backend == &fan_sim_backend ? fan__sim_machine(d) : NULL;
+    if (d->backend != &fan_sim_backend)
+        return NULL;
+    return fan__sim_machine(d);
 }
 
-uint64_t fan_sim_seed(const fan_sim *m)
+uint64_t fan_sim_seed(const fan_sim *machine)
 {
-    return m->config.seed;
+    return machine->config.seed;
 }
 
 #ifdef FAN_TEST
-fan_status fan_sim_reset(fan_sim *m, fan_error *err)
+fan_status fan_sim_reset(fan_sim *machine, fan_error *err)
 {
-    if (fan_host_sched_count(m->host_sched) != 0 &&
-        fan_host_sched_given_up(m->host_sched) == FAN_GOING)
+    if (fan_host_sched_count(machine->host_sched) != 0 &&
+        fan_host_sched_given_up(machine->host_sched) == FAN_GOING)
         return fan_fail(err, FAN_ERR_STATE,
                         "a machine with host threads cannot be reset: join them first");
-    fan__queue_drop_work(m);
-    for (int i = 0; i < m->config.devices; i++)
-        fan_device_poll(&m->parts[i].device);
-    fan__sim_lock(m);
+    fan__queue_drop_work(machine);
+    for (int i = 0; i < machine->config.devices; i++)
+        fan_device_poll(&machine->parts[i].device);
+    fan__sim_lock(machine);
     size_t live = 0;
-    for (int i = 0; i < m->config.devices; i++)
-        live += m->parts[i].arena.live;
+    for (int i = 0; i < machine->config.devices; i++)
+        live += machine->parts[i].arena.live;
     if (live) {
-        fan__sim_unlock(m);
+        fan__sim_unlock(machine);
         return fan_fail(err, FAN_ERR_STATE,
                         "a machine cannot be reset while %zu blocks of its memory are held", live);
     }
-    for (int i = 0; i < m->config.devices; i++)
-        fan_arena_reset(&m->parts[i].arena);
-    fan_race_check_reset(m->race_check);
-    fan_host_sched_reset(m->host_sched, m->config.seed);
-    for (size_t i = 0; i < m->nqueues; i++) {
-        m->queues[i]->queued = m->queues[i]->done = 0;
-        m->queues[i]->end_us = 0;
+    for (int i = 0; i < machine->config.devices; i++)
+        fan_arena_reset(&machine->parts[i].arena);
+    fan_race_check_reset(machine->race_check);
+    fan_host_sched_reset(machine->host_sched, machine->config.seed);
+    for (size_t i = 0; i < machine->nqueues; i++) {
+        machine->queues[i]->queued = 0;
+        machine->queues[i]->done = 0;
+        machine->queues[i]->end_us = 0;
     }
-    sim_begin_anew(m);
-    fan__queue_sweep(m);
-    fan__sim_unlock(m);
+    sim_begin_anew(machine);
+    fan__queue_sweep(machine);
+    fan__sim_unlock(machine);
     return FAN_OK;
 }
 #endif
 
-void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
+void fan_sim_set_chooser(fan_sim *machine, const fan_sim_chooser *c)
 {
-    fan__sim_lock(m);
-    m->has_chooser = c != NULL;
+    fan__sim_lock(machine);
+    machine->has_chooser = c != NULL;
     if (c)
-        m->chooser = *c;
-    sim_set_host_sched(m);
-    fan__sim_unlock(m);
+        machine->chooser = *c;
+    sim_set_host_sched(machine);
+    fan__sim_unlock(machine);
 }
 
 /* ---- the machines that a thread has entered, and the devices that it can name for that: the
@@ -841,12 +879,12 @@ typedef struct entered_machine {
 static pthread_key_t entered_key; /* the innermost entered_machine of a thread */
 static bool entered_has_key;
 
-static void entered_change(fan_sim *m, size_t by)
+static void entered_change(fan_sim *machine, size_t by)
 {
-    fan__sim_lock(m);
-    m->entered += by;
-    atomic_store_explicit(&m->closed, m->entered == 0, memory_order_release);
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    machine->entered += by;
+    atomic_store_explicit(&machine->closed, machine->entered == 0, memory_order_release);
+    fan__sim_unlock(machine);
 }
 
 static entered_machine *entered_free(entered_machine *e)
@@ -873,33 +911,37 @@ static entered_machine *entered_innermost(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)pthread_once(&once, entered_make_key);
-    return entered_has_key ? pthread_getspecific(entered_key) : NULL;
+    if (!entered_has_key)
+        return NULL;
+    return pthread_getspecific(entered_key);
 }
 
-fan_status fan_sim_enter(fan_sim *m, fan_error *err)
+fan_status fan_sim_enter(fan_sim *machine, fan_error *err)
 {
-    entered_machine *outer = entered_innermost(), *e = fan_calloc(sizeof *e);
+    entered_machine *outer = entered_innermost();
+    entered_machine *e = fan_calloc(sizeof *e);
     if (!e || !entered_has_key || pthread_setspecific(entered_key, e)) {
         fan_free(e);
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory to enter a machine");
     }
     e->outer = outer;
-    e->machine = fan_sim_hold(m);
-    entered_change(m, 1);
+    e->machine = fan_sim_hold(machine);
+    entered_change(machine, 1);
     return FAN_OK;
 }
 
-void fan_sim_leave(const fan_sim *m)
+void fan_sim_leave(const fan_sim *machine)
 {
     entered_machine *innermost = entered_innermost();
-    for (entered_machine **at = &innermost; *at; at = &(*at)->outer)
-        if ((*at)->machine == m) {
-            entered_machine *left = *at;
+    for (entered_machine **at = &innermost; *at; at = &(*at)->outer) {
+        entered_machine *left = *at;
+        if (left->machine == machine) {
             *at = left->outer;
             (void)pthread_setspecific(entered_key, innermost); /* before what the drop may call */
             (void)entered_free(left);
             return;
         }
+    }
 }
 
 fan_sim *fan_sim_entered(void)

@@ -4,51 +4,52 @@
 #include "device/memory.h"
 #include "device/sim/machine.h"
 
-fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
+fan_status fan_sim_spawn(fan_sim *machine, int *actor, fan_error *err)
 {
     int i = -1;
     bool first;
     fan_status status;
     *actor = -1;
-    fan__sim_lock(m);
-    fan__sim_access(m, FAN__NAME(OF_ACTORS, 0), FAN_SCHED_WRITE);
-    FAN_GO(fan__sim_alive(m, err));
-    FAN_GO(fan_host_sched_spawn(m->host_sched, &i, &first, err));
-    FAN_GO(fan__queue_host(m, 1 + (size_t)i, (uint64_t)i, err));
-    if (fan_race_check_sync(m->race_check, m->host_lane[1 + i],
-                            fan_race_check_clock(m->race_check, fan__sim_lane(m))) != FAN_OK) {
+    fan__sim_lock(machine);
+    fan__sim_access(machine, FAN__NAME(OF_ACTORS, 0), FAN_SCHED_WRITE);
+    FAN_GO(fan__sim_alive(machine, err));
+    FAN_GO(fan_host_sched_spawn(machine->host_sched, &i, &first, err));
+    FAN_GO(fan__queue_host(machine, 1 + (size_t)i, (uint64_t)i, err));
+    if (fan_race_check_sync(machine->race_check, machine->host_lane[1 + i],
+                            fan_race_check_clock(machine->race_check, fan__sim_lane(machine))) !=
+        FAN_OK) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread");
         goto done;
     }
-    m->host_us[1 + i] = m->host_us[fan__sim_host(m)];
+    machine->host_us[1 + i] = machine->host_us[fan__sim_host(machine)];
     *actor = i;
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     if (status != FAN_OK && i >= 0)
-        fan_host_sched_end(m->host_sched, i);
+        fan_host_sched_end(machine->host_sched, i);
     return status;
 }
 
 static void thread_yield(void *ctx)
 {
-    fan_sim *m = ctx;
+    fan_sim *machine = ctx;
     bool again = fan__sim_here.fresh;
     fan__sim_here.fresh = false;
     if (!fan__sim_here.kernels && !again)
-        fan_host_sched_yield(m->host_sched, fan__sim_here.actor);
+        fan_host_sched_yield(machine->host_sched, fan__sim_here.actor);
 }
 
 static bool thread_begin(void *ctx)
 {
-    fan_sim *m = ctx;
+    fan_sim *machine = ctx;
     if (fan__sim_here.kernels || FAN_FAULT(NO_TURNS))
         return true;
     if (!fan__sim_here.vain)
-        fan_host_sched_polled(m->host_sched, fan__sim_here.actor, false);
+        fan_host_sched_polled(machine->host_sched, fan__sim_here.actor, false);
     fan__sim_here.vain = false;
-    fan_host_sched_yield(m->host_sched, fan__sim_here.actor);
+    fan_host_sched_yield(machine->host_sched, fan__sim_here.actor);
     fan__sim_here.fresh = true;
-    return fan_host_sched_given_up(m->host_sched) == FAN_GOING;
+    return fan_host_sched_given_up(machine->host_sched) == FAN_GOING;
 }
 
 static void thread_end(void *ctx)
@@ -59,35 +60,37 @@ static void thread_end(void *ctx)
 
 static void thread_not_ready(void *ctx)
 {
-    fan_sim *m = ctx;
+    fan_sim *machine = ctx;
     if (fan__sim_here.kernels)
         return;
     fan__sim_here.vain = true;
-    fan_host_sched_polled(m->host_sched, fan__sim_here.actor, true);
+    fan_host_sched_polled(machine->host_sched, fan__sim_here.actor, true);
 }
 
 static void thread_changed(void *ctx, uint64_t mutex)
 {
-    fan_sim *m = ctx;
-    fan_host_sched_changed(m->host_sched, fan__sim_here.actor, mutex);
+    fan_sim *machine = ctx;
+    fan_host_sched_changed(machine->host_sched, fan__sim_here.actor, mutex);
 }
 
 /* thread_mutex_number: returns the number of a mutex for the search, the same in every run: for one
  * of a spawned thread, that thread and the index among its mutexes; for others, the index among
  * all. */
-static uint64_t thread_mutex_number(const fan_sim *m, uint64_t id)
+static uint64_t thread_mutex_number(const fan_sim *machine, uint64_t id)
 {
-    return id & MADE_HERE ? (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1) : id - m->mutex_base;
+    if (id & MADE_HERE)
+        return (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1);
+    return id - machine->mutex_base;
 }
 
 static uint64_t thread_name(void *ctx)
 {
-    fan_sim *m = ctx;
+    fan_sim *machine = ctx;
     size_t by = fan__sim_maker();
-    fan__sim_lock(m);
-    uint64_t number = (uint64_t)by << 40 | ++m->made[by];
-    fan__sim_unlock(m);
-    return MADE_HERE | (m->serial & 0xfff) << 47 | number;
+    fan__sim_lock(machine);
+    uint64_t number = (uint64_t)by << 40 | ++machine->made[by];
+    fan__sim_unlock(machine);
+    return MADE_HERE | (machine->serial & 0xfff) << 47 | number;
 }
 
 static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mode how)
@@ -97,114 +100,117 @@ static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mod
         [FAN_THING_COUNTERS] = OF_COUNTERS, [FAN_THING_HOST_MEMORY] = OF_HOST,
         [FAN_THING_OPTIONS] = OF_OPTIONS,   [FAN_THING_POOL] = OF_POOL,
         [FAN_THING_GRAPH] = OF_GRAPH};
-    fan_sim *m = ctx;
-    uint64_t number = id ? thread_mutex_number(m, id) : 0;
+    fan_sim *machine = ctx;
+    uint64_t number = 0;
+    if (id)
+        number = thread_mutex_number(machine, id);
     if (thing == FAN_THING_HOST_MEMORY || thing == FAN_THING_GRAPH)
         number = (uint64_t)fan__sim_here.apart;
-    fan__sim_access(m, FAN__NAME(kinds[thing], number), how);
+    fan__sim_access(machine, FAN__NAME(kinds[thing], number), how);
     if (thing != FAN_THING_LOCKED)
         return;
-    fan__sim_lock(m); /* state guarded by the mutex was written before */
-    (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), id);
+    fan__sim_lock(machine); /* state guarded by the mutex was written before */
+    (void)fan_race_check_locked(machine->race_check, fan__sim_lane(machine), id);
     if (how == FAN_SCHED_WRITE || how == FAN_SCHED_COUNT)
-        (void)fan_race_check_unlocking(m->race_check, fan__sim_lane(m), id);
-    fan__sim_unlock(m);
+        (void)fan_race_check_unlocking(machine->race_check, fan__sim_lane(machine), id);
+    fan__sim_unlock(machine);
 }
 
-static uint64_t thread_mutex_name(const fan_sim *m, uint64_t id)
+static uint64_t thread_mutex_name(const fan_sim *machine, uint64_t id)
 {
-    return FAN__NAME(OF_MUTEX, thread_mutex_number(m, id));
+    return FAN__NAME(OF_MUTEX, thread_mutex_number(machine, id));
 }
 
 static void thread_await(void *ctx, uint64_t mutex)
 {
-    fan_sim *m = ctx;
+    fan_sim *machine = ctx;
     char call_site[FAN__SITE];
-    fan__sim_call_site(m, call_site, sizeof call_site);
-    fan_host_sched_wait(m->host_sched, fan__sim_here.actor, mutex, call_site);
+    fan__sim_call_site(machine, call_site, sizeof call_site);
+    fan_host_sched_wait(machine->host_sched, fan__sim_here.actor, mutex, call_site);
 }
 
 static void thread_reached(void *ctx, uint64_t mutex)
 {
-    fan_sim *m = ctx;
-    fan__sim_lock(m);
-    (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), mutex);
-    fan__sim_unlock(m);
+    fan_sim *machine = ctx;
+    fan__sim_lock(machine);
+    (void)fan_race_check_locked(machine->race_check, fan__sim_lane(machine), mutex);
+    fan__sim_unlock(machine);
 }
 
 static bool thread_wait(void *ctx, uint64_t mutex)
 {
-    fan_sim *m = ctx;
-    fan__sim_lock(m);
-    fan__sim_access(m, thread_mutex_name(m, mutex), false);
-    fan__sim_unlock(m);
+    fan_sim *machine = ctx;
+    fan__sim_lock(machine);
+    fan__sim_access(machine, thread_mutex_name(machine, mutex), false);
+    fan__sim_unlock(machine);
     thread_await(ctx, mutex);
     return true;
 }
 
 static void thread_locked(void *ctx, uint64_t mutex)
 {
-    fan_sim *m = ctx;
-    fan_host_sched_locked(m->host_sched, fan__sim_here.actor, mutex);
-    fan__sim_lock(m);
-    fan__sim_access(m, thread_mutex_name(m, mutex), true);
-    (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), mutex);
-    fan__sim_unlock(m);
+    fan_sim *machine = ctx;
+    fan_host_sched_locked(machine->host_sched, fan__sim_here.actor, mutex);
+    fan__sim_lock(machine);
+    fan__sim_access(machine, thread_mutex_name(machine, mutex), true);
+    (void)fan_race_check_locked(machine->race_check, fan__sim_lane(machine), mutex);
+    fan__sim_unlock(machine);
 }
 
 static void thread_unlocking(void *ctx, uint64_t mutex)
 {
-    fan_sim *m = ctx;
-    fan__sim_lock(m);
-    fan__sim_access(m, thread_mutex_name(m, mutex), true);
-    (void)fan_race_check_unlocking(m->race_check, fan__sim_lane(m), mutex);
-    fan__sim_unlock(m);
-    fan_host_sched_unlocking(m->host_sched, fan__sim_here.actor, mutex);
+    fan_sim *machine = ctx;
+    fan__sim_lock(machine);
+    fan__sim_access(machine, thread_mutex_name(machine, mutex), true);
+    (void)fan_race_check_unlocking(machine->race_check, fan__sim_lane(machine), mutex);
+    fan__sim_unlock(machine);
+    fan_host_sched_unlocking(machine->host_sched, fan__sim_here.actor, mutex);
 }
 
 /* thread_spawn: the new thread holds the machine until it has left, or is refused. */
 static int thread_spawn(void *ctx)
 {
-    fan_sim *m = ctx;
+    fan_sim *machine = ctx;
     int actor = -1;
-    if (fan_sim_spawn(m, &actor, NULL) != FAN_OK)
+    if (fan_sim_spawn(machine, &actor, NULL) != FAN_OK)
         return -1;
-    fan_sim_hold(m);
+    fan_sim_hold(machine);
     return actor;
 }
 
 static bool thread_enter(void *ctx, int actor)
 {
-    fan_sim *m = ctx;
-    bool go = fan_sim_thread_begin(m, actor);
+    fan_sim *machine = ctx;
+    bool go = fan_sim_thread_begin(machine, actor);
     if (!go)
-        fan_sim_drop(m);
+        fan_sim_drop(machine);
     return go;
 }
 
 static void thread_leave(void *ctx, int actor)
 {
-    fan_sim *m = ctx;
-    fan_sim_thread_end(m, actor);
-    fan_sim_drop(m);
+    fan_sim *machine = ctx;
+    fan_sim_thread_end(machine, actor);
+    fan_sim_drop(machine);
 }
 
 static bool thread_refused(void *ctx, int actor)
 {
-    const fan_sim *m = ctx;
-    return fan_host_sched_refused(m->host_sched, actor);
+    const fan_sim *machine = ctx;
+    return fan_host_sched_refused(machine->host_sched, actor);
 }
 
-bool fan_sim_thread_begin(fan_sim *m, int actor)
+bool fan_sim_thread_begin(fan_sim *machine, int actor)
 {
-    fan_sim_hold(m);
-    if (!fan_host_sched_begin(m->host_sched, actor)) {
-        fan_sim_drop(m);
+    fan_sim_hold(machine);
+    if (!fan_host_sched_begin(machine->host_sched, actor)) {
+        fan_sim_drop(machine);
         return false;
     }
-    fan__sim_here.m = m;
+    fan__sim_here.machine = machine;
     fan__sim_here.actor = actor;
-    fan__sim_here.fresh = fan__sim_here.vain = false;
+    fan__sim_here.fresh = false;
+    fan__sim_here.vain = false;
     fan__sim_here.apart = 0;
     fan__sim_here.hooks = (fan_thread_hooks){.yield = thread_yield,
                                              .wait = thread_wait,
@@ -222,7 +228,7 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
                                              .enter = thread_enter,
                                              .leave = thread_leave,
                                              .refused = thread_refused,
-                                             .ctx = m};
+                                             .ctx = machine};
     fan_thread_set_hooks(&fan__sim_here.hooks);
     return true;
 }
@@ -232,267 +238,269 @@ void fan_sim_thread_apart(int number)
     fan__sim_here.apart = number;
 }
 
-void fan_sim_thread_end(fan_sim *m, int actor)
+void fan_sim_thread_end(fan_sim *machine, int actor)
 {
-    bool mine = fan__sim_here.m == m && fan__sim_here.actor == actor;
+    bool mine = fan__sim_here.machine == machine && fan__sim_here.actor == actor;
     if (mine) {
-        fan__sim_access(m, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_SCHED_WRITE);
+        fan__sim_access(machine, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_SCHED_WRITE);
         fan_thread_set_hooks(NULL);
-        fan__sim_here.m = NULL;
+        fan__sim_here.machine = NULL;
     }
-    fan_host_sched_end(m->host_sched, actor);
+    fan_host_sched_end(machine->host_sched, actor);
     if (mine)
-        fan_sim_drop(m);
+        fan_sim_drop(machine);
 }
 
-fan_status fan_sim_join(fan_sim *m, fan_error *err)
+fan_status fan_sim_join(fan_sim *machine, fan_error *err)
 {
-    if (fan__sim_actor(m) >= 0)
+    if (fan__sim_actor(machine) >= 0)
         return fan_fail(err, FAN_ERR_STATE, "a host thread of the machine cannot join its threads");
-    fan__sim_lock(m);
-    fan_status status = fan__sim_alive(m, err);
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    fan_status status = fan__sim_alive(machine, err);
+    fan__sim_unlock(machine);
     FAN_TRY(status);
-    if (fan_host_sched_count(m->host_sched) == 0)
+    if (fan_host_sched_count(machine->host_sched) == 0)
         return FAN_OK;
-    status = fan_host_sched_join(m->host_sched, err);
-    fan__sim_lock(m);
+    status = fan_host_sched_join(machine->host_sched, err);
+    fan__sim_lock(machine);
     for (size_t i = 1; i < 1 + FAN_ACTORS; i++)
-        if (m->has_lane[i]) {
-            (void)fan_race_check_sync(m->race_check, m->host_lane[0],
-                                      /* lanes have room for all lanes */
-                                      fan_race_check_clock(m->race_check, m->host_lane[i]));
-            m->host_us[0] = fan__later(m->host_us[0], m->host_us[i]);
+        if (machine->has_lane[i]) {
+            (void)fan_race_check_sync(
+                machine->race_check, machine->host_lane[0],
+                /* lanes have room for all lanes */
+                fan_race_check_clock(machine->race_check, machine->host_lane[i]));
+            machine->host_us[0] = fan__later(machine->host_us[0], machine->host_us[i]);
         }
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     return status;
 }
 
-void fan_sim_read_thread(fan_sim *m, int actor)
+void fan_sim_read_thread(fan_sim *machine, int actor)
 {
-    fan__sim_access(m, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_SCHED_READ);
+    fan__sim_access(machine, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_SCHED_READ);
 }
 
-fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
+fan_status fan_sim_after_thread(fan_sim *machine, int actor, fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan__sim_lock(m);
-    if (actor >= 0 && actor < FAN_ACTORS && m->has_lane[1 + actor])
-        status =
-            fan__run_join(m, fan_race_check_clock(m->race_check, m->host_lane[1 + actor]), err);
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    if (actor >= 0 && actor < FAN_ACTORS && machine->has_lane[1 + actor])
+        status = fan__run_join(
+            machine, fan_race_check_clock(machine->race_check, machine->host_lane[1 + actor]), err);
+    fan__sim_unlock(machine);
     return status;
 }
 
 void fan_sim_read_event(const fan_event *e)
 {
     const fan_sim_event *ev = e->impl;
-    fan_sim *m = fan_sim_of(e->device);
-    if (!m || !fan__sim_here.m)
+    fan_sim *machine = fan_sim_of(e->device);
+    if (!machine || !fan__sim_here.machine)
         return;
-    fan__sim_lock(m);
-    fan__sim_access(m, ev->name, FAN_SCHED_READ);
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    fan__sim_access(machine, ev->name, FAN_SCHED_READ);
+    fan__sim_unlock(machine);
 }
 
 void fan_sim_access_memory(const fan_device *d, const fan_array *a, bool write)
 {
-    fan_sim *m = fan_sim_of(d);
-    if (!m || !fan__sim_here.m)
+    fan_sim *machine = fan_sim_of(d);
+    if (!machine || !fan__sim_here.machine)
         return;
-    fan__sim_lock(m);
-    const fan_block *b = a->storage ? fan__access_block(m, a->storage->data) : NULL;
+    fan__sim_lock(machine);
+    const fan_block *b = a->storage ? fan__access_block(machine, a->storage->data) : NULL;
     if (b)
-        fan__sim_access(m, b->name, write);
-    fan__sim_unlock(m);
+        fan__sim_access(machine, b->name, write);
+    fan__sim_unlock(machine);
 }
 
-void fan_sim_read_all(fan_sim *m)
+void fan_sim_read_all(fan_sim *machine)
 {
-    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_DECIDE);
-    fan__sim_access(m, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_DECIDE);
+    fan__sim_access(machine, FAN__NAME(OF_CALLS, 0), FAN_SCHED_DECIDE);
+    fan__sim_access(machine, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_DECIDE);
 }
 
 /* ---- control ---- */
 
-fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
+fan_status fan_sim_synchronize(fan_sim *machine, fan_error *err)
 {
     fan_status status;
-    if (fan__sim_actor(m) < 0 && fan_host_sched_count(m->host_sched) != 0)
-        FAN_TRY(fan_sim_join(m, err));
+    if (fan__sim_actor(machine) < 0 && fan_host_sched_count(machine->host_sched) != 0)
+        FAN_TRY(fan_sim_join(machine, err));
     fan_yield();
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "synchronize", err));
-    for (fan_sim_recording *r = m->recordings; r; r = r->next) {
+    fan__sim_lock(machine);
+    FAN_GO(fan__sim_enter(machine, "synchronize", err));
+    for (fan_sim_recording *r = machine->recordings; r; r = r->next) {
         int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
         status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "synchronize: %s (CUDA's code %d)",
                                fan_capture_words(code), code);
     }
     if (status != FAN_OK)
         goto done;
-    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
-    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
-    for (size_t i = 0; i < m->nqueues; i++)
-        fan__sim_access(m, m->queues[i]->name, false);
-    FAN_GO(fan__run_until(m, (fan_sim_point){NULL, 0}, err));
-    for (size_t i = 0; i < m->nqueues; i++) {
-        FAN_GO(fan__run_join(m, fan_race_check_clock(m->race_check, m->queues[i]->lane), err));
-        m->host_us[fan__sim_host(m)] =
-            fan__later(m->host_us[fan__sim_host(m)], m->queues[i]->end_us);
+    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__sim_access(machine, FAN__NAME(OF_QUEUED, 0), false);
+    for (size_t i = 0; i < machine->nqueues; i++)
+        fan__sim_access(machine, machine->queues[i]->name, false);
+    FAN_GO(fan__run_until(machine, (fan_sim_point){NULL, 0}, err));
+    for (size_t i = 0; i < machine->nqueues; i++) {
+        FAN_GO(fan__run_join(
+            machine, fan_race_check_clock(machine->race_check, machine->queues[i]->lane), err));
+        machine->host_us[fan__sim_host(machine)] =
+            fan__later(machine->host_us[fan__sim_host(machine)], machine->queues[i]->end_us);
     }
-    FAN_GO(fan__sim_raise_pending(m, err));
+    FAN_GO(fan__sim_raise_pending(machine, err));
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     if (status == FAN_OK)
-        for (int i = 0; i < m->config.devices; i++)
-            fan_device_poll(&m->parts[i].device);
+        for (int i = 0; i < machine->config.devices; i++)
+            fan_device_poll(&machine->parts[i].device);
     return status;
 }
 
-fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err)
+fan_status fan_sim_step(fan_sim *machine, bool *ran, fan_error *err)
 {
     fan_status status;
     *ran = false;
     fan_yield();
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "step", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
-    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), true);
-    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
-    while (m->executor && m->executor != fan_thread_id())
-        fan__run_stand_by(m);
-    fan_sim_queue *q = fan__run_pick(m);
-    if (q) {
+    fan__sim_lock(machine);
+    FAN_GO(fan__sim_enter(machine, "step", err));
+    FAN_GO(fan__sim_raise_pending(machine, err));
+    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), true);
+    fan__sim_access(machine, FAN__NAME(OF_QUEUED, 0), false);
+    while (machine->executor && machine->executor != fan_thread_id())
+        fan__run_stand_by(machine);
+    fan_sim_queue *queue = fan__run_pick(machine);
+    if (queue) {
         *ran = true;
-        FAN_GO(fan__run_one(m, q, err));
-        fan__run_settle(m);
+        FAN_GO(fan__run_one(machine, queue, err));
+        fan__run_settle(machine);
     }
 done:
-    fan__queue_sweep(m);
-    fan__sim_unlock(m);
+    fan__queue_sweep(machine);
+    fan__sim_unlock(machine);
     return status;
 }
 
 /* control_count: reads a counter that other threads may change. */
-static uint64_t control_count(const fan_sim *m, const uint64_t *count)
+static uint64_t control_count(const fan_sim *machine, const uint64_t *count)
 {
-    fan__sim_lock((fan_sim *)(uintptr_t)m);
+    fan__sim_lock((fan_sim *)(uintptr_t)machine);
     uint64_t n = *count;
-    fan__sim_unlock((fan_sim *)(uintptr_t)m);
+    fan__sim_unlock((fan_sim *)(uintptr_t)machine);
     return n;
 }
 
-uint64_t fan_sim_races(const fan_sim *m)
+uint64_t fan_sim_races(const fan_sim *machine)
 {
-    return control_count(m, &m->races);
+    return control_count(machine, &machine->races);
 }
 
 #ifdef FAN_TEST
-bool fan_sim_first_race(const fan_sim *m, fan_race *out)
+bool fan_sim_first_race(const fan_sim *machine, fan_race *out)
 {
-    fan__sim_lock((fan_sim *)(uintptr_t)m);
-    bool some = m->has_first;
+    fan__sim_lock((fan_sim *)(uintptr_t)machine);
+    bool some = machine->has_first;
     if (some)
-        *out = m->first;
-    fan__sim_unlock((fan_sim *)(uintptr_t)m);
+        *out = machine->first;
+    fan__sim_unlock((fan_sim *)(uintptr_t)machine);
     return some;
 }
 #endif
 
-fan_status fan_sim_pending(fan_sim *m, fan_error *err)
+fan_status fan_sim_pending(fan_sim *machine, fan_error *err)
 {
-    fan__sim_lock(m);
-    fan_status status = fan__sim_raise_pending(m, err);
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    fan_status status = fan__sim_raise_pending(machine, err);
+    fan__sim_unlock(machine);
     return status;
 }
 
-void fan_sim_check(fan_sim *m, bool on)
+void fan_sim_check(fan_sim *machine, bool on)
 {
-    fan__sim_lock(m);
-    m->checking = on;
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    machine->checking = on;
+    fan__sim_unlock(machine);
 }
 
-void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits)
+void fan_sim_leave_out(fan_sim *machine, uint64_t plan_bits)
 {
-    fan__sim_lock(m);
-    m->left_out = plan_bits;
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    machine->left_out = plan_bits;
+    fan__sim_unlock(machine);
 }
 
 #ifdef FAN_TEST
-void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
+void fan_sim_fail_at(fan_sim *machine, int64_t index, fan_status status)
 {
-    fan__sim_lock(m);
-    m->fail_at = index;
-    m->planned = true;
-    m->fail_with = status;
-    fan__sim_unlock(m);
+    fan__sim_lock(machine);
+    machine->fail_at = index;
+    machine->planned = true;
+    machine->fail_with = status;
+    fan__sim_unlock(machine);
 }
 
-uint64_t fan_sim_calls(const fan_sim *m)
+uint64_t fan_sim_calls(const fan_sim *machine)
 {
-    return control_count(m, &m->calls);
+    return control_count(machine, &machine->calls);
 }
 
-uint64_t fan_sim_unsound(const fan_sim *m)
+uint64_t fan_sim_unsound(const fan_sim *machine)
 {
-    return control_count(m, &m->unsound);
+    return control_count(machine, &machine->unsound);
 }
 #endif
 
-double fan_sim_host_us(const fan_sim *m)
+double fan_sim_host_us(const fan_sim *machine)
 {
     double us = 0;
-    fan__sim_lock((fan_sim *)(uintptr_t)m);
+    fan__sim_lock((fan_sim *)(uintptr_t)machine);
     for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
-        us = fan__later(us, m->host_us[i]);
-    fan__sim_unlock((fan_sim *)(uintptr_t)m);
+        us = fan__later(us, machine->host_us[i]);
+    fan__sim_unlock((fan_sim *)(uintptr_t)machine);
     return us;
 }
 
-double fan_sim_device_us(const fan_sim *m)
+double fan_sim_device_us(const fan_sim *machine)
 {
-    fan__sim_lock((fan_sim *)(uintptr_t)m);
-    double us = m->device_us;
-    fan__sim_unlock((fan_sim *)(uintptr_t)m);
+    fan__sim_lock((fan_sim *)(uintptr_t)machine);
+    double us = machine->device_us;
+    fan__sim_unlock((fan_sim *)(uintptr_t)machine);
     return us;
 }
 
-void fan_sim_limit(fan_sim *m, size_t steps)
+void fan_sim_limit(fan_sim *machine, size_t steps)
 {
-    fan_host_sched_limit(m->host_sched, steps);
+    fan_host_sched_limit(machine->host_sched, steps);
 }
 
-size_t fan_sim_steps(fan_sim *m)
+size_t fan_sim_steps(fan_sim *machine)
 {
-    return fan_host_sched_steps(m->host_sched);
+    return fan_host_sched_steps(machine->host_sched);
 }
 
-int fan_sim_break(fan_sim *m, const char *text)
+int fan_sim_break(fan_sim *machine, const char *text)
 {
-    return fan_host_sched_break(m->host_sched, text);
+    return fan_host_sched_break(machine->host_sched, text);
 }
 
-bool fan_sim_abandoned(const fan_sim *m)
+bool fan_sim_abandoned(const fan_sim *machine)
 {
-    return fan_host_sched_given_up(m->host_sched) == FAN_ABANDONED;
+    return fan_host_sched_given_up(machine->host_sched) == FAN_ABANDONED;
 }
 
 #ifdef FAN_TEST
-bool fan_sim_gave_up(const fan_sim *m)
+bool fan_sim_gave_up(const fan_sim *machine)
 {
-    return fan_host_sched_given_up(m->host_sched) != FAN_GOING;
+    return fan_host_sched_given_up(machine->host_sched) != FAN_GOING;
 }
 #endif
 
-bool fan_sim_stuck(fan_sim *m, int actor)
+bool fan_sim_stuck(fan_sim *machine, int actor)
 {
-    return fan_host_sched_stuck(m->host_sched, actor);
+    return fan_host_sched_stuck(machine->host_sched, actor);
 }
 
-void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size)
+void fan_sim_host_schedule(const fan_sim *machine, char *buf, size_t size)
 {
-    fan_host_sched_schedule(m->host_sched, buf, size);
+    fan_host_sched_schedule(machine->host_sched, buf, size);
 }
