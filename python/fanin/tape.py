@@ -85,9 +85,8 @@ class Device:
         """A copy of an ndarray there."""
         if self.machine is None and _in_graph_tree():
             if not plain(value):
-                return _array.cpu_arrays().copy_as_it_lies(
-                    value if isinstance(value, _core.Array) else np.asarray(value)
-                )
+                here = value if isinstance(value, _core.Array) else np.asarray(value)
+                return cast(Array, _array.cpu_arrays().copy_as_it_lies(here))
             numbers = np.asarray(value)
             return run(partial(copy, numbers), shape=numbers.shape, dtype=numbers.dtype)
         if self.machine is None:
@@ -1252,6 +1251,7 @@ Arrays = tuple[NDArray, ...]
 Grads = tuple[NDArray | None, ...]  # None: it is not there
 R = TypeVar("R")  # the result of a step
 
+_invoke: Callable[..., object] = operator.call
 #: Run an iterator in C: the interpreter checks for Ctrl-C before and after alone.
 _at_once: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
 
@@ -1421,10 +1421,11 @@ class Compiled(Generic[R]):
             call.arrays, form, values = _flat(call.args, call.kwargs)
             types = (types, form, bool(values))
         there = tuple([g for g in call.grads if g is not None])
-        for g in there:
-            if type(g) is not np.ndarray or not g.flags.writeable:
+        for i, g in enumerate(call.grads):
+            if g is not None and (type(g) is not np.ndarray or not g.flags.writeable):
+                what = "a read-only ndarray" if type(g) is np.ndarray else type_of(g)
                 raise fanin.CaptureError(
-                    f"compiled: .grad of a static parameter is {type_of(g)}: expected a writable ndarray"
+                    f"compiled: .grad of {self._leaves[i]!r} is {what}: expected a writable ndarray"
                     " (an array of a graph tree: another thread is in a call of a step of this parameter)"
                 )
         shared: tuple[int, ...] = ()
@@ -1477,7 +1478,7 @@ class Compiled(Generic[R]):
         try:
             self._set(there, own)
             result = self.step(*[of(x) for x in call.args], **{name: of(x) for name, x in call.kwargs.items()})
-            return self._left(kind, result, there, own)
+            return self._left(kind, result, operands[: len(call.arrays)], there, own)
         finally:
             self._set(
                 call.static, [None] * len(own)
@@ -1489,7 +1490,7 @@ class Compiled(Generic[R]):
         _at_once(map(setattr, *zip(*sets, strict=True)) if sets else ())
 
     def _left(
-        self, kind: _Kind, result: object, there: Sequence[object], own: Sequence[Any]
+        self, kind: _Kind, result: object, given: Sequence[_core.Array], there: Sequence[object], own: Sequence[Any]
     ) -> tuple[tuple[_core.Array, ...], _Form]:
         """What the step left: its results and gradients as outputs."""
         outputs, form = list[_core.Array](), _Form()
@@ -1501,7 +1502,9 @@ class Compiled(Generic[R]):
             return len(outputs) - 1
 
         def returned(x: object) -> object:
-            data = cpu.put(_data(x)) if type(_data(x)) is np.ndarray else _data(x)
+            data = _data(x)
+            if type(data) is np.ndarray or (isinstance(data, _core.Array) and any(_meet(data, y) for y in given)):
+                data = cpu.put(data)
             if x is not None and not isinstance(data, _core.Array):
                 raise fanin.CaptureError(
                     f"compiled: the step returned {x!r}, which no recorded operation made: each replay would give the"
@@ -1539,7 +1542,7 @@ class Compiled(Generic[R]):
         n, m = len(grads), len(form.adds)
         _at_once(
             map(
-                operator.call,
+                _invoke,
                 (*repeat(setattr, n), *repeat(operator.setitem, m), setattr),
                 (*[self._leaves[i] for i in grads], *[call.grads[i] for i, _ in form.adds], self),
                 (*repeat("grad", n), *repeat(..., m), "_call"),
@@ -1613,6 +1616,12 @@ def _once(x: NDArray) -> NDArray:
 def _same(one: _core.Array, two: _core.Array) -> bool:
     """Whether two arrays are of the same elements."""
     return (one.address, one.shape, one.strides, one.dtype) == (two.address, two.shape, two.strides, two.dtype)
+
+
+def _meet(one: _core.Array, two: _core.Array) -> bool:
+    """Whether the addresses between which two arrays lie have any in common."""
+    (_, low, high), (_, start, end) = extent(one), extent(two)
+    return low < end and start < high
 
 
 def _mapped(x: object, fn: Callable[[Any], object]) -> object:

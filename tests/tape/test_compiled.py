@@ -275,6 +275,34 @@ def test_what_a_caller_gets_is_changed_by_no_later_call() -> None:
     assert len({v.tobytes() for v in values}) == 4
 
 
+def test_arguments_static_arrays_and_views_of_both_are_results_as_copies() -> None:
+    w, v = tape.parameter(np.arange(6.0).reshape(2, 3)), np.arange(3.0)
+    own = tape.compiled(
+        lambda x: {"x": x, "part": x[1:], "w": w, "T": [w.T, v, None], "Var": Var(x, tape.cpu)}, static=[w, v]
+    )
+    made = []
+    for k in range(4):
+        x = np.arange(3.0) + k
+        got = own(x)
+        made.append((got, x.copy()))
+        x[:] = 9
+    for got, x in made:
+        assert got["x"].tolist() == got["Var"].numpy().tolist() == x.tolist() and got["part"].tolist() == x[1:].tolist()
+        assert got["w"].numpy().tolist() == w.data.tolist() and got["T"][0].numpy().tolist() == w.data.T.tolist()
+        assert (
+            got["T"][0].data.strides == w.data.T.strides and got["T"][1].tolist() == v.tolist() and got["T"][2] is None
+        )
+        assert not any(
+            np.shares_memory(a, b) for a in (got["w"].data, got["T"][0].data, got["T"][1]) for b in (w.data, v)
+        )
+
+
+def test_a_step_that_returns_other_containers_for_other_shapes_does_so_in_a_replay() -> None:
+    own = tape.compiled(lambda x: [tape.array(x)] if len(x) > 2 else (tape.array(x),))
+    for n in (2, 3) * 4:
+        assert type(own(np.ones(n))) is (list if n > 2 else tuple)
+
+
 @pytest.mark.parametrize("update", [False, True])
 def test_each_allocation_of_a_recording_that_fails_leaves_everything_as_it_was(update: bool) -> None:
     own, rng = Small(update=update), np.random.default_rng(5)
@@ -568,6 +596,12 @@ def test_bad_arguments_are_named() -> None:
     with pytest.raises(TypeError, match=r"static\[1\]: expected a Var or an ndarray on the CPU"):
         tape.compiled(step, static=[p, 3])  # type: ignore[list-item]
     assert step.last is None
+    p.grad = np.ones(2)
+    p.grad.flags.writeable = False
+    adds = tape.compiled(lambda x: tape.backward((tape.array(x) * p).sum()), static=[p])
+    with pytest.raises(fanin.CaptureError, match=r"\.grad of .* is a read-only ndarray: expected a writable ndarray"):
+        adds(np.ones(2))
+    assert p.grad.tolist() == [1, 1]
 
 
 def test_an_error_in_the_step_leaves_arrays_gradients_and_recordings_as_they_were() -> None:
