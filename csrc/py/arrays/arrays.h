@@ -79,12 +79,6 @@ static inline int fan_shape_tuple(PyObject *o, int64_t *shape)
 {
     return fan_dims_tuple("a shape", o, shape);
 }
-/* fan_value_set_dense: makes `out`, which has its array, the value of `object`, of which it takes a
- * reference; `device` is that of the array. */
-void fan_value_set_dense(fan_value *out, fan_origin origin, fan_device *device, PyObject *object);
-/* fan_arrays_call: calls a function of the module _interop.arrays with a tuple, as Py_BuildValue
- * formats it; new reference; NULL with an exception. */
-PyObject *fan_arrays_call(const char *name, const char *format, ...);
 static inline PyObject *fan_py_bool(bool value) /* borrowed */
 {
     return value ? Py_True : Py_False;
@@ -144,5 +138,11 @@ void fan_release_object(fan_storage *s); /* of a host storage whose ctx is such 
 void fan_object_hold_here(void *object);
 void fan_object_drop_here(void *object);
 void fan_value_release(fan_value *v);
+/* fan_value_set_dense: makes `out`, which has its array, the value of `object`, of which it takes a
+ * reference; `device` is that of the array. */
+void fan_value_set_dense(fan_value *out, fan_origin origin, fan_device *device, PyObject *object);
+/* fan_arrays_call: calls a function of the module _interop.arrays with a tuple, as Py_BuildValue
+ * formats it; new reference; NULL with an exception. */
+PyObject *fan_arrays_call(const char *name, const char *format, ...);
 
 #endif

@@ -40,15 +40,6 @@ enum {
     RANK_PYTHON_SCALAR
 };
 
-void fan_value_set_dense(fan_value *out, fan_origin origin, fan_device *device, PyObject *object)
-{
-    out->form = FAN_FORM_DENSE;
-    out->dtype = out->array->dtype;
-    out->origin = (uint8_t)origin;
-    out->device = device;
-    out->object = Py_NewRef(object);
-}
-
 /* import_ndarray: an ndarray's memory as that of `object`. */
 static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable,
                           fan_value *out)
@@ -566,26 +557,6 @@ static int import_record(PyObject *o, PyObject *record, bool has_combine, fan_va
         PyErr_SetString(PyExc_SystemError, "_interop.arrays gave no record");
         return -1;
     }
-}
-
-PyObject *fan_arrays_call(const char *name, const char *format, ...)
-{
-    PyObject *function = NULL;
-    PyObject *result = NULL;
-    va_list values;
-    va_start(values, format);
-    PyObject *args = Py_VaBuildValue(format, values); /* first: it takes the references of "N" */
-    va_end(values);
-    if (!args)
-        return NULL;
-    PyObject *arrays = fan_arrays();
-    if (arrays)
-        function = PyObject_GetAttrString(arrays, name);
-    if (function)
-        result = PyObject_Call(function, args, NULL);
-    Py_XDECREF(function);
-    Py_DECREF(args);
-    return result;
 }
 
 /* import_described: the value that _interop.arrays describes. */

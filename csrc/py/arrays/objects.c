@@ -1,5 +1,6 @@
 /* objects: Python objects, and arrays of the core without an object around them, which the core
- * carries as `void *`. In this order: unboxed arrays (objects.h); references. */
+ * carries as `void *`. In this order: unboxed arrays (objects.h); references, and values; calls of
+ * _interop.arrays. */
 #include "py/arrays/objects.h"
 #include "py/arrays/arrays.h"
 
@@ -132,4 +133,35 @@ void fan_value_release(fan_value *v)
     PyObject *live = fan_exception_take();
     fan_value_drop(&holds, v);
     fan_exception_put(live);
+}
+
+void fan_value_set_dense(fan_value *out, fan_origin origin, fan_device *device, PyObject *object)
+{
+    out->form = FAN_FORM_DENSE;
+    out->dtype = out->array->dtype;
+    out->origin = (uint8_t)origin;
+    out->device = device;
+    out->object = Py_NewRef(object);
+}
+
+/* ---- calls ---- */
+
+PyObject *fan_arrays_call(const char *name, const char *format, ...)
+{
+    PyObject *function = NULL;
+    PyObject *result = NULL;
+    va_list values;
+    va_start(values, format);
+    PyObject *args = Py_VaBuildValue(format, values); /* first: it takes the references of "N" */
+    va_end(values);
+    if (!args)
+        return NULL;
+    PyObject *arrays = fan_arrays();
+    if (arrays)
+        function = PyObject_GetAttrString(arrays, name);
+    if (function)
+        result = PyObject_Call(function, args, NULL);
+    Py_XDECREF(function);
+    Py_DECREF(args);
+    return result;
 }
