@@ -2,8 +2,10 @@
  * size and address.
  *
  *   region    the question's operand: address, shape, strides in bytes, item size; no memory is
- * read comb      the set of a region's bytes, with as few axes as possible verdict   disjoint,
- * overlap (with an element of each that holds one byte), or unknown, with the reason
+ *             read
+ *   comb      the set of a region's bytes, with as few axes as possible
+ *   verdict   disjoint, overlap (with an element of each that holds one byte), or unknown, with the
+ *             reason
  *
  * "Unknown" is a verdict and no error: a caller that must be safe treats it as an overlap. It is
  * given if a region exceeds 61 bits, or if the question is hard (see overlap.c) and its table of

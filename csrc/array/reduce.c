@@ -3,10 +3,11 @@
  * The order is D7's, on every device: up to RUN terms one after the other, in C order of the
  * reduced axes. More are distributed, so that a GPU can sum in parallel:
  *
- *   terms     0 1 2 .. 31 | 32 33 .. 63 | ..        of each GROUP in a row, term k to lane k mod
- * LANES lanes     0 + 32 + ..,  1 + 33 + ..,  ..        each lane one after the other groups lane 0
- * + lane 1 + .. + lane 31        one number of each group runs      RUN groups in a row, one after
- * the other; then RUN of those; until one number is left */
+ *   terms     0 1 2 .. 31 | 32 33 .. 63 | ..   of each GROUP in a row, term k to lane k mod LANES
+ *   lanes     0 + 32 + ..,  1 + 33 + ..,  ..   each lane one after the other
+ *   groups    lane 0 + lane 1 + .. + lane 31   one number of each group
+ *   runs      RUN groups in a row, one after the other; then RUN of those; until one number is
+ *             left */
 #include "array/sum.h"
 
 #include "array/convert.h"

@@ -1,17 +1,18 @@
 /* window: exact partial sums in integers, 8 bytes per number. The running sum of
  * accumulate="exact", in memory and between ranks.
  *
- *   number i of a block = word[i] * 2^base         a block is 256 numbers; a complex element is two
- * numbers
+ *   number i of a block = word[i] * 2^base   a block is 256 numbers; a complex element is two
  *
  * The sum is exact, so any order of terms and any tree of merges leads to the same numbers. A block
  * has
  *
  *   base     its unit is 2^base. The first terms choose it a few bits below their lowest set bit. A
- * term with a bit below it lowers it: every word is shifted left. bound    no |number| exceeds it.
- * It grows by the largest |term| of each addition, and excludes an overflow without a read of the
- * words. If it does not fit any more, the words are read and it is computed anew. form     words of
- * 64 bits; of 128 where the range of its terms requires them; superaccumulators (superacc.h) beyond
+ *            term with a bit below it lowers it: every word is shifted left.
+ *   bound    no |number| exceeds it. It grows by the largest |term| of each addition, and excludes
+ *            an overflow without a read of the words. If it does not fit any more, the words are
+ *            read and it is computed anew.
+ *   form     words of 64 bits; of 128 where the range of its terms requires them; superaccumulators
+ *            (superacc.h) beyond
  *
  * Values of the top word that no number reaches represent "only -0.0 so far", +inf, -inf and NaN,
  * as in superacc.h, so these need no memory of their own.

@@ -85,18 +85,23 @@ typedef enum fan_thing {
 /* A scheduler's hooks; any may be NULL.
  *
  *   yield     this thread may be suspended here (it holds no fan_mutex, or is about to lock a
- * second one) wait      called by fan_cond_wait instead of sleeping, with the mutex released, and
- * by fan_mutex_lock while another thread holds the mutex: true if the scheduler ran other threads
- * (the caller tests its condition again), false to sleep as usual await     like wait, but what the
- * caller checked before is no access of its step: it checks a number that only grows, so that an
- * earlier check could only have failed reached   that number was reached: the threads that counted,
- * with FAN_SCHED_COUNT, did so before locked, unlocking   the mutex is held begin, end   around a
- * call (Calls and turns); begin returns false if the scheduler starts no more calls not_ready the
- * call returned "not yet", and does so again until another thread acts access    an access of the
- * current step name      returns a number for a new mutex of this thread, higher than all counted
- * ones spawn     adds a thread of a pool (base/workers.h): returns its number, or -1 enter, leave
- * on that thread, around its work; enter returns false if it must not act refused   whether enter
- * returned false, or will */
+ *             second one)
+ *   wait      called by fan_cond_wait instead of sleeping, with the mutex released, and by
+ *             fan_mutex_lock while another thread holds the mutex: true if the scheduler ran other
+ *             threads (the caller tests its condition again), false to sleep as usual
+ *   await     like wait, but what the caller checked before is no access of its step: it checks a
+ *             number that only grows, so that an earlier check could only have failed
+ *   reached   that number was reached: the threads that counted, with FAN_SCHED_COUNT, did so
+ *             before
+ *   locked, unlocking   the mutex is held
+ *   begin, end   around a call (Calls and turns); begin returns false if the scheduler starts no
+ *                more calls
+ *   not_ready the call returned "not yet", and does so again until another thread acts
+ *   access    an access of the current step
+ *   name      returns a number for a new mutex of this thread, higher than all counted ones
+ *   spawn     adds a thread of a pool (base/workers.h): returns its number, or -1
+ *   enter, leave   on that thread, around its work; enter returns false if it must not act
+ *   refused   whether enter returned false, or will */
 typedef struct fan_thread_hooks {
     void (*yield)(void *ctx);
     bool (*wait)(void *ctx, uint64_t mutex_id);

@@ -3,9 +3,8 @@
  * next; a new value of `work` wakes the helpers. The caller waits until all joined helpers have
  * left, so its context may be on its stack.
  *
- *   caller    turn | new work, wake | takes tasks .. | closes, waits for helpers inside | frees
- * turn helper           asleep         | joins: takes tasks .. | leaves, the last one wakes the
- * caller
+ *   caller   turn | new work, wake | takes tasks .. | closes, waits for helpers inside | frees turn
+ *   helper          asleep         | joins: takes tasks .. | leaves, the last one wakes the caller
  *
  * The pool below serves jobs, each on a thread of its own.
  *

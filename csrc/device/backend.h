@@ -26,9 +26,12 @@
  *
  *   origin      once, when the tree is made
  *   begin       the thread starts recording; the function's body runs (on this thread; it may fork
- * `origin`) end         .. returns the recording, or fails: either way recording ends;  or abort ..
- * the body failed: discards the recording; never fails launch      any number of times, in any
- * order with launches of others on the same origin, from any thread drop        once
+ *               `origin`)
+ *   end         .. returns the recording, or fails: either way recording ends;  or
+ *   abort       .. the body failed: discards the recording; never fails
+ *   launch      any number of times, in any order with launches of others on the same origin, from
+ *               any thread
+ *   drop        once
  *
  * Memory: while the thread records, or warms up, it has a fan_memory_scope (memory.h): its
  * allocations on the device come from the tree's arena, at fixed addresses; the recorder allocates

@@ -4,20 +4,22 @@
  *                                                                 adds are steps
  *   proof split D S [scene=..] [imports] [raw] [full] [first] [part=i/n] [limit=n] [fault=..]
  *                                                                 lock, unlock and device calls are
- * steps proof values K D S [samples=n] [seed=n] [fault=..]..          order and values judge each
- * other proof check K D S [few|most] [names] [part=i/n] fault=..      the reductions against the
- * search without them proof sample D S [samples=n] [seed=n] [part=i/n] fault=..     split locks:
- * random orders against the search proof kill [shallow|deep] [soon] [part=i/n] [where=..] NAME..
- * for each planted fault: who finds it proof replay "CONFIGURATION" SCHEDULE [fault=..] one run of
- * `whole` proof sizes                                                   how many configurations
- * there are
+ *                                                                 steps
+ *   proof values K D S [samples=n] [seed=n] [fault=..]..          order and values judge each other
+ *   proof check K D S [few|most] [names] [part=i/n] fault=..      the reductions against the search
+ *                                                                 without them
+ *   proof sample D S [samples=n] [seed=n] [part=i/n] fault=..     split locks: random orders
+ *                                                                 against the search
+ *   proof kill [shallow|deep] [soon] [part=i/n] [where=..] NAME..
+ *                                                                 for each planted fault: who finds it
+ *   proof replay "CONFIGURATION" SCHEDULE [fault=..]              one run of `whole`
+ *   proof sizes                                                   how many configurations there are
  *
  * few, most, all: how many options (config_options). raw: each configuration, not one of each
  * class. full: no sleep sets. first: a configuration is done with when it has failed once. soon: a
  * hunt is over when a configuration has failed. part: the i-th of n, of the shapes or (check) of
  * the classes. where: on that ground alone, as the results of a hunt name it. Each line of results
- * is words and name=number pairs; the last line is "ok N
- * checks". */
+ * is words and name=number pairs; the last line is "ok N checks". */
 #define _GNU_SOURCE
 #include "proof.h"
 

@@ -5,14 +5,14 @@
  * docs/proof.md gives, and a choice of options.
  *
  *   shape   the gradients' device d; for each producer its stream p, and, where p is not on d, the
- * stream q of d that is current while it adds; the consumer's stream c; the caller's stream, the
- * e-th of the taker's device; donated or not; who else knows the first gradient (kin) raw     D *
- * (S + (D-1) S^2)^K * D S * S * 2 * (1 + 2 S + D S)
+ *           stream q of d that is current while it adds; the consumer's stream c; the caller's
+ *           stream, the e-th of the taker's device; donated or not; who else knows the first
+ *           gradient (kin)
+ *   raw     D * (S + (D-1) S^2)^K * D S * S * 2 * (1 + 2 S + D S)
  *
  * Two configurations that differ by names of devices, of streams within a device, or (without keys)
  * of producers are the same: of each such class one is run. That this loses nothing is checked
- * (docs/proof.md,
- * Reductions). */
+ * (docs/proof.md, Reductions). */
 #ifndef FAN_TESTS_PROOF_CONFIG_H
 #define FAN_TESTS_PROOF_CONFIG_H
 

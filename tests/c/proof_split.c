@@ -5,14 +5,13 @@
  *   adds    two producers; who returns last takes
  *   take    one contribution is there; a producer adds another while the consumer takes
  *   ready   two are expected, one is there; a producer adds the other while the consumer asks
- * whether they are through; if so, every one must have been parked, and he takes look    one
- * contribution is there; a producer adds another while a snapshot is made clear   one contribution
- * is there; a producer adds another while the slot is cleared takes   two contributions are there;
- * two consumers take
+ *           whether they are through; if so, every one must have been parked, and he takes
+ *   look    one contribution is there; a producer adds another while a snapshot is made
+ *   clear   one contribution is there; a producer adds another while the slot is cleared
+ *   takes   two contributions are there; two consumers take
  *
  * What is left is taken after the join: each contribution must come out once, of whichever take
- * (none twice and none lost where nothing is
- * cleared). */
+ * (none twice and none lost where nothing is cleared). */
 #define _GNU_SOURCE
 #include "proof.h"
 
