@@ -11,7 +11,7 @@
  *   proof sample D S [samples=n] [seed=n] [part=i/n] fault=..     split locks: random orders
  *                                                                 against the search
  *   proof kill [shallow|deep] [soon] [part=i/n] [where=..] NAME..
- *                                                                 for each planted fault: who finds it
+ *                                                                 who finds each planted fault
  *   proof replay "CONFIGURATION" SCHEDULE [fault=..]              one run of `whole`
  *   proof sizes                                                   how many configurations there are
  *
