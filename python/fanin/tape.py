@@ -1377,7 +1377,7 @@ class Compiled(Generic[R]):
                 )
         shared: tuple[int, ...] = ()
         if there:  # which share memory with another array: they are used where they lie
-            _, labels, count, _ = _core.overlaps((*call.arrays, *call.static, *there), None)
+            _, labels, count, *_ = _core.overlaps((*call.arrays, *call.static, *there), None)
             if count < len(labels):
                 own = iter(labels[len(call.arrays) + len(call.static) :])
                 found = [-1 if g is None else next(own) for g in call.grads]
