@@ -20,6 +20,8 @@ import numpy as np
 
 import fanin
 from fanin import analysis, descriptors, dist, tape
+from fanin.dist.group import Group
+from fanin.dist.threads import ThreadEngine, World
 from fanin.sim import Machine
 from kit import fuzz
 
@@ -270,8 +272,8 @@ def calls(m: Machine, torch: bool = False) -> dict[str, Callable[[], Call]]:
 
 
 def add_of_ranks(add: Callable[..., None]) -> None:
-    """Those of fanin.dist, on the group of this process alone."""
-    ranks = dist.group()
+    """Those of fanin.dist, on a group of this thread alone, which needs no MPI."""
+    ranks = Group(ThreadEngine(World(1), 0), timeout=None)
 
     def reducer(**how: Any) -> Any:
         return dist.Reducer([fanin.Leaf(np.zeros(2))], ranks, **how)
@@ -282,9 +284,9 @@ def add_of_ranks(add: Callable[..., None]) -> None:
         fanin.backward([(leaf, 0, G)], reducer=made)
         return made
 
-    add("dist.add_n", lambda: dist.add_n, arrays=lambda: [G, G])
+    add("dist.add_n", lambda: dist.add_n, arrays=lambda: [G, G], group=ranks)
     add("dist.threads", lambda: dist.threads, n=1, fn=lambda: lambda group: None)
-    add("dist.group", lambda: dist.group)
+    add("dist.group", lambda: dist.group, x=ranks)
     add("dist.clip_norm", lambda: dist.clip_norm, reducer=passed, max_norm=1.0)
     add("Reducer", lambda: dist.Reducer, leaves=lambda: [fanin.Leaf(np.zeros(2))], group=ranks)
     add("Reducer.at", lambda: reducer(order="key").at, key=0)
