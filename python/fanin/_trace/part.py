@@ -13,6 +13,8 @@ from typing import NamedTuple
 from .line import HOST
 from .picture import Lane, Names, Neighbours, Picture, Slice, Sum
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 MOST_LANES = 6
 BEFORE = 3  # bars of a lane that are shown before the one that a sum waits for
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
