@@ -49,7 +49,7 @@ void fan_slot_specs_fini(fan_slot_specs *d)
     fan_free(d->specs);
 }
 
-static int spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape)
+int fan_slot_spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape)
 {
     int64_t *copy = fan_alloc(sizeof *copy * (size_t)(ndim ? ndim : 1));
     if (!copy) {
@@ -90,7 +90,7 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
             "expected an example array or a fanin.Slot, got %s; fanin.Slot() declares nothing",
             FAN_TYPE_TEXT(item));
     else
-        result = spec_shape(spec, ndim, shape);
+        result = fan_slot_spec_shape(spec, ndim, shape);
     spec->dtype = v.dtype;
     spec->device = v.device ? fan_device_hold(v.device) : NULL;
     fan_value_drop(&fan_python, &v);
@@ -152,7 +152,7 @@ static int spec_shape_of(PyObject *shape, fan_slot_spec *spec)
     for (Py_ssize_t i = 0; i < n; i++)
         if (fan_index(PyTuple_GET_ITEM(shape, i), "shape", PyExc_ValueError, &dims[i]) < 0)
             return -1;
-    return spec_shape(spec, (int)n, dims);
+    return fan_slot_spec_shape(spec, (int)n, dims);
 }
 
 /* spec_of_slot: a fanin.Slot, which has checked itself. Its name goes to *name. */
