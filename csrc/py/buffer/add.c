@@ -1,5 +1,7 @@
 /* buffer_add: InputBuffer.add: a plain contribution (buffer/plain.h) in one call of the core;
- * whatever it is not, becomes a value first, or an error. */
+ * every other gradient becomes a value first, or an error.
+ *
+ * First a gradient as a value, and its add; then plain contributions; last the method. */
 #include "py/buffer/buffer_object.h"
 
 int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated,
@@ -19,11 +21,13 @@ int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, b
  * new reference. */
 static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gradient)
 {
-    PyObject *arrays = fan_arrays(), *pair = PyTuple_GET_ITEM(self->declared, (Py_ssize_t)slot),
-             *answer, *result = NULL;
-    answer = arrays ? PyObject_CallMethod(arrays, "conform", "OOO", gradient,
-                                          PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1))
-                    : NULL;
+    PyObject *arrays = fan_arrays();
+    PyObject *pair = PyTuple_GET_ITEM(self->declared, (Py_ssize_t)slot);
+    PyObject *result = NULL;
+    PyObject *answer = NULL;
+    if (arrays)
+        answer = PyObject_CallMethod(arrays, "conform", "OOO", gradient, PyTuple_GET_ITEM(pair, 0),
+                                     PyTuple_GET_ITEM(pair, 1));
     if (!answer)
         return NULL;
     if (PyTuple_GET_SIZE(answer) == 1) /* Conformed or Refused (_interop/records.py) */
@@ -52,34 +56,48 @@ static int check_object(const PyObject *gradient, unsigned flags)
     return 0;
 }
 
+/* needs_ml_dtypes: whether a numeric array of ours or of NumPy is added to a slot whose sum NumPy
+ * cannot return without ml_dtypes. */
+static bool needs_ml_dtypes(const fan_value *v, unsigned flags)
+{
+    if (!(flags & FAN_LOW_DTYPE) || v->origin >= FAN_FROM_FOREIGN || v->device != fan_cpu())
+        return false;
+    bool has_numbers = v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE;
+    return has_numbers && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16);
+}
+
+/* check_contribution: 0, or -1 with an exception, here, where nothing is lost yet. */
+static int check_contribution(const fan_value *v, const PyObject *own, unsigned flags)
+{
+    if (needs_ml_dtypes(v, flags))
+        return fan_refuse(PyExc_TypeError,
+                          "the slot is declared of a dtype that NumPy knows through ml_dtypes "
+                          "alone: import ml_dtypes first");
+    if ((flags & (FAN_NUMBERS | FAN_ARRAYS)) && v->form == FAN_FORM_OBJECT)
+        return check_object(own, flags);
+    return 0;
+}
+
 int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key,
                         fan_contribution *c)
 {
     fan_error_context w = fan_slot_context(self, slot);
     unsigned flags = self->flags ? self->flags[slot] : 0;
     PyObject *own = NULL;
-    int bad;
+    int bad = 0;
     c->key = -1;
     w.stream = c->stream;
     if (fan_is_no_gradient(gradient))
         gradient = Py_None;
     fan_error_context_push(&w);
-    bad = key && key != Py_None && fan_index(key, "key", PyExc_ValueError, &c->key) < 0;
+    if (fan_is_given(key))
+        bad = fan_index(key, "key", PyExc_ValueError, &c->key);
     w.key = c->key;
     if (!bad)
         own = (flags & FAN_DECLARED) ? conformed(self, slot, gradient) : Py_NewRef(gradient);
-    bad =
-        !own || fan_import(own, self->create_graph, (flags & FAN_HAS_COMBINE) != 0, &c->value) < 0;
-    const fan_value *v = &c->value;
-    if (!bad && (flags & FAN_LOW_DTYPE) &&
-        (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE) && v->origin < FAN_FROM_FOREIGN &&
-        v->device == fan_cpu() && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16))
-        bad = fan_refuse(PyExc_TypeError, /* here, where nothing is lost yet */
-                         "the slot is declared of a dtype that NumPy knows through ml_dtypes "
-                         "alone: import ml_dtypes "
-                         "first");
-    if (!bad && (flags & (FAN_NUMBERS | FAN_ARRAYS)) && c->value.form == FAN_FORM_OBJECT)
-        bad = check_object(own, flags) < 0;
+    bad = own ? fan_import(own, self->create_graph, (flags & FAN_HAS_COMBINE) != 0, &c->value) : -1;
+    if (!bad)
+        bad = check_contribution(&c->value, own, flags);
     fan_error_context_pop(&w);
     Py_XDECREF(own);
     return bad ? -1 : 0;
@@ -122,25 +140,28 @@ typedef struct add_options {
 } add_options;
 
 /* add_options_of: false: another option, or a wrong one: for the general path. */
-static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_options *t)
+static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_options *options)
 {
     const fan_state *st = fan_state_get();
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
-        PyObject *name = PyTuple_GET_ITEM(kwnames, i), *value = values[i];
-        bool flag = value == Py_True || value == Py_False;
-        if (name == st->str_key && value != Py_None) {
-            t->key = fan_small_index(value);
-            if (t->key < 0 || t->key > FAN_ENTRY_KEY_MAX)
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i);
+        PyObject *value = values[i];
+        if (name == st->str_key) {
+            if (value == Py_None)
+                continue;
+            options->key = fan_small_index(value);
+            if (options->key < 0 || options->key > FAN_ENTRY_KEY_MAX)
                 return false;
-        } else if (name == st->str_donate && flag) {
-            t->donate = value == Py_True;
-        } else if (name == st->str_copy && flag) {
-            t->copy = value == Py_True;
-        } else if (value != Py_None || (name != st->str_key && name != st->str_stream)) {
+        } else if (name == st->str_donate || name == st->str_copy) {
+            if (value != Py_True && value != Py_False)
+                return false;
+            bool *flag = name == st->str_donate ? &options->donate : &options->copy;
+            *flag = value == Py_True;
+        } else if (name != st->str_stream || value != Py_None) {
             return false;
         }
     }
-    return !(t->donate && t->copy);
+    return !(options->donate && options->copy);
 }
 
 /* add_entry: 1: added; 0: it is for the general path; -1 with an exception. */
@@ -163,14 +184,16 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     FAN_UNINITIALIZED fan_plain_kind kind;
     Py_ssize_t slot = fan_small_index(args[0]);
     PyObject *gradient = args[1] == Py_None ? NULL : args[1];
-    add_options t = {.key = -1};
+    add_options options = {.key = -1};
     char *data = NULL;
-    if (slot < 0 || (size_t)slot >= self->n || self->create_graph ||
-        (kwnames && !add_options_of(args + 2, kwnames, &t)) ||
-        (gradient && !fan_plain_import_as(gradient, true, &kind, &data)))
+    if (slot < 0 || (size_t)slot >= self->n || self->create_graph)
         return 0;
-    fan_entry one = fan_entry_of(gradient, data, t.key, gradient && t.donate, false);
-    one.copy = t.copy;
+    if (kwnames && !add_options_of(args + 2, kwnames, &options))
+        return 0;
+    if (gradient && !fan_plain_import_as(gradient, true, &kind, &data))
+        return 0;
+    fan_entry one = fan_entry_of(gradient, data, options.key, gradient && options.donate, false);
+    one.copy = options.copy;
     one.alone = gradient && fan_alone(gradient, 1);
     return add_entry(self->core, (size_t)slot, gradient ? &kind : NULL, &one);
 }
@@ -180,7 +203,9 @@ int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
     FAN_UNINITIALIZED fan_plain_kind kind;
     PyObject *defined = gradient == Py_None ? NULL : gradient;
     char *data = NULL;
-    if (key > FAN_ENTRY_KEY_MAX || (defined && !fan_plain_import_as(defined, true, &kind, &data)))
+    if (key > FAN_ENTRY_KEY_MAX)
+        return 0;
+    if (defined && !fan_plain_import_as(defined, true, &kind, &data))
         return 0;
     fan_entry one = fan_entry_of(defined, data, key, false, false);
     return add_entry(core, 0, defined ? &kind : NULL, &one);
@@ -201,21 +226,22 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
     buffer_object *self = fan_buffer_self(o);
     fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
     size_t slot;
-    int bad;
-    if (fan_slot_of_add(self, a[SLOT], "add(slot, gradient)", &slot) < 0 ||
-        fan_add_flags(self, a[DONATE], a[COPY], &c.donate, &c.copy) < 0)
+    if (fan_slot_of_add(self, a[SLOT], "add(slot, gradient)", &slot) < 0)
         return NULL;
-    if (a[STREAM] && a[STREAM] != Py_None) {
+    if (fan_add_flags(self, a[DONATE], a[COPY], &c.donate, &c.copy) < 0)
+        return NULL;
+    if (fan_is_given(a[STREAM])) {
         fan_error_context w = fan_slot_context(self, slot);
         fan_error_context_push(&w);
-        bad = fan_stream_arg(a[STREAM], &c.stream);
+        int wrong = fan_stream_arg(a[STREAM], &c.stream);
         fan_error_context_pop(&w);
-        if (bad)
+        if (wrong)
             return NULL;
     }
     c.alone = fan_alone(a[GRADIENT], 1);
-    bad = fan_contribution_of(self, slot, a[GRADIENT], a[KEY], &c) < 0 ||
-          fan_add_on(self->core, slot, &c) < 0;
+    int bad = fan_contribution_of(self, slot, a[GRADIENT], a[KEY], &c);
+    if (!bad)
+        bad = fan_add_on(self->core, slot, &c);
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
     fan_stream_drop(c.stream);

@@ -39,6 +39,12 @@ static inline buffer_object *fan_buffer_self(PyObject *o)
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
 PyObject *fan_add_two(PyObject *a, PyObject *b); /* add_n([a, b]) */
 
+/* fan_is_given: whether the caller gave an optional argument, and it is not None. */
+static inline bool fan_is_given(const PyObject *o)
+{
+    return o && o != Py_None;
+}
+
 /* ---- slots.c ---- */
 
 /* fan_name_at: of a tuple of str or None, or NULL; borrowed, NULL: none. fan_slot_name: of a slot.
@@ -79,6 +85,8 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
 int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d);
 void fan_slot_specs_forget(buffer_object *self);
 void fan_slot_specs_fini(fan_slot_specs *d);
+/* fan_slot_spec_shape: copies the shape into `spec`: 0, or -1 with an exception. */
+int fan_slot_spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape);
 
 /* ---- buffer.c ---- */
 

@@ -1,4 +1,7 @@
-/* buffer_slots: what the slots of a buffer are declared to be, and which of them is meant. */
+/* buffer_slots: the declarations of a buffer's slots, and the argument that names a slot.
+ *
+ * First slot=; then one declaration, from an example array or a fanin.Slot; then all of a buffer;
+ * last what add reads of them. */
 #include "py/buffer/buffer_object.h"
 #include "py/device/backends.h"
 
@@ -10,14 +13,14 @@ int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
 {
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     int64_t i = 0;
-    int result;
     fan_error_context_push(&w);
-    result = fan_slot_index(o, "slot", &i);
-    if (result == 0 && (uint64_t)i >= self->n)
-        result = self->n
-                     ? fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)",
-                                  self->n - 1, (long long)i)
-                     : fan_refuse(PyExc_IndexError, "it has no slots, got %lld (S1)", (long long)i);
+    int result = fan_slot_index(o, "slot", &i);
+    bool beyond = result == 0 && (uint64_t)i >= self->n;
+    if (beyond && self->n)
+        result = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)",
+                            self->n - 1, (long long)i);
+    else if (beyond)
+        result = fan_refuse(PyExc_IndexError, "it has no slots, got %lld (S1)", (long long)i);
     fan_error_context_pop(&w);
     *out = (size_t)i;
     return result;
@@ -49,7 +52,7 @@ void fan_slot_specs_fini(fan_slot_specs *d)
     fan_free(d->specs);
 }
 
-static int spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape)
+int fan_slot_spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape)
 {
     int64_t *copy = fan_alloc(sizeof *copy * (size_t)(ndim ? ndim : 1));
     if (!copy) {
@@ -64,33 +67,37 @@ static int spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape)
     return 0;
 }
 
+static bool is_number(PyObject *o)
+{
+    if (PyLong_Check(o) || PyFloat_CheckExact(o) || PyComplex_CheckExact(o))
+        return true;
+    return PyArray_IsScalar(o, Integer) || PyArray_IsScalar(o, Bool);
+}
+
 /* spec_of_example: shape, dtype and device of an array, which is not kept. */
 static int spec_of_example(PyObject *item, fan_slot_spec *spec)
 {
-    fan_value v;
-    const int64_t *shape = NULL;
-    int ndim, result = -1;
-    if (PyLong_Check(item) || PyFloat_CheckExact(item) || PyComplex_CheckExact(item) ||
-        PyArray_IsScalar(item, Integer) || PyArray_IsScalar(item, Bool))
+    if (is_number(item))
         return fan_refuse(PyExc_TypeError,
                           "%R is a number, and no example array: for one slot of a shape give "
-                          "[fanin.Slot(shape=(3, "
-                          "4))], for so many slots a bare count, "
-                          "for a slot of numbers fanin.Slot()",
+                          "[fanin.Slot(shape=(3, 4))], for so many slots a bare count, for a slot "
+                          "of numbers fanin.Slot()",
                           item);
+    fan_value v;
     if (fan_import(item, false, false, &v) < 0)
         return -1;
-    ndim = fan_value_shape(&v, &shape);
-    if (ndim < 0 && PyArray_Check(item) &&
-        PyArray_DESCR((PyArrayObject *)item)->type_num == NPY_OBJECT)
+    const int64_t *shape = NULL;
+    int ndim = fan_value_shape(&v, &shape);
+    int result = -1;
+    if (ndim >= 0)
+        result = fan_slot_spec_shape(spec, ndim, shape);
+    else if (PyArray_Check(item) && PyArray_TYPE((PyArrayObject *)item) == NPY_OBJECT)
         fan_dtype_refuse(PyArray_DESCR((PyArrayObject *)item), "the example array");
-    else if (ndim < 0)
+    else
         fan_refuse(
             PyExc_TypeError,
             "expected an example array or a fanin.Slot, got %s; fanin.Slot() declares nothing",
             FAN_TYPE_TEXT(item));
-    else
-        result = spec_shape(spec, ndim, shape);
     spec->dtype = v.dtype;
     spec->device = v.device ? fan_device_hold(v.device) : NULL;
     fan_value_drop(&fan_python, &v);
@@ -152,18 +159,22 @@ static int spec_shape_of(PyObject *shape, fan_slot_spec *spec)
     for (Py_ssize_t i = 0; i < n; i++)
         if (fan_index(PyTuple_GET_ITEM(shape, i), "shape", PyExc_ValueError, &dims[i]) < 0)
             return -1;
-    return spec_shape(spec, (int)n, dims);
+    return fan_slot_spec_shape(spec, (int)n, dims);
 }
 
 /* spec_of_slot: a fanin.Slot, which has checked itself. Its name goes to *name. */
 static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, PyObject **name)
 {
     PyObject *w[WORDS] = {NULL};
-    int bad =
-        slot_words_of(item, w) < 0 || (w[SHAPE] && spec_shape_of(w[SHAPE], spec) < 0) ||
-        (w[DTYPE] && fan_dtype_parse(w[DTYPE], &spec->dtype) < 0) ||
-        (w[DEVICE] && fan_device_arg(w[DEVICE], &spec->device) < 0) ||
-        (w[ACCUMULATE] && fan_accumulate_arg(w[ACCUMULATE], &spec->accumulate, &spec->exact) < 0);
+    int bad = slot_words_of(item, w);
+    if (!bad && w[SHAPE])
+        bad = spec_shape_of(w[SHAPE], spec);
+    if (!bad && w[DTYPE])
+        bad = fan_dtype_parse(w[DTYPE], &spec->dtype);
+    if (!bad && w[DEVICE])
+        bad = fan_device_arg(w[DEVICE], &spec->device);
+    if (!bad && w[ACCUMULATE])
+        bad = fan_accumulate_arg(w[ACCUMULATE], &spec->accumulate, &spec->exact);
     if (!bad) {
         spec->combine = *held = Py_XNewRef(w[COMBINE]);
         *name = Py_XNewRef(w[NAME]);
@@ -177,12 +188,16 @@ static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, Py
 static int spec_named(fan_slot_specs *d, size_t i, PyObject *own, PyObject **names)
 {
     PyObject *text = PyObject_Str(own);
-    if (text && !*names && (*names = PyTuple_New((Py_ssize_t)d->n)))
+    if (!text)
+        return -1;
+    if (!*names) {
+        *names = PyTuple_New((Py_ssize_t)d->n);
+        if (!*names) {
+            Py_DECREF(text);
+            return -1;
+        }
         for (size_t k = 0; k < d->n; k++)
             PyTuple_SET_ITEM(*names, (Py_ssize_t)k, Py_NewRef(Py_None));
-    if (!text || !*names) {
-        Py_XDECREF(text);
-        return -1;
     }
     Py_SETREF(PyTuple_GET_ITEM(*names, (Py_ssize_t)i), text);
     d->specs[i].name = fan_text_arg(text);
@@ -192,14 +207,18 @@ static int spec_named(fan_slot_specs *d, size_t i, PyObject *own, PyObject **nam
 /* spec_of: what `item`, for slot i of a buffer of this name, declares. */
 static int spec_of(fan_slot_specs *d, size_t i, PyObject *item, const char *name, PyObject **names)
 {
-    PyObject *type = fan_state_get()->slot_type, *own = NULL;
+    PyObject *type = fan_state_get()->slot_type;
+    PyObject *own = NULL;
     fan_error_context w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
-    int isslot = (PyObject *)Py_TYPE(item) == type ? 1 : PyObject_IsInstance(item, type), bad;
-    if (isslot < 0)
+    int is_slot = (PyObject *)Py_TYPE(item) == type ? 1 : PyObject_IsInstance(item, type);
+    if (is_slot < 0)
         return -1;
+    int bad;
     fan_error_context_push(&w);
-    bad = isslot ? spec_of_slot(item, &d->specs[i], &d->held[i], &own)
-                 : spec_of_example(item, &d->specs[i]);
+    if (is_slot)
+        bad = spec_of_slot(item, &d->specs[i], &d->held[i], &own);
+    else
+        bad = spec_of_example(item, &d->specs[i]);
     fan_error_context_pop(&w);
     if (!bad && own)
         bad = spec_named(d, i, own, names);
@@ -207,11 +226,18 @@ static int spec_of(fan_slot_specs *d, size_t i, PyObject *item, const char *name
     return bad;
 }
 
+static bool is_sequence(PyObject *o)
+{
+    if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o))
+        return false;
+    return !PyAnySet_Check(o) && Py_TYPE(o)->tp_iter;
+}
+
 int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names)
 {
-    fan_state *st = fan_state_get();
-    PyObject *fast, *type = fan_lazy(&st->slot_type, "fanin.slots", "Slot");
-    int bare = type ? fan_is_bare(slots) : -1, result = -1;
+    int bare = -1;
+    if (fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot"))
+        bare = fan_is_bare(slots);
     if (bare < 0)
         return -1;
     if (bare)
@@ -219,15 +245,18 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
                           "slots: expected a count or a sequence of arrays and Slots, got one "
                           "%.200s: give [array]",
                           Py_TYPE(slots)->tp_name);
-    if (PyUnicode_Check(slots) || PyBytes_Check(slots) || PyDict_Check(slots) ||
-        PyAnySet_Check(slots) || !Py_TYPE(slots)->tp_iter || !(fast = PySequence_Tuple(slots)))
-        return PyErr_Occurred()
-                   ? -1
-                   : fan_refuse(PyExc_TypeError,
-                                "slots: expected a count or a sequence of arrays and Slots, got %s",
-                                FAN_TYPE_TEXT(slots));
+    PyObject *fast = is_sequence(slots) ? PySequence_Tuple(slots) : NULL;
+    if (!fast) {
+        if (!PyErr_Occurred())
+            fan_refuse(PyExc_TypeError,
+                       "slots: expected a count or a sequence of arrays and Slots, got %s",
+                       FAN_TYPE_TEXT(slots));
+        return -1;
+    }
+    int result = -1;
     size_t n = (size_t)PyTuple_GET_SIZE(fast);
-    if (!(d->specs = fan_alloc(n * (sizeof *d->specs + sizeof *d->held)))) {
+    d->specs = fan_alloc(n * (sizeof *d->specs + sizeof *d->held));
+    if (!d->specs) {
         PyErr_NoMemory();
         goto done;
     }
@@ -237,9 +266,10 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
         d->specs[i] = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
         d->held[i] = NULL;
     }
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (spec_of(d, i, PyTuple_GET_ITEM(fast, (Py_ssize_t)i), name, names) < 0)
             goto done;
+    }
     result = 0;
 done:
     Py_DECREF(fast);
@@ -250,33 +280,37 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
 {
     if (!d->specs)
         return 0;
-    if (self->n > sizeof self->few_flags) {
-        if (!(self->flags = fan_calloc(self->n))) {
+    if (self->n <= sizeof self->few_flags) {
+        self->flags = memset(self->few_flags, 0, sizeof self->few_flags);
+    } else {
+        self->flags = fan_calloc(self->n);
+        if (!self->flags) {
             PyErr_NoMemory();
             return -1;
         }
-    } else {
-        self->flags = memset(self->few_flags, 0, sizeof self->few_flags);
     }
-    if (self->create_graph && !(self->declared = PyTuple_New((Py_ssize_t)self->n)))
-        return -1;
+    if (self->create_graph) {
+        self->declared = PyTuple_New((Py_ssize_t)self->n);
+        if (!self->declared)
+            return -1;
+    }
     for (size_t i = 0; i < self->n; i++) {
-        const fan_slot_spec *s = &d->specs[i];
-        PyObject *shape, *pair;
-        if (s->combine)
+        const fan_slot_spec *spec = &d->specs[i];
+        bool has_dtype = spec->dtype != FAN_DT_NONE;
+        bool declares = spec->has_shape || has_dtype;
+        if (spec->combine)
             self->flags[i] |= FAN_HAS_COMBINE;
-        if (fan_dtype_of_ml_dtypes(s->dtype))
+        if (fan_dtype_of_ml_dtypes(spec->dtype))
             self->flags[i] |= FAN_LOW_DTYPE;
-        if (!self->create_graph && !s->combine && (s->has_shape || s->dtype != FAN_DT_NONE))
+        if (declares && !self->create_graph && !spec->combine)
             self->flags[i] |= FAN_NUMBERS;
         if (!self->declared)
             continue;
-        if (s->has_shape || s->dtype != FAN_DT_NONE)
+        if (declares)
             self->flags[i] |= FAN_DECLARED;
-        shape = s->has_shape ? fan_ints(s->ndim, s->shape) : Py_NewRef(Py_None);
-        pair = shape ? Py_BuildValue("(Nz)", shape,
-                                     s->dtype == FAN_DT_NONE ? NULL : fan_dtype_name(s->dtype))
-                     : NULL;
+        PyObject *shape = spec->has_shape ? fan_ints(spec->ndim, spec->shape) : Py_NewRef(Py_None);
+        const char *dtype = has_dtype ? fan_dtype_name(spec->dtype) : NULL;
+        PyObject *pair = shape ? Py_BuildValue("(Nz)", shape, dtype) : NULL;
         if (!pair)
             return -1;
         PyTuple_SET_ITEM(self->declared, (Py_ssize_t)i, pair);

@@ -1,5 +1,8 @@
 /* buffer_take: InputBuffer.take: of plain contributions (buffer/plain.h) in one call of the core;
- * else by values. */
+ * else by values.
+ *
+ * First the general path: out=, the export of the sums, the method; then the path of plain
+ * contributions; last the statistics of a slot. */
 #include "py/buffer/buffer_object.h"
 
 #include "array/sum.h"
@@ -72,24 +75,40 @@ typedef struct shown {
     const fan_value *outs; /* NULL: none */
 } shown;
 
+/* report_write: reports our write into out= to libraries that count writes. */
+static fan_status report_write(const fan_value *out, fan_error *err)
+{
+    if (out->origin < FAN_FROM_FOREIGN)
+        return FAN_OK;
+    PyObject *arrays = fan_arrays();
+    PyObject *wrote =
+        arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
+    Py_XDECREF(wrote);
+    return wrote ? FAN_OK : fan_from_python(err);
+}
+
 static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *err)
 {
     const shown *to = ctx;
+    if (!sum)
+        return report_write(&to->outs[slot], err);
     fan_value copy;
-    if (!sum) { /* reports our write to libraries that count writes */
-        const fan_value *out = &to->outs[slot];
-        PyObject *arrays = out->origin >= FAN_FROM_FOREIGN ? fan_arrays() : NULL;
-        PyObject *wrote =
-            arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
-        Py_XDECREF(wrote);
-        return wrote || out->origin < FAN_FROM_FOREIGN ? FAN_OK : fan_from_python(err);
-    }
     FAN_TRY(fan_value_copy(&fan_python, sum, &copy, err));
     PyObject *item = fan_export(&copy);
     if (!item)
         return fan_from_python(err);
     PyList_SET_ITEM(to->list, (Py_ssize_t)slot, item);
     return FAN_OK;
+}
+
+/* import_outs: out=, of one slot the array itself, of all a list: 0, or -1 with an exception. */
+static int import_outs(fan_buffer *core, const size_t *only, PyObject *slot_names,
+                       fan_stream *ready, PyObject *out, fan_value *values)
+{
+    const char *name = fan_buffer_name(core);
+    if (!only)
+        return parse_out(out, name, slot_names, fan_buffer_slots(core), ready, values);
+    return import_out(out, name, slot_names, *only, ready, values);
 }
 
 /* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What
@@ -99,44 +118,46 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
                        fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
 {
     size_t n = only ? 1 : fan_buffer_slots(core);
-    fan_value *outs = NULL, *results = new_values(n);
+    fan_value *outs = NULL;
+    fan_value *results = new_values(n);
     PyObject *list = results ? PyList_New((Py_ssize_t)n) : NULL;
     shown to = {.list = list};
-    fan_take how = {.one = only != NULL,
-                    .slot = only ? *only : 0,
-                    .stream = stream,
-                    .writable = writable,
-                    .show = show,
-                    .ctx = &to};
+    fan_take options = {.one = only != NULL,
+                        .slot = only ? *only : 0,
+                        .stream = stream,
+                        .writable = writable,
+                        .show = show,
+                        .ctx = &to};
     FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_OK;
     bool done = false;
     fan_memory_leave_begin();
-    if (!list || fan_scale_arg(scale, &how) < 0)
+    if (!list || fan_scale_arg(scale, &options) < 0)
         goto done;
-    if (only && (PyList_Check(out) || PyTuple_Check(out))) {
+    bool is_list = PyList_Check(out) || PyTuple_Check(out);
+    if (only && is_list) {
         fan_refuse(PyExc_TypeError,
                    "out: expected the array for slot %zu, got %s: with slot= give the array itself",
                    *only, FAN_TYPE_TEXT(out));
         goto done;
     }
     if (out != Py_None) {
-        to.outs = outs = new_values(n);
-        if (!outs ||
-            (only ? import_out(out, fan_buffer_name(core), slot_names, *only, stream, outs)
-                  : parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs)) < 0)
+        outs = new_values(n);
+        if (!outs || import_outs(core, only, slot_names, stream, out, outs) < 0)
             goto done;
-        how.out = outs;
+        to.outs = outs;
+        options.out = outs;
     }
     fan_error_clear(&err);
-    status = fan_buffer_take(core, &how, results, &err);
+    status = fan_buffer_take(core, &options, results, &err);
     if (status != FAN_OK) {
         fan_raise(status, &err);
         goto done;
     }
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (!PyList_GET_ITEM(list, (Py_ssize_t)i)) /* the caller's own array, or None */
             PyList_SET_ITEM(list, (Py_ssize_t)i, fan_export(&results[i]));
+    }
     done = true;
 done:
     free_values(outs, n);
@@ -180,22 +201,23 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
     };
     const buffer_object *self = fan_buffer_self(o);
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
-    fan_stream *s = NULL;
-    PyObject *list = NULL;
     size_t slot = 0;
-    bool one = a[SLOT] && a[SLOT] != Py_None;
+    bool one = fan_is_given(a[SLOT]);
     if (one && fan_slot_arg(self, a[SLOT], &slot) < 0)
         return NULL;
+    fan_stream *stream = NULL;
+    PyObject *list = NULL;
     fan_error_context_push(&w);
-    bool other = a[STREAM] && a[STREAM] != Py_None && fan_stream_arg(a[STREAM], &s) < 0;
-    if (other)
+    if (fan_is_given(a[STREAM]) && fan_stream_arg(a[STREAM], &stream) < 0) {
         refuse_stream(a[STREAM]);
-    else
-        list =
-            fan_take_all(self->core, one ? &slot : NULL, self->names, s, a[OUT] ? a[OUT] : Py_None,
-                         a[SCALE] ? a[SCALE] : Py_None, a[WRITABLE] == Py_True);
+    } else {
+        PyObject *out = a[OUT] ? a[OUT] : Py_None;
+        PyObject *scale = a[SCALE] ? a[SCALE] : Py_None;
+        list = fan_take_all(self->core, one ? &slot : NULL, self->names, stream, out, scale,
+                            a[WRITABLE] == Py_True);
+    }
     fan_error_context_pop(&w);
-    fan_stream_drop(s);
+    fan_stream_drop(stream);
     if (one && list)
         Py_SETREF(list, Py_NewRef(PyList_GET_ITEM(list, 0)));
     return list;
@@ -234,7 +256,8 @@ static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kin
     if (o == Py_None)
         return FAN_PLAIN_NOWHERE;
     Py_INCREF(o); /* this calls its library, which may remove it from the list */
-    if (!fan_plain_writable_now(o, &is, data) || (kind && !fan_plain_same(&is, kind))) {
+    bool fits = fan_plain_writable_now(o, &is, data) && (!kind || fan_plain_same(&is, kind));
+    if (!fits) {
         Py_DECREF(o);
         return FAN_PLAIN_REFUSED;
     }
@@ -244,13 +267,13 @@ static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kin
 }
 
 /* scale_of: false: reading its value needs a call, or it is wrong. */
-static bool scale_of(PyObject *value, fan_take *how)
+static bool scale_of(PyObject *value, fan_take *options)
 {
     if (value == Py_None)
         return true;
     if (!PyFloat_CheckExact(value) && !PyLong_CheckExact(value) && !PyComplex_CheckExact(value))
         return false;
-    if (fan_scale_arg(value, how) == 0)
+    if (fan_scale_arg(value, options) == 0)
         return true;
     PyErr_Clear();
     return false;
@@ -259,67 +282,80 @@ static bool scale_of(PyObject *value, fan_take *how)
 /* take_options_of: the options of take that plain contributions need; false: another option, or a
  * wrong one. */
 static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out,
-                            fan_take *how)
+                            fan_take *options)
 {
     const fan_state *st = fan_state_get();
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
-        PyObject *name = PyTuple_GET_ITEM(kwnames, i), *value = values[i];
-        if (name == st->str_writable && (value == Py_True || value == Py_False)) {
-            how->writable = value == Py_True;
-        } else if (name == st->str_out) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i);
+        PyObject *value = values[i];
+        if (name == st->str_out) {
             *out = value == Py_None ? NULL : value;
+        } else if (name == st->str_scale) {
+            if (!scale_of(value, options))
+                return false;
+        } else if (name == st->str_writable) {
+            if (value != Py_True && value != Py_False)
+                return false;
+            options->writable = value == Py_True;
         } else if (name == st->str_slot && value != Py_None) {
             Py_ssize_t slot = fan_small_index(value);
             if (slot < 0)
                 return false;
-            how->one = true;
-            how->slot = (size_t)slot;
-        } else if (name == st->str_scale) {
-            if (!scale_of(value, how))
-                return false;
-        } else if (value != Py_None || (name != st->str_slot && name != st->str_stream)) {
+            options->one = true;
+            options->slot = (size_t)slot;
+        } else if (name != st->str_slot && (name != st->str_stream || value != Py_None)) {
             return false;
         }
     }
-    return how->one || !*out || PyList_CheckExact(*out) || PyTuple_CheckExact(*out);
+    if (options->one || !*out)
+        return true;
+    return PyList_CheckExact(*out) || PyTuple_CheckExact(*out);
 }
 
-static PyObject *take_one(fan_buffer *core, const fan_take *how, const fan_plain_outs *places)
+static PyObject *take_one(fan_buffer *core, const fan_take *options, const fan_plain_outs *places)
 {
     void *sum = NULL;
-    if (!fan_plain_take(core, (fan_span){how->slot, how->slot + 1}, how, places, &sum))
+    if (!fan_plain_take(core, (fan_span){options->slot, options->slot + 1}, options, places, &sum))
         return NULL;
     return sum ? sum : Py_NewRef(Py_None);
 }
 
-static PyObject *take_each(buffer_object *self, const fan_take *how, const fan_plain_outs *places)
+static PyObject *take_each(buffer_object *self, const fan_take *options,
+                           const fan_plain_outs *places)
 {
-    /* Made before a slot is claimed: this may collect garbage, which may do anything, add for
-     * one. */
+    /* Before a slot is claimed: this may collect garbage, whose finalizers may call add. */
     PyObject *list = PyList_New((Py_ssize_t)self->n);
     PyObject **items = list ? PySequence_Fast_ITEMS(list) : NULL;
-    if (!list || !fan_plain_take(self->core, (fan_span){0, self->n}, how, places, (void **)items)) {
+    if (!list ||
+        !fan_plain_take(self->core, (fan_span){0, self->n}, options, places, (void **)items)) {
         Py_XDECREF(list);
         return NULL;
     }
-    for (size_t i = 0; i < self->n; i++)
+    for (size_t i = 0; i < self->n; i++) {
         if (!items[i])
             items[i] = Py_NewRef(Py_None);
+    }
     return list;
 }
 
 static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
     PyObject *out = NULL;
-    fan_take how = {.stream = NULL};
-    if ((kwnames && !take_options_of(args, kwnames, &out, &how)) ||
-        (how.one && how.slot >= self->n) ||
-        (out && !how.one && (size_t)PySequence_Fast_GET_SIZE(out) != self->n))
+    fan_take options = {.stream = NULL};
+    if (kwnames && !take_options_of(args, kwnames, &out, &options))
         return NULL;
-    out_args to = {out, how.one};
-    fan_plain_outs places = {outs_at, &to};
-    PyObject *sums = how.one ? take_one(self->core, &how, out ? &places : NULL)
-                             : take_each(self, &how, out ? &places : NULL);
+    if (options.one && options.slot >= self->n)
+        return NULL;
+    if (out && !options.one && (size_t)PySequence_Fast_GET_SIZE(out) != self->n)
+        return NULL;
+    out_args to = {out, options.one};
+    fan_plain_outs all = {outs_at, &to};
+    const fan_plain_outs *places = out ? &all : NULL;
+    PyObject *sums;
+    if (options.one)
+        sums = take_one(self->core, &options, places);
+    else
+        sums = take_each(self, &options, places);
     if (!sums && PyErr_Occurred())
         PyErr_Clear(); /* the general path raises the error again, if it is one */
     return sums;
@@ -327,11 +363,12 @@ static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject
 
 PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
 {
-    fan_take how = {.one = true, .writable = true};
+    fan_take options = {.one = true, .writable = true};
     out_args to = {out, true};
     fan_plain_outs places = {outs_at, &to};
-    PyObject *sum =
-        scale_of(scale, &how) ? take_one(core, &how, out == Py_None ? NULL : &places) : NULL;
+    PyObject *sum = NULL;
+    if (scale_of(scale, &options))
+        sum = take_one(core, &options, out == Py_None ? NULL : &places);
     if (!sum && PyErr_Occurred())
         PyErr_Clear(); /* as above */
     return sum;
@@ -346,20 +383,21 @@ int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, P
 
 PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
 {
-    PyObject *type = fan_lazy(&fan_state_get()->stats_type, "fanin.slots", "Stats"), *key;
+    PyObject *type = fan_lazy(&fan_state_get()->stats_type, "fanin.slots", "Stats");
     bool some, bad;
-    fan_stats s;
+    fan_stats stats;
     int64_t bad_key;
     if (!type)
         return NULL;
-    if (FAN_CHECK(fan_buffer_stats(core, slot, &some, &s, &bad, &bad_key, &err)) < 0)
+    if (FAN_CHECK(fan_buffer_stats(core, slot, &some, &stats, &bad, &bad_key, &err)) < 0)
         return NULL;
     if (!some)
         Py_RETURN_NONE;
-    key = bad && bad_key >= 0 ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);
+    bool has_key = bad && bad_key >= 0;
+    PyObject *key = has_key ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);
     if (!key)
         return NULL;
-    return PyObject_CallFunction(type, "KddKNd", (unsigned long long)s.count, fan_stats_sumsq(&s),
-                                 s.absmax, (unsigned long long)s.nonfinite, key,
-                                 fan_stats_norm(&s));
+    return PyObject_CallFunction(type, "KddKNd", (unsigned long long)stats.count,
+                                 fan_stats_sumsq(&stats), stats.absmax,
+                                 (unsigned long long)stats.nonfinite, key, fan_stats_norm(&stats));
 }

@@ -12,13 +12,13 @@ fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *fo
     const buffer_object *b = buffer;
     bool some, bad;
     int64_t key;
-    fan_stats s;
-    FAN_TRY(fan_buffer_stats(b->core, slot, &some, &s, &bad, &key, err));
-    if (some) {
-        found->elements = s.nonfinite;
-        found->total = s.count;
-    }
-    if (some && bad && key >= 0)
+    fan_stats stats;
+    FAN_TRY(fan_buffer_stats(b->core, slot, &some, &stats, &bad, &key, err));
+    if (!some)
+        return FAN_OK;
+    found->elements = stats.nonfinite;
+    found->total = stats.count;
+    if (bad && key >= 0)
         found->key = (uint32_t)key;
     return FAN_OK;
 }
@@ -65,10 +65,11 @@ fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer 
 /* text_append: to the str *to; sets it to NULL on failure. */
 static void text_append(void *to, const char *text)
 {
-    PyObject **all = to,
-             *piece = *all ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
-    if (*all)
-        PyUnicode_Append(all, piece);
+    PyObject **all = to;
+    if (!*all)
+        return;
+    PyObject *piece = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    PyUnicode_Append(all, piece);
     Py_XDECREF(piece);
 }
 
@@ -137,7 +138,6 @@ static void notes_forget(PyObject *notes, PyObject *stamps, uint64_t began)
 /* notes_fold: counts one note more in the note that counts, which is added if there is none. */
 static void notes_fold(PyObject *notes, PyObject *stamps)
 {
-    PyObject *text;
     unsigned n = 0;
     Py_ssize_t at = PyList_GET_SIZE(notes);
     while (at > 0 && n == 0) {
@@ -146,7 +146,7 @@ static void notes_fold(PyObject *notes, PyObject *stamps)
         if (!words || sscanf(words, ".. and %u notes more", &n) != 1)
             n = 0;
     }
-    text = PyUnicode_FromFormat(FOLDED, n + 1);
+    PyObject *text = PyUnicode_FromFormat(FOLDED, n + 1);
     if (text && n) {
         if (stamps)
             (void)PyDict_DelItem(stamps, PyList_GET_ITEM(notes, at));
@@ -185,32 +185,40 @@ static void add_note(const fan_backward *p, PyObject *e, PyObject *note)
     Py_XDECREF(note);
 }
 
+/* note_of_node: "in NAME (node 3, made at file.py:3): 1 of 2 nodes had run"; a node without a name
+ * has its number in its text. */
+static PyObject *note_of_node(const fan_node *n, uint32_t ran, uint32_t all)
+{
+    PyObject *call_site = call_site_of(n);
+    char name[128];
+    char number[32] = "";
+    fan_node_name(n, name, sizeof name);
+    if (fan_node_object(n)->name)
+        PyOS_snprintf(number, sizeof number, n->ops->leaf ? "leaf %llu" : "node %llu",
+                      (unsigned long long)n->number);
+    if (!number[0] && !call_site)
+        return PyUnicode_FromFormat("in %s: %u of %u nodes had run", name, ran, all);
+    if (!call_site)
+        return PyUnicode_FromFormat("in %s (%s): %u of %u nodes had run", name, number, ran, all);
+    return PyUnicode_FromFormat("in %s (%s%smade at %U): %u of %u nodes had run", name, number,
+                                number[0] ? ", " : "", call_site, ran, all);
+}
+
 void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status,
                      const fan_error *err)
 {
-    PyObject *e, *call_site = n ? call_site_of(n) : NULL;
-    char name[128], own[32] = "";
     uint32_t ran_now, all;
     (void)fan_backward_at(p, &ran_now, &all);
     fan_raise(status, err);
-    e = fan_exception_take();
-    if (n && fan_node_object(n)->name)
-        PyOS_snprintf(own, sizeof own, n->ops->leaf ? "leaf %llu" : "node %llu",
-                      (unsigned long long)n->number);
+    PyObject *e = fan_exception_take();
+    PyObject *note;
     if (n)
-        add_note(p, e,
-                 PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run",
-                                      fan_node_name(n, name, sizeof name),
-                                      own[0] || call_site ? " (" : "", own,
-                                      !call_site ? ""
-                                      : own[0]   ? ", made at "
-                                                 : "made at ",
-                                      call_site, "", own[0] || call_site ? ")" : "", ran, all));
+        note = note_of_node(n, ran, all);
     else
-        add_note(p, e,
-                 PyUnicode_FromFormat("%s: %u of %u nodes had run",
-                                      fan_backward_seeded(p) ? "between nodes" : "in the roots",
-                                      ran, all));
+        note = PyUnicode_FromFormat("%s: %u of %u nodes had run",
+                                    fan_backward_seeded(p) ? "between nodes" : "in the roots", ran,
+                                    all);
+    add_note(p, e, note);
     return e;
 }
 
@@ -218,8 +226,11 @@ void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *
 {
     uint32_t ran, all;
     const fan_node *n = fan_backward_at(p, &ran, &all);
-    PyObject *e = fan_backward_error_has_location(p) ? fan_exception_take()
-                                                     : fan_error_take(p, n, ran, status, err);
+    PyObject *e;
+    if (fan_backward_error_has_location(p))
+        e = fan_exception_take();
+    else
+        e = fan_error_take(p, n, ran, status, err);
     PyObject *lost = PyUnicode_FromString("");
     fan_backward_lost(p, &(fan_text){text_append, &lost});
     add_note(p, e, lost);
@@ -245,7 +256,8 @@ void *fan_error_both(void *first, void *second)
 {
     bool swap = PyErr_GivenExceptionMatches(first, PyExc_Exception) &&
                 !PyErr_GivenExceptionMatches(second, PyExc_Exception);
-    PyObject *e = swap ? second : first, *other = swap ? first : second;
+    PyObject *e = swap ? second : first;
+    PyObject *other = swap ? first : second;
     if (e != other) /* else two nodes raised one object */
         note_other(e, other);
     Py_DECREF(other);
@@ -255,13 +267,15 @@ void *fan_error_both(void *first, void *second)
 /* _exit: buffered output of the parent must not be written twice. */
 void fan_error_orphaned(void *error)
 {
-    PyObject *e = error, *text = PyUnicode_FromFormat("%s: %S", Py_TYPE(e)->tp_name, e);
+    PyObject *e = error;
+    PyObject *text = PyUnicode_FromFormat("%s: %S", Py_TYPE(e)->tp_name, e);
     const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
     const char *const parts[] = {"fanin: a fork on a worker of a pass: the pass cannot continue in "
                                  "this child process, which ends: ",
                                  words ? words : Py_TYPE(e)->tp_name, "\n"};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (write(STDERR_FILENO, parts[i], strlen(parts[i])) < 0)
             break;
+    }
     _exit(1);
 }

@@ -15,7 +15,9 @@ fan_guard *fan__guards;
 /* of_tensor: one of torch's own attributes; new reference, or NULL with an exception. */
 static PyObject *of_tensor(PyObject *o, PyObject **descriptor, const char *name)
 {
-    if (!*descriptor && !(*descriptor = PyObject_GetAttrString((PyObject *)Py_TYPE(o), name)))
+    if (!*descriptor)
+        *descriptor = PyObject_GetAttrString((PyObject *)Py_TYPE(o), name);
+    if (!*descriptor)
         return NULL;
     if (Py_TYPE(*descriptor) != &PyGetSetDescr_Type)
         return PyObject_GetAttrString(o, name);
@@ -46,12 +48,14 @@ static bool is_view(PyObject *tensor)
 /* is_unique: whether an array and its memory have only the caller's `refs`. */
 static bool is_unique(PyObject *o, Py_ssize_t refs)
 {
-    PyObject *base = PyArray_BASE((PyArrayObject *)o);
     if (fan_alone(o, refs))
         return true;
-    return Py_REFCNT(o) == refs && base && PyCapsule_IsValid(base, FAN_ARRAY_CAPSULE) &&
-           Py_REFCNT(base) == 1 &&
-           fan_unboxed_is_unique(fan_unboxed(PyCapsule_GetPointer(base, FAN_ARRAY_CAPSULE)));
+    PyObject *base = PyArray_BASE((PyArrayObject *)o);
+    if (Py_REFCNT(o) != refs || !base || Py_REFCNT(base) != 1)
+        return false;
+    if (!PyCapsule_IsValid(base, FAN_ARRAY_CAPSULE))
+        return false;
+    return fan_unboxed_is_unique(fan_unboxed(PyCapsule_GetPointer(base, FAN_ARRAY_CAPSULE)));
 }
 
 static fan_guard *other_of(PyObject *array)
@@ -82,19 +86,31 @@ void fan__guard_array(fan_guards *all, PyArrayObject *a)
 /* begin_one: false: it needs no guard. */
 static bool begin_one(fan_guard *g, PyObject *o)
 {
-    long long version;
     if (PyArray_Check(o)) {
         bool writable = PyArray_ISWRITEABLE((PyArrayObject *)o);
-        if (writable ? is_unique(o, 1) : !other_of(o))
+        bool needs_none = writable ? is_unique(o, 1) : !other_of(o);
+        if (needs_none)
             return false;
         guard_push(g, (PyArrayObject *)o, writable);
         return true;
     }
-    if (!fan_is_tensor(fan_state_get(), o) || (Py_REFCNT(o) == 1 && !is_view(o)) ||
-        !is_version(o, &version))
+    if (!fan_is_tensor(fan_state_get(), o))
+        return false;
+    if (Py_REFCNT(o) == 1 && !is_view(o))
+        return false;
+    long long version;
+    if (!is_version(o, &version))
         return false;
     *g = (fan_guard){.object = o, .tensor = true, .version = version};
     return true;
+}
+
+/* guard_at: NULL: it lies in all->more, for which there is no memory yet. */
+static fan_guard *guard_at(fan_guards *all, uint32_t i)
+{
+    if (i < FAN_GUARDS_INSIDE)
+        return &all->inside[i];
+    return all->more ? &all->more[i - FAN_GUARDS_INSIDE] : NULL;
 }
 
 int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n)
@@ -104,17 +120,18 @@ int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n)
     if (FAN_FAULT(SUM_UNGUARDED))
         return 0;
     for (uint32_t i = 0; i < n; i++) {
-        fan_guard *next;
         if (!sums[i] || fan_is_unboxed(sums[i])) /* functions in C check fan_unboxed_is_unique */
             continue;
-        if (all->n == FAN_GUARDS_INSIDE && !all->more &&
-            !(all->more = fan_alloc(n * sizeof *all->more))) {
-            PyErr_NoMemory();
-            (void)fan_guards_end(all, NULL);
-            return -1;
+        fan_guard *next = guard_at(all, all->n);
+        if (!next) {
+            all->more = fan_alloc(n * sizeof *all->more);
+            if (!all->more) {
+                PyErr_NoMemory();
+                (void)fan_guards_end(all, NULL);
+                return -1;
+            }
+            next = all->more;
         }
-        next = all->n < FAN_GUARDS_INSIDE ? &all->inside[all->n]
-                                          : &all->more[all->n - FAN_GUARDS_INSIDE];
         if (begin_one(next, sums[i])) {
             next->slot = i;
             all->n++;
@@ -140,24 +157,30 @@ static int tensor_written(const fan_guard *g, const fan_node *n)
                          fan_node_name(n, name, sizeof name), g->slot);
 }
 
+/* guard_pop: gives the array its flag back, or leaves that to another guard of the same array. */
+static void guard_pop(const fan_guard *g)
+{
+    fan_guard **at = &fan__guards;
+    while (*at != g)
+        at = &(*at)->outer;
+    *at = g->outer;
+    if (!g->gives_back)
+        return;
+    fan_guard *other = other_of(g->object);
+    if (other)
+        other->gives_back = true;
+    else
+        PyArray_ENABLEFLAGS((PyArrayObject *)g->object, NPY_ARRAY_WRITEABLE);
+}
+
 int fan__guards_end(fan_guards *all, const fan_node *n)
 {
     int bad = 0;
     while (all->n) {
-        uint32_t i = --all->n;
-        fan_guard *g = i < FAN_GUARDS_INSIDE ? &all->inside[i] : &all->more[i - FAN_GUARDS_INSIDE];
-        if (!g->tensor) {
-            fan_guard *other, **at = &fan__guards;
-            while (*at != g)
-                at = &(*at)->outer;
-            *at = g->outer;
-            if (g->gives_back) {
-                if ((other = other_of(g->object)))
-                    other->gives_back = true;
-                else
-                    PyArray_ENABLEFLAGS((PyArrayObject *)g->object, NPY_ARRAY_WRITEABLE);
-            }
-        } else if (tensor_written(g, n) < 0)
+        const fan_guard *g = guard_at(all, --all->n);
+        if (!g->tensor)
+            guard_pop(g);
+        else if (tensor_written(g, n) < 0)
             bad = -1;
     }
     fan_free(all->more);

@@ -18,7 +18,10 @@ static PyObject *hook_fn(PyObject *hook)
 
 node_more *fan_node_more(node_object *self)
 {
-    if (!self->more && !(self->more = fan_calloc(sizeof *self->more)))
+    if (self->more)
+        return self->more;
+    self->more = fan_calloc(sizeof *self->more);
+    if (!self->more)
         PyErr_NoMemory();
     return self->more;
 }
@@ -36,12 +39,11 @@ static PyObject *tuple_quietly(Py_ssize_t n)
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot)
 {
     PyObject *type = fan_lazy(&fan_state_get()->hook_type, "fanin._engine", "HookHandle");
-    node_more *more;
     if (!PyCallable_Check(fn))
         return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s",
                             FAN_TYPE_TEXT(fn));
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
-    more = type ? fan_node_more(owner) : NULL;
+    node_more *more = type ? fan_node_more(owner) : NULL;
     PyObject *hook = more ? Py_BuildValue("(OI)", fn, slot) : NULL;
     PyObject *node = hook ? PyWeakref_NewRef((PyObject *)owner, NULL) : NULL;
     PyObject *handle = node ? PyObject_CallFunctionObjArgs(type, node, hook, NULL) : NULL;
@@ -67,17 +69,23 @@ PyObject *fan_hooks_remove(node_object *owner, PyObject *hook)
 {
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     for (int when = 0; owner->more && when < FAN_HOOK_TIMES; when++) {
-        PyObject *before = owner->more->hooks[when], *all = NULL;
-        Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0, at = 0;
+        PyObject *before = owner->more->hooks[when];
+        PyObject *all = NULL;
+        Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
+        Py_ssize_t at = 0;
         while (at < n && PyTuple_GET_ITEM(before, at) != hook)
             at++;
         if (at == n)
             continue;
-        if (n > 1 && !(all = tuple_quietly(n - 1)))
-            return NULL;
-        for (Py_ssize_t i = 0, k = 0; i < n; i++)
-            if (all && i != at)
-                PyTuple_SET_ITEM(all, k++, Py_NewRef(PyTuple_GET_ITEM(before, i)));
+        if (n > 1) {
+            all = tuple_quietly(n - 1);
+            if (!all)
+                return NULL;
+        }
+        for (Py_ssize_t i = 0; all && i < n; i++) {
+            if (i != at)
+                PyTuple_SET_ITEM(all, i < at ? i : i - 1, Py_NewRef(PyTuple_GET_ITEM(before, i)));
+        }
         owner->more->hooks[when] = all;
         Py_DECREF(before);
         break;
@@ -99,10 +107,12 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
         Py_DECREF(result);
         return 0;
     }
-    if (several || (ngradients != 1 && (ngradients || result != Py_None))) {
+    bool one = ngradients == 1 || (ngradients == 0 && result == Py_None);
+    if (several || !one) {
         char name[128];
-        who = who ? who : fan_node_name(n, name, sizeof name);
-        if (PyTuple_Check(result) || PyList_Check(result))
+        if (!who)
+            who = fan_node_name(n, name, sizeof name);
+        if (several)
             PyErr_Format(PyExc_ValueError,
                          "%s returned an invalid number of gradients: expected %u, got %zd", who,
                          ngradients, PySequence_Fast_GET_SIZE(result));
@@ -144,16 +154,37 @@ static char *value_text(PyObject *o, const fan_value *v, char *buf, size_t size)
     return buf;
 }
 
+static bool same_plain(PyObject *was, PyObject *is)
+{
+    FAN_UNINITIALIZED fan_plain_kind one, two;
+    char *data;
+    if (!fan_plain_import(was, &one, &data) || !fan_plain_import(is, &two, &data))
+        return false;
+    if (one.dtype != two.dtype || one.ndim != two.ndim)
+        return false;
+    return memcmp(one.shape, two.shape, (size_t)one.ndim * sizeof *one.shape) == 0;
+}
+
+/* same_value: of one form, shape, dtype and device; objects have no dtype or shape. */
+static bool same_value(const fan_value *a, const fan_value *b)
+{
+    const int64_t *shape, *other;
+    int ndim = fan_value_shape(a, &shape);
+    int other_ndim = fan_value_shape(b, &other);
+    if (a->form != b->form)
+        return false;
+    if (ndim < 0)
+        return true;
+    if (ndim != other_ndim || a->dtype != b->dtype || a->device != b->device)
+        return false;
+    return ndim == 0 || memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0;
+}
+
 /* check_replaced: of the same shape, dtype and device: 0, or -1 with an exception. */
 static int check_replaced(PyObject *was, PyObject *is, const char *who, const char *at)
 {
-    FAN_UNINITIALIZED fan_plain_kind one, two;
-    char *data, before[256], now[256];
     fan_value a, b;
-    bool good;
-    if (fan_plain_import(was, &one, &data) && fan_plain_import(is, &two, &data) &&
-        one.dtype == two.dtype && one.ndim == two.ndim &&
-        memcmp(one.shape, two.shape, (size_t)one.ndim * sizeof *one.shape) == 0)
+    if (same_plain(was, is))
         return 0;
     if (fan_import(was, false, true, &a) < 0)
         return -1;
@@ -161,25 +192,22 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
         fan_value_release(&a);
         return -1;
     }
-    const int64_t *shape, *other;
-    int ndim = fan_value_shape(&a, &shape); /* negative: objects have no dtype or shape */
-    good = a.form == b.form;
-    if (good && (ndim != fan_value_shape(&b, &other) || a.dtype != b.dtype || a.device != b.device))
-        good = ndim < 0;
-    else if (good && ndim > 0)
-        good = memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0;
-    bool unsummed = b.form == FAN_FORM_OBJECT && PyArray_Check(is) &&
-                    fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)is)) == FAN_DT_NONE;
-    if (!good && a.form != FAN_FORM_OBJECT && unsummed)
-        PyErr_Format(fan_state_get()->dtype_error,
-                     "%s returned an invalid gradient%s: expected %s, got an array of dtype %S: "
-                     "x.astype(..)",
-                     who, at, value_text(was, &a, before, sizeof before),
-                     (PyObject *)PyArray_DESCR((PyArrayObject *)is));
-    else if (!good)
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s",
-                     who, at, value_text(was, &a, before, sizeof before),
-                     value_text(is, &b, now, sizeof now));
+    bool good = same_value(&a, &b);
+    if (!good) {
+        char before[256], now[256];
+        value_text(was, &a, before, sizeof before);
+        bool is_object = b.form == FAN_FORM_OBJECT && PyArray_Check(is);
+        PyArray_Descr *dtype = is_object ? PyArray_DESCR((PyArrayObject *)is) : NULL;
+        bool cannot_sum = dtype && fan_dtype_of_descr(dtype) == FAN_DT_NONE;
+        if (cannot_sum && a.form != FAN_FORM_OBJECT)
+            PyErr_Format(fan_state_get()->dtype_error,
+                         "%s returned an invalid gradient%s: expected %s, got an array of dtype "
+                         "%S: x.astype(..)",
+                         who, at, before, (PyObject *)dtype);
+        else
+            PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s",
+                         who, at, before, value_text(is, &b, now, sizeof now));
+    }
     fan_value_release(&a);
     fan_value_release(&b);
     return good ? 0 : -1;
@@ -222,34 +250,40 @@ static PyObject *tuple_of(void **sums, uint32_t n)
 
 /* ---- run ---- */
 
+/* call_slot_hook: calls a hook of a slot whose sum is defined, and replaces the sum by what it
+ * returns. */
+static int call_slot_hook(node_object *self, PyObject *hook, uint32_t slot, void **sum)
+{
+    FAN_UNINITIALIZED fan_guards guards;
+    if (fan_guards_begin(&guards, sum, 1) < 0)
+        return -1;
+    PyObject *to = PyObject_CallOneArg(hook_fn(hook), *sum);
+    if (fan_guards_end(&guards, &self->node) < 0)
+        Py_CLEAR(to);
+    if (!to)
+        return -1;
+    if (to == Py_None) {
+        Py_DECREF(to);
+        return 0;
+    }
+    char name[128], who[192];
+    PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", slot,
+                  fan_node_name(&self->node, name, sizeof name));
+    return sum_replace(sum, to, who, "");
+}
+
 static int hooks_slots(node_object *self, void **sums)
 {
     PyObject *all = Py_XNewRef(self->more->hooks[FAN_HOOK_SLOT]);
-    char name[128], who[192];
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
         PyObject *hook = PyTuple_GET_ITEM(all, i);
         uint32_t slot = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(hook, 1));
-        PyObject *sum = sums[slot], *to;
-        FAN_UNINITIALIZED fan_guards guards;
-        if (!sum)
-            continue;
-        if (fan_guards_begin(&guards, &sums[slot], 1) < 0)
-            to = NULL;
-        else if ((to = PyObject_CallOneArg(hook_fn(hook), sum)),
-                 fan_guards_end(&guards, &self->node) < 0)
-            Py_CLEAR(to);
-        bad = !to;
-        if (to == Py_None) {
-            Py_DECREF(to);
-        } else if (to) {
-            PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", slot,
-                          fan_node_name(&self->node, name, sizeof name));
-            bad = sum_replace(&sums[slot], to, who, "") < 0;
-        }
+        if (sums[slot])
+            bad = call_slot_hook(self, hook, slot, &sums[slot]);
     }
     Py_XDECREF(all);
-    return bad ? -1 : 0;
+    return bad;
 }
 
 /* hooks_copy: A copy of a slot's sum, whose memory may be the caller's or another node's (A14).
@@ -269,7 +303,8 @@ static int hooks_keep(node_object *self, void **sums)
     int bad = 0;
     for (uint32_t i = 0; kept && i < self->node.inputs && !bad; i++) {
         PyObject *slot = sums[i] ? PyLong_FromUnsignedLong(i) : NULL;
-        PyObject *was = slot ? PyDict_GetItemWithError(kept, slot) : NULL, *now = NULL;
+        PyObject *was = slot ? PyDict_GetItemWithError(kept, slot) : NULL;
+        PyObject *now = NULL;
         if (was) {
             Py_INCREF(was); /* an object's own + may change the dict */
             if (was == Py_None)
@@ -297,7 +332,9 @@ int fan_hooks_of_node(node_object *self, void **node_hooks)
     const node_more *more = self->more;
     if (!more || (!more->hooks[FAN_HOOK_PRE] && !more->hooks[FAN_HOOK_POST]))
         return 0;
-    PyObject *all = tuple_quietly(3), *post = more->hooks[FAN_HOOK_POST];
+    PyObject *all = tuple_quietly(3);
+    PyObject *pre = more->hooks[FAN_HOOK_PRE];
+    PyObject *post = more->hooks[FAN_HOOK_POST];
     uint32_t n = self->node.nedges;
     PyObject *produced =
         all && post ? PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n) : Py_NewRef(Py_None);
@@ -309,8 +346,7 @@ int fan_hooks_of_node(node_object *self, void **node_hooks)
     if (post)
         /* whether a post-hook returned each gradient */
         memset(PyByteArray_AS_STRING(produced), 0, n);
-    PyTuple_SET_ITEM(all, 0,
-                     Py_NewRef(more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None));
+    PyTuple_SET_ITEM(all, 0, Py_NewRef(pre ? pre : Py_None));
     PyTuple_SET_ITEM(all, 1, Py_NewRef(post ? post : Py_None));
     PyTuple_SET_ITEM(all, 2, produced);
     *node_hooks = all;
@@ -321,13 +357,17 @@ fan_status fan_hooks_sums(fan_node *n, void **sums, void **node_hooks, fan_error
 {
     node_object *self = fan_node_object(n);
     const node_more *more = self->more;
-    if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] ||
-                   more->hooks[FAN_HOOK_POST] || more->kept))
+    if (!more)
         return FAN_OK;
-    return fan_box_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 ||
-                   hooks_slots(self, sums) < 0 || hooks_keep(self, sums) < 0
-               ? fan_from_python(err)
-               : FAN_OK;
+    bool around = more->hooks[FAN_HOOK_PRE] || more->hooks[FAN_HOOK_POST];
+    bool of_slots = more->hooks[FAN_HOOK_SLOT] || more->kept;
+    if (!around && !of_slots)
+        return FAN_OK;
+    if (fan_box_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0)
+        return fan_from_python(err);
+    if (hooks_slots(self, sums) < 0 || hooks_keep(self, sums) < 0)
+        return fan_from_python(err);
+    return FAN_OK;
 }
 
 static PyObject *hooks_in(PyObject *node_hooks, Py_ssize_t which)
@@ -336,46 +376,52 @@ static PyObject *hooks_in(PyObject *node_hooks, Py_ssize_t which)
     return all == Py_None ? NULL : all;
 }
 
+/* call_pre: the result of a pre-hook; NULL with an exception. */
+static PyObject *call_pre(const node_object *self, PyObject *hook, void **sums)
+{
+    FAN_UNINITIALIZED fan_guards guards;
+    uint32_t n = self->node.inputs;
+    if (fan_guards_begin(&guards, sums, n) < 0)
+        return NULL;
+    PyObject *all_sums = tuple_of(sums, n);
+    PyObject *to = all_sums ? PyObject_CallOneArg(hook_fn(hook), all_sums) : NULL;
+    if (fan_guards_end(&guards, &self->node) < 0)
+        Py_CLEAR(to);
+    Py_XDECREF(all_sums);
+    return to;
+}
+
+/* replace_all: the sums become those in `to`, what a pre-hook returned. */
+static int replace_all(const node_object *self, void **sums, PyObject *to)
+{
+    uint32_t n = self->node.inputs;
+    char name[128], who[192], at[24];
+    PyOS_snprintf(who, sizeof who, "a pre-hook of %s",
+                  fan_node_name(&self->node, name, sizeof name));
+    if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n)
+        return fan_set_error(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n,
+                             FAN_PLURAL(n), FAN_TYPE_TEXT(to));
+    int bad = 0;
+    for (uint32_t k = 0; k < n && !bad; k++) {
+        PyOS_snprintf(at, sizeof at, " at index %u", k);
+        bad = sum_replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who, at);
+    }
+    return bad;
+}
+
 int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
 {
     PyObject *all = hooks_in(node_hooks, 0);
-    uint32_t n = self->node.inputs;
-    char name[128], who[192], at[24];
-    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
-        PyObject *all_sums, *to = NULL;
-        FAN_UNINITIALIZED fan_guards guards;
-        if (fan_guards_begin(&guards, sums, n) < 0)
-            return -1;
-        all_sums = tuple_of(sums, n);
-        if (all_sums)
-            to = PyObject_CallOneArg(hook_fn(PyTuple_GET_ITEM(all, i)), all_sums);
-        if (fan_guards_end(&guards, &self->node) < 0)
-            Py_CLEAR(to);
-        Py_XDECREF(all_sums);
+    int bad = 0;
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
+        PyObject *to = call_pre(self, PyTuple_GET_ITEM(all, i), sums);
         if (!to)
             return -1;
-        if (to == Py_None) {
-            Py_DECREF(to);
-            continue;
-        }
-        PyOS_snprintf(who, sizeof who, "a pre-hook of %s",
-                      fan_node_name(&self->node, name, sizeof name));
-        if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n) {
-            PyErr_Format(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n,
-                         FAN_PLURAL(n), FAN_TYPE_TEXT(to));
-            Py_DECREF(to);
-            return -1;
-        }
-        int bad = 0;
-        for (uint32_t k = 0; k < n && !bad; k++) {
-            PyOS_snprintf(at, sizeof at, " at index %u", k);
-            bad = sum_replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who, at) < 0;
-        }
+        if (to != Py_None)
+            bad = replace_all(self, sums, to);
         Py_DECREF(to);
-        if (bad)
-            return -1;
     }
-    return 0;
+    return bad;
 }
 
 /* call_post: the result of a post-hook, NULL with an exception. *were: the tuple of gradients that
@@ -385,14 +431,16 @@ static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, v
 {
     FAN_UNINITIALIZED fan_guards of_sums;
     FAN_UNINITIALIZED fan_guards of_gradients;
-    PyObject *both[2], *to = NULL;
     *were = NULL;
     if (fan_guards_begin(&of_sums, sums, self->node.inputs) < 0)
         return NULL;
-    if (fan_guards_begin(&of_gradients, gradients, ngradients) < 0)
-        return (void)fan_guards_end(&of_sums, NULL), NULL;
-    both[0] = tuple_of(sums, self->node.inputs);
-    both[1] = *were = tuple_of(gradients, ngradients);
+    if (fan_guards_begin(&of_gradients, gradients, ngradients) < 0) {
+        (void)fan_guards_end(&of_sums, NULL);
+        return NULL;
+    }
+    *were = tuple_of(gradients, ngradients);
+    PyObject *both[2] = {tuple_of(sums, self->node.inputs), *were};
+    PyObject *to = NULL;
     if (both[0] && both[1])
         to = PyObject_Vectorcall(fn, both, 2, NULL);
     if (fan_guards_end(&of_gradients, &self->node) < 0 || fan_guards_end(&of_sums, &self->node) < 0)
@@ -401,35 +449,47 @@ static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, v
     return to;
 }
 
+/* gradients_replace: the gradients become the result of a post-hook, which it takes; `were`: the
+ * gradients that the hook got. */
+static int gradients_replace(const node_object *self, PyObject *result, PyObject *were,
+                             void **gradients, uint32_t ngradients, char *produced)
+{
+    for (uint32_t k = 0; k < ngradients; k++) {
+        PyObject *was = gradients[k];
+        gradients[k] = NULL;
+        Py_XDECREF(was);
+    }
+    char name[128], who[192];
+    PyOS_snprintf(who, sizeof who, "a post-hook of %s",
+                  fan_node_name(&self->node, name, sizeof name));
+    if (fan_gradients_of(result, &self->node, who, gradients, ngradients) < 0)
+        return -1;
+    for (uint32_t k = 0; k < ngradients; k++) {
+        if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
+            produced[k] = 1;
+    }
+    return 0;
+}
+
 int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients,
                    uint32_t ngradients)
 {
     PyObject *all = hooks_in(node_hooks, 1);
-    char name[128], who[192];
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        PyObject *were, *to = call_post(self, hook_fn(PyTuple_GET_ITEM(all, i)), sums, gradients,
-                                        ngradients, &were);
-        bad = !to;
-        if (to == Py_None) {
-            Py_DECREF(to);
-        } else if (to) { /* the gradients become its result */
+        PyObject *were;
+        PyObject *to =
+            call_post(self, hook_fn(PyTuple_GET_ITEM(all, i)), sums, gradients, ngradients, &were);
+        if (to && to != Py_None) {
             char *produced = PyByteArray_AS_STRING(PyTuple_GET_ITEM(node_hooks, 2));
-            for (uint32_t k = 0; k < ngradients; k++) {
-                PyObject *was = gradients[k];
-                gradients[k] = NULL;
-                Py_XDECREF(was);
-            }
-            PyOS_snprintf(who, sizeof who, "a post-hook of %s",
-                          fan_node_name(&self->node, name, sizeof name));
-            bad = fan_gradients_of(to, &self->node, who, gradients, ngradients);
-            for (uint32_t k = 0; k < ngradients && !bad; k++)
-                if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
-                    produced[k] = 1;
+            bad = gradients_replace(self, to, were, gradients, ngradients, produced);
+        } else {
+            bad = to ? 0 : -1;
+            Py_XDECREF(to);
         }
         Py_XDECREF(were);
     }
-    return bad ? -1 : 0;
+    return bad;
 }
 
 int fan__hooks_accumulated(node_object *self, PyObject *node_hooks)

@@ -1,4 +1,7 @@
-/* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides). */
+/* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides).
+ *
+ * Read and write the gradient; accumulate: read the facts, run the plan; the attribute grad;
+ * creation and end; the methods and the type. */
 #include "py/engine/node_object.h"
 #include "py/base/args.h"
 
@@ -15,8 +18,8 @@ static leaf_object *leaf_cast(PyObject *o)
 
 static const fan_slot_spec *spec_of(const leaf_object *self)
 {
-    return self->base.more && self->base.more->slots.specs ? &self->base.more->slots.specs[0]
-                                                           : NULL;
+    const node_more *more = self->base.more;
+    return more && more->slots.specs ? &more->slots.specs[0] : NULL;
 }
 
 /* ---- read and write the gradient ---- */
@@ -47,16 +50,27 @@ static int grad_write(leaf_object *self, PyObject *grad)
 
 /* ---- accumulate ---- */
 
-static int is_number(PyObject *o)
+static bool is_number(PyObject *o)
 {
-    return PyFloat_Check(o) || PyLong_Check(o) || PyComplex_Check(o) ||
-           PyArray_IsScalar(o, Generic);
+    if (PyFloat_Check(o) || PyLong_Check(o) || PyComplex_Check(o))
+        return true;
+    return PyArray_IsScalar(o, Generic);
+}
+
+static fan_leaf_form form_of_value(const fan_value *v, PyObject *o)
+{
+    if (v->form == FAN_FORM_SPARSE)
+        return FAN_LEAF_SPARSE;
+    if (v->form == FAN_FORM_OBJECT)
+        return FAN_LEAF_OTHER;
+    /* jax's arrays are never written */
+    bool fixed = v->form == FAN_FORM_DENSE && !v->array->writable && !PyArray_Check(o);
+    return fixed ? FAN_LEAF_OTHER : FAN_LEAF_DENSE;
 }
 
 /* form_of: -1 with an exception. */
 static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
 {
-    fan_value v;
     if (!o) {
         *out = FAN_LEAF_ABSENT;
     } else if (PyArray_CheckExact(o)) {
@@ -64,13 +78,10 @@ static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
     } else if (is_number(o)) {
         *out = PyArray_Check(self->array) ? FAN_LEAF_DENSE : FAN_LEAF_OTHER;
     } else {
+        fan_value v;
         if (fan_import(o, false, true, &v) < 0)
             return -1;
-        /* jax's arrays */
-        bool fixed = v.form == FAN_FORM_DENSE && !v.array->writable && !PyArray_Check(o);
-        *out = v.form == FAN_FORM_SPARSE            ? FAN_LEAF_SPARSE
-               : v.form == FAN_FORM_OBJECT || fixed ? FAN_LEAF_OTHER
-                                                    : FAN_LEAF_DENSE;
+        *out = form_of_value(&v, o);
         fan_value_release(&v);
     }
     return 0;
@@ -78,45 +89,57 @@ static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
 
 static bool same_layout(const leaf_object *self, PyObject *sum)
 {
-    const PyArrayObject *a = (PyArrayObject *)self->array, *b = (PyArrayObject *)sum;
-    if (!PyArray_CheckExact(self->array) || !PyArray_CheckExact(sum) ||
-        PyArray_NDIM(a) != PyArray_NDIM(b))
+    if (!PyArray_CheckExact(self->array) || !PyArray_CheckExact(sum))
         return false;
-    for (int i = 0; i < PyArray_NDIM(a); i++) /* strides in elements: grad_dtype may differ */
-        if (PyArray_DIM(a, i) != PyArray_DIM(b, i) ||
-            (PyArray_DIM(a, i) > 1 && PyArray_STRIDE(a, i) * PyArray_ITEMSIZE(b) !=
-                                          PyArray_STRIDE(b, i) * PyArray_ITEMSIZE(a)))
+    const PyArrayObject *a = (PyArrayObject *)self->array;
+    const PyArrayObject *b = (PyArrayObject *)sum;
+    if (PyArray_NDIM(a) != PyArray_NDIM(b))
+        return false;
+    for (int i = 0; i < PyArray_NDIM(a); i++) {
+        npy_intp n = PyArray_DIM(a, i);
+        if (n != PyArray_DIM(b, i))
             return false;
+        if (n <= 1)
+            continue;
+        /* strides in elements: grad_dtype may differ */
+        if (PyArray_STRIDE(a, i) * PyArray_ITEMSIZE(b) !=
+            PyArray_STRIDE(b, i) * PyArray_ITEMSIZE(a))
+            return false;
+    }
     return true;
+}
+
+/* descr_of_copy: the dtype of an array's or number's copy; new reference. */
+static PyArray_Descr *descr_of_copy(const leaf_object *self, PyObject *sum)
+{
+    const fan_slot_spec *spec = spec_of(self);
+    PyObject *like = self->array;
+    if (PyArray_CheckExact(sum))
+        like = sum;
+    else if (spec && spec->dtype != FAN_DT_NONE)
+        return fan_descr_of_dtype(spec->dtype);
+    return (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)like));
 }
 
 /* copied: L4. New reference. */
 static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
 {
-    const fan_slot_spec *spec = spec_of(self);
-    PyArray_Descr *d;
-    PyObject *copy;
-    fan_leaf_form form;
+    const fan_sum_options options = {.writable = true, .create_graph = recording};
     if (fan_storage_redirected()) /* use a kernel of the core, which is recorded */
-        return fan_node_sum(&self->base, 0, sum, NULL,
-                            (fan_sum_options){.writable = true, .create_graph = recording});
+        return fan_node_sum(&self->base, 0, sum, NULL, options);
     if (recording && PyObject_HasAttrString(sum, "clone")) /* torch's copies are differentiable */
         return PyObject_CallMethod(sum, "clone", NULL);
     if (!PyArray_Check(self->array) || (!PyArray_CheckExact(sum) && !is_number(sum))) {
+        fan_leaf_form form;
         if (form_of(self, sum, &form) < 0)
             return NULL;
-        return fan_node_sum(&self->base, 0, sum, NULL,
-                            (fan_sum_options){.writable = true, .create_graph = recording});
+        return fan_node_sum(&self->base, 0, sum, NULL, options);
     }
-    if (PyArray_CheckExact(sum))
-        d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)sum));
-    else if (spec && spec->dtype != FAN_DT_NONE)
-        d = fan_descr_of_dtype(spec->dtype);
-    else
-        d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)self->array));
+    PyArray_Descr *d = descr_of_copy(self, sum);
     if (!d)
         return NULL;
-    copy = PyArray_NewLikeArray((PyArrayObject *)self->array, NPY_KEEPORDER, d, 0); /* takes d */
+    PyObject *copy =
+        PyArray_NewLikeArray((PyArrayObject *)self->array, NPY_KEEPORDER, d, 0); /* takes d */
     PyObject *from = copy ? PyArray_FROM_O(sum) : NULL;
     if (!from || PyArray_CopyInto((PyArrayObject *)copy, (PyArrayObject *)from) < 0)
         Py_CLEAR(copy);
@@ -124,23 +147,37 @@ static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
     return copy;
 }
 
+/* add_plain: adds a plain sum to a plain gradient of the same kind; false: they are not, and
+ * nothing happened. */
+static bool add_plain(PyObject *grad, PyObject *sum)
+{
+    FAN_UNINITIALIZED fan_plain_kind kind, other;
+    char *to = NULL;
+    char *from = NULL;
+    if (!fan_plain_allowed() || !PyArray_CheckExact(grad) || !PyArray_CheckExact(sum))
+        return false;
+    if (!fan_plain_import(grad, &kind, &to) || !fan_plain_import(sum, &other, &from))
+        return false;
+    if (!fan_plain_same(&kind, &other) || !PyArray_ISWRITEABLE((PyArrayObject *)grad))
+        return false;
+    uint64_t bytes = fan_plain_bytes(&kind);
+    if (!fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), bytes))
+        return false;
+    if (fan_flats_meet(to, bytes, from, bytes))
+        return false;
+    if (!fan_plain_is_unchanged(grad, &kind, to) || !fan_plain_is_unchanged(sum, &other, from))
+        return false;
+    const char *terms[2] = {to, from};
+    fan_plain_sum(&fan_python, &kind, terms, 2, to);
+    return true;
+}
+
 /* add_in_place: L5: 0, or -1 with an exception. */
 static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum)
 {
-    FAN_UNINITIALIZED fan_plain_kind one, two;
-    char *to = NULL, *from = NULL;
-    PyObject *same;
-    if (fan_plain_allowed() && PyArray_CheckExact(grad) && PyArray_CheckExact(sum) &&
-        fan_plain_import(grad, &one, &to) && fan_plain_import(sum, &two, &from) &&
-        fan_plain_same(&one, &two) && PyArray_ISWRITEABLE((PyArrayObject *)grad) &&
-        fan_plain_fits(one.dtype, fan_dtype_accumulate(one.dtype), fan_plain_bytes(&one)) &&
-        !fan_flats_meet(to, fan_plain_bytes(&one), from, fan_plain_bytes(&one)) &&
-        fan_plain_is_unchanged(grad, &one, to) && fan_plain_is_unchanged(sum, &two, from)) {
-        const char *terms[2] = {to, from};
-        fan_plain_sum(&fan_python, &one, terms, 2, to);
+    if (add_plain(grad, sum))
         return 0;
-    }
-    same = fan_node_sum(&self->base, 0, grad, sum, (fan_sum_options){.out = grad});
+    PyObject *same = fan_node_sum(&self->base, 0, grad, sum, (fan_sum_options){.out = grad});
     Py_XDECREF(same);
     return same ? 0 : -1;
 }
@@ -189,26 +226,28 @@ static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, v
 /* part_is_unique: an ndarray without other references, a tuple of such, or an immutable object. */
 static bool part_is_unique(PyObject *part)
 {
-    bool ours = true;
-    if (!PyTuple_CheckExact(part))
-        return PyArray_Check(part) ? fan_only_ours(part, 1)
-                                   : part == Py_None || PyBool_Check(part) ||
-                                         PyLong_CheckExact(part) || PyUnicode_CheckExact(part);
-    for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(part); i++)
-        ours = part_is_unique(PyTuple_GET_ITEM(part, i)) &&
-               (!PyArray_Check(PyTuple_GET_ITEM(part, i)) || Py_REFCNT(part) == 1);
-    return ours;
+    if (PyTuple_CheckExact(part)) {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(part); i++) {
+            PyObject *item = PyTuple_GET_ITEM(part, i);
+            if (!part_is_unique(item) || (PyArray_Check(item) && Py_REFCNT(part) != 1))
+                return false;
+        }
+        return true;
+    }
+    if (PyArray_Check(part))
+        return fan_only_ours(part, 1);
+    bool is_constant = part == Py_None || PyBool_Check(part);
+    return is_constant || PyLong_CheckExact(part) || PyUnicode_CheckExact(part);
 }
 
 /* parts_are_unique: L3: a fanin.Sparse, SciPy array or torch tensor, and its parts, have no other
  * references. */
 static bool parts_are_unique(PyObject *sum)
 {
-    PyObject *parts = NULL, *key, *part;
-    Py_ssize_t at = 0;
-    bool ours = false;
     if (Py_REFCNT(sum) != 1)
         return false;
+    PyObject *parts = NULL;
+    bool ours = false;
     PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(sum), "__module__");
     const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
     bool scipy = name && strncmp(name, "scipy.sparse.", 13) == 0;
@@ -221,12 +260,14 @@ static bool parts_are_unique(PyObject *sum)
     } else if (scipy) { /* its parts are in its __dict__ */
         parts = PyObject_GetAttrString(sum, "__dict__");
         ours = parts && PyDict_CheckExact(parts);
+        PyObject *key, *part;
+        Py_ssize_t at = 0;
         while (ours && PyDict_Next(parts, &at, &key, &part))
             ours = part_is_unique(part);
     } else {
-        PyObject *asks =
+        PyObject *check =
             fan_lazy(&fan_state_get()->parts_alone, "fanin._interop.sharing", "has_parts_alone");
-        PyObject *answer = asks ? PyObject_CallOneArg(asks, sum) : NULL;
+        PyObject *answer = check ? PyObject_CallOneArg(check, sum) : NULL;
         ours = answer == Py_True;
         Py_XDECREF(answer);
     }
@@ -244,9 +285,8 @@ PyObject *fan_leaf_grad_now(leaf_object *self)
 static int claim(leaf_object *self)
 {
     FAN_UNINITIALIZED fan_error err;
-    fan_status status;
     fan_error_clear(&err);
-    status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
+    fan_status status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
     if (status == FAN_ERR_STATE) {
         char name[128];
         PyErr_Format(PyExc_RuntimeError, "%s: %s",
@@ -264,8 +304,9 @@ static int call_with(leaf_object *self, PyObject *fn, void **sum)
     FAN_UNINITIALIZED fan_guards guards;
     if (fan_guards_begin(&guards, sum, 1) < 0)
         return -1;
-    PyObject *call = Py_NewRef(fn), *ignored = PyObject_CallOneArg(call, *sum);
-    Py_DECREF(call);
+    Py_INCREF(fn);
+    PyObject *ignored = PyObject_CallOneArg(fn, *sum);
+    Py_DECREF(fn);
     if (fan_guards_end(&guards, &self->base.node) < 0)
         Py_CLEAR(ignored);
     Py_XDECREF(ignored);
@@ -274,19 +315,42 @@ static int call_with(leaf_object *self, PyObject *fn, void **sum)
 
 int fan_leaf_divert(leaf_object *self, void **sum)
 {
-    PyObject *fn = PyTuple_GET_ITEM(self->divert, 0), *kept = PyTuple_GET_ITEM(self->divert, 1);
+    PyObject *fn = PyTuple_GET_ITEM(self->divert, 0);
+    PyObject *kept = PyTuple_GET_ITEM(self->divert, 1);
     PyObject *i = PyTuple_GET_ITEM(self->divert, 2);
     bool unshared = fan_is_unboxed(*sum) ? fan_unboxed_is_unique(*sum) : fan_only_ours(*sum, 1);
-    int full =
-        kept == Py_None || !unshared || fan_storage_redirected() ? 1 : PyDict_Contains(kept, i);
+    bool can_keep = kept != Py_None && unshared && !fan_storage_redirected();
+    int full = can_keep ? PyDict_Contains(kept, i) : 1;
     if (full < 0 || fan_box(sum) < 0)
         return -1;
-    if (full || !same_layout(self, *sum) ||
-        fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)*sum)) != spec_of(self)->dtype)
+    if (full || !same_layout(self, *sum))
+        return call_with(self, fn, sum);
+    if (fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)*sum)) != spec_of(self)->dtype)
         return call_with(self, fn, sum);
     int bad = PyDict_SetItem(kept, i, *sum);
     Py_CLEAR(*(PyObject **)sum);
     return bad;
+}
+
+/* read_facts: boxes the sum, and reads what decides how it is accumulated: 0, or -1 with an
+ * exception. */
+static int read_facts(const leaf_object *self, PyObject *grad, void **sum, fan_leaf_facts *facts)
+{
+    bool was_unique = fan_is_unboxed(*sum) && fan_unboxed_is_unique(*sum);
+    if (fan_box(sum) < 0)
+        return -1;
+    if (form_of(self, grad, &facts->grad) < 0 || form_of(self, *sum, &facts->sum) < 0)
+        return -1;
+    if (was_unique)
+        facts->unshared = true;
+    else if (facts->sum == FAN_LEAF_SPARSE)
+        facts->unshared = parts_are_unique(*sum);
+    else
+        facts->unshared = fan_only_ours(*sum, 1);
+    if (fan_storage_redirected()) /* L8 */
+        facts->unshared = false;
+    facts->same_layout = same_layout(self, *sum);
+    return 0;
 }
 
 int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
@@ -297,16 +361,7 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
         return -1;
     fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
     PyObject *grad = grad_read(self);
-    bool native_unshared = fan_is_unboxed(*sum) && fan_unboxed_is_unique(*sum);
-    int bad = (!grad && PyErr_Occurred()) || fan_box(sum) < 0 ? -1 : 0;
-    if (!bad)
-        bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
-    facts.unshared =
-        native_unshared ||
-        (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_are_unique(*sum) : fan_only_ours(*sum, 1)));
-    if (fan_storage_redirected()) /* L8 */
-        facts.unshared = false;
-    facts.same_layout = !bad && same_layout(self, *sum);
+    int bad = !grad && PyErr_Occurred() ? -1 : read_facts(self, grad, sum, &facts);
     if (!bad)
         bad = run_plan(self, fan_plan_leaf(&facts).action, grad, sum, recording);
     Py_XDECREF(grad);
@@ -320,7 +375,9 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
  * Needs the claim, since NumPy releases the interpreter's lock while it sums and copies. */
 static int update_wide(leaf_object *self)
 {
-    PyObject *now = PySequence_GetItem(self->wide, 0), *same = NULL, *grad = Py_XNewRef(self->grad);
+    PyObject *now = PySequence_GetItem(self->wide, 0);
+    PyObject *same = NULL;
+    PyObject *grad = Py_XNewRef(self->grad);
     fan_leaf_form form = FAN_LEAF_ABSENT;
     int bad = now ? form_of(self, grad, &form) : -1;
     if (!bad && form == FAN_LEAF_DENSE) {
@@ -341,15 +398,18 @@ static int update_wide(leaf_object *self)
  * `.grad`. */
 static int update_on_stream(leaf_object *self, fan_stream *own)
 {
-    fan_streams_outer outer;
     fan_stream *reader = fan_stream_current(own->device);
-    int bad = reader ? 0 : -1;
-    if (!reader)
+    if (!reader) {
         PyErr_NoMemory();
-    if (!bad && self->stale) {
+        return -1;
+    }
+    int bad = 0;
+    if (self->stale) {
+        fan_streams_outer outer;
         bad = FAN_CHECK(fan_pass_end(own, &reader, 1, NULL, 0, &err));
         fan_streams_enter(self->base.node.streams, &outer);
-        bad = bad < 0 ? bad : update_wide(self);
+        if (!bad)
+            bad = update_wide(self);
         fan_streams_leave(&outer);
     }
     fan_value v = {.dtype = FAN_DT_NONE};
@@ -381,20 +441,22 @@ static int check_kernel(const leaf_object *self, const char *verb)
 static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
 {
     leaf_object *self = leaf_cast(o);
-    PyObject *grad;
     if (check_kernel(self, "reads") < 0)
         return NULL;
-    if (self->wide) {
-        int bad = claim(self);
-        if (bad < 0)
+    bool claimed = self->wide != NULL;
+    int bad = 0;
+    if (claimed) {
+        if (claim(self) < 0)
             return NULL;
         fan_stream *own = fan_node_stream(&self->base.node);
-        bad = own ? update_on_stream(self, own) : self->stale ? update_wide(self) : 0;
-        grad = bad < 0 ? NULL : grad_read(self);
-        fan_leaf_claim_end(&self->claim);
-        return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
+        if (own)
+            bad = update_on_stream(self, own);
+        else if (self->stale)
+            bad = update_wide(self);
     }
-    grad = grad_read(self);
+    PyObject *grad = bad ? NULL : grad_read(self);
+    if (claimed)
+        fan_leaf_claim_end(&self->claim);
     return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
 }
 
@@ -402,15 +464,18 @@ static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
 static int check_array(const leaf_object *self, PyObject *value, const fan_value *v,
                        const char *name)
 {
-    if (v->form == FAN_FORM_OBJECT || (is_number(value) && PyArray_Check(self->array))) {
+    bool is_scalar = is_number(value) && PyArray_Check(self->array);
+    if (v->form == FAN_FORM_OBJECT || is_scalar) {
         bool objects = PyArray_Check(value);
+        const char *advice = "np.array(x)";
+        if (objects)
+            advice = "x.astype(float)";
+        else if (v->form == FAN_FORM_OBJECT)
+            advice = "np.asarray(x)";
         return fan_set_error(
             PyExc_TypeError,
             "%s: grad: expected an array that can be added to in place, got %s%s: set %s", name,
-            FAN_TYPE_TEXT(value), objects ? " of objects" : "",
-            objects                      ? "x.astype(float)"
-            : v->form == FAN_FORM_OBJECT ? "np.asarray(x)"
-                                         : "np.array(x)");
+            FAN_TYPE_TEXT(value), objects ? " of objects" : "", advice);
     }
     if (PyArray_Check(value) && !fan_ndarray_may_write((PyArrayObject *)value))
         return fan_set_error(
@@ -431,47 +496,78 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
     return 0;
 }
 
+/* check_value: the shape, dtype and device of a new gradient: 0, or -1 with an exception. */
+static int check_value(const fan_slot_spec *spec, const fan_value *v, const char *name)
+{
+    char has[160], wants[160];
+    const int64_t *shape;
+    int ndim = fan_value_shape(v, &shape);
+    if (ndim >= 0 && spec->has_shape) {
+        size_t bytes = (size_t)ndim * sizeof *shape;
+        bool same = ndim == spec->ndim && (!ndim || memcmp(shape, spec->shape, bytes) == 0);
+        if (!same)
+            return fan_set_error(PyExc_ValueError, "%s: grad: expected %s, got %s", name,
+                                 fan_shape_text(spec->ndim, spec->shape, wants, sizeof wants),
+                                 fan_shape_text(ndim, shape, has, sizeof has));
+    }
+    if (ndim >= 0 && spec->dtype != FAN_DT_NONE && v->dtype != spec->dtype)
+        return fan_set_error(PyExc_ValueError, "%s: grad: expected %s, got %s", name,
+                             fan_dtype_name(spec->dtype), fan_dtype_name(v->dtype));
+    if (!spec->device || !v->device || v->device == spec->device)
+        return 0;
+    fan_device_text(spec->device, wants, sizeof wants);
+    fan_device_text(v->device, has, sizeof has);
+    return fan_refuse(PyExc_ValueError, "%s: grad: expected an array on %s, got one on %s%s", name,
+                      wants, has, fan_device_of_another(v->device, spec->device));
+}
+
 /* check_grad: of the leaf's shape and dtype, and passes can add to it: 0, or -1 with an
  * exception. */
 static int check_grad(const leaf_object *self, PyObject *value)
 {
     const fan_slot_spec *spec = spec_of(self);
-    char name[128], has[160], wants[160];
-    const int64_t *shape;
+    char name[128];
     fan_value v;
     fan_error_context w = {
         .buffer = fan_node_name(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
-    int ndim, bad;
     fan_error_context_push(&w);
-    bad = fan_import(value, false, false, &v);
+    int bad = fan_import(value, false, false, &v);
     fan_error_context_pop(&w);
     if (bad < 0)
         return -1;
-    if (self->arrays && check_array(self, value, &v, name) < 0) {
-        fan_value_release(&v);
-        return -1;
-    }
-    ndim = fan_value_shape(&v, &shape);
-    if (spec && spec->has_shape && ndim >= 0 &&
-        (ndim != spec->ndim ||
-         (ndim && memcmp(shape, spec->shape, (size_t)ndim * sizeof *shape) != 0)))
-        bad = 1;
-    if (!bad && spec && spec->dtype != FAN_DT_NONE && ndim >= 0 && v.dtype != spec->dtype)
-        bad = 2;
-    if (bad) {
-        PyErr_Format(PyExc_ValueError, "%s: grad: expected %s, got %s", name,
-                     bad == 1 ? fan_shape_text(spec->ndim, spec->shape, wants, sizeof wants)
-                              : fan_dtype_name(spec->dtype),
-                     bad == 1 ? fan_shape_text(ndim, shape, has, sizeof has)
-                              : fan_dtype_name(v.dtype));
-    } else if (spec && spec->device && v.device && v.device != spec->device) {
-        fan_device_text(spec->device, wants, sizeof wants);
-        fan_device_text(v.device, has, sizeof has);
-        bad = fan_refuse(PyExc_ValueError, "%s: grad: expected an array on %s, got one on %s%s",
-                         name, wants, has, fan_device_of_another(v.device, spec->device));
-    }
+    if (self->arrays)
+        bad = check_array(self, value, &v, name);
+    if (!bad && spec)
+        bad = check_value(spec, &v, name);
     fan_value_release(&v);
-    return bad ? -1 : 0;
+    return bad;
+}
+
+/* set_wide: `value` (NULL: none) replaces the sum of the passes in the wider dtype. The old sum is
+ * kept until nothing can fail. */
+static int set_wide(leaf_object *self, PyObject *value)
+{
+    if (claim(self) < 0)
+        return -1;
+    bool stale = self->stale;
+    PyObject *dropped =
+        PyObject_CallOneArg((PyObject *)fan_state_get()->buffer_type, self->wide_slots);
+    PyObject *was = NULL;
+    int bad = dropped ? 0 : -1;
+    if (!bad && value)
+        bad = add_wide(self, dropped, value);
+    self->stale = bad && stale;
+    if (!bad) {
+        PyObject *wide = dropped;
+        dropped = self->wide;
+        self->wide = wide;
+        was = self->grad;
+        self->grad = Py_XNewRef(value);
+    }
+    fan_leaf_claim_end(&self->claim);
+    Py_XDECREF(dropped); /* without the claim: a finalizer may use the leaf */
+    Py_XDECREF(was);
+    return bad;
 }
 
 static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
@@ -497,30 +593,7 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
     }
     if (value && check_grad(self, value) < 0)
         return -1;
-    if (!self->wide)
-        return grad_write(self, Py_XNewRef(value));
-    /* `value` (NULL: none) replaces the sum of the passes. */
-    PyObject *wide, *was = NULL;
-    bool stale;
-    int bad = claim(self);
-    if (bad < 0)
-        return -1;
-    stale = self->stale;
-    wide = PyObject_CallOneArg((PyObject *)fan_state_get()->buffer_type,
-                               self->wide_slots); /* the old sum is kept until this succeeds */
-    bad = !wide || (value && add_wide(self, wide, value) < 0) ? -1 : 0;
-    self->stale = bad && stale;
-    if (!bad) {
-        PyObject *old = self->wide;
-        self->wide = wide;
-        wide = old;
-        was = self->grad;
-        self->grad = Py_XNewRef(value);
-    }
-    fan_leaf_claim_end(&self->claim);
-    Py_XDECREF(wide); /* without the claim: a finalizer may use the leaf */
-    Py_XDECREF(was);
-    return bad;
+    return self->wide ? set_wide(self, value) : grad_write(self, Py_XNewRef(value));
 }
 
 static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure))
@@ -568,7 +641,8 @@ static int leaf_clear(PyObject *o)
     Py_CLEAR(leaf_cast(o)->divert);
     Py_CLEAR(leaf_cast(o)->wide);
     Py_CLEAR(leaf_cast(o)->wide_slots);
-    leaf_cast(o)->outside = leaf_cast(o)->stale = false;
+    leaf_cast(o)->outside = false;
+    leaf_cast(o)->stale = false;
     return fan_node_clear(o);
 }
 
@@ -593,69 +667,99 @@ static PyObject *declared(const leaf_args *a)
     return is_number(a->array) ? fan_call("fanin.slots", "Slot", "(())") : Py_NewRef(a->array);
 }
 
-static int fill_in(leaf_object *self, const leaf_args *a)
+/* declare_slot: the leaf's only slot, and its stream. */
+static int declare_slot(leaf_object *self, const leaf_args *a)
 {
-    PyObject *slot = NULL, *list = NULL;
-    bool calls = a->accumulate && PyCallable_Check(a->accumulate) && !PyType_Check(a->accumulate);
-    fan_dtype dtype = FAN_DT_NONE, array;
-    uint32_t inputs = 1;
-    int bad;
-    self->array = Py_NewRef(a->like ? Py_None : a->array);
-    if (a->name && (!(self->base.name = PyObject_Str(a->name)) || !fan_text_arg(self->base.name)))
-        return -1;
-    slot = declared(a);
-    list = slot ? PyList_New(1) : NULL;
-    if (list)
-        PyList_SET_ITEM(list, 0, Py_NewRef(slot));
-    bad = !list || fan_node_declare(&self->base, list, &inputs) < 0 ||
-          fan_node_place(&self->base, a->stream, NULL, list) < 0;
-    Py_XDECREF(slot);
+    PyObject *list = PyList_New(1);
+    PyObject *slot = list ? declared(a) : NULL;
+    int bad = -1;
+    if (slot) {
+        PyList_SET_ITEM(list, 0, slot);
+        uint32_t inputs = 1;
+        bad = fan_node_declare(&self->base, list, &inputs);
+        if (!bad)
+            bad = fan_node_place(&self->base, a->stream, NULL, list);
+    }
     Py_XDECREF(list);
-    if (bad || (a->grad_dtype && fan_dtype_parse(a->grad_dtype, &dtype) < 0))
-        return -1;
-    array = self->base.more->slots.specs[0].dtype;
-    if (dtype != FAN_DT_NONE)
-        self->base.more->slots.specs[0].dtype = dtype;
-    dtype = self->base.more->slots.specs[0].dtype;
-    if (dtype != FAN_DT_NONE && fan_dtype_kind(dtype) != 'f' && fan_dtype_kind(dtype) != 'c')
-        return fan_set_error(PyExc_ValueError,
-                             "Leaf(): expected a gradient of real or complex floats, got %s: "
-                             "convert it, x.astype(float), or "
-                             "give grad_dtype=",
-                             fan_dtype_name(dtype));
-    if (calls)
-        self->accumulate = Py_NewRef(a->accumulate);
-    else if (a->accumulate && spec_of(self)->dtype == FAN_DT_NONE) {
+    return bad;
+}
+
+/* make_wide: an InputBuffer that sums in the dtype of accumulate=. */
+static int make_wide(leaf_object *self, PyObject *accumulate)
+{
+    const fan_slot_spec *spec = spec_of(self);
+    if (spec->dtype == FAN_DT_NONE)
         return fan_set_error(PyExc_TypeError,
                              "accumulate: only an array's gradients are summed in another dtype");
-    } else if (a->accumulate) { /* an InputBuffer that sums in this dtype */
-        const fan_slot_spec *spec = spec_of(self);
-        fan_stream *own = fan_node_stream(&self->base.node);
-        char device[32];
-        PyObject *pair = fan_call(
-            "fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape),
-            fan_dtype_name(spec->dtype),
-            fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device),
-            a->accumulate, own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
-        if (!pair)
-            return -1;
-        self->wide = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
-        self->wide_slots = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
-        Py_DECREF(pair);
-    }
-    PyObject *asks;
-    if (!(self->array == Py_None || PyArray_Check(self->array) || is_number(self->array))) {
-        asks = PyObject_GetAttr(self->array, fan_state_get()->str_requires_grad);
-        if (!asks)
-            PyErr_Clear();
-        self->outside = asks == Py_True;
-        Py_XDECREF(asks);
-    }
+    fan_stream *own = fan_node_stream(&self->base.node);
+    char device[32];
+    PyObject *pair =
+        fan_call("fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape),
+                 fan_dtype_name(spec->dtype),
+                 fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device),
+                 accumulate, own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
+    if (!pair)
+        return -1;
+    self->wide = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
+    self->wide_slots = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
+    Py_DECREF(pair);
+    return 0;
+}
+
+/* requires_grad: whether the gradient belongs to the array: a torch tensor that requires one. */
+static bool requires_grad(PyObject *array)
+{
+    if (array == Py_None || PyArray_Check(array) || is_number(array))
+        return false;
+    PyObject *answer = PyObject_GetAttr(array, fan_state_get()->str_requires_grad);
+    if (!answer)
+        PyErr_Clear();
+    bool required = answer == Py_True;
+    Py_XDECREF(answer);
+    return required;
+}
+
+/* is_function: whether accumulate= is a function, not a dtype. */
+static bool is_function(PyObject *accumulate)
+{
+    return accumulate && PyCallable_Check(accumulate) && !PyType_Check(accumulate);
+}
+
+static int fill_in(leaf_object *self, const leaf_args *a)
+{
+    fan_dtype dtype = FAN_DT_NONE;
+    self->array = Py_NewRef(a->like ? Py_None : a->array);
+    if (a->name && fan_node_set_name(&self->base, a->name) < 0)
+        return -1;
+    if (declare_slot(self, a) < 0)
+        return -1;
+    if (a->grad_dtype && fan_dtype_parse(a->grad_dtype, &dtype) < 0)
+        return -1;
+
+    /* the gradient's dtype */
+    fan_slot_spec *spec = &self->base.more->slots.specs[0];
+    bool has_dtype = spec->dtype != FAN_DT_NONE;
+    if (dtype != FAN_DT_NONE)
+        spec->dtype = dtype;
+    char kind = spec->dtype == FAN_DT_NONE ? 'f' : fan_dtype_kind(spec->dtype);
+    if (kind != 'f' && kind != 'c')
+        return fan_set_error(PyExc_ValueError,
+                             "Leaf(): expected a gradient of real or complex floats, got %s: "
+                             "convert it, x.astype(float), or give grad_dtype=",
+                             fan_dtype_name(spec->dtype));
+
+    /* where the sums go */
+    bool calls = is_function(a->accumulate);
+    if (calls)
+        self->accumulate = Py_NewRef(a->accumulate);
+    else if (a->accumulate && make_wide(self, a->accumulate) < 0)
+        return -1;
+    self->outside = requires_grad(self->array);
     if (self->outside && self->wide)
         return fan_set_error(PyExc_ValueError, "accumulate: the gradient of a tensor that requires "
                                                "one is its own .grad, in its dtype: give "
                                                "x.detach(), and read leaf.grad");
-    self->arrays = array != FAN_DT_NONE && !calls && !self->outside;
+    self->arrays = has_dtype && !calls && !self->outside;
     return 0;
 }
 
@@ -668,7 +772,6 @@ static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
 {
     const leaf_args a = {given(values[0]), given(values[1]), given(values[2]),
                          given(values[3]), given(values[4]), given(values[5])};
-    bool calls = a.accumulate && PyCallable_Check(a.accumulate) && !PyType_Check(a.accumulate);
     if (!a.array == !a.like)
         return PyErr_Format(
             PyExc_TypeError,
@@ -677,28 +780,24 @@ static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
         return PyErr_Format(PyExc_TypeError,
                             "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
                             Py_TYPE(a.array)->tp_name);
-    if (a.like && !calls)
+    if (a.like && !is_function(a.accumulate))
         return PyErr_Format(
             PyExc_TypeError,
             "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
-    leaf_object *self;
-    self = PyObject_GC_New(leaf_object, type);
+    leaf_object *self = PyObject_GC_New(leaf_object, type);
     if (!self)
         return NULL;
     memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
     fan_node_init(&self->base.node, &leaf_ops, 1);
-    self->array = Py_NewRef(Py_None);
     if (FAN_CHECK(fan_leaf_claim_init(&self->claim, &err)) < 0) {
-        Py_CLEAR(self);
-    } else {
-        self->claim.leaf = &self->base.node;
-        Py_DECREF(self->array);
-        if (fill_in(self, &a) < 0)
-            Py_CLEAR(self);
-        else
-            /* not before: gc.get_objects() would return it half made */
-            PyObject_GC_Track((PyObject *)self);
+        Py_DECREF(self);
+        return NULL;
     }
+    self->claim.leaf = &self->base.node;
+    if (fill_in(self, &a) < 0)
+        Py_CLEAR(self);
+    else
+        PyObject_GC_Track((PyObject *)self); /* or gc.get_objects() would return it half made */
     return (PyObject *)self;
 }
 
@@ -713,12 +812,12 @@ static PyObject *leaf_repr(PyObject *o)
 {
     const fan_slot_spec *spec = spec_of(leaf_cast(o));
     char name[128], shape[160];
+    fan_node_name(&leaf_cast(o)->base.node, name, sizeof name);
     if (!spec || !spec->has_shape || spec->dtype == FAN_DT_NONE)
-        return PyUnicode_FromFormat("<fanin.Leaf %s>",
-                                    fan_node_name(&leaf_cast(o)->base.node, name, sizeof name));
-    return PyUnicode_FromFormat(
-        "<fanin.Leaf %s, %s %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name),
-        fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape), fan_dtype_name(spec->dtype));
+        return PyUnicode_FromFormat("<fanin.Leaf %s>", name);
+    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", name,
+                                fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
+                                fan_dtype_name(spec->dtype));
 }
 
 static PyObject *leaf_remove_hook(PyObject *o, PyObject *hook)

@@ -1,4 +1,7 @@
-/* node: fanin.Node. */
+/* node: fanin.Node.
+ *
+ * Names and the end of a node; arguments; the declarations of its slots (slots=); its streams
+ * (stream=, device=); its edges; creation; the methods and the type. */
 #include "py/engine/node_object.h"
 #include "py/base/args.h"
 #include "py/device/backends.h"
@@ -19,17 +22,19 @@ static node_object *node_cast(PyObject *o)
 
 void fan_node_text(const fan_node *n, char *buf, size_t size)
 {
-    Py_ssize_t all, end = (Py_ssize_t)size - 1;
-    const char *name =
-        fan_node_object(n)->name ? PyUnicode_AsUTF8AndSize(fan_node_object(n)->name, &all) : NULL;
+    node_object *self = fan_node_object(n);
+    Py_ssize_t all;
+    const char *name = self->name ? PyUnicode_AsUTF8AndSize(self->name, &all) : NULL;
     if (!name) {
-        const PyTypeObject *type = Py_TYPE(fan_node_object(n));
-        const char *what = n->ops->leaf                         ? "leaf"
-                           : type == fan_state_get()->node_type ? "node"
-                                                                : type->tp_name;
-        snprintf(buf, size, "%.80s %llu", what, (unsigned long long)n->number);
+        const char *type = Py_TYPE(self)->tp_name;
+        if (n->ops->leaf)
+            type = "leaf";
+        else if (Py_TYPE(self) == fan_state_get()->node_type)
+            type = "node";
+        snprintf(buf, size, "%.80s %llu", type, (unsigned long long)n->number);
         return;
     }
+    Py_ssize_t end = (Py_ssize_t)size - 1;
     if (end > all)
         end = all;
     while (end > 0 && ((unsigned char)name[end] & 0xC0) == 0x80) /* not inside a character */
@@ -92,18 +97,20 @@ int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(o));
     Py_VISIT(self->fn);
     Py_VISIT(self->release);
-    for (uint32_t i = 0; i < self->node.nedges; i++)
+    for (uint32_t i = 0; i < self->node.nedges; i++) {
         if (self->node.edges[i].next)
             Py_VISIT((PyObject *)fan_node_object(self->node.edges[i].next));
-    if (!self->more)
+    }
+    const node_more *more = self->more;
+    if (!more)
         return 0;
-    Py_VISIT(self->more->group);
+    Py_VISIT(more->group);
     for (int when = 0; when < FAN_HOOK_TIMES; when++)
-        Py_VISIT(self->more->hooks[when]);
-    Py_VISIT(self->more->kept);
-    Py_VISIT(self->more->out_buffers);
-    for (size_t i = 0; self->more->slots.held && i < self->more->slots.n; i++)
-        Py_VISIT(self->more->slots.held[i]);
+        Py_VISIT(more->hooks[when]);
+    Py_VISIT(more->kept);
+    Py_VISIT(more->out_buffers);
+    for (size_t i = 0; more->slots.held && i < more->slots.n; i++)
+        Py_VISIT(more->slots.held[i]);
     return 0;
 }
 
@@ -112,11 +119,12 @@ int fan_node_clear(PyObject *o)
     node_object *self = node_cast(o);
     Py_CLEAR(self->fn);
     Py_CLEAR(self->release);
-    for (int when = 0; self->more && when < FAN_HOOK_TIMES; when++)
-        Py_CLEAR(self->more->hooks[when]);
-    if (self->more) {
-        Py_CLEAR(self->more->group);
-        Py_CLEAR(self->more->kept);
+    node_more *more = self->more;
+    if (more) {
+        for (int when = 0; when < FAN_HOOK_TIMES; when++)
+            Py_CLEAR(more->hooks[when]);
+        Py_CLEAR(more->group);
+        Py_CLEAR(more->kept);
     }
     fan_node_unlink(&self->node);
     return 0;
@@ -127,10 +135,11 @@ int fan_node_clear(PyObject *o)
 node_object *fan_node_arg(PyObject *o)
 {
     const fan_state *st = fan_state_get();
-    if (Py_TYPE(o) == st->node_type || Py_TYPE(o) == st->leaf_type)
+    PyTypeObject *type = Py_TYPE(o);
+    if (type == st->node_type || type == st->leaf_type)
         return node_cast(o);
-    return PyType_IsSubtype(Py_TYPE(o), st->node_type) && node_cast(o)->node.made ? node_cast(o)
-                                                                                  : NULL;
+    bool made = PyType_IsSubtype(type, st->node_type) && node_cast(o)->node.made;
+    return made ? node_cast(o) : NULL;
 }
 
 const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size)
@@ -141,84 +150,121 @@ const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t s
     return buf;
 }
 
-/* declare_arrays: slots= of ndarrays only, the usual case: 1; 0: something else; -1 with an
- * exception. */
-static int declare_arrays(fan_slot_specs *d, PyObject *slots)
+/* ---- the declarations of its slots ---- */
+
+static bool is_numeric_array(PyObject *o)
 {
-    Py_ssize_t n =
-        PyList_CheckExact(slots) || PyTuple_CheckExact(slots) ? PySequence_Fast_GET_SIZE(slots) : 0;
-    fan_slot_spec *specs;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *o = PySequence_Fast_GET_ITEM(slots, i);
-        if (!PyArray_CheckExact(o) ||
-            fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
+    return PyArray_CheckExact(o) &&
+           fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) != FAN_DT_NONE;
+}
+
+/* declare_arrays: the usual case, a list or tuple of ndarrays only: 1; 0: something else; -1 with
+ * an exception. */
+static int declare_arrays(fan_slot_specs *specs, PyObject *slots)
+{
+    if (!PyList_CheckExact(slots) && !PyTuple_CheckExact(slots))
+        return 0;
+    size_t n = (size_t)PySequence_Fast_GET_SIZE(slots);
+    PyObject **items = PySequence_Fast_ITEMS(slots);
+    for (size_t i = 0; i < n; i++) {
+        if (!is_numeric_array(items[i]))
             return 0;
     }
-    if (!n || !(specs = fan_calloc((size_t)n * sizeof *specs)))
-        return n ? (PyErr_NoMemory(), -1) : 0;
-    d->specs = specs;
-    d->n = (size_t)n;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        const PyArrayObject *a = (PyArrayObject *)PySequence_Fast_GET_ITEM(slots, i);
-        size_t bytes = (size_t)PyArray_NDIM(a) * sizeof *specs->shape;
-        int64_t *shape = fan_alloc(bytes ? bytes : 1);
-        if (!shape) {
-            PyErr_NoMemory();
+    if (!n)
+        return 0;
+    specs->specs = fan_calloc(n * sizeof *specs->specs);
+    if (!specs->specs) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    specs->n = n;
+    for (size_t i = 0; i < n; i++) {
+        const PyArrayObject *array = (PyArrayObject *)items[i];
+        fan_slot_spec *spec = &specs->specs[i];
+        spec->dtype = fan_dtype_of_descr(PyArray_DESCR(array));
+        spec->accumulate = FAN_DT_NONE;
+        spec->device = fan_device_hold(fan_cpu());
+        if (fan_slot_spec_shape(spec, PyArray_NDIM(array), (const int64_t *)PyArray_DIMS(array)) <
+            0)
             return -1;
-        }
-        if (bytes)
-            memcpy(shape, PyArray_DIMS(a), bytes);
-        specs[i] = (fan_slot_spec){.has_shape = true, .ndim = PyArray_NDIM(a), .shape = shape};
-        specs[i].dtype = fan_dtype_of_descr(PyArray_DESCR(a));
-        specs[i].accumulate = FAN_DT_NONE;
-        specs[i].device = fan_device_hold(fan_cpu());
     }
     return 1;
+}
+
+/* is_single: whether slots= is one array, or another object that is no sequence; -1 with an
+ * exception. */
+static int is_single(PyObject *slots)
+{
+    if (PyList_Check(slots) || PyTuple_Check(slots))
+        return 0;
+    int bare = fan_is_bare(slots);
+    if (bare == 0 && !Py_TYPE(slots)->tp_iter)
+        return 1;
+    return bare;
+}
+
+/* declare_sequence: a sequence of arrays, Slots and Nones; a None declares nothing. */
+static int declare_sequence(node_more *more, PyObject *slots, const char *name)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
+    PyObject *list = type ? PySequence_List(slots) : NULL;
+    for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
+        if (PyList_GET_ITEM(list, i) != Py_None)
+            continue;
+        PyObject *empty = PyObject_CallNoArgs(type);
+        if (!empty || PyList_SetItem(list, i, empty) < 0)
+            Py_CLEAR(list);
+    }
+    int bad = list ? fan_slot_specs_of(list, name, &more->slots, &more->names) : -1;
+    Py_XDECREF(list);
+    return bad;
+}
+
+/* declare_other: what declare_arrays left: a single object, which is an error, or a sequence. */
+static int declare_other(node_more *more, PyObject *slots, const char *name)
+{
+    int single = is_single(slots);
+    if (single < 0)
+        return -1;
+    if (single)
+        return fan_refuse(
+            PyExc_TypeError,
+            "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
+            Py_TYPE(slots)->tp_name);
+    return declare_sequence(more, slots, name);
+}
+
+/* is_count: whether there may be n declarations; `inputs` as inputs= gives it, 0: not given. */
+static bool is_count(size_t n, uint32_t inputs)
+{
+    if (inputs)
+        return n == inputs;
+    return n > 0 && n <= UINT32_MAX;
 }
 
 int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
 {
     node_more *more = fan_node_more(self);
-    int arrays = more ? declare_arrays(&more->slots, slots) : -1, bad;
-    char name[128];
-    if (arrays > 0 && (!*inputs || *inputs == more->slots.n)) {
-        *inputs = (uint32_t)more->slots.n;
-        return 0;
-    }
+    int arrays = more ? declare_arrays(&more->slots, slots) : -1;
     if (arrays < 0)
         return -1;
-    fan_error_context w = {
-        .buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
-    fan_error_context_push(&w);
-    bad = 0;
-    if (!arrays) { /* arrays, Slots and Nones */
-        int bare = PyList_Check(slots) || PyTuple_Check(slots) ? 0 : fan_is_bare(slots);
-        bad = -1;
-        PyObject *list = NULL;
-        if (bare > 0 || (bare == 0 && !Py_TYPE(slots)->tp_iter))
-            fan_refuse(
-                PyExc_TypeError,
-                "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
-                Py_TYPE(slots)->tp_name);
-        else if (bare == 0) {
-            PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
-            list = type ? PySequence_List(slots) : NULL;
-            for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
-                PyObject *empty =
-                    PyList_GET_ITEM(list, i) == Py_None ? PyObject_CallNoArgs(type) : NULL;
-                if (PyList_GET_ITEM(list, i) == Py_None &&
-                    (!empty || PyList_SetItem(list, i, empty) < 0))
-                    Py_CLEAR(list);
-            }
-            bad = list ? fan_slot_specs_of(list, w.buffer, &more->slots, &more->names) : -1;
-        }
-        Py_XDECREF(list);
+
+    /* All else may fail with a message, for which the node's name is written. */
+    int bad = 0;
+    if (!arrays || !is_count(more->slots.n, *inputs)) {
+        char name[128];
+        fan_error_context w = {
+            .buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+        fan_error_context_push(&w);
+        if (!arrays)
+            bad = declare_other(more, slots, name);
+        uint32_t expected = *inputs ? *inputs : 1;
+        if (!bad && !is_count(more->slots.n, *inputs))
+            bad =
+                fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu",
+                           expected, FAN_PLURAL(expected), more->slots.n);
+        fan_error_context_pop(&w);
     }
-    if (!bad &&
-        (more->slots.n == 0 || more->slots.n > UINT32_MAX || (*inputs && *inputs != more->slots.n)))
-        bad = fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu",
-                         *inputs ? *inputs : 1, FAN_PLURAL(*inputs ? *inputs : 1), more->slots.n);
-    fan_error_context_pop(&w);
     if (!bad)
         *inputs = (uint32_t)more->slots.n;
     return bad;
@@ -242,28 +288,39 @@ static const fan_slot_specs *specs_of(const node_object *self)
  * hold; NULL with an exception. */
 static fan_stream *current_for(fan_device *d, PyObject *example)
 {
-    fan_stream *s = NULL;
-    fan_value v;
+    fan_stream *stream = NULL;
     if (example && fan_is_shared(d)) {
-        if (fan_import(example, false, true, &v) < 0 || fan_library_stream(&v, NULL, &s) < 0)
+        fan_value v;
+        bool known =
+            fan_import(example, false, true, &v) == 0 && fan_library_stream(&v, NULL, &stream) == 0;
+        if (!known)
             PyErr_Clear(); /* a Slot, or a library without streams */
         fan_value_release(&v);
     }
-    if (!s && !(s = fan_stream_current(d)))
+    if (!stream)
+        stream = fan_stream_current(d);
+    if (!stream)
         PyErr_NoMemory();
-    return s;
+    return stream;
+}
+
+static bool can_wait_for(const fan_stream *own, const fan_device *d)
+{
+    if (!d || !d->backend->has_streams)
+        return true;
+    return d->backend == own->device->backend && d->self == own->device->self;
 }
 
 /* check_slots: stream= must be of the device of a slot, and able to wait for what every slot
  * holds. */
 static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
 {
-    const fan_slot_spec *wrong = specs ? specs->specs : NULL;
-    char one[32], two[32];
-    for (size_t i = 0; specs && i < specs->n; i++) {
+    if (!specs)
+        return 0;
+    const fan_slot_spec *wrong = specs->specs;
+    for (size_t i = 0; i < specs->n; i++) {
         const fan_device *d = specs->specs[i].device;
-        if (d && d->backend->has_streams &&
-            (d->backend != own->device->backend || d->self != own->device->self)) {
+        if (!can_wait_for(own, d)) {
             wrong = &specs->specs[i];
             break;
         }
@@ -273,6 +330,7 @@ static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
     if (!wrong)
         return 0;
     const fan_device *d = wrong->device;
+    char one[32], two[32];
     return fan_refuse(PyExc_ValueError,
                       "stream: expected one of %s, the device of slot %zu, got stream %llu of %s%s",
                       fan_device_text(d, one, sizeof one), (size_t)(wrong - specs->specs),
@@ -281,35 +339,50 @@ static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
                       fan_device_of_another(own->device, d));
 }
 
+/* place_by_slots: without stream=: the current stream of the first device with streams that a slot
+ * declares. The node is of the host if all slots declare the CPU. */
+static int place_by_slots(node_object *self, place_args *a, PyObject *slots)
+{
+    const fan_slot_specs *specs = specs_of(self);
+    self->node.host = a->device || specs;
+    if (a->device || !specs)
+        return 0;
+    for (size_t i = 0; i < specs->n && !a->stream; i++) {
+        fan_device *d = specs->specs[i].device;
+        bool has_streams = d && d->backend->has_streams;
+        if (!d || has_streams)
+            self->node.host = false;
+        if (!has_streams)
+            continue;
+        bool listed = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots);
+        a->stream = current_for(d, listed ? PyList_GET_ITEM(slots, (Py_ssize_t)i) : NULL);
+        if (!a->stream)
+            return -1;
+    }
+    return 0;
+}
+
 static int place_in(node_object *self, place_args *a, PyObject *slots)
 {
-    FAN_UNINITIALIZED fan_error err;
-    fan_error_clear(&err);
-    char one[32], two[32];
-    if (a->stream && a->device && a->device != a->stream->device)
+    const fan_device *device = a->device;
+    if (a->stream && device && device != a->stream->device) {
+        char one[32], two[32];
         return fan_refuse(
             PyExc_ValueError, "stream: expected one of %s, its device, got stream %llu of %s",
-            fan_device_text(a->device, one, sizeof one), (unsigned long long)a->stream->handle,
+            fan_device_text(device, one, sizeof one), (unsigned long long)a->stream->handle,
             fan_device_text(a->stream->device, two, sizeof two));
-    if (!a->stream && a->device && a->device->backend->has_streams &&
-        !(a->stream = current_for(a->device, NULL)))
-        return -1;
-    const fan_slot_specs *specs = specs_of(self);
-    if (a->stream) {
-        if (check_slots(specs, a->stream) < 0)
-            return -1;
-    } else {
-        self->node.host = a->device || specs; /* all slots declare the CPU */
-        for (size_t i = 0; !a->device && specs && i < specs->n && !a->stream; i++) {
-            fan_device *d = specs->specs[i].device;
-            bool listed = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots);
-            self->node.host = self->node.host && d && !d->backend->has_streams;
-            if (d && d->backend->has_streams &&
-                !(a->stream =
-                      current_for(d, listed ? PyList_GET_ITEM(slots, (Py_ssize_t)i) : NULL)))
-                return -1;
-        }
     }
+    if (!a->stream && device && device->backend->has_streams) {
+        a->stream = current_for(a->device, NULL);
+        if (!a->stream)
+            return -1;
+    }
+    int bad = a->stream ? check_slots(specs_of(self), a->stream) : place_by_slots(self, a, slots);
+    if (bad < 0)
+        return -1;
+
+    FAN_UNINITIALIZED fan_error err;
+    fan_error_clear(&err);
     fan_status status = fan_stream_set_now(&a->now, &err);
     if (status == FAN_OK && a->stream)
         status = fan_stream_set_with(a->now, a->stream, &self->node.streams, &err);
@@ -321,22 +394,20 @@ static int place_in(node_object *self, place_args *a, PyObject *slots)
 /* raise_about: prefixes the exception with the node and the argument: "Mul: stream: ..". */
 static int raise_about(const char *name, const char *what)
 {
-    PyObject *e = fan_exception_take(), *type = (PyObject *)Py_TYPE(e);
-    PyErr_Format(type, "%s: %s: %S", name, what, e);
+    PyObject *e = fan_exception_take();
+    PyErr_Format((PyObject *)Py_TYPE(e), "%s: %s: %S", name, what, e);
     Py_DECREF(e);
     return -1;
 }
 
 int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots)
 {
-    char name[128];
-    fan_error_context w = {.slot = -1, .key = -1};
-    place_args a = {0};
-    int bad;
-    /* the usual case */
-    if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self))
+    if (!fan_is_given(stream) && !fan_is_given(device) && !specs_of(self)) /* the usual case */
         return FAN_CHECK(fan_stream_set_now(&self->node.streams, &err));
-    w.buffer = fan_node_name(&self->node, name, sizeof name);
+    char name[128];
+    fan_error_context w = {
+        .buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    place_args a = {0};
     if (fan_stream_arg(stream, &a.stream) < 0)
         return raise_about(name, "stream");
     if (fan_device_arg(device, &a.device) < 0) {
@@ -344,7 +415,7 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
         return raise_about(name, "device");
     }
     fan_error_context_push(&w);
-    bad = place_in(self, &a, slots);
+    int bad = place_in(self, &a, slots);
     fan_error_context_pop(&w);
     fan_stream_drop(a.stream);
     fan_device_drop(a.device);
@@ -354,23 +425,27 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
 
 /* ---- its edges ---- */
 
+static bool is_pair(PyObject *edge)
+{
+    return PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2;
+}
+
 /* edge_advice: what to give instead of an edge that is no pair of a node and a slot; "" where that
  * is not known. */
 static const char *edge_advice(PyObject *edge)
 {
-    PyObject *first =
-        PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) ? PyTuple_GET_ITEM(edge, 0) : edge;
     if (fan_node_arg(edge))
         return ": give [(node, slot)]";
-    return fan_is_array(first) ? ": arrays and tensors are no nodes; fanin.Leaf(array) makes one"
-                               : "";
+    bool tuple = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge);
+    if (fan_is_array(tuple ? PyTuple_GET_ITEM(edge, 0) : edge))
+        return ": arrays and tensors are no nodes; fanin.Leaf(array) makes one";
+    return "";
 }
 
 /* is_one_edge: whether a sequence of edges is a single edge, as in edges=(node, 0). */
 static bool is_one_edge(PyObject *edges)
 {
-    bool pair = PyTuple_Check(edges) && PyTuple_GET_SIZE(edges) == 2;
-    return pair && fan_node_arg(PyTuple_GET_ITEM(edges, 0)) &&
+    return is_pair(edges) && fan_node_arg(PyTuple_GET_ITEM(edges, 0)) &&
            PyIndex_Check(PyTuple_GET_ITEM(edges, 1));
 }
 
@@ -380,23 +455,24 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
                                                                   uint32_t *slot)
 {
     char name[128], there[128];
-    node_object *to = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2
-                          ? fan_node_arg(PyTuple_GET_ITEM(edge, 0))
-                          : NULL;
+    node_object *to = is_pair(edge) ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
+    PyObject *which = to ? PyTuple_GET_ITEM(edge, 1) : NULL;
+    bool out_of_range = which && PyLong_CheckExact(which);
+    int64_t i = 0;
+    int bad = 0;
     fan_error_context w = {
         .buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
-    PyObject *which = to ? PyTuple_GET_ITEM(edge, 1) : NULL;
-    int64_t i = 0;
-    int bad = -1;
     fan_error_context_push(&w);
-    if (!to)
-        fan_refuse(PyExc_TypeError,
-                   "edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, "
-                   "or None, got %R%s",
-                   index, edge, edge_advice(edge));
-    else if (!PyLong_CheckExact(which))
+    if (!to) {
+        bad = fan_refuse(PyExc_TypeError,
+                         "edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its "
+                         "slots, or None, got %R%s",
+                         index, edge, edge_advice(edge));
+    } else if (!out_of_range) {
         bad = fan_slot_index(which, "slot of an edge", &i);
-    if (to && (PyLong_CheckExact(which) || (!bad && i >= (int64_t)to->node.inputs)))
+        out_of_range = !bad && i >= (int64_t)to->node.inputs;
+    }
+    if (out_of_range)
         bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R",
                          index, to->node.inputs - 1, fan_node_name(&to->node, there, sizeof there),
                          which);
@@ -409,23 +485,25 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
 static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_node **next,
                     uint32_t *slot)
 {
-    bool pair = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2;
-    node_object *to = pair ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
-    Py_ssize_t i = to ? fan_small_index(PyTuple_GET_ITEM(edge, 1)) : -1; /* the usual case */
-    *slot = i < 0 ? 0 : (uint32_t)i;
-    if (edge != Py_None && (i < 0 || i >= (Py_ssize_t)to->node.inputs)) {
-        *slot = 0;
+    *slot = 0;
+    *next = NULL;
+    if (edge == Py_None)
+        return 0;
+    node_object *to = is_pair(edge) ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
+    Py_ssize_t i = to ? fan_small_index(PyTuple_GET_ITEM(edge, 1)) : -1;
+    if (i >= 0 && i < (Py_ssize_t)to->node.inputs) /* the usual case */
+        *slot = (uint32_t)i;
+    else
         to = edge_of_index(self, edge, index, slot);
-    }
-    *next = to ? &to->node : NULL;
-    return to || edge == Py_None ? 0 : -1;
+    if (!to)
+        return -1;
+    *next = &to->node;
+    return 0;
 }
 
 static int link_edges(node_object *self, PyObject *edges)
 {
     PyObject *all = NULL;
-    size_t n = 0;
-    int bad;
     if (!PyList_CheckExact(edges) && !PyTuple_CheckExact(edges)) {
         if (fan_node_arg(edges))
             return fan_set_error(PyExc_TypeError,
@@ -435,14 +513,15 @@ static int link_edges(node_object *self, PyObject *edges)
             return -1;
         edges = all;
     }
-    n = (size_t)PySequence_Fast_GET_SIZE(edges);
-    bad = FAN_CHECK(fan_node_room(&self->node, n, &err));
-    for (size_t i = 0; i < n && !bad && (Py_ssize_t)i < PySequence_Fast_GET_SIZE(edges); i++) {
-        /* __index__ may change the list */
-        PyObject *edge = Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i));
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(edges);
+    int bad = FAN_CHECK(fan_node_room(&self->node, (size_t)n, &err));
+    for (Py_ssize_t i = 0; i < n && !bad; i++) {
+        if (i >= PySequence_Fast_GET_SIZE(edges)) /* __index__ may change the list */
+            break;
+        PyObject *edge = Py_NewRef(PySequence_Fast_GET_ITEM(edges, i));
         fan_node *next;
         uint32_t slot;
-        bad = edge_arg(self, edge, i, &next, &slot);
+        bad = edge_arg(self, edge, (size_t)i, &next, &slot);
         if (!bad)
             fan_node_link(&self->node, next, slot);
         Py_DECREF(edge);
@@ -457,6 +536,8 @@ static int link_edges(node_object *self, PyObject *edges)
     return bad;
 }
 
+/* ---- creation ---- */
+
 /* The arguments of Node, as core.pyi declares them. */
 enum {
     FN,
@@ -470,43 +551,81 @@ enum {
     GROUP
 };
 
+int fan_node_set_name(node_object *self, PyObject *name)
+{
+    self->name = PyObject_Str(name);
+    return self->name && fan_text_arg(self->name) ? 0 : -1;
+}
+
+static int set_group(node_object *self, PyObject *group)
+{
+    bool by_value = PyLong_Check(group) || PyFloat_Check(group);
+    if (by_value || PyTuple_Check(group) || PyBytes_Check(group))
+        return fan_set_error(PyExc_TypeError,
+                             "group must be a str or an object shared by the nodes (compared by "
+                             "identity), got %s",
+                             FAN_TYPE_TEXT(group));
+    node_more *more = fan_node_more(self);
+    if (!more)
+        return -1;
+    more->group = Py_NewRef(group);
+    if (PyUnicode_CheckExact(group)) /* equal strings are one group */
+        PyUnicode_InternInPlace(&more->group);
+    return 0;
+}
+
+/* set_call_site: where the caller made the node, if Python has a line. */
+static int set_call_site(node_object *self)
+{
+    char line[256];
+    fan_call_site(line, sizeof line);
+    node_more *more = fan_node_more(self);
+    if (!more)
+        return -1;
+    if (!line[0])
+        return 0;
+    more->call_site = PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace");
+    return more->call_site ? 0 : -1;
+}
+
+/* inputs_arg: inputs=; 0: not given. */
+static int inputs_arg(PyObject *given, uint32_t *inputs)
+{
+    int64_t n = given ? fan_small_index(given) : 0;
+    if (n < 0 && fan_index(given, "inputs", NULL, &n) < 0)
+        return -1;
+    if (given && (n < 1 || n >= INT32_MAX))
+        return fan_set_error(PyExc_ValueError,
+                             "inputs: expected a number of gradients from 1 to %d, got %R",
+                             INT32_MAX - 1, given);
+    *inputs = (uint32_t)n;
+    return 0;
+}
+
 static int fill_in(node_object *self, PyObject *const *a)
 {
-    int64_t n = a[INPUTS] ? fan_small_index(a[INPUTS]) : 0;
+    bool has_release = fan_is_given(a[RELEASE]);
     if (!PyCallable_Check(a[FN]))
         return fan_set_error(PyExc_TypeError, "fn: expected a function, got %s",
                              FAN_TYPE_TEXT(a[FN]));
-    if (a[RELEASE] && a[RELEASE] != Py_None && !PyCallable_Check(a[RELEASE]))
+    if (has_release && !PyCallable_Check(a[RELEASE]))
         return fan_set_error(PyExc_TypeError, "release: expected a function, got %s",
                              FAN_TYPE_TEXT(a[RELEASE]));
-    if (a[NAME] && a[NAME] != Py_None &&
-        (!(self->name = PyObject_Str(a[NAME])) || !fan_text_arg(self->name)))
+    if (fan_is_given(a[NAME]) && fan_node_set_name(self, a[NAME]) < 0)
         return -1;
-    if (n < 0 && fan_index(a[INPUTS], "inputs", NULL, &n) < 0)
+
+    /* the slots and their place */
+    uint32_t inputs;
+    if (inputs_arg(a[INPUTS], &inputs) < 0)
         return -1;
-    if (a[INPUTS] && (n < 1 || n >= INT32_MAX))
-        return fan_set_error(PyExc_ValueError,
-                             "inputs: expected a number of gradients from 1 to %d, got %R",
-                             INT32_MAX - 1, a[INPUTS]);
-    uint32_t inputs = (uint32_t)n; /* 0: not given */
-    if (a[SLOTS] && a[SLOTS] != Py_None && fan_node_declare(self, a[SLOTS], &inputs) < 0)
+    if (fan_is_given(a[SLOTS]) && fan_node_declare(self, a[SLOTS], &inputs) < 0)
         return -1;
-    if ((a[STREAM] || a[DEVICE] || a[SLOTS] || fan_streams_in_use()) &&
+    bool placed = a[STREAM] || a[DEVICE] || a[SLOTS];
+    if ((placed || fan_streams_in_use()) &&
         fan_node_place(self, a[STREAM], a[DEVICE], a[SLOTS]) < 0)
         return -1;
-    if (a[GROUP] && a[GROUP] != Py_None) {
-        if (PyLong_Check(a[GROUP]) || PyFloat_Check(a[GROUP]) || PyTuple_Check(a[GROUP]) ||
-            PyBytes_Check(a[GROUP]))
-            return fan_set_error(PyExc_TypeError,
-                                 "group must be a str or an object shared by the nodes (compared "
-                                 "by identity), got %s",
-                                 FAN_TYPE_TEXT(a[GROUP]));
-        if (!fan_node_more(self))
-            return -1;
-        self->more->group = Py_NewRef(a[GROUP]);
-        if (PyUnicode_CheckExact(a[GROUP])) /* equal strings are one group */
-            PyUnicode_InternInPlace(&self->more->group);
-    }
+    if (fan_is_given(a[GROUP]) && set_group(self, a[GROUP]) < 0)
+        return -1;
     if (fan_is_function(a[FN])) {
         uint32_t takes = ((function_object *)a[FN])->inputs;
         char name[128];
@@ -516,18 +635,12 @@ static int fill_in(node_object *self, PyObject *const *a)
         inputs = takes;
     }
     self->node.inputs = inputs ? inputs : 1;
-    if (fan_state_get()->detect) {
-        char line[256]; /* "": Python has none */
-        fan_call_site(line, sizeof line);
-        if (!fan_node_more(self))
-            return -1;
-        if (line[0] && !(self->more->call_site =
-                             PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace")))
-            return -1;
-    }
+    if (fan_state_get()->detect && set_call_site(self) < 0)
+        return -1;
+
     self->fn = Py_NewRef(a[FN]);
-    self->release = a[RELEASE] && a[RELEASE] != Py_None ? Py_NewRef(a[RELEASE]) : NULL;
-    if (a[EDGES] && a[EDGES] != Py_None && link_edges(self, a[EDGES]) < 0)
+    self->release = has_release ? Py_NewRef(a[RELEASE]) : NULL;
+    if (fan_is_given(a[EDGES]) && link_edges(self, a[EDGES]) < 0)
         return -1;
     self->node.made = true;
     return 0;
@@ -552,9 +665,25 @@ static PyObject *node_new(PyTypeObject *type, PyObject *const *values)
     if (fill_in(self, values) < 0)
         Py_CLEAR(self);
     else
-        /* not before: gc.get_objects() would return it half made */
-        PyObject_GC_Track((PyObject *)self);
+        PyObject_GC_Track((PyObject *)self); /* or gc.get_objects() would return it half made */
     return (PyObject *)self;
+}
+
+/* link_edge: edge i of a node that the C API makes. */
+static int link_edge(node_object *self, const fanin_edge *edge, size_t i)
+{
+    char name[128];
+    node_object *to = edge->next ? fan_node_arg((PyObject *)edge->next) : NULL;
+    if (edge->next && !to)
+        return fan_set_error(PyExc_TypeError,
+                             "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
+                             fan_node_name(&self->node, name, sizeof name), i);
+    if (to && edge->slot >= to->node.inputs)
+        return fan_set_error(PyExc_IndexError, "%s: edge %zu: expected a slot from 0 to %u, got %u",
+                             fan_node_name(&self->node, name, sizeof name), i, to->node.inputs - 1,
+                             edge->slot);
+    fan_node_link(&self->node, to ? &to->node : NULL, edge->slot);
+    return 0;
 }
 
 PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedges, PyObject *name)
@@ -563,22 +692,14 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
     if (!self)
         return NULL;
     self->node.inputs = fn->inputs;
-    self->node.host = self->node.made = true;
+    self->node.host = true;
+    self->node.made = true;
     self->fn = Py_NewRef((PyObject *)fn);
-    int bad = (name && (!(self->name = PyObject_Str(name)) || !fan_text_arg(self->name))) ||
-              FAN_CHECK(fan_node_room(&self->node, nedges, &err)) < 0;
-    for (size_t i = 0; i < nedges && !bad; i++) {
-        node_object *to = edges[i].next ? fan_node_arg((PyObject *)edges[i].next) : NULL;
-        char own[128];
-        if (edges[i].next && (!to || edges[i].slot >= to->node.inputs))
-            bad = fan_set_error(to ? PyExc_IndexError : PyExc_TypeError,
-                                to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
-                                   : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
-                                fan_node_name(&self->node, own, sizeof own), i,
-                                to ? to->node.inputs - 1 : 0, edges[i].slot);
-        else
-            fan_node_link(&self->node, to ? &to->node : NULL, edges[i].slot);
-    }
+    int bad = name ? fan_node_set_name(self, name) : 0;
+    if (!bad)
+        bad = FAN_CHECK(fan_node_room(&self->node, nedges, &err));
+    for (size_t i = 0; i < nedges && !bad; i++)
+        bad = link_edge(self, &edges[i], i);
     if (bad)
         Py_CLEAR(self);
     else
@@ -586,16 +707,16 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
     return (PyObject *)self;
 }
 
-/* ---- run, release ---- */
+/* ---- release ---- */
 
 int fan_node_release(node_object *self)
 {
-    PyObject *release = self->release, *ignored;
+    PyObject *release = self->release;
     self->release = NULL;
     Py_CLEAR(self->fn);
     if (!release)
         return 0;
-    ignored = PyObject_CallNoArgs(release);
+    PyObject *ignored = PyObject_CallNoArgs(release);
     Py_DECREF(release);
     Py_XDECREF(ignored);
     return ignored ? 0 : -1;
@@ -603,15 +724,21 @@ int fan_node_release(node_object *self)
 
 /* ---- Node ---- */
 
+/* or_none: a new reference. */
+static PyObject *or_none(PyObject *o)
+{
+    return Py_NewRef(o ? o : Py_None);
+}
+
 static PyObject *node_get_fn(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(node_cast(o)->fn ? node_cast(o)->fn : Py_None);
+    return or_none(node_cast(o)->fn);
 }
 
 static PyObject *node_get_group(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(node_cast(o)->more && node_cast(o)->more->group ? node_cast(o)->more->group
-                                                                     : Py_None);
+    const node_more *more = node_cast(o)->more;
+    return or_none(more ? more->group : NULL);
 }
 
 static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
@@ -639,12 +766,15 @@ static PyObject *node_edges(PyObject *o, PyObject *Py_UNUSED(none))
 {
     const fan_node *n = &node_cast(o)->node;
     PyObject *all = PyList_New(0);
-    for (uint32_t i = 0; all && i < n->nedges; i++)
-        fan_list_add(&all,
-                     n->edges[i].next
-                         ? Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next),
-                                         n->edges[i].slot)
-                         : Py_NewRef(Py_None));
+    for (uint32_t i = 0; all && i < n->nedges; i++) {
+        const fan_edge *edge = &n->edges[i];
+        PyObject *pair;
+        if (edge->next)
+            pair = Py_BuildValue("(OI)", (PyObject *)fan_node_object(edge->next), edge->slot);
+        else
+            pair = Py_NewRef(Py_None);
+        fan_list_add(&all, pair);
+    }
     return all;
 }
 
@@ -666,7 +796,7 @@ PyObject *fan_node_get_stream(PyObject *o, void *Py_UNUSED(closure))
 
 PyObject *fan_node_get_name(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(node_cast(o)->name ? node_cast(o)->name : Py_None);
+    return or_none(node_cast(o)->name);
 }
 
 PyObject *fan_node_get_number(PyObject *o, void *Py_UNUSED(closure))
@@ -676,17 +806,17 @@ PyObject *fan_node_get_number(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *node_needs(PyObject *o, PyObject *which)
 {
+    const fan_node *n = &node_cast(o)->node;
     int64_t i = 0;
     if (fan_index(which, "edge", PyExc_IndexError, &i) < 0)
         return NULL;
-    if (i >= (int64_t)node_cast(o)->node.nedges) {
+    if (i >= (int64_t)n->nedges) {
         char name[128];
         return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld",
-                            fan_node_name(&node_cast(o)->node, name, sizeof name),
-                            node_cast(o)->node.nedges, FAN_PLURAL(node_cast(o)->node.nedges),
+                            fan_node_name(n, name, sizeof name), n->nedges, FAN_PLURAL(n->nedges),
                             (long long)i);
     }
-    return PyBool_FromLong(fan_backward_needs(&node_cast(o)->node, (uint32_t)i));
+    return PyBool_FromLong(fan_backward_needs(n, (uint32_t)i));
 }
 
 /* slot_arg: one of the node's; NULL: its first. */
@@ -705,18 +835,20 @@ static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
 
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a)
 {
-    int64_t slot = 0;
-    return slot_arg(node_cast(o), a[1], &slot) < 0
-               ? NULL
-               : fan_hooks_add(node_cast(o), a[0], FAN_HOOK_SLOT, (uint32_t)slot);
+    int64_t slot;
+    if (slot_arg(node_cast(o), a[1], &slot) < 0)
+        return NULL;
+    return fan_hooks_add(node_cast(o), a[0], FAN_HOOK_SLOT, (uint32_t)slot);
 }
 
 static PyObject *node_retain_grad(PyObject *o, PyObject *const *a)
 {
-    int64_t slot = 0;
     node_more *more = fan_node_more(node_cast(o));
-    PyObject *key = NULL;
-    if (!more || slot_arg(node_cast(o), a[0], &slot) < 0 || !(key = PyLong_FromLongLong(slot)))
+    int64_t slot;
+    if (!more || slot_arg(node_cast(o), a[0], &slot) < 0)
+        return NULL;
+    PyObject *key = PyLong_FromLongLong(slot);
+    if (!key)
         return NULL;
     if (!more->kept)
         more->kept = PyDict_New();
@@ -725,42 +857,50 @@ static PyObject *node_retain_grad(PyObject *o, PyObject *const *a)
     return there ? Py_NewRef(Py_None) : NULL;
 }
 
+/* kept_sum: new reference; NULL with an exception. */
+static PyObject *kept_sum(const node_more *more, uint32_t index)
+{
+    if (!more || !more->kept)
+        return Py_NewRef(Py_None);
+    PyObject *slot = PyLong_FromUnsignedLong(index);
+    PyObject *sum = slot ? PyDict_GetItemWithError(more->kept, slot) : NULL;
+    Py_XDECREF(slot);
+    return PyErr_Occurred() ? NULL : or_none(sum);
+}
+
 static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
 {
     const node_more *more = node_cast(o)->more;
     uint32_t n = node_cast(o)->node.inputs;
-    PyObject *all = PyTuple_New(n), *only;
+    if (n == 1)
+        return kept_sum(more, 0);
+    PyObject *all = PyTuple_New(n);
     for (uint32_t i = 0; all && i < n; i++) {
-        PyObject *slot = PyLong_FromUnsignedLong(i);
-        PyObject *sum =
-            slot && more && more->kept ? PyDict_GetItemWithError(more->kept, slot) : NULL;
-        PyTuple_SET_ITEM(all, i, Py_NewRef(sum ? sum : Py_None));
-        Py_XDECREF(slot);
-        if (PyErr_Occurred())
+        PyObject *sum = kept_sum(more, i);
+        if (sum)
+            PyTuple_SET_ITEM(all, i, sum);
+        else
             Py_CLEAR(all);
     }
-    if (!all || n > 1)
-        return all;
-    only = Py_NewRef(PyTuple_GET_ITEM(all, 0));
-    Py_DECREF(all);
-    return only;
+    return all;
 }
 
 static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
-    PyObject *kept = node_cast(o)->more ? node_cast(o)->more->kept : NULL, *slots;
-    int bad = 0;
+    const node_more *more = node_cast(o)->more;
+    PyObject *kept = more ? more->kept : NULL;
     if (value != Py_None)
         return fan_set_error(
             PyExc_TypeError,
             "grad: expected None, which forgets the sums that retain_grad() has kept");
     if (!kept)
         return 0;
-    slots = PyDict_Keys(kept);
-    for (Py_ssize_t i = 0; slots && i < PyList_GET_SIZE(slots) && !bad; i++)
-        bad = PyDict_SetItem(kept, PyList_GET_ITEM(slots, i), Py_None) < 0;
+    PyObject *slots = PyDict_Keys(kept);
+    int bad = slots ? 0 : -1;
+    for (Py_ssize_t i = 0; !bad && i < PyList_GET_SIZE(slots); i++)
+        bad = PyDict_SetItem(kept, PyList_GET_ITEM(slots, i), Py_None);
     Py_XDECREF(slots);
-    return slots && !bad ? 0 : -1;
+    return bad;
 }
 
 static PyObject *node_register_prehook(PyObject *o, PyObject *hook)
@@ -775,9 +915,10 @@ static PyObject *node_register_posthook(PyObject *o, PyObject *hook)
 
 static PyObject *node_free(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    node_cast(o)->node.freed_by =
-        node_cast(o)->node.freed_by ? node_cast(o)->node.freed_by : FAN_FREED_BY_USER;
-    return fan_node_release(node_cast(o)) < 0 ? NULL : Py_NewRef(Py_None);
+    node_object *self = node_cast(o);
+    if (!self->node.freed_by)
+        self->node.freed_by = FAN_FREED_BY_USER;
+    return fan_node_release(self) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* node_sum_into: of a tuple with memory for each slot's sum. */
@@ -797,12 +938,19 @@ static PyObject *node_sum_into(PyObject *o, PyObject *out_buffers)
 static PyObject *node_repr(PyObject *o)
 {
     const fan_node *n = &node_cast(o)->node;
-    bool own = Py_TYPE(o) == fan_state_get()->node_type;
-    const char *type = own ? "fanin.Node " : node_cast(o)->name ? Py_TYPE(o)->tp_name : "";
-    char name[128];
+    const PyTypeObject *type = Py_TYPE(o);
     if (!n->made)
-        return PyUnicode_FromFormat("<%s whose Node.__init__ has not run>", Py_TYPE(o)->tp_name);
-    return PyUnicode_FromFormat("<%s%s%s, %u input%s, %u edge%s%s>", type, own || !*type ? "" : " ",
+        return PyUnicode_FromFormat("<%s whose Node.__init__ has not run>", type->tp_name);
+    const char *class_name = ""; /* the name of a subclass's node without a name begins with it */
+    const char *space = "";
+    if (type == fan_state_get()->node_type) {
+        class_name = "fanin.Node ";
+    } else if (node_cast(o)->name) {
+        class_name = type->tp_name;
+        space = " ";
+    }
+    char name[128];
+    return PyUnicode_FromFormat("<%s%s%s, %u input%s, %u edge%s%s>", class_name, space,
                                 fan_node_name(n, name, sizeof name), n->inputs,
                                 FAN_PLURAL(n->inputs), n->nedges, FAN_PLURAL(n->nedges),
                                 n->freed_by ? ", freed" : "");
@@ -841,11 +989,10 @@ PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
 static PyObject *node_subclass_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
                                    PyObject *Py_UNUSED(named))
 {
-    node_object *self;
     if (type == fan_state_get()->node_type)
         return PyErr_Format(PyExc_TypeError,
                             "Node.__new__(Node) is not supported: call Node(fn, ..)");
-    self = (node_object *)type->tp_alloc(type, 0);
+    node_object *self = (node_object *)type->tp_alloc(type, 0);
     if (self)
         fan_node_init(&self->node, &node_ops, 1);
     return (PyObject *)self;

@@ -169,6 +169,8 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs);
  * else the current
  * one. */
 int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots);
+/* fan_node_set_name: 0, or -1 with an exception. */
+int fan_node_set_name(node_object *self, PyObject *name);
 PyObject *fan_node_get_stream(PyObject *o, void *closure);
 /* fan_node_arg: a Node or a Leaf, borrowed; NULL, without an exception, of anything else. */
 node_object *fan_node_arg(PyObject *o);

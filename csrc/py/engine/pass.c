@@ -1,4 +1,7 @@
-/* pass: fanin.backward and fanin.grad (engine/engine.h). */
+/* pass: fanin.backward and fanin.grad (engine/engine.h).
+ *
+ * The arguments, in the order in which they are read: options, sequences, workers, inputs, roots;
+ * then the passes; then what a reducer calls of leaves. */
 #include "py/engine/node_object.h"
 #include "py/base/args.h"
 
@@ -12,7 +15,7 @@
 /* The arguments of a call as the core takes them: borrowed from `roots` and `inputs`; gradients are
  * held. */
 typedef struct pass_parts {
-    PyObject *roots, *inputs; /* tuples, held */
+    PyObject *roots, *inputs; /* tuples, held; inputs NULL: all leaves */
     bool is_walk;             /* without workers= */
     PyObject *one;            /* the function of one=; borrowed; NULL: none */
     fan_backward_config config;
@@ -29,7 +32,8 @@ __attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, con
     fan_error_context w = {.buffer = whole, .slot = -1, .key = -1};
     int bad = 0;
     fan_error_context_push(&w);
-    if (strcmp(what, "root") == 0 && (!PyIndex_Check(slot) || fan_is_array(slot)))
+    bool is_index = PyIndex_Check(slot) && !fan_is_array(slot);
+    if (!is_index && strcmp(what, "root") == 0)
         bad = fan_refuse(PyExc_TypeError,
                          "slot: expected an integer, got %s: give (node, slot, gradient)",
                          FAN_TYPE_TEXT(slot));
@@ -50,7 +54,9 @@ static int slot_of(const pass_parts *parts, const char *what, size_t index, cons
 {
     int64_t i = fan_small_index(slot);
     *out = (uint32_t)i;
-    return i >= 0 && i < (int64_t)n->node.inputs ? 0 : slot_any(parts, what, index, n, slot, out);
+    if (i >= 0 && i < (int64_t)n->node.inputs)
+        return 0;
+    return slot_any(parts, what, index, n, slot, out);
 }
 
 /* one_of: the gradient of a root without one: 1, of the shape and dtype that its slot declares; new
@@ -60,34 +66,34 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
     const fan_slot_spec *spec =
         n->more && n->more->slots.specs ? &n->more->slots.specs[slot] : NULL;
     char name[128], shape[160], device[32];
-    npy_intp dims[FAN_MAX_NDIM];
-    int64_t size = 1;
-    PyObject *made = NULL, *one;
-    for (int i = 0; spec && spec->has_shape && i < spec->ndim; i++) {
-        dims[i] = (npy_intp)spec->shape[i];
-        size = dims[i] == 1 ? size : 0;
-    }
     fan_node_name(&n->node, name, sizeof name);
     if (!spec || !spec->has_shape)
         return PyErr_Format(PyExc_ValueError,
                             "%s: root %zu (%s, slot %u): the slot declares no shape: give its "
                             "gradient, (node, slot, gradient)",
                             parts->config.call, index, name, slot);
-    if (!size || (spec->device && spec->device != fan_cpu()))
+    npy_intp dims[FAN_MAX_NDIM];
+    bool one_element = true;
+    for (int i = 0; i < spec->ndim; i++) {
+        dims[i] = (npy_intp)spec->shape[i];
+        if (dims[i] != 1)
+            one_element = false;
+    }
+    fan_device *where = spec->device ? spec->device : fan_cpu();
+    if (!one_element || where != fan_cpu())
         return PyErr_Format(
             PyExc_ValueError,
             "%s: root %zu (%s, slot %u): the default gradient, one, is for one element on the CPU, "
-            "and the slot "
-            "is of shape %s on %s: give its gradient, (node, slot, gradient)",
+            "and the slot is of shape %s on %s: give its gradient, (node, slot, gradient)",
             parts->config.call, index, name, slot,
             fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
-            fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device));
+            fan_device_text(where, device, sizeof device));
     PyArray_Descr *d = spec->dtype == FAN_DT_NONE ? PyArray_DescrFromType(NPY_DOUBLE)
                                                   : fan_descr_of_dtype(spec->dtype);
     if (!d)
         return NULL;
-    made = PyArray_NewFromDescr(&PyArray_Type, d, spec->ndim, dims, NULL, NULL, 0, NULL);
-    one = made ? PyLong_FromLong(1) : NULL;
+    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, spec->ndim, dims, NULL, NULL, 0, NULL);
+    PyObject *one = made ? PyLong_FromLong(1) : NULL;
     if (!one || PyArray_FillWithScalar((PyArrayObject *)made, one) < 0)
         Py_CLEAR(made);
     Py_XDECREF(one);
@@ -104,22 +110,33 @@ static int refuse_words(PyObject *text)
     return -1;
 }
 
+/* is_single: whether `o` is one node, or one tuple (node, slot) or (node, slot, gradient), where a
+ * sequence of them is expected. */
+static bool is_single(PyObject *o)
+{
+    if (fan_node_arg(o))
+        return true;
+    if (!PyTuple_Check(o) || PyTuple_GET_SIZE(o) < 2 || !fan_node_arg(PyTuple_GET_ITEM(o, 0)))
+        return false;
+    PyObject *second = PyTuple_GET_ITEM(o, 1);
+    return !fan_node_arg(second) && !PyTuple_Check(second);
+}
+
 /* sequence_of: a tuple of the items; refuses a single node, which is iterable only by mistake. */
 static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
 {
-    if (fan_node_arg(o) ||
-        (PyTuple_Check(o) && PyTuple_GET_SIZE(o) >= 2 && fan_node_arg(PyTuple_GET_ITEM(o, 0)) &&
-         !fan_node_arg(PyTuple_GET_ITEM(o, 1)) && !PyTuple_Check(PyTuple_GET_ITEM(o, 1))))
+    const char *call = parts->config.call;
+    if (is_single(o))
         return fan_set_error(PyExc_TypeError,
-                             "%s: %s: expected a sequence, got one of them: give [it]",
-                             parts->config.call, what);
-    char named[64];
-    if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) /* the usual case */
-        return (*out = PySequence_Tuple(o)) ? 0 : -1;
+                             "%s: %s: expected a sequence, got one of them: give [it]", call, what);
+    if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) { /* the usual case */
+        *out = PySequence_Tuple(o);
+        return *out ? 0 : -1;
+    }
     if (fan_is_array(o))
-        return refuse_words(
-            fan_call("fanin._mistakes", "no_sequence", "(ssO)", parts->config.call, what, o));
-    PyOS_snprintf(named, sizeof named, "%s: %s", parts->config.call, what);
+        return refuse_words(fan_call("fanin._mistakes", "no_sequence", "(ssO)", call, what, o));
+    char named[64];
+    PyOS_snprintf(named, sizeof named, "%s: %s", call, what);
     return fan_sequence_arg(o, named, out);
 }
 
@@ -148,57 +165,172 @@ enum {
     REDUCER
 };
 
-static int parse(pass_parts *parts, PyObject *const *a)
+/* flag_of: whether a flag is set; `otherwise`: if it is not given. */
+static bool flag_of(PyObject *given, bool otherwise)
+{
+    return fan_is_given(given) ? given == Py_True : otherwise;
+}
+
+static int pass_read_options(pass_parts *parts, PyObject *const *a)
+{
+    fan_backward_config *c = &parts->config;
+    const fan_state *st = fan_state_get();
+    c->create_graph = a[CREATE_GRAPH] == Py_True;
+    c->detect = flag_of(a[DETECT], st->detect);
+    c->budget = st->budget;
+    if (fan_is_given(a[BUDGET]) && fan_buffer_budget_arg(a[BUDGET], &c->budget) < 0)
+        return -1;
+    /* The nodes that create_graph records lead back over this graph. */
+    c->keep_graph = flag_of(a[KEEP_GRAPH], c->create_graph);
+    return 0;
+}
+
+static int pass_read_functions(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
     void *one = NULL;
-    if (c->capture && strcmp(c->call, "grad") == 0 && a[INPUTS] == Py_None) {
-        return fan_set_error(PyExc_TypeError, "grad() needs 'inputs'");
-    }
-    c->detect = fan_state_get()->detect;
-    c->create_graph = a[CREATE_GRAPH] == Py_True;
-    if (a[DETECT] && a[DETECT] != Py_None)
-        c->detect = a[DETECT] == Py_True;
-    c->budget = fan_state_get()->budget;
-    if (a[BUDGET] && a[BUDGET] != Py_None && fan_buffer_budget_arg(a[BUDGET], &c->budget) < 0)
+    if (function_arg(c, a[SCHEDULE], "schedule", &c->schedule) < 0)
         return -1;
-    /* The nodes that create_graph records lead back over this graph. */
-    c->keep_graph =
-        a[KEEP_GRAPH] && a[KEEP_GRAPH] != Py_None ? a[KEEP_GRAPH] == Py_True : c->create_graph;
-    if (sequence_of(parts, "roots", a[ROOTS], &parts->roots) < 0 ||
-        (a[INPUTS] && a[INPUTS] != Py_None &&
-         sequence_of(parts, "inputs", a[INPUTS], &parts->inputs) < 0))
+    if (function_arg(c, a[PROGRESS], "progress", &c->progress) < 0)
         return -1;
-    if (function_arg(c, a[SCHEDULE], "schedule", &c->schedule) < 0 ||
-        function_arg(c, a[PROGRESS], "progress", &c->progress) < 0 ||
-        function_arg(c, a[ONE], "one", &one) < 0)
+    if (function_arg(c, a[ONE], "one", &one) < 0)
         return -1;
     parts->one = one;
+    return 0;
+}
+
+static bool is_count_of_workers(int64_t n)
+{
+    return n >= 1 && n <= FAN_WORKERS_MOST;
+}
+
+static int pass_read_workers(pass_parts *parts, PyObject *const *a)
+{
+    fan_backward_config *c = &parts->config;
     PyObject *workers = parts->is_walk ? NULL : a[WORKERS];
     int64_t n = workers ? fan_small_index(workers) : 1;
-    char named[64];
-    if (n < 1 || n > FAN_WORKERS_MOST) {
+    if (!is_count_of_workers(n)) {
+        char named[64];
         PyOS_snprintf(named, sizeof named, "%s: workers", c->call);
         if (fan_index(workers, named, NULL, &n) < 0)
             return -1;
+        if (!is_count_of_workers(n))
+            return fan_set_error(PyExc_ValueError,
+                                 "%s: expected a number of threads from 1 to %d, got %R", named,
+                                 FAN_WORKERS_MOST, workers);
     }
-    if (n < 1 || n > FAN_WORKERS_MOST)
-        return fan_set_error(PyExc_ValueError,
-                             "%s: expected a number of threads from 1 to %d, got %R", named,
-                             FAN_WORKERS_MOST, workers);
-    if (n > 1 && (c->schedule || c->create_graph))
-        return fan_set_error(
-            PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
-            c->schedule
-                ? "schedule= picks the next node of one worker"
-                : "create_graph=True numbers the new nodes in the order of their creation, and the "
-                  "order of later sums depends on these numbers",
-            (long long)n);
+    const char *reason = NULL;
+    if (c->schedule)
+        reason = "schedule= picks the next node of one worker";
+    else if (c->create_graph)
+        reason = "create_graph=True numbers the new nodes in the order of their creation, and the "
+                 "order of later sums depends on these numbers";
+    if (n > 1 && reason)
+        return fan_set_error(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
+                             reason, (long long)n);
     /* a graph tree's function has one; the bits are the same */
     c->workers = fan_wants_handles(NULL) ? 1 : (uint32_t)n;
-    size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots),
-           nwanted = parts->inputs ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
-    c->limited = parts->inputs != NULL;
+    return 0;
+}
+
+/* read_node: a node, or a tuple of from 2 to `most` items that begins with a node and a slot. */
+static int read_node(const pass_parts *parts, const char *what, size_t index, PyObject *item,
+                     Py_ssize_t most, node_object **to, uint32_t *slot)
+{
+    bool tuple =
+        PyTuple_Check(item) && PyTuple_GET_SIZE(item) >= 2 && PyTuple_GET_SIZE(item) <= most;
+    PyObject *node = tuple ? PyTuple_GET_ITEM(item, 0) : item;
+    *slot = 0;
+    *to = fan_node_arg(node);
+    if (!*to) {
+        char text[208];
+        return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", parts->config.call,
+                                     what, (Py_ssize_t)index, item,
+                                     fan_no_node_text(item, node, text, sizeof text)));
+    }
+    return tuple ? slot_of(parts, what, index, *to, PyTuple_GET_ITEM(item, 1), slot) : 0;
+}
+
+static int pass_read_inputs(pass_parts *parts)
+{
+    fan_backward_config *c = &parts->config;
+    for (size_t i = 0; i < c->nwanted; i++) {
+        fan_wanted *wanted = &c->wanted[i];
+        PyObject *item = PyTuple_GET_ITEM(parts->inputs, (Py_ssize_t)i);
+        node_object *to;
+        if (read_node(parts, "input", i, item, 2, &to, &wanted->slot) < 0)
+            return -1;
+        wanted->node = &to->node;
+        if (!c->capture && !to->node.ops->leaf) {
+            char name[128];
+            return fan_set_error(
+                PyExc_TypeError,
+                "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) "
+                "returns that of any node",
+                c->call, i, fan_node_name(&to->node, name, sizeof name));
+        }
+    }
+    return 0;
+}
+
+/* gradient_of_root: the caller's, else that of one=, else one; new reference. */
+static PyObject *gradient_of_root(const pass_parts *parts, size_t index, PyObject *item,
+                                  node_object *to, uint32_t slot)
+{
+    if (PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 3) {
+        PyObject *given = PyTuple_GET_ITEM(item, 2);
+        if (given != Py_None)
+            return Py_NewRef(given);
+    }
+    if (!parts->one)
+        return one_of(parts, index, to, slot);
+    PyObject *gradient = PyObject_CallFunction(parts->one, "OI", to, (unsigned)slot);
+    if (gradient == Py_None) {
+        char name[128];
+        Py_CLEAR(gradient);
+        PyErr_Format(PyExc_TypeError,
+                     "%s: root %zu (%s, slot %u): one= returned None; expected a gradient",
+                     parts->config.call, index, fan_node_name(&to->node, name, sizeof name), slot);
+    }
+    return gradient;
+}
+
+static int pass_read_roots(pass_parts *parts)
+{
+    fan_backward_config *c = &parts->config;
+    for (size_t i = 0; i < c->nroots; i++) {
+        PyObject *item = PyTuple_GET_ITEM(parts->roots, (Py_ssize_t)i);
+        node_object *to;
+        uint32_t slot;
+        if (read_node(parts, "root", i, item, 3, &to, &slot) < 0)
+            return -1;
+        PyObject *gradient = gradient_of_root(parts, i, item, to, slot);
+        if (!gradient)
+            return -1;
+        c->roots[i] = (fan_root){&to->node, slot, gradient};
+    }
+    return 0;
+}
+
+/* parse: fan_task_begin_args drops what it wrote, also after an error. */
+static int parse(pass_parts *parts, PyObject *const *a)
+{
+    fan_backward_config *c = &parts->config;
+    bool no_inputs = a[INPUTS] == Py_None;
+    if (no_inputs && c->capture && strcmp(c->call, "grad") == 0)
+        return fan_set_error(PyExc_TypeError, "grad() needs 'inputs'");
+    if (pass_read_options(parts, a) < 0)
+        return -1;
+    if (sequence_of(parts, "roots", a[ROOTS], &parts->roots) < 0)
+        return -1;
+    c->limited = fan_is_given(a[INPUTS]);
+    if (c->limited && sequence_of(parts, "inputs", a[INPUTS], &parts->inputs) < 0)
+        return -1;
+    if (pass_read_functions(parts, a) < 0 || pass_read_workers(parts, a) < 0)
+        return -1;
+
+    size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots);
+    size_t nwanted = c->limited ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
     if (c->limited && !nwanted)
         return fan_set_error(PyExc_ValueError,
                              "%s: inputs: expected at least one, or None for all leaves", c->call);
@@ -210,59 +342,7 @@ static int parse(pass_parts *parts, PyObject *const *a)
     }
     c->nroots = nroots;
     c->nwanted = nwanted;
-    char text[208], name[128];
-    for (size_t i = 0; i < nwanted; i++) {
-        fan_wanted *w = &c->wanted[i];
-        PyObject *item = PyTuple_GET_ITEM(parts->inputs, (Py_ssize_t)i);
-        bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 2;
-        PyObject *node = tuple ? PyTuple_GET_ITEM(item, 0) : item;
-        const node_object *to = fan_node_arg(node);
-        if (!to)
-            return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", c->call, "input",
-                                         (Py_ssize_t)i, item,
-                                         fan_no_node_text(item, node, text, sizeof text)));
-        w->node = (fan_node *)(uintptr_t)&to->node;
-        w->slot = 0;
-        if (tuple && slot_of(parts, "input", i, to, PyTuple_GET_ITEM(item, 1), &w->slot) < 0)
-            return -1;
-        if (!c->capture && !to->node.ops->leaf)
-            return fan_set_error(
-                PyExc_TypeError,
-                "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) "
-                "returns that of any node",
-                c->call, i, fan_node_name(&to->node, name, sizeof name));
-    }
-    for (size_t i = 0; i < nroots; i++) {
-        fan_root *r = &c->roots[i];
-        PyObject *item = PyTuple_GET_ITEM(parts->roots, (Py_ssize_t)i);
-        bool tuple =
-            PyTuple_Check(item) && PyTuple_GET_SIZE(item) >= 2 && PyTuple_GET_SIZE(item) <= 3;
-        PyObject *node = tuple ? PyTuple_GET_ITEM(item, 0) : item;
-        node_object *to = fan_node_arg(node);
-        PyObject *gradient =
-            tuple && PyTuple_GET_SIZE(item) == 3 ? PyTuple_GET_ITEM(item, 2) : Py_None;
-        uint32_t slot = 0;
-        if (!to)
-            return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", c->call, "root",
-                                         (Py_ssize_t)i, item,
-                                         fan_no_node_text(item, node, text, sizeof text)));
-        if (tuple && slot_of(parts, "root", i, to, PyTuple_GET_ITEM(item, 1), &slot) < 0)
-            return -1;
-        gradient = gradient != Py_None ? Py_NewRef(gradient)
-                   : parts->one        ? PyObject_CallFunction(parts->one, "OI", to, (unsigned)slot)
-                                       : one_of(parts, i, to, slot);
-        if (gradient == Py_None) {
-            Py_DECREF(gradient);
-            return fan_set_error(
-                PyExc_TypeError,
-                "%s: root %zu (%s, slot %u): one= returned None; expected a gradient", c->call, i,
-                fan_node_name(&to->node, name, sizeof name), slot);
-        }
-        *r = (fan_root){&to->node, slot, gradient};
-        if (!gradient)
-            return -1;
-    }
-    return 0;
+    return pass_read_inputs(parts) < 0 || pass_read_roots(parts) < 0 ? -1 : 0;
 }
 
 fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture,
@@ -291,9 +371,8 @@ fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool cap
 int fan_task_run(fan_backward *p)
 {
     FAN_UNINITIALIZED fan_error err;
-    fan_status status;
     fan_error_clear(&err);
-    status = fan_backward_seed(p, &err);
+    fan_status status = fan_backward_seed(p, &err);
     if (status == FAN_OK)
         status = fan_backward_run(p, &err);
     if (status == FAN_OK)
@@ -323,8 +402,8 @@ static int backward_run(PyObject *const *a)
  * pass's exception is raised also if the reducer has another. */
 static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
-    PyObject *reducer = a[REDUCER], *block, *begun, *error;
-    if (!reducer || reducer == Py_None)
+    PyObject *reducer = a[REDUCER];
+    if (!fan_is_given(reducer))
         return backward_run(a) < 0 ? NULL : Py_NewRef(Py_None);
     if (a[CREATE_GRAPH] == Py_True)
         return PyErr_Format(
@@ -335,20 +414,22 @@ static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
                             "backward: reducer: expected a fanin.dist.Reducer, got %s",
                             FAN_TYPE_TEXT(reducer));
     }
-    block = PyObject_CallMethod(reducer, "_reduced", NULL);
-    begun = block ? fan_block_begin(block) : NULL;
+    PyObject *block = PyObject_CallMethod(reducer, "_reduced", NULL);
+    PyObject *begun = block ? fan_block_begin(block) : NULL;
     if (!begun) {
         Py_XDECREF(block);
         return NULL;
     }
     Py_DECREF(begun);
     int bad = backward_run(a);
-    error = fan_exception_take();
+    PyObject *error = fan_exception_take();
     if (fan_block_end(block, error) < 0)
         bad = -1;
     Py_DECREF(block);
-    if (error && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
-        Py_DECREF(error); /* Ctrl-C at the end goes before the error of the pass */
+    /* Ctrl-C at the end goes before the error of the pass. */
+    bool interrupted = PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception);
+    if (interrupted)
+        Py_XDECREF(error);
     else if (error)
         fan_exception_put(error);
     return bad ? NULL : Py_NewRef(Py_None);
@@ -408,8 +489,10 @@ static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     leaf_object *leaf = leaf_of_arg(a[0]);
     Py_ssize_t i = PyLong_AsSsize_t(a[2]);
-    void *hooks = NULL,
-         *sum = !leaf || PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(a[1], i));
+    void *sum = NULL;
+    void *hooks = NULL;
+    if (leaf && !PyErr_Occurred())
+        sum = Py_XNewRef(PyList_GetItem(a[1], i));
     if (!sum || fan_hooks_of_node(&leaf->base, &hooks) < 0) {
         Py_XDECREF((PyObject *)sum);
         return NULL;

@@ -27,7 +27,8 @@ static void walk_end(walk_object *self)
     const walk_object was = *self;
     self->pass = NULL; /* before any drop, which may run arbitrary code */
     self->now = NULL;
-    self->sums = self->node_hooks = NULL;
+    self->sums = NULL;
+    self->node_hooks = NULL;
     fan_backward_end(was.pass);
     Py_XDECREF((PyObject *)was.now);
     Py_XDECREF(was.sums);
@@ -65,32 +66,36 @@ static PyObject *walk_failed(walk_object *self, fan_status status, const fan_err
 /* walk_depth_add: one more nested pass on this thread: 0, or -1: the pass has ended. */
 static int walk_depth_add(walk_object *self)
 {
+    if (fan_backward_depth(1))
+        return 0;
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
-    fan_status status = fan_backward_depth(1) ? FAN_OK : fan_backward_too_deep(&err);
-    return status == FAN_OK ? 0 : (walk_failed(self, status, &err), -1);
+    walk_failed(self, fan_backward_too_deep(&err), &err);
+    return -1;
 }
 
 /* sums_now: the tuple of the current node's sums, after the hooks that run before it. */
 static fan_status sums_now(walk_object *self, fan_error *err)
 {
     uint32_t n = self->now->node.inputs;
-    void **sums = fan_calloc(n * sizeof *sums), *node_hooks = NULL;
+    void **sums = fan_calloc(n * sizeof *sums);
+    void *node_hooks = NULL;
     fan_streams_outer outer;
-    fan_status status;
     if (!sums)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     fan_backward_enter(self->pass, &outer);
-    status = fan_backward_sums(self->pass, sums, &node_hooks, err);
+    fan_status status = fan_backward_sums(self->pass, sums, &node_hooks, err);
     if (status == FAN_OK && node_hooks && fan_hooks_pre(self->now, node_hooks, sums) < 0)
         status = fan_from_python(err);
     fan_streams_leave(&outer);
     self->node_hooks = node_hooks;
     if (status == FAN_OK && fan_box_all(sums, n) < 0)
         status = fan_from_python(err);
-    if (status == FAN_OK &&
-        (!(self->sums = PyTuple_New(n)) || fan_guards_begin(&self->guards, sums, n) < 0))
-        status = fan_from_python(err);
+    if (status == FAN_OK) {
+        self->sums = PyTuple_New(n);
+        if (!self->sums || fan_guards_begin(&self->guards, sums, n) < 0)
+            status = fan_from_python(err);
+    }
     for (uint32_t i = 0; i < n; i++) {
         if (status == FAN_OK)
             PyTuple_SET_ITEM(self->sums, i, sums[i] ? sums[i] : Py_NewRef(Py_None));
@@ -127,14 +132,14 @@ static PyObject *next_node(walk_object *self)
             status = fan_node_freed(n, &err);
         fan_backward_walk_runs(self->pass, false);
     }
-    return status == FAN_OK ? PyTuple_Pack(2, (PyObject *)self->now, self->sums)
-                            : walk_failed(self, status, &err);
+    if (status != FAN_OK)
+        return walk_failed(self, status, &err);
+    return PyTuple_Pack(2, (PyObject *)self->now, self->sums);
 }
 
 static PyObject *walk_next(PyObject *o)
 {
     walk_object *self = walk_cast(o);
-    PyObject *pair;
     char name[128];
     if (walk_check_idle(self) < 0 || !self->pass)
         return NULL;
@@ -144,7 +149,7 @@ static PyObject *walk_next(PyObject *o)
         return NULL;
     }
     self->busy = true;
-    pair = walk_depth_add(self) < 0 ? NULL : next_node(self);
+    PyObject *pair = walk_depth_add(self) < 0 ? NULL : next_node(self);
     fan_backward_depth(-1);
     self->busy = false;
     if (!pair && PyErr_Occurred())
@@ -152,13 +157,31 @@ static PyObject *walk_next(PyObject *o)
     return pair;
 }
 
+/* gradients_check: writes what the node's function would have returned to gradients[n], and calls
+ * the post-hooks: 0, or -1 with an exception. */
+static int gradients_check(walk_object *self, PyObject *result, void **sums, void **gradients,
+                           uint32_t n)
+{
+    for (uint32_t i = 0; i < self->now->node.inputs; i++) {
+        PyObject *sum = PyTuple_GET_ITEM(self->sums, i);
+        sums[i] = sum == Py_None ? NULL : sum;
+    }
+    if (fan_guards_end(&self->guards, &self->now->node) < 0)
+        return -1;
+    if (fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0)
+        return -1;
+    if (!self->node_hooks)
+        return 0;
+    return fan_hooks_post(self->now, self->node_hooks, sums, gradients, n);
+}
+
 /* gradients_given: checks and delivers what the node's function would have returned; 0, or -1: the
  * pass has ended. */
 static int gradients_given(walk_object *self, PyObject *result)
 {
-    uint32_t n = fan_backward_edges(self->pass), inputs = self->now->node.inputs;
-    void **gradients = fan_calloc(n * sizeof *gradients),
-         **sums = fan_calloc(inputs * sizeof *sums);
+    uint32_t n = fan_backward_edges(self->pass);
+    void **gradients = fan_calloc(n * sizeof *gradients);
+    void **sums = fan_calloc(self->now->node.inputs * sizeof *sums);
     FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_ERR_NOMEM;
     fan_streams_outer outer;
@@ -166,46 +189,38 @@ static int gradients_given(walk_object *self, PyObject *result)
     fan_backward_walk_runs(self->pass, true);
     fan_backward_enter(self->pass, &outer);
     if (gradients && sums) {
-        for (uint32_t i = 0; i < inputs; i++)
-            sums[i] =
-                PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
-        status =
-            fan_guards_end(&self->guards, &self->now->node) < 0 ||
-                    fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0 ||
-                    (self->node_hooks &&
-                     fan_hooks_post(self->now, self->node_hooks, sums, gradients, n) < 0)
-                ? fan_from_python(&err)
-                : FAN_OK;
-        if (status == FAN_OK)
+        if (gradients_check(self, result, sums, gradients, n) == 0) {
             status = fan_backward_give(self->pass, gradients, self->node_hooks, &err);
-        else
+        } else {
+            status = fan_from_python(&err);
             for (uint32_t i = 0; i < n; i++)
                 Py_XDECREF((PyObject *)gradients[i]);
+        }
     }
     fan_streams_leave(&outer);
     fan_free(gradients);
     fan_free(sums);
-    if (status == FAN_OK) {
-        (void)fan_guards_end(&self->guards, NULL);
-        Py_CLEAR(self->now);
-        Py_CLEAR(self->sums);
-        Py_CLEAR(self->node_hooks);
-    } else
+    if (status != FAN_OK) {
         walk_failed(self, status, &err);
-    return status == FAN_OK ? 0 : -1;
+        return -1;
+    }
+    (void)fan_guards_end(&self->guards, NULL);
+    Py_CLEAR(self->now);
+    Py_CLEAR(self->sums);
+    Py_CLEAR(self->node_hooks);
+    return 0;
 }
 
 static PyObject *walk_give(PyObject *o, PyObject *result)
 {
     walk_object *self = walk_cast(o);
-    int bad;
     if (walk_check_idle(self) < 0)
         return NULL;
     if (!self->now)
         return PyErr_Format(PyExc_RuntimeError,
                             "walk: no node waits for gradients: call next() first");
     self->busy = true;
-    bad = walk_depth_add(self) < 0 ? -1 : gradients_given(self, result);
+    int bad = walk_depth_add(self) < 0 ? -1 : gradients_given(self, result);
     fan_backward_depth(-1);
     self->busy = false;
     return bad ? NULL : Py_NewRef(Py_None);
@@ -270,11 +285,10 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyTypeObject *type = fan_state_get()->walk_type;
     size_t nwanted;
-    walk_object *self;
     fan_backward *p = fan_task_begin_args("walk", a, false, &nwanted);
     if (!p)
         return NULL;
-    self = (walk_object *)type->tp_alloc(type, 0);
+    walk_object *self = (walk_object *)type->tp_alloc(type, 0);
     if (self)
         self->pass = p;
     else
@@ -285,9 +299,9 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *a)
 static PyObject *walk_explain(PyObject *o, PyObject *const *a)
 {
     walk_object *self = walk_cast(o);
-    const node_object *only = NULL;
     PyObject *node = a[0];
-    if (node && node != Py_None && !(only = fan_node_arg(node)))
+    const node_object *only = fan_is_given(node) ? fan_node_arg(node) : NULL;
+    if (fan_is_given(node) && !only)
         return PyErr_Format(PyExc_TypeError,
                             "explain: expected a fanin.Node, a fanin.Leaf or None, got %s",
                             FAN_TYPE_TEXT(node));
