@@ -80,9 +80,12 @@ fan_tree_plan fan_tree_decide(const fan_tree_call *c)
     if (!c->warm || path == FAN_TREE_WARMUP) {
         p.restore = path == FAN_TREE_EXECUTION;
         p.outcome = FAN_TREE_WARM;
-        p.rules |= path == FAN_TREE_EXECUTION ? FAN_T(8)
-                   : path == FAN_TREE_WARMUP  ? FAN_T(10)
-                                              : FAN_T(9);
+        if (path == FAN_TREE_EXECUTION)
+            p.rules |= FAN_T(8);
+        else if (path == FAN_TREE_WARMUP)
+            p.rules |= FAN_T(10);
+        else
+            p.rules |= FAN_T(9);
         return p;
     }
     if (path == FAN_TREE_EXECUTION && at->fit != FAN_TREE_FIT_FITS && c->all_dead) {

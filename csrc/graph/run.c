@@ -114,21 +114,30 @@ static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a,
 
 /* ---- facts ---- */
 
+/* placement_of: the placement of operand i, `a`; `ours`: it lies in a block of the tree. */
+static fan_tree_placement placement_of(const fan_tree_run *r, size_t i, const fan_array *a,
+                                       bool ours)
+{
+    fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
+    if (!a)
+        return FAN_PLACE_NONE;
+    if (role == FAN_TREE_ACCUMULATE)
+        return FAN_PLACE_ADD;
+    if (r->signature->demoted[i] || role == FAN_TREE_COPY)
+        return FAN_PLACE_COPY;
+    if (ours)
+        return FAN_PLACE_POOL;
+    return role == FAN_TREE_STATIC ? FAN_PLACE_STATIC : FAN_PLACE_COPY;
+}
+
 /* place_operands: the placement and address of each operand. A replay writes without a check, so an
  * operand that is written must be writable here. */
 static fan_status place_operands(fan_tree_run *r, fan_error *err)
 {
     for (size_t i = 0; i < r->args->n; i++) {
         const fan_array *a = r->args->in[i];
-        fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
         bool ours = a && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a);
-        fan_tree_placement placement = !a                            ? FAN_PLACE_NONE
-                                       : role == FAN_TREE_ACCUMULATE ? FAN_PLACE_ADD
-                                       : r->signature->demoted[i] || role == FAN_TREE_COPY
-                                           ? FAN_PLACE_COPY
-                                       : ours                    ? FAN_PLACE_POOL
-                                       : role == FAN_TREE_STATIC ? FAN_PLACE_STATIC
-                                                                 : FAN_PLACE_COPY;
+        fan_tree_placement placement = placement_of(r, i, a, ours);
         if (placement == FAN_PLACE_ADD && ours)
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: operand %zu is added into (accumulate), but it is memory of the "
@@ -225,13 +234,38 @@ static bool repeats(const fan_tree_run *r)
 
 /* ---- reasons and warnings ---- */
 
+static const char *reason_of_warm_up(uint64_t rules)
+{
+    if (rules & FAN_T(8))
+        return "it is warmed up after a replay, where the path branches";
+    if (rules & FAN_T(10))
+        return "what ran before it was warmed up, so addresses are not final";
+    return "it had not run with operands of these dtypes and shapes";
+}
+
+/* report_moved: why a call runs as it is: operand i moved more often than its limit. */
+static void report_moved(const fan_tree_run *r, size_t i, fan_tree_report *o)
+{
+    const char *why = "foreign kernels may write into it";
+    const char *advice = ", or give the operand the role copy";
+    if (r->signature->written[i]) {
+        why = "the function writes into it";
+        advice = "";
+    }
+    if (r->signature->shown[i]) {
+        why = "the function returns a view of it";
+        advice = "";
+    }
+    snprintf(o->reason, sizeof o->reason,
+             "operand %zu lay elsewhere more than %u times, and %s, so it cannot be copied: keep "
+             "the array where it is%s",
+             i, r->tree->options.limit, why, advice);
+}
+
+
 static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p,
                         fan_tree_report *o)
 {
-    static const char *const warm[] = {
-        "it is warmed up after a replay, where the path branches",
-        "it had not run with operands of these dtypes and shapes",
-        "what ran before it was warmed up, so addresses are not final"};
     o->outcome = plan->outcome;
     o->rules = plan->rules | FAN_T(17);
     o->node = -1;
@@ -250,23 +284,10 @@ static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const 
                      "steps of several threads overlap (a tree for each thread)",
                      FAN_TREE_RECORDINGS);
         else
-            snprintf(o->reason, sizeof o->reason,
-                     "operand %zu lay elsewhere more than %u times, and %s, so it cannot be "
-                     "copied: keep the array where it "
-                     "is%s",
-                     p->which, r->tree->options.limit,
-                     r->signature->shown[p->which]     ? "the function returns a view of it"
-                     : r->signature->written[p->which] ? "the function writes into it"
-                                                       : "foreign kernels may write into it",
-                     r->signature->shown[p->which] || r->signature->written[p->which]
-                         ? ""
-                         : ", or give the operand the role copy");
+            report_moved(r, p->which, o);
     }
     if (plan->outcome == FAN_TREE_WARM)
-        snprintf(o->reason, sizeof o->reason, "%s",
-                 warm[plan->rules & FAN_T(8)    ? 0
-                      : plan->rules & FAN_T(10) ? 2
-                                                : 1]);
+        snprintf(o->reason, sizeof o->reason, "%s", reason_of_warm_up(plan->rules));
     if (plan->outcome != FAN_TREE_RECORD)
         return;
     snprintf(o->reason, sizeof o->reason, "%s", fan_tree_fit_words(plan->why));

@@ -256,6 +256,14 @@ static bool is_number_of_bytes(PyObject *o)
     return PyIndex_Check(o) && !PyBool_Check(o) && !fan_is_array(o);
 }
 
+/* bytes_of_float: a number of bytes; UINT64_MAX: more than any machine has. */
+static uint64_t bytes_of_float(double f)
+{
+    if (f >= 0x1p63)
+        return UINT64_MAX;
+    return f > 0 ? (uint64_t)f : 0;
+}
+
 int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
 {
     if (!is_number_of_bytes(o))
@@ -265,8 +273,7 @@ int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
     PyObject *i = PyFloat_Check(o) ? Py_NewRef(fan_state_get()->zero) : PyNumber_Index(o);
     int negative = i ? PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT) : -1;
     if (negative == 0) {
-        *out = PyFloat_Check(o) ? (f >= 0x1p63 ? UINT64_MAX : (uint64_t)(f > 0 ? f : 0))
-                                : PyLong_AsUnsignedLongLong(i);
+        *out = PyFloat_Check(o) ? bytes_of_float(f) : PyLong_AsUnsignedLongLong(i);
         if (*out == UINT64_MAX) /* more than any machine has: no bound */
             PyErr_Clear();
     }

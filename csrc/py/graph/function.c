@@ -554,9 +554,11 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
     self->key = key == Py_None ? NULL : Py_NewRef(key);
     if ((self->name = name_of(fn)))
         self->keys = fan_call(TREES, "Keys", "(O)", self->name);
-    PyObject *options = !self->keys ? NULL
-                        : roles     ? fan_call(TREES, "options", "(OO)", roles, keep)
-                                    : fan_call(TREES, "options", "(sO)", "auto", keep);
+    PyObject *options = NULL;
+    if (self->keys && roles)
+        options = fan_call(TREES, "options", "(OO)", roles, keep);
+    else if (self->keys)
+        options = fan_call(TREES, "options", "(sO)", "auto", keep);
     if (options) {
         PyObject *kept = PyTuple_GET_ITEM(options, 2); /* None: all */
         size_t nkeep = kept == Py_None ? SIZE_MAX : (size_t)PyBytes_GET_SIZE(kept);
