@@ -1,3 +1,6 @@
+/* c_function: the functions of nodes in C.
+ *
+ * Values for the C API; a call with a node's sums; the Python type CFunction. */
 #include "py/engine/c_function.h"
 
 #include "base/mem.h"
@@ -76,7 +79,6 @@ static int call_function(const function_object *f, const fan_node *n, const fani
                          fanin_value *out)
 {
     FAN_UNINITIALIZED fanin_error err;
-    fanin_status status;
     /* a recording cannot contain its work */
     if (fan_storage_redirected() && fan_recording_here()) {
         char name[128];
@@ -90,7 +92,7 @@ static int call_function(const function_object *f, const fan_node *n, const fani
     }
     void *left = f->flags & FANIN_LONG ? fan_allow_threads_begin() : NULL;
     err.text[0] = '\0';
-    status = f->call(f->ctx, sums, f->inputs, out, f->gradients, &err);
+    fanin_status status = f->call(f->ctx, sums, f->inputs, out, f->gradients, &err);
     if (left)
         fan_allow_threads_end(left);
     err.text[sizeof err.text - 1] = '\0';
@@ -108,18 +110,22 @@ static inline bool is_object(const void *sum)
 static int call_with(const function_object *f, const fan_node *n, void **sums, fanin_value *values)
 {
     int bad = 0;
-    uint32_t k = 0, imported = 0;
-    for (; k < f->inputs && !bad; k++) {
-        if (!is_object(sums[k]))
+    uint32_t imported = 0;
+    for (uint32_t k = 0; k < f->inputs && !bad; k++) {
+        if (is_object(sums[k])) {
+            bad = fan_c_import(sums[k], n, &values[k]);
+            if (!bad)
+                imported = k + 1;
+        } else {
             fan_c_show(sums[k] ? fan_unboxed_array(sums[k]) : NULL, &values[k]);
-        else if (!(bad = fan_c_import(sums[k], n, &values[k])))
-            imported = k + 1;
+        }
     }
     if (!bad)
         bad = call_function(f, n, values, values + f->inputs);
-    while (imported-- > 0)
+    while (imported-- > 0) {
         if (is_object(sums[imported]))
             fan_array_drop(fan_c_array(&values[imported]));
+    }
     return bad;
 }
 
@@ -127,23 +133,25 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
                      uint32_t ngradients)
 {
     FAN_UNINITIALIZED fanin_value on_stack[VALUES_ON_STACK];
-    fanin_value *values = on_stack, *out;
+    fanin_value *values = on_stack;
     size_t all = (size_t)f->inputs + ngradients;
-    int bad;
     if (n && ngradients != f->gradients) {
         char name[128];
         return fan_set_error(PyExc_ValueError,
                              "%s returned an invalid number of gradients: expected %u, got %u",
                              node_text(n, name, sizeof name), ngradients, f->gradients);
     }
-    if (all > VALUES_ON_STACK && !(values = fan_alloc(all * sizeof *values))) {
-        PyErr_NoMemory();
-        return -1;
+    if (all > VALUES_ON_STACK) {
+        values = fan_alloc(all * sizeof *values);
+        if (!values) {
+            PyErr_NoMemory();
+            return -1;
+        }
     }
-    out = values + f->inputs;
+    fanin_value *out = values + f->inputs;
     for (uint32_t i = 0; i < ngradients; i++)
         fan_c_show(NULL, &out[i]);
-    bad = call_with(f, n, sums, values);
+    int bad = call_with(f, n, sums, values);
     for (uint32_t i = 0; i < ngradients; i++)
         gradients[i] = fan_unboxed(fan_c_array(&out[i]));
     if (values != on_stack)
@@ -163,11 +171,12 @@ static PyObject *results(void **gradients, uint32_t n)
         return gradients[0] ? gradients[0] : Py_NewRef(Py_None);
     if (!bad)
         all = PyTuple_New(n);
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         if (all)
             PyTuple_SET_ITEM(all, i, gradients[i] ? (PyObject *)gradients[i] : Py_NewRef(Py_None));
         else if (gradients[i])
             fan_object_drop(gradients[i]);
+    }
     return all;
 }
 
@@ -175,23 +184,24 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
 {
     const function_object *f = function_cast(o);
     Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-    PyObject *made = NULL;
-    void **sums, **gradients;
     if ((kwnames && PyTuple_GET_SIZE(kwnames)) || n != (Py_ssize_t)f->inputs)
         return PyErr_Format(PyExc_TypeError, "a function in C takes %u sums by position, got %zd",
                             f->inputs, n);
-    sums = fan_calloc(((size_t)f->inputs + f->gradients) * sizeof *sums);
+    void **sums = fan_calloc(((size_t)f->inputs + f->gradients) * sizeof *sums);
     if (!sums)
         return PyErr_NoMemory();
-    gradients = sums + f->inputs;
+    void **gradients = sums + f->inputs;
     for (Py_ssize_t i = 0; i < n; i++)
         sums[i] = args[i] == Py_None ? NULL : args[i];
-    if (fan_function_run(f, NULL, sums, gradients, f->gradients) == 0)
+    PyObject *made = NULL;
+    if (fan_function_run(f, NULL, sums, gradients, f->gradients) == 0) {
         made = results(gradients, f->gradients);
-    else
-        for (uint32_t i = 0; i < f->gradients; i++)
+    } else {
+        for (uint32_t i = 0; i < f->gradients; i++) {
             if (gradients[i])
                 fan_object_drop(gradients[i]);
+        }
+    }
     fan_free(sums);
     return made;
 }
@@ -199,7 +209,6 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
 PyObject *fan_function_new(const fanin_function *given)
 {
     fanin_function f;
-    function_object *self;
     if (!given || given->struct_size != sizeof f)
         return PyErr_Format(
             PyExc_ValueError,
@@ -209,14 +218,15 @@ PyObject *fan_function_new(const fanin_function *given)
     if (f.reserved)
         return PyErr_Format(PyExc_ValueError, "function_new: reserved: expected 0, got %u",
                             f.reserved);
-    if (!f.call || f.inputs == 0 || f.inputs > INT32_MAX || f.gradients > INT32_MAX ||
-        (f.flags & ~FANIN_LONG))
+    bool counts = f.inputs > 0 && f.inputs <= INT32_MAX && f.gradients <= INT32_MAX;
+    bool known_flags = !(f.flags & ~FANIN_LONG);
+    if (!f.call || !counts || !known_flags)
         return PyErr_Format(
             PyExc_ValueError,
             "function_new: expected a function of 1 input at least and known flags, got %s, %u "
             "inputs, %u gradients, flags %u",
             f.call ? "one" : "NULL", f.inputs, f.gradients, f.flags);
-    self = PyObject_New(function_object, fan_state_get()->function_type);
+    function_object *self = PyObject_New(function_object, fan_state_get()->function_type);
     if (!self)
         return NULL;
     self->vectorcall = function_call;

@@ -27,7 +27,9 @@ static void drop_machine(PyObject *capsule)
 static fan_status worker_new(void **worker, fan_error *err)
 {
     fan_sim *m = fan_sim_entered(); /* this thread has entered it; NULL: none */
-    PyObject *context = PyContext_CopyCurrent(), *machine = NULL, *rings = NULL;
+    PyObject *context = PyContext_CopyCurrent();
+    PyObject *machine = NULL;
+    PyObject *rings = NULL;
     if (context)
         machine = m ? PyCapsule_New(m, "fanin.machine", drop_machine) : Py_NewRef(Py_None);
     if (m && machine)
@@ -93,11 +95,6 @@ static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
     const node_more *more = fan_node_object(to)->more;
     const fan_slot_spec *spec = more && more->slots.specs ? &more->slots.specs[slot] : NULL;
     PyObject *o = gradient;
-    FAN_UNINITIALIZED fan_plain_kind kind;
-    const int64_t *shape;
-    fan_dtype of;
-    char *data;
-    int ndim;
     if (fan_is_unboxed(gradient)) {
         const fan_array *a = fan_unboxed_array(gradient);
         return !spec || fan_slot_takes(spec, a->dtype, a->ndim, a->shape);
@@ -110,14 +107,24 @@ static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
         const PyArrayObject *a = (const PyArrayObject *)o;
         fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
         _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes are compared as bytes");
-        return dtype != FAN_DT_NONE && (!spec || fan_slot_takes(spec, dtype, PyArray_NDIM(a),
-                                                                (const int64_t *)PyArray_DIMS(a)));
+        if (dtype == FAN_DT_NONE)
+            return false;
+        return !spec ||
+               fan_slot_takes(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a));
     }
-    if (fan_tensor_on_cpu(o, &of, &ndim, &shape))
-        return (!spec || fan_slot_takes(spec, of, ndim, shape)) && fan_plain_is_detached(o) &&
-               fan_plain_has_own_value(o);
-    if (!fan_plain_import(o, &kind, &data) ||
-        (spec && !fan_slot_takes(spec, kind.dtype, kind.ndim, kind.shape)))
+    const int64_t *shape;
+    fan_dtype of;
+    int ndim;
+    if (fan_tensor_on_cpu(o, &of, &ndim, &shape)) {
+        if (spec && !fan_slot_takes(spec, of, ndim, shape))
+            return false;
+        return fan_plain_is_detached(o) && fan_plain_has_own_value(o);
+    }
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    char *data;
+    if (!fan_plain_import(o, &kind, &data))
+        return false;
+    if (spec && !fan_slot_takes(spec, kind.dtype, kind.ndim, kind.shape))
         return false;
     return !kind.check_at_use;
 }
@@ -130,8 +137,9 @@ static int on_host(PyObject *gradient)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     char *data;
-    if (fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) ||
-        fan_plain_import(gradient, &kind, &data))
+    if (fan_is_unboxed(gradient) || PyArray_CheckExact(gradient))
+        return 1;
+    if (fan_plain_import(gradient, &kind, &data))
         return 1;
     if (!fan_is_tensor(fan_state_get(), gradient))
         return 0;
@@ -171,11 +179,11 @@ static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fa
     int host = n->inputs == 1 && gradient ? on_host(gradient) : 0;
     if (host < 0)
         return fan_from_python(err);
-    fan_buffer_config how = {.stream = host ? NULL : consumer,
-                             .create_graph = c->create_graph,
-                             .stats = c->detect,
-                             .budget = c->budget};
-    *buffer = fan_node_buffer(fan_node_object(n), how);
+    fan_buffer_config config = {.stream = host ? NULL : consumer,
+                                .create_graph = c->create_graph,
+                                .stats = c->detect,
+                                .budget = c->budget};
+    *buffer = fan_node_buffer(fan_node_object(n), config);
     return *buffer ? FAN_OK : fan_from_python(err);
 }
 
@@ -191,7 +199,7 @@ static void buffer_free(void *buffer)
 static void name_producer(const buffer_object *b, const fan_producer *producer)
 {
     PyObject *e = fan_exception_take();
-    PyObject *object = e ? PyObject_GetAttrString(e, "object") : NULL, *place = NULL;
+    PyObject *object = e ? PyObject_GetAttrString(e, "object") : NULL;
     PyObject *reason = object ? PyObject_GetAttrString(e, "reason") : NULL;
     bool about_slot = reason && PyUnicode_Check(object) && PyUnicode_Check(reason) &&
                       PyObject_HasAttrString(e, "slot");
@@ -199,16 +207,18 @@ static void name_producer(const buffer_object *b, const fan_producer *producer)
     char text[128];
     PyErr_Clear();
     if (name && strcmp(name, fan_buffer_name(b->core)) == 0) {
-        place = producer->node
-                    ? PyUnicode_FromFormat(
-                          "%s%s returned an invalid gradient at index %u", FAN_FROM_HOOK(producer),
-                          fan_node_name(producer->node, text, sizeof text), producer->index)
-                    : PyUnicode_FromFormat("%s was given an invalid gradient at index %u",
-                                           producer->call, producer->index);
+        PyObject *place;
+        if (producer->node)
+            place = PyUnicode_FromFormat(
+                "%s%s returned an invalid gradient at index %u", FAN_FROM_HOOK(producer),
+                fan_node_name(producer->node, text, sizeof text), producer->index);
+        else
+            place = PyUnicode_FromFormat("%s was given an invalid gradient at index %u",
+                                         producer->call, producer->index);
         fan_exception_replace_place(e, place, reason);
         PyException_SetTraceback(e, Py_None);
+        Py_XDECREF(place);
     }
-    Py_XDECREF(place);
     Py_XDECREF(reason);
     Py_XDECREF(object);
     fan_exception_put(e);
@@ -219,17 +229,23 @@ static void name_producer(const buffer_object *b, const fan_producer *producer)
 static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c,
                        const fan_producer *producer)
 {
-    bool device = c->value.device && c->value.device->backend->has_streams;
-    fan_streams_outer outer;
+    fan_device *d = c->value.device;
+    bool has_streams = d && d->backend->has_streams;
     fan_stream *current = NULL;
-    if (device && !producer->stream && fan_library_stream(&c->value, NULL, &current) < 0)
-        return -1;
-    if (device && !producer->stream && !current &&
-        !(current = fan_stream_current(c->value.device))) {
-        PyErr_NoMemory();
-        return -1;
+    if (has_streams && !producer->stream) {
+        if (fan_library_stream(&c->value, NULL, &current) < 0)
+            return -1;
+        if (!current)
+            current = fan_stream_current(d);
+        if (!current) {
+            PyErr_NoMemory();
+            return -1;
+        }
     }
-    c->stream = !device ? NULL : current ? current : producer->stream;
+    c->stream = NULL;
+    if (has_streams)
+        c->stream = current ? current : producer->stream;
+    fan_streams_outer outer;
     fan_streams_enter(producer->to, &outer);
     int bad = fan_add_on(b->core, slot, c);
     fan_streams_leave(&outer);
@@ -254,10 +270,11 @@ static int add_any(buffer_object *b, uint32_t slot, uint32_t key, void *given,
                           .stream = producer->stream,
                           .alone = gradient && fan_alone(gradient, 1)};
     PyObject *number = PyLong_FromUnsignedLong(key);
-    int bad =
-        !number ||
-        fan_contribution_of(b, slot, gradient ? (PyObject *)gradient : Py_None, number, &c) < 0 ||
-        add_between(b, slot, &c, producer) < 0;
+    int bad = -1;
+    if (number)
+        bad = fan_contribution_of(b, slot, gradient ? (PyObject *)gradient : Py_None, number, &c);
+    if (!bad)
+        bad = add_between(b, slot, &c, producer);
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_release(&c.value);
     Py_XDECREF(number);
@@ -294,15 +311,15 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
 static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err)
 {
     PyObject *out = fan_node_out_buffer(n, slot);
-    const fan_take how = {.one = true, .slot = slot};
+    const fan_take options = {.one = true, .slot = slot};
     buffer_object *b = buffer;
     const size_t only = slot;
-    PyObject *list;
-    if (!out && !b->create_graph &&
-        fan_plain_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
+    bool plain = !out && !b->create_graph;
+    if (plain && fan_plain_take(b->core, (fan_span){slot, only + 1}, &options, NULL, sum))
         return FAN_OK;
     PyErr_Clear(); /* the general path raises the error again, if it is one */
-    list = fan_take_all(b->core, &only, b->names, NULL, out ? out : Py_None, Py_None, false);
+    PyObject *list =
+        fan_take_all(b->core, &only, b->names, NULL, out ? out : Py_None, Py_None, false);
     if (!list)
         return fan_from_python(err);
     if (PyList_GET_ITEM(list, 0) != Py_None)
@@ -337,15 +354,15 @@ __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
 static int warn_undefined(const fan_node *n, PyObject *fn, void *const *gradients,
                           uint32_t ngradients)
 {
-    char name[128];
-    PyObject *none;
     if (!ngradients || !atomic_load_explicit(&fan_debug_on, memory_order_relaxed))
         return 0;
-    for (uint32_t i = 0; i < ngradients; i++)
+    for (uint32_t i = 0; i < ngradients; i++) {
         if (gradients[i] || !fan_backward_needs(n, i))
             return 0;
-    none = fan_call("fanin._mistakes", "warn_undefined", "(Os)", fn,
-                    fan_node_name(n, name, sizeof name));
+    }
+    char name[128];
+    PyObject *none = fan_call("fanin._mistakes", "warn_undefined", "(Os)", fn,
+                              fan_node_name(n, name, sizeof name));
     Py_XDECREF(none);
     return none ? 0 : -1;
 }
@@ -353,31 +370,37 @@ static int warn_undefined(const fan_node *n, PyObject *fn, void *const *gradient
 static int run_in_python(node_object *self, void **sums, void **gradients, uint32_t ngradients)
 {
     FAN_UNINITIALIZED PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
-    PyObject **args = on_stack, *result, *fn;
+    PyObject **args = on_stack;
     FAN_UNINITIALIZED fan_guards guards;
     uint32_t n = self->node.inputs;
     if (fan_box_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
         return -1;
-    if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
-        PyErr_NoMemory();
-        return fan_guards_end(&guards, NULL), -1;
+    if (n > FAN_SUMS_ON_STACK) {
+        args = fan_alloc((n + 1) * sizeof *args);
+        if (!args) {
+            PyErr_NoMemory();
+            (void)fan_guards_end(&guards, NULL);
+            return -1;
+        }
     }
     for (uint32_t i = 0; i < n; i++)
         args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
-    fn = Py_NewRef(self->fn);
-    result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *fn = Py_NewRef(self->fn);
+    PyObject *result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     if (args != on_stack)
         fan_free(args);
     if (fan_guards_end(&guards, &self->node) < 0)
         Py_CLEAR(result);
     int bad = result ? 0 : -1;
-    if (result && ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) &&
-        result != Py_None) {
-        gradients[0] = result; /* the usual case */
-    } else if (result) {
-        bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
-        if (!bad)
-            bad = warn_undefined(&self->node, fn, gradients, ngradients);
+    if (result) {
+        bool several = PyTuple_Check(result) || PyList_Check(result);
+        if (ngradients == 1 && !several && result != Py_None) { /* the usual case */
+            gradients[0] = result;
+        } else {
+            bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
+            if (!bad)
+                bad = warn_undefined(&self->node, fn, gradients, ngradients);
+        }
     }
     Py_DECREF(fn);
     return bad;
@@ -421,14 +444,13 @@ static void fetch(const fan_node *const ahead[3])
 static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void **sum,
                              void *node_hooks, fan_error *err)
 {
-    node_object *self = fan_node_object(leaf);
-    if (((leaf_object *)self)->divert)
-        return status_of(fan_leaf_divert((leaf_object *)self, sum), err);
-    return status_of(fan_leaf_accumulate((leaf_object *)self, sum, c->create_graph) < 0 ||
-                             fan_hooks_accumulated(self, node_hooks) < 0
-                         ? -1
-                         : 0,
-                     err);
+    leaf_object *self = (leaf_object *)fan_node_object(leaf);
+    if (self->divert)
+        return status_of(fan_leaf_divert(self, sum), err);
+    int bad = fan_leaf_accumulate(self, sum, c->create_graph);
+    if (!bad)
+        bad = fan_hooks_accumulated(&self->base, node_hooks);
+    return status_of(bad, err);
 }
 
 static void *leaf_grad(fan_node *leaf)
@@ -468,19 +490,20 @@ static void error_put(void *error)
 /* pick: the user's schedule, of the tuple of nodes that are ready. */
 static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan_error *err)
 {
-    PyObject *list = PyList_New(0), *ready = NULL, *one = NULL;
+    PyObject *list = PyList_New(0);
     size_t at = 0;
     fan_status status = FAN_ERR_EXTERN;
     for (const fan_node *n; list && (n = fan_backward_ready(p, &at)); at++)
         fan_list_add(&list, Py_NewRef((PyObject *)fan_node_object(n)));
-    ready = fan_tuple_of(list);
-    one = ready ? PyObject_CallOneArg((PyObject *)schedule, ready) : NULL;
+    PyObject *ready = fan_tuple_of(list);
+    PyObject *one = ready ? PyObject_CallOneArg((PyObject *)schedule, ready) : NULL;
     at = 0;
-    for (const fan_node *n; one && status != FAN_OK && (n = fan_backward_ready(p, &at)); at++)
+    for (const fan_node *n; one && status != FAN_OK && (n = fan_backward_ready(p, &at)); at++) {
         if ((PyObject *)fan_node_object(n) == one) {
             *place = at;
             status = FAN_OK;
         }
+    }
     if (one && status != FAN_OK)
         PyErr_Format(PyExc_ValueError, "schedule: expected one of the %zd ready nodes, got %R",
                      PyTuple_GET_SIZE(ready), one);

@@ -148,9 +148,10 @@ static char *value_text(PyObject *o, const fan_value *v, char *buf, size_t size)
         PyOS_snprintf(buf, size, "%s%s", FAN_TYPE_TEXT(o), advice);
         return buf;
     }
+    fan_device *where = v->device ? v->device : fan_cpu();
     PyOS_snprintf(buf, size, "%s%s %s on %s", v->form == FAN_FORM_SPARSE ? "sparse " : "",
                   fan_shape_text(ndim, shape, text, sizeof text), fan_dtype_name(v->dtype),
-                  fan_device_text(v->device ? v->device : fan_cpu(), device, sizeof device));
+                  fan_device_text(where, device, sizeof device));
     return buf;
 }
 

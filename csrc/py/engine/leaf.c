@@ -692,11 +692,11 @@ static int make_wide(leaf_object *self, PyObject *accumulate)
         return fan_set_error(PyExc_TypeError,
                              "accumulate: only an array's gradients are summed in another dtype");
     fan_stream *own = fan_node_stream(&self->base.node);
+    fan_device *where = spec->device ? spec->device : fan_cpu();
     char device[32];
     PyObject *pair =
         fan_call("fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape),
-                 fan_dtype_name(spec->dtype),
-                 fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device),
+                 fan_dtype_name(spec->dtype), fan_device_text(where, device, sizeof device),
                  accumulate, own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
     if (!pair)
         return -1;

@@ -61,9 +61,10 @@ static void drop_hold(PyObject *capsule)
 /* kept: the first view whose owner has other references (Kept views), or -1. */
 static Py_ssize_t kept(PyObject *owners)
 {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++)
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++) {
         if (Py_REFCNT(PyTuple_GET_ITEM(owners, i)) > 1)
             return i;
+    }
     return -1;
 }
 
@@ -78,27 +79,35 @@ static int check_kept(const fan_kernel *k, PyObject *owners)
     PyGC_Collect();
     if (!was)
         PyGC_Disable();
-    if ((i = kept(owners)) < 0)
+    i = kept(owners);
+    if (i < 0)
         return 0;
-    bool write = (size_t)i >= k->reads;
+    const char *list = "reads";
+    if ((size_t)i >= k->reads) {
+        list = "writes";
+        i -= (Py_ssize_t)k->reads;
+    }
     return fan_set_error(PyExc_RuntimeError,
                          "kernel %R kept %s[%zd] past its run, when its memory may be another "
                          "array's; keep a copy: view.copy()",
-                         k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
+                         k->name, list, i);
 }
 
 /* snapshot: the bytes of a view as they are now, as bytes; *lo: where the first of them lies. */
 static PyObject *snapshot(const fan_array *a, const char **lo)
 {
-    const char *first = a->data, *last = a->data;
+    const char *first = a->data;
+    const char *last = a->data;
     for (int i = 0; i < a->ndim && a->size; i++) { /* of nothing, steps lead out of the memory */
         int64_t way = (a->shape[i] - 1) * a->strides[i];
-        first += way < 0 ? way : 0;
-        last += way > 0 ? way : 0;
+        if (way < 0)
+            first += way;
+        else
+            last += way;
     }
     *lo = first;
-    return PyBytes_FromStringAndSize(
-        first, a->size ? last - first + (Py_ssize_t)fan_dtype_size(a->dtype) : 0);
+    Py_ssize_t bytes = a->size ? last - first + (Py_ssize_t)fan_dtype_size(a->dtype) : 0;
+    return PyBytes_FromStringAndSize(first, bytes);
 }
 
 static void redirect(PyObject *o, const PyObject *bytes, const char *lo)
@@ -114,8 +123,8 @@ static void redirect_parts(PyObject *raised, PyObject *view, const PyObject *byt
 {
     PyObject *at = PyException_GetTraceback(raised);
     while (at && PyTraceBack_Check(at)) {
-        PyObject *locals = PyFrame_GetLocals(((PyTracebackObject *)at)->tb_frame),
-                 *next = (PyObject *)((PyTracebackObject *)at)->tb_next;
+        PyObject *locals = PyFrame_GetLocals(((PyTracebackObject *)at)->tb_frame);
+        PyObject *next = (PyObject *)((PyTracebackObject *)at)->tb_next;
         PyObject *values = locals ? PyMapping_Values(locals) : NULL;
         for (Py_ssize_t i = 0; values && i < PyList_GET_SIZE(values); i++) {
             PyObject *o = PyList_GET_ITEM(values, i);
@@ -297,18 +306,23 @@ void fan_machine_refuse_stream(const char *call, PyObject *o, const fan_stream *
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
 {
     machine_object *self = fan_machine_self(o);
-    PyObject *where = a[0], *title = a[4], *result = NULL;
+    PyObject *where = a[0];
+    PyObject *title = a[4];
     double us = PyFloat_AsDouble(a[5]);
     int64_t level = 1;
     fan_stream *s = NULL;
-    fan_kernel *k = NULL;
-    fan_array **arrays = NULL;
-    if ((us == -1 && PyErr_Occurred()) || !fan_text_arg(title) ||
-        fan_number_arg(a[6], "stacklevel", &level) < 0 || fan_stream_arg(where, &s) < 0)
+    if ((us == -1 && PyErr_Occurred()) || !fan_text_arg(title))
         return NULL;
-    if (!s || fan_sim_of(s->device) != self->m) {
+    if (fan_number_arg(a[6], "stacklevel", &level) < 0 || fan_stream_arg(where, &s) < 0)
+        return NULL;
+    PyObject *result = NULL;
+    fan_array **arrays = NULL;
+    fan_kernel *k = NULL;
+    if (s && fan_sim_of(s->device) == self->m)
+        k = operands_of(self, a[2], a[3], &arrays);
+    else
         fan_machine_refuse_stream("launch", where, s);
-    } else if ((k = operands_of(self, a[2], a[3], &arrays))) {
+    if (k) {
         k->fn = Py_NewRef(a[1]);
         k->name = Py_NewRef(title);
         k->owner = self;

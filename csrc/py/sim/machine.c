@@ -604,10 +604,9 @@ static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_explore *x = search_of(a[0]);
     const char *schedule = x ? fan_text_arg(a[1]) : NULL;
-    fan_status status;
     if (!schedule)
         return NULL;
-    status = fan_explore_replay(x, schedule);
+    fan_status status = fan_explore_replay(x, schedule);
     if (status == FAN_ERR_VALUE)
         return PyErr_Format(PyExc_ValueError,
                             "replay: '%s' is no schedule: it has one character for each step, 0-9 "
@@ -633,12 +632,13 @@ static PyObject *explore_state(PyObject *Py_UNUSED(module), PyObject *capsule)
     PyObject *schedule = x ? text_filled(fill_explore_schedule, x) : NULL;
     if (!schedule)
         return NULL;
-    return Py_BuildValue("{s:K,s:K,s:K,s:O,s:O,s:N}", "anew",
+    PyObject *complete = PyBool_FromLong(fan_explore_complete(x));
+    PyObject *strayed = PyBool_FromLong(fan_explore_strayed(x));
+    return Py_BuildValue("{s:K,s:K,s:K,s:N,s:N,s:N}", "anew",
                          (unsigned long long)fan_explore_anew(x), "runs",
                          (unsigned long long)fan_explore_runs(x), "abandoned",
-                         (unsigned long long)fan_explore_abandoned(x), "complete",
-                         fan_explore_complete(x) ? Py_True : Py_False, "strayed",
-                         fan_explore_strayed(x) ? Py_True : Py_False, "schedule", schedule);
+                         (unsigned long long)fan_explore_abandoned(x), "complete", complete,
+                         "strayed", strayed, "schedule", schedule);
 }
 
 #include "py/declared/search.h"
