@@ -221,7 +221,7 @@ static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_co
     char has[160];
     char wants[240] = "a gradient of shape ";
     fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wanted_ndim, wanted, has, sizeof has),
-               declared ? " (or one that it broadcasts to)" : " as the first one");
+               declared ? " (or of a shape that is broadcast from it)" : " as the first one");
     return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
                              fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
 }

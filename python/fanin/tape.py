@@ -865,7 +865,8 @@ def sum_to(x: Var, shape: Shape) -> Var:
     if has == shape:
         return x
     if lead < 0 or any(n not in (1, has[lead + i]) for i, n in enumerate(shape)):
-        raise ValueError(f"expected a gradient of shape {shape} (or one that it broadcasts to), got {has} (A9)")
+        wanted = f"a gradient of shape {shape} (or of a shape that is broadcast from it)"
+        raise ValueError(f"expected {wanted}, got {has} (A9)")
     return reshape(total(x, [i for i in range(len(has)) if i < lead or has[i] != shape[i - lead]]), shape)
 
 

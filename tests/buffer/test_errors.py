@@ -79,7 +79,7 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
         "declared shape",
         lambda b: b.add(1, np.ones(2)),
         ValueError,
-        "grads: slot 1 (b1): expected a gradient of shape (3,) (or one that it broadcasts to), got (2,)",
+        "grads: slot 1 (b1): expected a gradient of shape (3,) (or of a shape that is broadcast from it), got (2,)",
     ),
     (
         "complex into real",

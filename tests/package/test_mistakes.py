@@ -26,6 +26,10 @@ def node(fn: Callable[..., Any] = lambda g: g, name: str = "mul") -> tuple[fanin
     return leaf, fanin.Node(fn, edges=[(leaf, 0)], name=name)
 
 
+def two_edges(n: fanin.Node) -> fanin.Node:
+    return fanin.Node(lambda g: None, edges=[(n, 0), (n, 0)])
+
+
 # Arguments in the wrong place
 
 ORDER: list[tuple[Callable[[Any], object], str]] = [
@@ -55,6 +59,11 @@ ORDER: list[tuple[Callable[[Any], object], str]] = [
     (lambda n: fanin.Node(len, edges=n), "edges: expected a sequence, got a fanin.Node: give [(node, slot)]"),
     (lambda n: fanin.Node(len, edges=[(n, G)]), "slot of an edge: expected an integer, got a numpy.ndarray"),
     (lambda n: fanin.Node(len, edges=(G, 0)), "arrays and tensors are no nodes; fanin.Leaf(array) makes one"),
+    (lambda n: fanin.Node(len, [(n, 0)]), "Node: inputs: .*got a list: edges are given by name, Node(fn, edges="),
+    (lambda n: fanin.backward(n), "backward: roots: expected a sequence, got one root: give [(node, slot, gradient)]"),
+    (lambda n: fanin.grad([(n, 0, G)], n), "grad: inputs: expected a sequence, got one input: give [leaf]"),
+    (lambda n: fanin.sim.Machine().stream("main"), "got 'main': a name is given as name='main'"),
+    (lambda n: fanin.backward([(two_edges(n), 0, G)]), "expected a tuple of 2, got None: does it lack a return?"),
 ]
 
 

@@ -123,8 +123,9 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
         else
             PyErr_Format(
                 PyExc_TypeError,
-                "%s returned an invalid number of gradients: expected a tuple of %u, got %s", who,
-                ngradients, FAN_TYPE_TEXT(result));
+                "%s returned an invalid number of gradients: expected a tuple of %u, got %s%s", who,
+                ngradients, FAN_TYPE_TEXT(result),
+                result == Py_None ? ": does it lack a return?" : "");
         Py_DECREF(result);
         return -1;
     }

@@ -592,6 +592,12 @@ static int set_call_site(node_object *self)
 static int inputs_arg(PyObject *given, uint32_t *inputs)
 {
     int64_t n = given ? fan_small_index(given) : 0;
+    if (given && (PyList_Check(given) || PyTuple_Check(given)))
+        return fan_set_error(
+            PyExc_TypeError,
+            "Node: inputs: expected a number of gradients, got %s: edges are given "
+            "by name, Node(fn, edges=[(node, slot)])",
+            FAN_TYPE_TEXT(given));
     if (n < 0 && fan_index(given, "inputs", NULL, &n) < 0)
         return -1;
     if (given && (n < 1 || n >= INT32_MAX))

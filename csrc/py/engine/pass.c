@@ -126,9 +126,12 @@ static bool is_single(PyObject *o)
 static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
 {
     const char *call = parts->config.call;
-    if (is_single(o))
-        return fan_set_error(PyExc_TypeError,
-                             "%s: %s: expected a sequence, got one of them: give [it]", call, what);
+    if (is_single(o)) {
+        bool roots = strcmp(what, "roots") == 0;
+        return fan_set_error(PyExc_TypeError, "%s: %s: expected a sequence, got one %s: give [%s]",
+                             call, what, roots ? "root" : "input",
+                             roots ? "(node, slot, gradient)" : "leaf");
+    }
     if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) { /* the usual case */
         *out = PySequence_Tuple(o);
         return *out ? 0 : -1;

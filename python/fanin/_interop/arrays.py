@@ -513,7 +513,8 @@ def axes_to(has: Shape, shape: Shape) -> tuple[int, ...]:
     """The axes over which an array of shape `has` is summed to `shape`; refused where `shape` does not broadcast."""
     lead = len(has) - len(shape)
     if lead < 0 or any(n not in (1, has[lead + i]) for i, n in enumerate(shape)):
-        refuse(ValueError, f"expected a gradient of shape {shape} (or one that it broadcasts to), got {has} (A9)")
+        wanted = f"a gradient of shape {shape} (or of a shape that is broadcast from it)"
+        refuse(ValueError, f"expected {wanted}, got {has} (A9)")
     return tuple(i for i in range(len(has)) if i < lead or shape[i - lead] != has[i])
 
 
