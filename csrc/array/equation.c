@@ -55,10 +55,12 @@ static void add_term(equation *e, int64_t step, int64_t most)
     e->t[k] = (term){step, most};
     e->reach[k + 1] = e->reach[k] + step * most;
     e->gcd[k + 1] = equation_gcd(step, e->gcd[k]);
-    bool same_gcd = e->gcd[k + 1] == e->gcd[k];
-    bool in_reach = step <= e->reach[k] + e->gcd[k];
-    bool goes_on = e->whole[k] && same_gcd && in_reach;
-    e->whole[k + 1] = k == 0 || goes_on;
+    e->whole[k + 1] = true;
+    if (k > 0) {
+        bool same_gcd = e->gcd[k + 1] == e->gcd[k];
+        bool in_reach = step <= e->reach[k] + e->gcd[k];
+        e->whole[k + 1] = e->whole[k] && same_gcd && in_reach;
+    }
     e->inverse[k + 1] = 0;
     e->n++;
 }
