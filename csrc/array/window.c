@@ -1370,9 +1370,11 @@ static void numbers_pack(char *p, const window_view *v, const fan_exact_kind *k,
     bits128 lift = (bits128)1 << (8 * width - 1);
     for (size_t i = 0; i < v->n; i++) {
         int64_t top = cell_top(v, k, i);
-        bits128 x = (bits128)(top - FAN_ACC_NOTHING);
+        bits128 x;
         if (top > FAN_ACC_NAN)
             x = (bits128)(cell_value(v, i) >> zeros) + lift;
+        else
+            x = (bits128)(top - FAN_ACC_NOTHING);
         number_put(p, v->n, width, i, x);
     }
 }

@@ -35,7 +35,7 @@ import operator
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -1296,6 +1296,7 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), me
     fanin._need("graph", "tape.compiled")
     function("compiled: step", step)
     given = sequence("compiled: static", static, "values and arrays")
+    given = list({id(x): x for x in given}.values())  # each once
     return Compiled(step, given, integer("compiled: memory", memory), integer("compiled: limit", limit), verify)
 
 
@@ -1400,7 +1401,7 @@ class Compiled(Generic[R]):
                     outputs = kind.fn(*operands)
                     form: _Form = kind.fn._form
                     values = list(map(_value, outputs, form.axes))
-                result = cast(R, _mapped(form.result, partial(_given, values)) if values else form.result)
+                result = cast(R, _mapped(form.result, partial(_given, values)))
                 if form.ends or form.adds or call.before is not None:
                     self._end(call, form, values)
                 return result
@@ -1470,20 +1471,15 @@ class Compiled(Generic[R]):
         there = [next(given) for _ in call.static]
         mine = [None if g is None else next(given) for g in call.grads]
 
-        def of(x: object) -> object:
-            if type(x) is dict:
-                return {k: of(y) for k, y in x.items()}
-            return next(inside) if type(x) is np.ndarray else Var(next(inside), cpu) if isinstance(x, Var) else x
-
         own = [g if g is None or i in kind.shared else cast(Any, g).copy("K") for i, g in enumerate(mine)]
         try:
             self._set(there, own)
-            result = self.step(*[of(x) for x in call.args], **{name: of(x) for name, x in call.kwargs.items()})
+            args = [_handled(x, inside) for x in call.args]
+            result = self.step(*args, **{name: _handled(x, inside) for name, x in call.kwargs.items()})
             return self._left(kind, result, operands[: len(call.arrays)], there, own)
         finally:
-            self._set(
-                call.static, [None] * len(own)
-            )  # none of the tree's memory; the caller's own follow after the call
+            # none of the tree's memory; the caller's own follow after the call
+            self._set(call.static, [None] * len(own))
 
     def _set(self, data: Sequence[object], grads: Sequence[object]) -> None:
         sets = [(x, "data", y) for x, y in zip(self._vars, data, strict=True)]
@@ -1504,7 +1500,8 @@ class Compiled(Generic[R]):
 
         def returned(x: object) -> object:
             data = _data(x)
-            if type(data) is np.ndarray or (isinstance(data, _core.Array) and any(_meet(data, y) for y in given)):
+            handle = isinstance(data, _core.Array)
+            if type(data) is np.ndarray or (handle and (not data.size or any(_meet(data, y) for y in given))):
                 data = cpu.put(data)
             if x is not None and not isinstance(data, _core.Array):
                 raise fanin.CaptureError(
@@ -1568,38 +1565,49 @@ def _data(x: object) -> Any:
     return x.data if isinstance(x, Var) else x
 
 
+def _handled(x: object, inside: Iterator[_core.Array]) -> object:
+    """An argument with the next handles in the place of its arrays."""
+    if type(x) is dict:
+        return {k: _handled(y, inside) for k, y in x.items()}
+    return next(inside) if type(x) is np.ndarray else Var(next(inside), cpu) if isinstance(x, Var) else x
+
+
+def _flatten(
+    label: Label, x: object, arrays: list[NDArray], form: list[tuple[Label, object]], values: list[object]
+) -> None:
+    """Add an argument to what `_flat` returns. No closure: one that calls itself is a cycle, which keeps the arrays."""
+    data = _data(x)
+    if isinstance(x, Var) and x.edge is not None:
+        raise TypeError(f"compiled: {_label(label)} is {x!r}: a parameter belongs in static=, a result made inside")
+    if type(data) is np.ndarray:
+        arrays.append(data)
+        form.append((label, np.ndarray if data is x else Var))
+    elif type(x) is dict:
+        form.append((label, dict))
+        for k, y in x.items():
+            if type(k) is not str:
+                values.append(k)
+            _flatten((*label, k), y, arrays, form, values)
+    elif isinstance(x, Var | np.ndarray | list):
+        raise TypeError(
+            f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
+            f" got {data!r}"
+        )
+    else:
+        form.append((label, None))
+        values.append(x)
+
+
 def _flat(
     args: Sequence[object], kwargs: dict[str, object]
 ) -> tuple[Arrays, tuple[tuple[Label, object], ...], tuple[object, ...]]:
     """The arrays among arguments, of each argument where it is and its type, and values that are no arrays."""
     arrays, form, values = list[NDArray](), list[tuple[Label, object]](), list[object]()
 
-    def add(label: Label, x: object) -> None:
-        data = _data(x)
-        if isinstance(x, Var) and x.edge is not None:
-            raise TypeError(f"compiled: {_label(label)} is {x!r}: a parameter belongs in static=, a result made inside")
-        if type(data) is np.ndarray:
-            arrays.append(data)
-            form.append((label, np.ndarray if data is x else Var))
-        elif type(x) is dict:
-            form.append((label, dict))
-            for k, y in x.items():
-                if type(k) is not str:
-                    values.append(k)
-                add((*label, k), y)
-        elif isinstance(x, Var | np.ndarray | list):
-            raise TypeError(
-                f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
-                f" got {data!r}"
-            )
-        else:
-            form.append((label, None))
-            values.append(x)
-
     for i, x in enumerate(args):
-        add(("argument", i), x)
+        _flatten(("argument", i), x, arrays, form, values)
     for name, x in kwargs.items():
-        add(("argument", name), x)
+        _flatten(("argument", name), x, arrays, form, values)
     return tuple(arrays), tuple(form), tuple(values)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -823,3 +824,57 @@ def test_a_kernel_whose_name_utf8_cannot_say_is_recorded() -> None:
             y[:] = 0
             own()
             assert y.tolist() == [2.0 if fn is twice else -1.0] * 3
+
+
+def test_a_step_needs_no_collection_of_cycles() -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    def arguments(i: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        x = np.full(3, float(i))
+        kept.append(weakref.ref(x))
+        return [((x,), {}), ((x, 2.0), {}), ((), {"x": x}), (({"a": x},), {})][i // 5]
+
+    step = tape.compiled(lambda x, scale=1.0: tape.array(x["a"] if isinstance(x, dict) else x) * scale)
+    gc.collect()
+    gc.disable()
+    try:
+        did = []
+        for i in range(20):
+            args, named = arguments(i)
+            assert step(*args, **named).numpy().tolist() == [i * (2.0 if 5 <= i < 10 else 1.0)] * 3
+            did.append(step.last.did)
+            del args, named
+    finally:
+        gc.enable()
+    assert did == ["warmed", "recorded", "replayed", "replayed", "replayed"] * 4
+    assert not [x for x in kept if x() is not None]
+
+
+def test_a_result_without_arrays_is_made_anew_by_each_call() -> None:
+    step = tape.compiled(lambda x: {"none": None, "list": []})
+    for _ in range(4):
+        made = step(np.ones(2))
+        assert made == {"none": None, "list": []}
+        made["more"] = 1
+        made["list"].append(2)
+
+
+def test_an_empty_view_of_an_argument_is_a_result() -> None:
+    step = tape.compiled(lambda x: (x[:0], x[:, 3:]))
+    for _ in range(3):
+        one, two = step(np.ones((2, 3)))
+        assert (one.shape, two.shape) == ((0, 3), (2, 0))
+
+
+def test_a_parameter_may_be_given_twice() -> None:
+    w = tape.parameter(np.ones(2))
+
+    def train(x: Any) -> Any:
+        loss = (tape.array(x) * w).sum()
+        tape.backward(loss)
+        tape.update(lambda g, p: np.subtract(p, g, out=p), [w.grad], [w])
+        w.grad = None
+        return loss
+
+    step = tape.compiled(train, static=[w, w])
+    assert [float(step(np.ones(2)).numpy()) for _ in range(4)] == [2.0, 0.0, -2.0, -4.0]

@@ -273,8 +273,10 @@ class Machine(_core.Machine):
         """
         if name is not None and not isinstance(name, str):
             raise TypeError(f"stream: name: expected a str, got {type_of(name)}")
-        if isinstance(device, str):
-            raise TypeError(f"stream: device: expected a number, got {device!r}: a name is given as name={device!r}")
+        given: object = device
+        if isinstance(given, str):
+            numbers = f"a device's number, 0 to {self.devices - 1}"
+            raise TypeError(f"stream: expected {numbers}, got {given!r}: a name is given as name={given!r}")
         device = self._numbered(device)
         made = self._stream(device, flag("stream: blocking", blocking))
         if name is not None:
