@@ -1482,8 +1482,8 @@ class Compiled(Generic[R]):
             self._set(call.static, [None] * len(own))
 
     def _set(self, data: Sequence[object], grads: Sequence[object]) -> None:
-        sets = [(x, "data", y) for x, y in zip(self._vars, data, strict=True)]
-        sets += [(leaf, "grad", g) for leaf, g in zip(self._leaves, grads, strict=True)]  # type: ignore[misc]
+        sets: list[tuple[object, str, object]] = [(x, "data", y) for x, y in zip(self._vars, data, strict=True)]
+        sets += [(leaf, "grad", g) for leaf, g in zip(self._leaves, grads, strict=True)]
         _at_once(map(setattr, *zip(*sets, strict=True)) if sets else ())
 
     def _left(

@@ -230,14 +230,20 @@ def trace(*, capacity: int = 1 << 16) -> Trace:
     return Trace(integer("trace: capacity", capacity, 1))
 
 
-_here = threading.local()
+class _Here(threading.local):
+    """What belongs to one thread."""
+
+    def __init__(self) -> None:
+        self.named: list[Names] = []  # the names of streams of each machine that it has entered
+        self.traces: list[Trace] = []  # those that record it
+
+
+_here = _Here()
 
 
 def entered() -> list[Names]:
     """The names of streams of each machine that this thread has entered."""
-    if not hasattr(_here, "named"):
-        _here.named = []
-    return _here.named  # type: ignore[no-any-return]
+    return _here.named
 
 
 def begin_names(names: Names) -> None:
@@ -255,6 +261,4 @@ def end_names(names: Names) -> None:
 
 def active() -> list[Trace]:
     """The traces that record this thread."""
-    if not hasattr(_here, "traces"):
-        _here.traces = []
-    return _here.traces  # type: ignore[no-any-return]
+    return _here.traces
