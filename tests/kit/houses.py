@@ -28,8 +28,8 @@ HOUSES: dict[str, tuple[str, ...]] = {
     "analysis": (
         "python/fanin/analysis",
         "python/fanin/descriptors*",
-        "csrc/py/arrays/analysis.c",
-        "csrc/array/snapshot.*",
+        "csrc/py/analysis",
+        "csrc/analysis",
         "tests/analysis",
         "docs/analysis.md",
     ),

@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("array", "base", "buffer", "device", "engine", "graph", "py")
+FOLDERS = ("analysis", "array", "base", "buffer", "device", "engine", "graph", "py")
 PYTHON = ("python/fanin/dist", "python/fanin/graph")
 PUBLIC = "python/fanin/include"
 COPIED = (
@@ -73,7 +73,7 @@ NEAR = {
     "array/superacc": ["array/test_exact.py", "buffer/test_exact_buffer.py"],
     "array/extents": ["buffer/test_out.py", "spec/test_aliasing.py", "array/test_overlap.py"],
     "array/layout": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
-    "array/snapshot": ["analysis/test_functionalize.py", "analysis/test_collect.py"],
+    "analysis/snapshot": ["analysis/test_functionalize.py", "analysis/test_collect.py"],
     "array/overlap": ["array/test_overlap.py", "graph/test_recorded_layout.py"],
     "array/equation": ["array/test_overlap.py"],
     "array/sparse": ["array/test_exact_sparse.py", "buffer/test_kinds.py", "spec/test_values.py"],
@@ -153,7 +153,7 @@ NEAR = {
     "graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_rows.py", "graph/test_graph_tree_failures.py", "graph/test_graph_trees_cuda.py"],
     "py/arrays/overlap": ["array/test_overlap.py"],
-    "py/arrays/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
+    "py/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
     "py/arrays/region": ["array/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
     "py/arrays/dlpack_export": ["interop/test_exchange_cuda.py"],
     "device/sim/work": ["sim/test_sim_memory.py"],
