@@ -697,6 +697,8 @@ static const fan_backend fan_sim_backend = {
     .capture = fan__sim_capture,
     .capture_stream = fan__sim_capture_stream,
     .recorder = &fan_sim_recorder,
+    .step_writes = fan__sim_step_writes,
+    .step_reads = fan__sim_step_reads,
     .closed = sim_closed,
     .left_out = sim_left_out,
     .device_fini = sim_device_fini,
@@ -975,5 +977,31 @@ static fan_status entered_find(long index, fan_device **out, fan_error *err)
     return FAN_OK;
 }
 
-const fan_backend_entry fan_sim_entry = {
-    .backend = &fan_sim_backend, .count = entered_count, .find = entered_find};
+static void *entered_held(void)
+{
+    fan_sim *machine = fan_sim_entered();
+    return machine ? fan_sim_hold(machine) : NULL;
+}
+
+static void entered_drop(void *machine)
+{
+    fan_sim_drop(machine);
+}
+
+static fan_status entered_enter(void *machine, fan_error *err)
+{
+    return fan_sim_enter(machine, err);
+}
+
+static void entered_leave(void *machine)
+{
+    fan_sim_leave(machine);
+}
+
+const fan_backend_entry fan_sim_entry = {.backend = &fan_sim_backend,
+                                         .count = entered_count,
+                                         .find = entered_find,
+                                         .entered = entered_held,
+                                         .drop = entered_drop,
+                                         .enter = entered_enter,
+                                         .leave = entered_leave};

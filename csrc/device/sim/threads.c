@@ -291,7 +291,7 @@ fan_status fan_sim_after_thread(fan_sim *machine, int actor, fan_error *err)
     return status;
 }
 
-void fan_sim_read_event(const fan_event *e)
+void fan__sim_step_reads(const fan_event *e)
 {
     const fan_sim_event *ev = e->impl;
     fan_sim *machine = fan_sim_of(e->device);
@@ -302,7 +302,7 @@ void fan_sim_read_event(const fan_event *e)
     fan__sim_unlock(machine);
 }
 
-void fan_sim_access_memory(const fan_device *d, const fan_array *a, bool write)
+void fan__sim_step_writes(const fan_device *d, const fan_array *a)
 {
     fan_sim *machine = fan_sim_of(d);
     if (!machine || !fan__sim_here.machine)
@@ -310,7 +310,7 @@ void fan_sim_access_memory(const fan_device *d, const fan_array *a, bool write)
     fan__sim_lock(machine);
     const fan_block *b = a->storage ? fan__access_block(machine, a->storage->data) : NULL;
     if (b)
-        fan__sim_access(machine, b->name, write);
+        fan__sim_access(machine, b->name, FAN_SCHED_WRITE);
     fan__sim_unlock(machine);
 }
 

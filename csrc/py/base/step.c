@@ -2,7 +2,7 @@
 #include "py/base/args.h"
 #include "py/base/handles.h"
 
-#include "device/sim/sim.h"
+#include "device/backend.h"
 
 int fan_sched_enter_or_raise(void)
 {
@@ -53,6 +53,19 @@ static bool of_graph(const fan_state *state, PyTypeObject *type)
     return PyType_IsSubtype(type, state->node_type);
 }
 
+static void writes_memory(const fan_array_object *array)
+{
+    const fan_device *d = array->d;
+    if (d && d->backend->step_writes)
+        d->backend->step_writes(d, array->a);
+}
+
+static void reads_event(const fan_event *e)
+{
+    if (e->device->backend->step_reads)
+        e->device->backend->step_reads(e);
+}
+
 /* accessed: a call writes `o`, its self or an argument, if it is ours. Streams and machines record
  * their own steps, and a leaf's gradient has a lock. */
 static void accessed(PyObject *o, PyObject *slots)
@@ -62,9 +75,9 @@ static void accessed(PyObject *o, PyObject *slots)
     if (type == state->buffer_type)
         buffer_accessed(fan_buffer_of(o), slots);
     else if (type == state->array_type)
-        fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
+        writes_memory(fan_array_self(o));
     else if (type == state->event_type)
-        fan_sim_read_event(fan_event_of(o));
+        reads_event(fan_event_of(o));
     else if (of_graph(state, type))
         fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
 }

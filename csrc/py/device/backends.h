@@ -1,6 +1,7 @@
 /* backends: the registry of device backends. A new backend is its folder and one line of
  * FAN_BACKENDS: all other code finds devices, streams, and the exchange with other libraries
- * through the entries of its table (device/backend.h). */
+ * through the entries of its table (device/backend.h). A copy of the tree may lack device/sim, a
+ * part (docs/design.md): then the registry is without it. */
 #ifndef FAN_PY_BACKENDS_H
 #define FAN_PY_BACKENDS_H
 
@@ -17,6 +18,11 @@ int fan_device_arg(PyObject *o, fan_device **out);
 /* fan_backend_of_dlpack: the backend whose devices read memory of a DLPack device type; NULL: none
  * does. */
 const fan_backend_entry *fan_backend_of_dlpack(long type);
+/* fan_backend_named: the backend of that name; NULL: this copy of the tree has none. */
+const fan_backend_entry *fan_backend_named(const char *name);
+/* fan_backend_entered: the backend of the machine that this thread has entered, which *machine
+ * holds; NULL: it has entered none. */
+const fan_backend_entry *fan_backend_entered(void **machine);
 /* fan_backend_device: device `index` of a backend; a hold in *out. Releases the GIL. Returns -1
  * with an exception. */
 int fan_backend_device(const fan_backend_entry *b, long index, fan_device **out);

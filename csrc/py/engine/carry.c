@@ -1,11 +1,11 @@
 /* carry: gradients on their way from node to node, as Python's objects: handed through, or added to
  * buffers and taken (engine/engine.h, fan_engine_frontend). */
 #include "py/arrays/dlpack.h"
+#include "py/device/backends.h"
 #include "py/engine/node_object.h"
 
 #include "base/trace.h"
 #include "buffer/plain.h"
-#include "device/sim/sim.h"
 #include "base/fault.h"
 
 #include <string.h>
@@ -19,21 +19,44 @@ enum {
     PARTS
 };
 
+#define ENTERED "fanin.machine"
+
+/* backend_of: the backend of a machine in a capsule. */
+static const fan_backend_entry *backend_of(PyObject *capsule)
+{
+    return PyCapsule_GetContext(capsule);
+}
+
 static void drop_machine(PyObject *capsule)
 {
-    fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine"));
+    backend_of(capsule)->drop(PyCapsule_GetPointer(capsule, ENTERED));
+}
+
+/* entered: the machine that this thread has entered, in a capsule; None: it has entered none. NULL
+ * with an exception. */
+static PyObject *entered(void)
+{
+    void *machine = NULL;
+    const fan_backend_entry *backend = fan_backend_entered(&machine);
+    if (!backend)
+        Py_RETURN_NONE;
+    PyObject *capsule = PyCapsule_New(machine, ENTERED, NULL);
+    if (!capsule) {
+        backend->drop(machine);
+        return NULL;
+    }
+    (void)PyCapsule_SetContext(capsule, (void *)(uintptr_t)backend);
+    (void)PyCapsule_SetDestructor(capsule, drop_machine);
+    return capsule;
 }
 
 static fan_status worker_new(void **worker, fan_error *err)
 {
-    fan_sim *m = fan_sim_entered(); /* this thread has entered it; NULL: none */
     PyObject *context = PyContext_CopyCurrent();
     PyObject *machine = NULL;
     PyObject *rings = NULL;
     if (context)
-        machine = m ? PyCapsule_New(m, "fanin.machine", drop_machine) : Py_NewRef(Py_None);
-    if (m && machine)
-        fan_sim_hold(m);
+        machine = entered();
     if (machine)
         rings = fan_trace_on() ? fan_call("fanin._trace.recording", "beside", "()")
                                : Py_NewRef(Py_None);
@@ -54,24 +77,17 @@ static void each_ring(PyObject *rings, const char *method)
     }
 }
 
-/* machine_of: borrowed; NULL: none. */
-static fan_sim *machine_of(PyObject *parts)
-{
-    PyObject *machine = PyTuple_GET_ITEM(parts, MACHINE);
-    return machine == Py_None ? NULL : PyCapsule_GetPointer(machine, "fanin.machine");
-}
-
 static bool worker_enter(void *worker)
 {
     PyObject *parts = worker;
-    fan_sim *m = machine_of(parts);
+    PyObject *machine = PyTuple_GET_ITEM(parts, MACHINE);
     if (fan_finalizing())
         return false;
     (void)PyGILState_Ensure(); /* a thread of the pool has none before */
     if (PyContext_Enter(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
-    if (m)
-        (void)fan_sim_enter(m, NULL);
+    if (machine != Py_None)
+        (void)backend_of(machine)->enter(PyCapsule_GetPointer(machine, ENTERED), NULL);
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "begin");
     return true;
 }
@@ -79,10 +95,10 @@ static bool worker_enter(void *worker)
 static void worker_leave(void *worker)
 {
     PyObject *parts = worker;
-    const fan_sim *m = machine_of(parts);
+    PyObject *machine = PyTuple_GET_ITEM(parts, MACHINE);
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "end");
-    if (m)
-        fan_sim_leave(m);
+    if (machine != Py_None)
+        backend_of(machine)->leave(PyCapsule_GetPointer(machine, ENTERED));
     if (PyContext_Exit(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
     PyGILState_Release(PyGILState_UNLOCKED);
