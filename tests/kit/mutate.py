@@ -197,7 +197,7 @@ NEAR = {
     "py/engine/carry": ["engine/sim/test_workers.py"],
     "py/graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_captures.py", "graph/test_graph_tree_rows.py"],
-    "py/graph/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/graph/test_compiled.py"],
+    "py/graph/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/parts/test_compiled.py"],
     "py/engine/c_": ["capi/test_c_nodes.py"],
     "py/arrays/frontend": ["capi/test_c_nodes.py", "buffer/test_interrupt.py"],
     "py/base/errors": ["buffer/test_interrupt.py"],
@@ -218,7 +218,7 @@ NEAR = {
         "graph/test_graph_tree_traps.py",
     ]
     + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_rows.py", "graph/test_graph_tree_verify.py"]
-    + ["tape/graph/test_compiled.py"],
+    + ["tape/parts/test_compiled.py"],
     "py/": ["buffer/test_kinds.py", "buffer/sim/test_errors.py", "buffer/sim/test_refusals.py", "buffer/test_cycles.py"]
     + ["buffer/sim/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/sim/test_exchange_cuda.py"],
 }
