@@ -22,13 +22,13 @@ PARTS: dict[str, tuple[str, ...]] = {
     "torch": ("torch", "fanin_torch"),
     "api": ("api", "capi"),
 }
-#: The pages of each part, in docs.
+#: The pages of each part, in docs; fanin.torch has parts of several.
 PAGES: dict[str, tuple[str, ...]] = {
     "sim": ("simulated-device.md",),
     "graph": ("graph-trees.md", "recorded-steps.md"),
     "analysis": ("analysis.md",),
     "dist": ("ranks.md",),
-    "torch": ("torch.md",),
+    "torch": (),
     "api": ("c-api.md",),
 }
 #: The folder of a part's README where it has none in python/fanin.
@@ -47,7 +47,7 @@ NEED: dict[str, tuple[str, ...]] = {
 CORE = "the core"
 #: Parts of the package that may import every part: commands, the pytest plugin, the suite for other engines.
 TOOLS = ("python/fanin/cli/", "python/fanin/testing/", "python/fanin/conformance/", "python/fanin/__main__")
-#: Files that name a part which may be missing: the first use imports it, or the linker finds nothing. `fanin.torch` sums
+#: Files that name a part which may be missing: the first use imports it, or the linker finds nothing. fanin.torch sums
 #: over ranks by fanin.dist.
 DOORS: dict[str, tuple[str, ...]] = {
     "python/fanin/__init__": tuple(PARTS),
@@ -75,8 +75,10 @@ def house_of(path: str) -> str:
 
 def needed_by(folder: str) -> set[str]:
     """The parts that the tests in a folder need."""
-    found = parts_of(folder) | {part for top, parts in NEED.items() if f"{folder}/".startswith(f"{top}/") for part in parts}
-    return set(PARTS) if EVERY in folder.split("/") else found
+    if EVERY in folder.split("/"):
+        return set(PARTS)
+    said = [parts for top, parts in NEED.items() if f"{folder}/".startswith(f"{top}/")]
+    return parts_of(folder).union(*said)
 
 
 def wrong_edges(edges: list[Edge], root: str) -> list[str]:
@@ -116,11 +118,17 @@ def core_tests(tree: Path) -> list[str]:
 
 
 def remove(tree: Path, part: str) -> list[str]:
-    """Remove a part from a copy of the tree, with the tests that need it; returns the paths removed."""
+    """Remove a part from a copy of the tree, with the tests that need it; returns the paths removed. What a link in the
+    copy leads to is left as it is.
+    """
+    if (tree / ".git").exists():
+        raise ValueError(f"{tree} is no copy")
     gone = [*folders_of(tree, part), *(f"docs/{page}" for page in PAGES[part])]
     gone += [folder for folder in folders(tree, "tests") if part in needed_by(folder) and folder not in gone]
     removed = []
     for path in (tree / name for name in gone):
+        if not path.resolve().is_relative_to(tree.resolve()):
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         elif path.is_file():

@@ -119,9 +119,19 @@ NEAR = {
     "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"],
     "buffer/stats": ["buffer/test_stats.py", "buffer/sim/test_stats_devices.py"],
     "buffer/target": ["buffer/sim/test_target.py"],
-    "buffer/add": ["buffer/parts/test_doors.py", "buffer/sim/test_many.py", "spec/test_ledger.py", "buffer/sim/test_keys.py"]
+    "buffer/add": [
+        "buffer/parts/test_doors.py",
+        "buffer/sim/test_many.py",
+        "spec/test_ledger.py",
+        "buffer/sim/test_keys.py",
+    ]
     + ["buffer/test_stats.py", "graph/test_capture_table.py"],
-    "buffer/list": ["buffer/parts/test_doors.py", "buffer/test_out.py", "buffer/sim/test_budget_auto.py", "buffer/sim/test_many.py"]
+    "buffer/list": [
+        "buffer/parts/test_doors.py",
+        "buffer/test_out.py",
+        "buffer/sim/test_budget_auto.py",
+        "buffer/sim/test_many.py",
+    ]
     + ["buffer/test_stats.py"],
     "buffer/batch": ["buffer/sim/test_batches.py", "buffer/sim/test_many.py"],
     "buffer/explain": ["buffer/sim/test_explain.py"],
@@ -135,13 +145,22 @@ NEAR = {
     "buffer/plan": ["spec/test_stream_rules.py", "buffer/sim/test_explain.py"],
     "buffer/order": ["spec/sim/test_streams_on_sim.py", "graph/test_capture.py", "spec/sim/test_streams_on_cuda.py"],
     "buffer/": ["spec/test_accumulate.py", "spec/test_ledger.py", "buffer/test_kinds.py", "buffer/test_out.py"]
-    + ["buffer/test_budget.py", "buffer/sim/test_target.py", "buffer/sim/test_errors.py", "spec/sim/test_streams_on_sim.py"]
+    + [
+        "buffer/test_budget.py",
+        "buffer/sim/test_target.py",
+        "buffer/sim/test_errors.py",
+        "spec/sim/test_streams_on_sim.py",
+    ]
     + ["laws/test_laws.py", "laws/parts/test_ways.py"],
     "engine/leaf": ["engine/test_leaf_rules.py", "engine/sim/test_leaf_grad.py", "engine/test_create_graph.py"]
     + ["engine/sim/test_leaf_circles.py"],
     "engine/explain": ["engine/test_detect_and_explain.py"],
     "engine/workers": ["engine/sim/test_workers.py"],
-    "engine/backward": ["engine/test_large_graphs.py", "engine/sim/test_workers.py", "engine/sim/test_captured_passes.py"]
+    "engine/backward": [
+        "engine/test_large_graphs.py",
+        "engine/sim/test_workers.py",
+        "engine/sim/test_captured_passes.py",
+    ]
     + ["engine/sim/test_streams.py", "engine/sim/test_stream_graphs.py"],
     "engine/collect": ["engine/test_large_graphs.py"],
     "engine/ready": ["engine/test_large_graphs.py"],
@@ -154,14 +173,26 @@ NEAR = {
     + ["graph/test_graph_tree_rows.py", "graph/test_graph_tree_failures.py", "graph/test_graph_trees_cuda.py"],
     "py/arrays/overlap": ["array/sim/test_overlap.py"],
     "py/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
-    "py/arrays/region": ["array/sim/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
+    "py/arrays/region": [
+        "array/sim/test_overlap.py",
+        "graph/test_recorded_layout.py",
+        "analysis/test_functionalize.py",
+    ],
     "py/arrays/dlpack_export": ["interop/sim/test_exchange_cuda.py"],
     "device/sim/work": ["sim/test_sim_memory.py"],
     "py/arrays/dlpack": ["interop/test_exchange_dlpack.py", "interop/sim/test_exchange_rows.py"],
     "py/arrays/exchange": ["interop/test_exchange_dlpack.py", "interop/sim/test_exchange_cuda.py"],
     "py/arrays/export": ["interop/test_exchange_dlpack.py", "interop/sim/test_exchange_rows.py"],
-    "py/arrays/import": ["interop/sim/test_exchange_rows.py", "interop/test_exchange_dlpack.py", "buffer/test_kinds.py"],
-    "py/arrays/library": ["interop/sim/test_exchange_rows.py", "interop/sim/test_exchange_cuda.py", "tape/sim/test_tape.py"],
+    "py/arrays/import": [
+        "interop/sim/test_exchange_rows.py",
+        "interop/test_exchange_dlpack.py",
+        "buffer/test_kinds.py",
+    ],
+    "py/arrays/library": [
+        "interop/sim/test_exchange_rows.py",
+        "interop/sim/test_exchange_cuda.py",
+        "tape/sim/test_tape.py",
+    ],
     "py/device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py"],
     "py/sim/machine": ["sim/test_sim.py", "sim/test_sim_memory.py", "sim/test_explore.py", "graph/test_capture.py"]
     + ["graph/test_capture_table.py", "sim/test_explore_law.py"],
@@ -172,7 +203,12 @@ NEAR = {
     "py/module/trace": ["cli/sim/test_trace.py"],
     "py/buffer/target": ["buffer/sim/test_target.py"],
     "py/module/options": ["package/test_public.py", "array/sim/test_sums.py", "buffer/test_pool.py"],
-    "py/buffer/": ["buffer/parts/test_doors.py", "buffer/sim/test_keys.py", "buffer/test_stats.py", "buffer/sim/test_explain.py"]
+    "py/buffer/": [
+        "buffer/parts/test_doors.py",
+        "buffer/sim/test_keys.py",
+        "buffer/test_stats.py",
+        "buffer/sim/test_explain.py",
+    ]
     + [
         "spec/test_accumulate.py",
         "spec/test_ledger.py",
@@ -197,7 +233,11 @@ NEAR = {
     "py/engine/carry": ["engine/sim/test_workers.py"],
     "py/graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_captures.py", "graph/test_graph_tree_rows.py"],
-    "py/graph/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/parts/test_compiled.py"],
+    "py/graph/cpu_kernel": [
+        "graph/test_graph_trees_cpu.py",
+        "graph/test_graph_tree_traps.py",
+        "tape/parts/test_compiled.py",
+    ],
     "py/engine/c_": ["capi/test_c_nodes.py"],
     "py/arrays/frontend": ["capi/test_c_nodes.py", "buffer/test_interrupt.py"],
     "py/base/errors": ["buffer/test_interrupt.py"],
@@ -210,7 +250,12 @@ NEAR = {
         "capi/sim/test_c_machine.py",
     ],
     "python/fanin/dist/": ["dist/test_sums.py", "dist/test_reducer.py", "dist/test_bad_input.py", "dist/test_seeing.py"]
-    + ["dist/test_windows.py", "dist/test_law_of_ranks.py", "dist/test_explored_ranks.py", "cli/parts/test_demo_ranks.py"]
+    + [
+        "dist/test_windows.py",
+        "dist/test_law_of_ranks.py",
+        "dist/test_explored_ranks.py",
+        "cli/parts/test_demo_ranks.py",
+    ]
     + ["dist/test_ranks_on_streams.py"],
     "python/fanin/graph/": [
         "graph/test_graph_trees.py",

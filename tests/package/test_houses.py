@@ -1,9 +1,8 @@
-"""Each house (fanin.sim, fanin.graph, fanin.analysis) can be removed from a copy of the tree: the rest works."""
+"""Each part of kit/houses.py can be removed from a copy of the tree: the rest builds, imports and passes its tests."""
 
 from __future__ import annotations
 
 import os
-import random
 import re
 import runpy
 import shutil
@@ -15,7 +14,18 @@ import pytest
 
 import fanin
 from kit.core_names import SIGNATURES
-from kit.houses import CORE, HOUSES, core_tests, house_of, remove, wrong_edges
+from kit.houses import (
+    CORE,
+    PAGES,
+    PARTS,
+    WITHOUT_PYTHON,
+    core_tests,
+    folders_of,
+    house_of,
+    needed_by,
+    remove,
+    wrong_edges,
+)
 from kit.support import CSRC, ROOT, cache_dir, compiler, core_file, emptied, run_python, sanitizer
 from kit.tree import Edge, c_edges, compile_objects, python_edges
 
@@ -41,7 +51,9 @@ for module in pkgutil.walk_packages(fanin.__path__, "fanin."):
         importlib.import_module(module.name)
     except ImportError as e:
         missing = e if e.name else e.__cause__
-        assert missing is not None and missing.name in OPTIONAL, (module.name, e)
+        door = module.name == "fanin.descriptors" and "analysis" in gone
+        expected = {"fanin.analysis"} if door else OPTIONAL
+        assert missing is not None and missing.name in expected, (module.name, e)
 buf = fanin.InputBuffer(2)
 buf.add(0, np.ones(3)); buf.add(0, np.ones(3).astype("f4"))
 assert buf.take()[0].tolist() == [2, 2, 2]
@@ -51,7 +63,9 @@ assert w.grad.tolist() == [2, 2]
 assert fanin.overlap(np.ones(2), np.ones(2)).kind == "disjoint"
 from fanin import cli
 assert cli.main(["info"]) == 0
-names = {"sim": ["sim"], "graph": ["graph", "GraphTree"], "analysis": ["analysis", "descriptors"]}
+names = {"sim": ["sim"], "graph": ["graph", "GraphTree"], "analysis": ["analysis", "descriptors"], "dist": ["dist"]}
+if importlib.util.find_spec("torch"):
+    names["torch"] = ["torch"]
 for house in names:
     for name in names[house]:
         try:
@@ -71,23 +85,42 @@ except ModuleNotFoundError as e:
     assert "graph" in gone and e.name == "fanin.graph" and "fanin.tape.compiled needs fanin.graph" in str(e), e
 else:
     assert "graph" not in gone
-if "sim" in gone:
-    for command in ("demo", "check"):
+for command, parts in {"demo": ("sim", "dist"), "check": ("sim",)}.items():
+    for part in set(parts) & set(gone):
         printed = io.StringIO()
         with contextlib.redirect_stderr(printed):
             assert cli.main([command, "--anything", "x"]) == 2
-        assert f"fanin.{command} needs fanin.sim" in printed.getvalue(), printed.getvalue()
+        assert f"fanin.{command} needs fanin.{part}" in printed.getvalue(), printed.getvalue()
+assert hasattr(core, "_C_API") == ("api" not in gone)
+assert hasattr(core, "Machine") or "sim" in gone
 print("the rest works")
 """
-#: Bytes: a sample is drawn from tests of the buffer that are no larger.
-SMALL = 12000
 
 
-def test_the_table_names_each_house_and_every_pattern_has_files() -> None:
-    assert sorted(HOUSES) == sorted(fanin.HOUSES)
-    for house, patterns in HOUSES.items():
-        assert [p for p in patterns if not list(ROOT.glob(p))] == [], house
-        assert (ROOT / "python" / "fanin" / house / "README.md").is_file(), house
+def test_each_part_has_folders_for_its_sources_and_tests_a_readme_and_a_page() -> None:
+    assert sorted(fanin.HOUSES) == sorted(PARTS.keys() - WITHOUT_PYTHON)
+    for part, names in PARTS.items():
+        folders = folders_of(ROOT, part)
+        assert f"tests/{names[-1]}" in folders and len(folders) > 1, (part, folders)
+        home = WITHOUT_PYTHON.get(part, f"python/fanin/{part}")
+        assert home in folders and (ROOT / home / "README.md").is_file(), part
+        assert all((ROOT / "docs" / page).is_file() for page in PAGES[part]), part
+
+
+@pytest.mark.parametrize(
+    ("folder", "parts"),
+    [
+        ("tests/buffer", set()),
+        ("tests/buffer/sim", {"sim"}),
+        ("tests/capi/sim", {"api", "sim"}),
+        ("tests/device", {"sim"}),
+        ("tests/engine/dist", {"dist"}),
+        ("tests/fanin_torch", {"torch"}),
+        ("tests/laws/parts", set(PARTS)),
+    ],
+)
+def test_the_names_of_folders_are_the_parts_that_tests_need(folder: str, parts: set[str]) -> None:
+    assert (ROOT / folder).is_dir() and needed_by(folder) == parts
 
 
 @pytest.fixture(scope="module")
@@ -96,27 +129,30 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = core_file()
     assert built
     top = tmp_path_factory.mktemp("houses")
-    for house in HOUSES:
+    for house in PARTS:
         package = top / house / "python"
         shutil.copytree(ROOT / "python", package, ignore=shutil.ignore_patterns("__pycache__"))
         if not (package / "fanin" / built.name).exists():
             shutil.copy(built, package / "fanin")
-        assert f"python/fanin/{house}" in remove(top / house, house)
+        assert house in WITHOUT_PYTHON or f"python/fanin/{house}" in remove(top / house, house)
     return top
 
 
 def core_functions(house: str) -> list[str]:
-    """The functions of fanin._core that the C files of a house define."""
-    files = [p for pattern in HOUSES[house] for p in ROOT.glob(f"{pattern}/*.c" if "." not in pattern else pattern)]
-    names = {name for p in files if p.suffix == ".c" for name in re.findall(r"py/declared/(\w+)\.h", p.read_text())}
+    """The functions of fanin._core that the C files of a part define, and of the C API the table."""
+    files = [
+        p for folder in folders_of(ROOT, house) if folder.startswith("csrc/") for p in (ROOT / folder).glob("**/*.c")
+    ]
+    names = {name for p in files for name in re.findall(r"py/declared/(\w+)\.h", p.read_text())}
     headers: dict[str, str] = runpy.run_path(str(SIGNATURES.with_name("declare.py")))["headers"](SIGNATURES.read_text())
-    tables = [headers[n].partition("_functions[] = {")[2] for n in names]
-    return sorted(f for table in tables for f in re.findall(r'^    {"(\w+)"', table, re.MULTILINE))
+    tables = [headers[n].partition("_functions[] = {")[2] for n in names if n in headers]
+    functions = [f for table in tables for f in re.findall(r'^    {"(\w+)"', table, re.MULTILINE)]
+    return sorted(functions + ["_C_API"] * (house == "api"))
 
 
-@pytest.mark.parametrize("house", HOUSES)
-def test_the_package_works_without_a_house(house: str, copies: Path) -> None:
-    assert core_functions(house)
+@pytest.mark.parametrize("house", PARTS)
+def test_the_package_works_without_a_part(house: str, copies: Path) -> None:
+    assert bool(core_functions(house)) == (house not in ("dist", "torch"))
     done = run_python(USE, house, *core_functions(house), env={"PYTHONPATH": str(copies / house / "python")})
     assert done.stdout.endswith("the rest works\n")
 
@@ -125,7 +161,7 @@ def test_the_whole_package_passes_the_same_check() -> None:
     assert run_python(USE).stdout.endswith("the rest works\n")
 
 
-def test_a_planted_use_of_a_missing_house_is_found(tmp_path: Path) -> None:
+def test_a_planted_use_of_a_missing_part_is_found(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "python", tmp_path / "python", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(tmp_path / "python" / "fanin" / "sim")
     with (tmp_path / "python" / "fanin" / "slots.py").open("a") as f:
@@ -134,47 +170,50 @@ def test_a_planted_use_of_a_missing_house_is_found(tmp_path: Path) -> None:
     assert done.returncode and "No module named 'fanin.sim'" in done.stderr
 
 
-def passes(tree: Path, files: list[str], env: dict[str, str]) -> None:
-    """Run quick tests of a copy of the tree."""
-    marks = "not slow and not full and not tools"
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *files]
-    done = subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True)
-    assert done.returncode in (0, 5), done.stdout[-3000:]
+def pytest_in(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What pytest does in a copy of the tree."""
+    env = emptied() | {"PYTHONPATH": os.pathsep.join([str(tree / "python"), str(tree / "tests")])}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("house", HOUSES)
-def test_tests_of_the_core_pass_without_a_house_a_sample(house: str, copies: Path) -> None:
-    tree = copies / house
-    rest = [f for f in core_tests(ROOT / "tests", house) if f.startswith("buffer/")]
-    small = [f for f in rest if (ROOT / "tests" / f).stat().st_size < SMALL]
+def with_tests(tree: Path, part: str) -> list[str]:
+    """Give a copy of the package the tests that do not need a part, and what they read; returns their folders."""
     shutil.copytree(ROOT / "tests", tree / "tests", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     shutil.copy(ROOT / "pyproject.toml", tree)
-    remove(tree, house)
+    remove(tree, part)
     for name in ("csrc", "docs", "benchmarks", "examples"):
-        (tree / name).symlink_to(ROOT / name)
-    env = emptied() | {"PYTHONPATH": os.pathsep.join([str(tree / "python"), str(tree / "tests")])}
-    passes(tree, [f"tests/{random.Random(house).choice(small)}"], env)
+        if not (tree / name).exists():
+            (tree / name).symlink_to(ROOT / name)
+    return core_tests(tree)
 
 
-def test_a_test_that_names_a_house_itself_or_by_its_kit_is_not_of_the_rest(tmp_path: Path) -> None:
-    for name, text in {
-        "kit/worlds.py": "from fanin.sim import Machine\n",
-        "kit/plain.py": "import numpy\n",
-        "buffer/test_by_module.py": "from kit import plain, worlds\n",
-        "buffer/test_by_kit.py": "from kit.worlds import it\n",
-        "buffer/test_itself.py": "import fanin\nfanin.sim\n",
-        "buffer/test_core.py": "from kit.plain import it\n",
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert core_tests(tmp_path, "sim") == ["buffer/test_core.py"]
-    assert len(core_tests(tmp_path, "graph")) == 4
-    assert all(len(core_tests(ROOT / "tests", house)) > 20 for house in HOUSES)
+#: Those of other libraries and of the sources are left out.
+ORDINARY = "not partners and not tools"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_tests_of_the_core_import_without_a_part(part: str, copies: Path) -> None:
+    folders = with_tests(copies / part, part)
+    assert {"tests/array", "tests/buffer", "tests/engine", "tests/laws", "tests/spec", "tests/tape"} <= set(folders)
+    assert ("tests/buffer/sim" in folders) == (part != "sim")
+    done = pytest_in(copies / part, "--collect-only", "-m", ORDINARY, *folders)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_a_planted_import_of_a_part_in_a_test_of_the_core_is_found(copies: Path) -> None:
+    with_tests(copies / "sim", "sim")
+    planted = copies / "sim" / "tests" / "buffer" / "test_planted.py"
+    planted.write_text("from fanin.sim import Machine\n\n\ndef test_machine() -> None:\n    Machine()\n")
+    done = pytest_in(copies / "sim", "--collect-only", "-m", ORDINARY, "tests/buffer")
+    planted.unlink()
+    assert done.returncode and "No module named 'fanin.sim'" in done.stdout, done.stdout[-3000:]
+    assert "ERROR tests/buffer/test_planted.py" in done.stdout
 
 
 @pytest.fixture(scope="module")
 def built_without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A house, and a copy of the tree that was built without it."""
+    """A part, and a copy of the tree that was built without it."""
     if sanitizer():
         pytest.skip("the ordinary build is what a copy makes")
     house, tree = request.param, tmp_path_factory.mktemp("built") / "tree"
@@ -189,8 +228,8 @@ def built_without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("built_without", HOUSES, indirect=True)
-def test_a_copy_of_the_tree_without_a_house_builds_and_works(built_without: tuple[str, Path]) -> None:
+@pytest.mark.parametrize("built_without", PARTS, indirect=True)
+def test_a_copy_of_the_tree_without_a_part_builds_and_works(built_without: tuple[str, Path]) -> None:
     house, tree = built_without
     done = run_python(USE, house, env={"PYTHONPATH": str(tree / "python")})
     assert done.stdout.endswith("the rest works\n")
@@ -198,22 +237,23 @@ def test_a_copy_of_the_tree_without_a_house_builds_and_works(built_without: tupl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("built_without", "file"),
-    [(house, file) for house in HOUSES for file in core_tests(ROOT / "tests", house)],
+    ("built_without", "folder"),
+    [(part, folder) for part in PARTS for folder in core_tests(ROOT) if part not in needed_by(folder)],
     indirect=["built_without"],
 )
-def test_a_copy_of_the_tree_without_a_house_passes(built_without: tuple[str, Path], file: str) -> None:
+def test_a_copy_of_the_tree_without_a_part_passes(built_without: tuple[str, Path], folder: str) -> None:
     _, tree = built_without
-    env = emptied() | {"PYTHONPATH": os.pathsep.join([str(tree / "python"), str(tree / "tests")])}
-    passes(tree, [f"tests/{file}"], env)
+    files = [path.relative_to(tree).as_posix() for path in sorted((tree / folder).glob("test_*.py"))]
+    done = pytest_in(tree, "-x", "-m", f"not slow and not full and {ORDINARY}", *files)
+    assert done.returncode in (0, 5), done.stdout[-3000:]
 
 
-# Imports between houses
+# Imports between parts
 
 
-def test_houses_use_the_core_alone_and_the_core_uses_no_house() -> None:
+def test_parts_use_the_core_alone_and_the_core_uses_no_part() -> None:
     edges = python_edges(ROOT / "python" / "fanin")
-    assert {house_of(f"python/{e.here}") for e in edges} == {*HOUSES, CORE, "tools"}
+    assert {house_of(f"python/{e.here}") for e in edges} == {*PARTS, CORE, "tools"} - WITHOUT_PYTHON.keys()
     assert wrong_edges(edges, "python") == []
 
 
@@ -221,7 +261,7 @@ def test_in_c_too() -> None:
     if not compiler() or sys.platform != "linux":
         pytest.skip("object files are read as ELF, which is Linux's, and need a C compiler")
     edges = c_edges(CSRC, compile_objects(CSRC, compiler(), cache_dir()))
-    assert {house_of(f"csrc/{e.here}") for e in edges} >= {*HOUSES, CORE}
+    assert {house_of(f"csrc/{e.here}") for e in edges} == {"sim", "graph", "analysis", "api", "api and sim", CORE}
     assert wrong_edges(edges, "csrc") == []
 
 
@@ -231,9 +271,12 @@ def test_in_c_too() -> None:
         ("fanin/slots", "fanin/sim/machine", f"{CORE} may not use sim"),
         ("fanin/graph/trees", "fanin/analysis/records", "graph may not use analysis"),
         ("fanin/_interop/export", "fanin/analysis/descriptors", f"{CORE} may not use analysis"),
+        ("fanin/_interop/torch_leaves", "fanin/torch/__init__", f"{CORE} may not use torch"),
+        ("fanin/dist/reducer", "fanin/torch/graph", "dist may not use torch"),
+        ("fanin/tape", "fanin/dist/__init__", f"{CORE} may not use dist"),
     ],
 )
-def test_a_planted_import_of_a_house_is_found(here: str, there: str, houses: str) -> None:
+def test_a_planted_import_of_a_part_is_found(here: str, there: str, houses: str) -> None:
     assert wrong_edges([Edge(here, there, "line 1")], "python") == [f"{houses}: line 1"]
     assert wrong_edges([Edge(there, here, "line 1")], "python") == (
         [] if here.startswith(("fanin/slots", "fanin/_interop")) else ["analysis may not use graph: line 1"]

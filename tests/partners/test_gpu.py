@@ -1,5 +1,5 @@
-"""The real libraries on a real GPU: what tests/interop/sim/test_exchange_cuda.py shows on stand-ins. Skipped where there is
-none.
+"""The real libraries on a real GPU: what tests/interop/sim/test_exchange_cuda.py shows on stand-ins. Skipped where
+there is none.
 """
 
 from __future__ import annotations

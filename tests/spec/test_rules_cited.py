@@ -116,7 +116,9 @@ def counts_in(root: Path) -> dict[str, dict[str, int]]:
     """Each place that says how many rules S and A have, and what it says; of a bit the position counts."""
     explain = (root / "tests/buffer/sim/test_explain.py").read_text()
     bits = re.search(r"rules_of\(0b1 \| 1 << (\d+) \| 1 << (\d+) \| 1 << (\d+)\)", explain)
-    assert bits, "tests/buffer/sim/test_explain.py no longer asks rules_of for the first and last rules of both families"
+    assert bits, (
+        "tests/buffer/sim/test_explain.py no longer asks rules_of for the first and last rules of both families"
+    )
     last_s, first_a, last_a = map(int, bits.groups())
     header = (root / "csrc/buffer/rules.h").read_text()
     words = (root / "python/fanin/_words.py").read_text()

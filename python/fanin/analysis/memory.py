@@ -1,4 +1,4 @@
-"""The geometry and the bytes of several arrays, recorded to compare later ones with (csrc/py/arrays/analysis.c)."""
+"""The geometry and the bytes of several arrays, recorded to compare later ones with (csrc/py/analysis/analysis.c)."""
 
 from __future__ import annotations
 
