@@ -89,7 +89,7 @@ NEAR = {
     "base/clock": ["sim/test_sim.py", "sim/test_explore.py"],
     "base/": ["buffer/test_pool.py", "buffer/test_threads.py", "buffer/test_interrupt.py", "array/sim/test_sums.py"],
     "device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py", "device/test_cuda_values.py"]
-    + ["interop/sim/test_exchange_cuda.py", "spec/sim/test_streams_on_cuda.py", "device/test_threads_cuda.py"],
+    + ["interop/sim/test_exchange_cuda.py", "spec/sim/test_streams_on_cuda.py", "device/parts/test_threads_cuda.py"],
     "device/capture": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/capture": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/graph": ["graph/test_capture.py", "graph/test_capture_table.py"],

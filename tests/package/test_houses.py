@@ -173,7 +173,7 @@ def test_a_planted_use_of_a_missing_part_is_found(tmp_path: Path) -> None:
 def pytest_in(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """What pytest does in a copy of the tree."""
     env = emptied() | {"PYTHONPATH": os.pathsep.join([str(tree / "python"), str(tree / "tests")])}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    command = [sys.executable, "-m", "pytest", "-qq", "-p", "no:cacheprovider", *words]
     return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
 
 

@@ -48,9 +48,9 @@ MADE = re.compile(r"device/kernels/embedded\.h|py/declared/\w+\.h")  # by the bu
 
 
 def in_a_room(path: Path) -> bool:
-    """In a room, or in a room's folder for what needs the simulated machine, as in py/api/sim."""
+    """In a room, or in its folder for what needs the simulated machine (py/api/sim), or for what names the others."""
     *folders, _ = path.parts[1:]
-    return bool(folders) and folders[0] in ROOMS and folders[1:] in ([], ["sim"])
+    return bool(folders) and folders[0] in ROOMS and folders[1:] in ([], ["sim"], ["table"])
 
 
 def broken_rooms(here: Path, there: Path) -> list[str]:

@@ -294,8 +294,8 @@ fan_status fan_sim_after_thread(fan_sim *machine, int actor, fan_error *err)
 void fan__sim_step_reads(const fan_event *e)
 {
     const fan_sim_event *ev = e->impl;
-    fan_sim *machine = fan_sim_of(e->device);
-    if (!machine || !fan__sim_here.machine)
+    fan_sim *machine = fan__sim_machine(e->device);
+    if (!fan__sim_here.machine)
         return;
     fan__sim_lock(machine);
     fan__sim_access(machine, ev->name, FAN_SCHED_READ);
@@ -304,8 +304,8 @@ void fan__sim_step_reads(const fan_event *e)
 
 void fan__sim_step_writes(const fan_device *d, const fan_array *a)
 {
-    fan_sim *machine = fan_sim_of(d);
-    if (!machine || !fan__sim_here.machine)
+    fan_sim *machine = fan__sim_machine(d);
+    if (!fan__sim_here.machine)
         return;
     fan__sim_lock(machine);
     const fan_block *b = a->storage ? fan__access_block(machine, a->storage->data) : NULL;
