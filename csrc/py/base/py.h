@@ -21,7 +21,8 @@
 #include <structmember.h>
 
 #include "buffer/plain.h"
-#include "device/sim/sim.h"
+#include "base/thread.h"
+#include "device/device.h"
 
 #include <string.h>
 
@@ -238,9 +239,9 @@ typedef struct fan_error_context {
 void fan_error_context_push(fan_error_context *w);
 void fan_error_context_pop(fan_error_context *w);
 fan_stream *fan_error_context_stream(void); /* of the innermost; borrowed */
-/* fan_error_producer: names the source of a gradient (V3). While it is pushed, errors of this thread
- * about a slot of `buffer` begin with its text, "Mul returned an invalid gradient at index 0",
- * instead of the slot. */
+/* fan_error_producer: names the source of a gradient (V3). While it is pushed, errors of this
+ * thread about a slot of `buffer` begin with its text, "Mul returned an invalid gradient at index
+ * 0", instead of the slot. */
 typedef struct fan_error_producer {
     const char *buffer; /* the name of the buffer to which the gradient is added; borrowed */
     void (*text)(const void *source, char *buf, size_t size);

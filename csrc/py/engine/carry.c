@@ -1,11 +1,11 @@
 /* carry: gradients on their way from node to node, as Python's objects: handed through, or added to
  * buffers and taken (engine/engine.h, fan_engine_frontend). */
 #include "py/arrays/dlpack.h"
+#include "py/device/backends.h"
 #include "py/engine/node_object.h"
 
 #include "base/trace.h"
 #include "buffer/plain.h"
-#include "device/sim/sim.h"
 #include "base/fault.h"
 
 #include <string.h>
@@ -14,32 +14,22 @@
 
 enum {
     CONTEXT,
-    MACHINE,
+    ENTERED,
     TRACES,
     PARTS
 };
 
-static void drop_machine(PyObject *capsule)
-{
-    fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine"));
-}
-
 static fan_status worker_new(void **worker, fan_error *err)
 {
-    fan_sim *m = fan_sim_entered(); /* this thread has entered it; NULL: none */
     PyObject *context = PyContext_CopyCurrent();
-    PyObject *machine = NULL;
+    PyObject *entered = context ? fan_backends_entered() : NULL;
     PyObject *rings = NULL;
-    if (context)
-        machine = m ? PyCapsule_New(m, "fanin.machine", drop_machine) : Py_NewRef(Py_None);
-    if (m && machine)
-        fan_sim_hold(m);
-    if (machine)
+    if (entered)
         rings = fan_trace_on() ? fan_call("fanin._trace.recording", "beside", "()")
                                : Py_NewRef(Py_None);
-    *worker = rings ? PyTuple_Pack(PARTS, context, machine, rings) : NULL;
+    *worker = rings ? PyTuple_Pack(PARTS, context, entered, rings) : NULL;
     Py_XDECREF(context);
-    Py_XDECREF(machine);
+    Py_XDECREF(entered);
     Py_XDECREF(rings);
     return *worker ? FAN_OK : fan_from_python(err);
 }
@@ -54,24 +44,15 @@ static void each_ring(PyObject *rings, const char *method)
     }
 }
 
-/* machine_of: borrowed; NULL: none. */
-static fan_sim *machine_of(PyObject *parts)
-{
-    PyObject *machine = PyTuple_GET_ITEM(parts, MACHINE);
-    return machine == Py_None ? NULL : PyCapsule_GetPointer(machine, "fanin.machine");
-}
-
 static bool worker_enter(void *worker)
 {
     PyObject *parts = worker;
-    fan_sim *m = machine_of(parts);
     if (fan_finalizing())
         return false;
     (void)PyGILState_Ensure(); /* a thread of the pool has none before */
     if (PyContext_Enter(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
-    if (m)
-        (void)fan_sim_enter(m, NULL);
+    fan_backends_enter(PyTuple_GET_ITEM(parts, ENTERED));
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "begin");
     return true;
 }
@@ -79,10 +60,8 @@ static bool worker_enter(void *worker)
 static void worker_leave(void *worker)
 {
     PyObject *parts = worker;
-    const fan_sim *m = machine_of(parts);
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "end");
-    if (m)
-        fan_sim_leave(m);
+    fan_backends_leave(PyTuple_GET_ITEM(parts, ENTERED));
     if (PyContext_Exit(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
     PyGILState_Release(PyGILState_UNLOCKED);
