@@ -237,16 +237,27 @@ typedef struct fan_backend {
     /* recorder: records and replays the device's work. NULL: not supported. */
     const fan_recorder *recorder;
 
-    /* ---- 7. searches over orders of host threads (base/thread.h, Calls and turns) ---- */
+    /* ---- 7. explored schedules (base/thread.h, Calls and turns) ---- */
 
-    /* step_writes: records that a call of this thread may write a's memory, on d. Does not block.
-     * NULL: not needed. Cannot fail. */
-    void (*step_writes)(const fan_device *d, const fan_array *a);
-
-    /* step_reads: records that a call of this thread may read e's last record. Does not block.
-     * NULL: not needed. Cannot fail. */
-    void (*step_reads)(const fan_event *e);
+    /* array_accessed, event_accessed: report that the calling thread is in a call of the public
+     * interface that may write `a`, on d, or that reads the last record of e. NULL: not observed.
+     * Cannot fail. */
+    void (*array_accessed)(const fan_device *d, const fan_array *a);
+    void (*event_accessed)(const fan_event *e);
 } fan_backend;
+
+/* fan_backend_scope: what a thread enters to use devices of a backend (a simulated machine), so
+ * that the threads that work for it can enter the same. */
+typedef struct fan_backend_scope {
+    /* entered: returns the innermost scope of this thread, with a hold; NULL: none. */
+    void *(*entered)(void);
+
+    /* enter: makes it the innermost scope of this thread until `leave`. Where memory is short, no
+     * effect. */
+    void (*enter)(void *scope);
+    void (*leave)(void *scope);
+    void (*drop)(void *scope);
+} fan_backend_scope;
 
 /* fan_backend_entry: what the registry (py/device/backends.h) knows of a backend beside its
  * table. */
@@ -271,17 +282,8 @@ typedef struct fan_backend_entry {
     void (*keep)(size_t bytes);
     size_t (*trim)(void);
 
-    /* entered: returns the machine whose devices "name:0", "name:1" .. this thread means, so that
-     * another thread can mean them, too. The caller owns a hold, which `drop` ends. NULL: this
-     * thread has entered none. Does not block. The four entries are there together; NULL: names
-     * mean the same devices on each thread. Cannot fail. */
-    void *(*entered)(void);
-    void (*drop)(void *machine);
-
-    /* enter, leave: from `enter` to `leave` this thread means the devices of `machine`. Do not
-     * block. FAN_ERR_NOMEM. */
-    fan_status (*enter)(void *machine, fan_error *err);
-    void (*leave)(void *machine);
+    /* scope: NULL: threads enter nothing. */
+    const fan_backend_scope *scope;
 } fan_backend_entry;
 
 #endif

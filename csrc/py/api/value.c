@@ -38,8 +38,11 @@ void fan_api_show(fan_array *a, const fan_device *d, fanin_value *out)
 
 fan_status fan_api_device(int32_t type, int32_t id, fan_device **out, fan_error *err)
 {
-    const fan_backend_entry *entry =
-        type == FANIN_DEVICE_SIM ? fan_backend_named("sim") : fan_backend_of_dlpack(type);
+    const fan_backend_entry *entry = NULL;
+    if (type == FANIN_DEVICE_SIM)
+        entry = fan_backend_named("sim");
+    else
+        entry = fan_backend_of_dlpack(type);
     *out = NULL;
     if (!entry)
         return fan_fail(err, FAN_ERR_VALUE,

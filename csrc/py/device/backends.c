@@ -1,4 +1,5 @@
-/* backends: the table of backends, devices by their names, and fanin.devices. */
+/* backends: the table of backends. In order: a backend by number and name; the entries of all
+ * backends; what threads enter of them; devices by their names, and fanin.devices. */
 #include "py/device/backends.h"
 #include "py/base/args.h"
 
@@ -48,17 +49,6 @@ const fan_backend_entry *fan_backend_named(const char *name)
     return NULL;
 }
 
-const fan_backend_entry *fan_backend_entered(void **machine)
-{
-    const fan_backend_entry *b;
-    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
-        *machine = b->entered ? b->entered() : NULL;
-        if (*machine)
-            return b;
-    }
-    return NULL;
-}
-
 int fan_backend_device(const fan_backend_entry *b, long index, fan_device **out)
 {
     return FAN_CHECK_UNLOCKED(b->find(index, out, &err));
@@ -88,6 +78,53 @@ size_t fan_backends_trim(void)
         if (b->trim)
             bytes += b->trim();
     return bytes;
+}
+
+#define SCOPE "fanin.scope" /* a capsule of a scope; its context is the table */
+
+static const fan_backend_scope *scope_table(PyObject *capsule)
+{
+    return PyCapsule_GetContext(capsule);
+}
+
+static void scope_drop(PyObject *capsule)
+{
+    scope_table(capsule)->drop(PyCapsule_GetPointer(capsule, SCOPE));
+}
+
+PyObject *fan_backends_entered(void)
+{
+    PyObject *list = PyList_New(0);
+    const fan_backend_entry *b;
+    for (size_t i = 0; list && (b = next_backend(&i)) != NULL; i++) {
+        const fan_backend_scope *table = b->scope;
+        void *scope = table ? table->entered() : NULL;
+        if (!scope)
+            continue;
+        PyObject *capsule = PyCapsule_New(scope, SCOPE, NULL);
+        if (!capsule)
+            table->drop(scope);
+        else if (PyCapsule_SetContext(capsule, (void *)(uintptr_t)table) == 0)
+            (void)PyCapsule_SetDestructor(capsule, scope_drop);
+        fan_list_add(&list, capsule);
+    }
+    return fan_tuple_of(list);
+}
+
+void fan_backends_enter(PyObject *entered)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entered); i++) {
+        PyObject *capsule = PyTuple_GET_ITEM(entered, i);
+        scope_table(capsule)->enter(PyCapsule_GetPointer(capsule, SCOPE));
+    }
+}
+
+void fan_backends_leave(PyObject *entered)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entered); i++) {
+        PyObject *capsule = PyTuple_GET_ITEM(entered, i);
+        scope_table(capsule)->leave(PyCapsule_GetPointer(capsule, SCOPE));
+    }
 }
 
 /* backend_index: the number behind the name of a backend in `name`: 0 where there is none; LONG_MAX
