@@ -354,7 +354,7 @@ extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_stream_
  * on. */
 void fan_cuda_compile_in_python(void);
 #ifdef FAN_TEST
-extern PyMethodDef fan_for_tests_functions[];
+extern PyMethodDef fan_for_tests_functions[], fan_machine_tests_functions[];
 #endif
 
 #endif

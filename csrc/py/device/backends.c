@@ -9,29 +9,43 @@
 #define X(name) extern const fan_backend_entry fan_##name##_entry;
 FAN_BACKENDS(X)
 #undef X
+#pragma weak fan_sim_entry
 
-static const fan_backend_entry *const backends[] = {
+static const fan_backend_entry *const listed[] = {
 #define X(name) &fan_##name##_entry,
     FAN_BACKENDS(X)
 #undef X
 };
 
-#define N_BACKENDS (sizeof backends / sizeof *backends)
+/* next_backend: the first backend from number *i on that is there, whose number *i becomes; NULL:
+ * none. */
+static const fan_backend_entry *next_backend(size_t *i)
+{
+    while (*i < sizeof listed / sizeof *listed) {
+        if (listed[*i])
+            return listed[*i];
+        ++*i;
+    }
+    return NULL;
+}
+
 
 const fan_backend_entry *fan_backend_of_dlpack(long type)
 {
-    for (size_t i = 0; i < N_BACKENDS; i++)
+    const fan_backend_entry *b;
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
         for (size_t k = 0; type && k < 2; k++)
-            if (backends[i]->backend->dlpack[k] == type)
-                return backends[i];
+            if (b->backend->dlpack[k] == type)
+                return b;
     return NULL;
 }
 
 const fan_backend_entry *fan_backend_named(const char *name)
 {
-    for (size_t i = 0; i < N_BACKENDS; i++)
-        if (strcmp(backends[i]->backend->name, name) == 0)
-            return backends[i];
+    const fan_backend_entry *b;
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+        if (strcmp(b->backend->name, name) == 0)
+            return b;
     return NULL;
 }
 
@@ -50,17 +64,19 @@ fan_stream *fan_backend_stream(fan_device *d, uint64_t handle)
 
 void fan_backends_keep(size_t bytes)
 {
-    for (size_t i = 0; i < N_BACKENDS; i++)
-        if (backends[i]->keep)
-            backends[i]->keep(bytes);
+    const fan_backend_entry *b;
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+        if (b->keep)
+            b->keep(bytes);
 }
 
 size_t fan_backends_trim(void)
 {
+    const fan_backend_entry *b;
     size_t bytes = 0;
-    for (size_t i = 0; i < N_BACKENDS; i++)
-        if (backends[i]->trim)
-            bytes += backends[i]->trim();
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+        if (b->trim)
+            bytes += b->trim();
     return bytes;
 }
 
@@ -79,8 +95,9 @@ static void scope_drop(PyObject *capsule)
 PyObject *fan_backends_entered(void)
 {
     PyObject *list = PyList_New(0);
-    for (size_t i = 0; list && i < N_BACKENDS; i++) {
-        const fan_backend_scope *table = backends[i]->scope;
+    const fan_backend_entry *b;
+    for (size_t i = 0; list && (b = next_backend(&i)) != NULL; i++) {
+        const fan_backend_scope *table = b->scope;
         if (!table)
             continue;
         void *scope = table->entered();
@@ -147,10 +164,11 @@ int fan_device_arg(PyObject *o, fan_device **out)
     const char *name = fan_word_of(o);
     if (!name)
         return -1;
-    for (size_t i = 0; i < N_BACKENDS; i++) {
-        long index = backend_index(backends[i], name);
+    const fan_backend_entry *b;
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
+        long index = backend_index(b, name);
         if (index >= 0 && index <= INT_MAX)
-            return fan_backend_device(backends[i], index, out);
+            return fan_backend_device(b, index, out);
         if (index > 0)
             return fan_set_error(PyExc_ValueError, "there is no %U: no machine has so many devices",
                                  o);
@@ -165,15 +183,16 @@ int fan_device_arg(PyObject *o, fan_device **out)
 static PyObject *devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     PyObject *names = PyList_New(0);
-    for (size_t i = 0; names && i < N_BACKENDS; i++) {
-        const char *name = backends[i]->backend->name;
+    const fan_backend_entry *b;
+    for (size_t i = 0; names && (b = next_backend(&i)) != NULL; i++) {
+        const char *name = b->backend->name;
         int n = 0;
-        if (!backends[i]->count) {
+        if (!b->count) {
             fan_list_add(&names, PyUnicode_FromString(name));
             continue;
         }
         Py_BEGIN_ALLOW_THREADS
-            n = backends[i]->count();
+            n = b->count();
         Py_END_ALLOW_THREADS
         for (int k = 0; names && k < n; k++)
             fan_list_add(&names, PyUnicode_FromFormat("%s:%d", name, k));

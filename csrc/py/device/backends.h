@@ -1,6 +1,7 @@
 /* backends: the registry of device backends. A new backend is its folder and one line of
  * FAN_BACKENDS: all other code finds devices, streams, and the exchange with other libraries
- * through the entries of its table (device/backend.h). */
+ * through the entries of its table (device/backend.h). A copy of the tree may lack device/sim, a
+ * part (docs/design.md): then the registry is without it. */
 #ifndef FAN_PY_BACKENDS_H
 #define FAN_PY_BACKENDS_H
 
