@@ -1,21 +1,12 @@
 /* Polls of long loops: counts their elements, and reads the clock and calls the check seldom. */
-#define _POSIX_C_SOURCE 200809L /* clock_gettime */
-
 #include "base/interrupt.h"
 
-#include <time.h>
+#include "base/trace.h"
 
 #define UNREAD ((int64_t)1 << 20)       /* elements between two reads of the clock */
 #define PAUSE ((uint64_t)50 * 1000000u) /* nanoseconds between two checks */
 
 static _Thread_local fan_interrupt *innermost;
-
-static uint64_t interrupt_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 void fan_interrupt_begin(fan_interrupt *i, fan_status (*check)(fan_error *err), fan_error *err)
 {
@@ -42,7 +33,7 @@ bool fan_interrupted(int64_t elements)
     i->ahead -= elements;
     if (i->status != FAN_OK || i->ahead >= 0)
         return i->status != FAN_OK;
-    uint64_t t = interrupt_now();
+    uint64_t t = fan_trace_ns();
     i->ahead = UNREAD;
     if (t < i->next || !i->check)
         return false;
@@ -54,7 +45,7 @@ bool fan_interrupted(int64_t elements)
         i->status = i->check(i->err);
         innermost = i;
         fan_float_mode_set(ours);
-        t = interrupt_now();
+        t = fan_trace_ns();
     }
     i->next = t + PAUSE;
     return i->status != FAN_OK;

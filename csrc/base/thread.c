@@ -242,8 +242,7 @@ void fan_mutex_lock(fan_mutex *m)
         pthread_mutex_lock(&m->m);
         return;
     }
-    if (h->yield)
-        h->yield(h->ctx);
+    fan_yield();
     mutex_seize(m, h);
 }
 
@@ -255,8 +254,7 @@ void fan_mutex_unlock(fan_mutex *m)
         return;
     }
     mutex_release(m, h);
-    if (h->yield)
-        h->yield(h->ctx);
+    fan_yield();
 }
 
 int fan_cond_init(fan_cond *c)
@@ -288,27 +286,21 @@ static void cond_doze(fan_cond *c, fan_mutex *m)
 void fan_cond_wait(fan_cond *c, fan_mutex *m)
 {
     const fan_thread_hooks *h = hooks_here;
-    if (!h || !h->wait) {
-        if (h && h->unlocking)
-            h->unlocking(h->ctx, m->id);
-        cond_doze(c, m);
-        if (h && h->locked)
-            h->locked(h->ctx, m->id);
-        return;
+    if (h && h->wait) {
+        /* The mutex is released while the scheduler runs, so a broadcast may happen in between: the
+         * count of calls shows it. */
+        uint_fast64_t seen = atomic_load(&c->calls);
+        atomic_store(&c->mutex, m->id);
+        mutex_release(m, h);
+        bool acted = h->wait(h->ctx, m->id);
+        mutex_seize(m, h);
+        if (acted || atomic_load(&c->calls) != seen)
+            return;
     }
-    /* The mutex is released while the scheduler runs, so a broadcast may happen in between: the
-     * count of calls shows it. */
-    uint_fast64_t seen = atomic_load(&c->calls);
-    atomic_store(&c->mutex, m->id);
-    mutex_release(m, h);
-    bool acted = h->wait(h->ctx, m->id);
-    mutex_seize(m, h);
-    if (acted || atomic_load(&c->calls) != seen)
-        return;
-    if (h->unlocking)
+    if (h && h->unlocking)
         h->unlocking(h->ctx, m->id);
     cond_doze(c, m);
-    if (h->locked)
+    if (h && h->locked)
         h->locked(h->ctx, m->id);
 }
 

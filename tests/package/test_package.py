@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -104,6 +105,18 @@ def metadata(folder: Path, url: str | None, **env: str) -> str:
         env.pop("FANIN_URL", None)
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=env)
     return (folder / "fanin.egg-info" / "PKG-INFO").read_text()
+
+
+def private_names(text: str) -> list[str]:
+    """The attributes of other objects whose names begin with one underscore, in a Python source."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+    return [node.attr for node in nodes if node.attr.startswith("_") and not node.attr.startswith("__")]
+
+
+@pytest.mark.tools
+def test_the_build_uses_no_private_method_of_setuptools() -> None:
+    assert private_names((ROOT / "setup.py").read_text()) == []
+    assert private_names("self.compiler.compile([source])\nself.compiler._compile(source)\n") == ["_compile"]
 
 
 @pytest.mark.tools

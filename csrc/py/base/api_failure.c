@@ -9,7 +9,15 @@
     X(INDEX)        \
     X(TYPE)         \
     X(VALUE)        \
-    X(OVERFLOW) X(BUFFER) X(STATE) X(RACE) X(DEADLOCK) X(DEVICE) X(DEVICE_NOMEM) X(CAPTURE) X(NOMEM)
+    X(OVERFLOW)     \
+    X(BUFFER)       \
+    X(STATE)        \
+    X(RACE)         \
+    X(DEADLOCK)     \
+    X(DEVICE)       \
+    X(DEVICE_NOMEM) \
+    X(CAPTURE)      \
+    X(NOMEM)
 
 fanin_status fan_api_status(fan_status s)
 {
@@ -44,10 +52,14 @@ fan_status fan_api_core_status(fanin_status s)
 fanin_status fan_api_fail(fanin_failure *why, fan_status s, const fan_error *err)
 {
     fanin_failure f = {.status = fan_api_status(s), .slot = -1, .key = -1};
-    size_t size = why ? why->struct_size : 0;
+    size_t size = 0;
+    if (why)
+        size = why->struct_size;
     if (s == FAN_OK || size < sizeof f.struct_size)
         return f.status;
-    f.struct_size = size;
+    if (size > sizeof f)
+        size = sizeof f;
+    f.struct_size = why->struct_size;
     snprintf(f.text, sizeof f.text, "%s", err->text[0] ? err->text : fan_status_word(s));
     if (err->status == s) {
         f.code = err->code;
@@ -62,7 +74,7 @@ fanin_status fan_api_fail(fanin_failure *why, fan_status s, const fan_error *err
     }
     _Static_assert(sizeof f.object == FAN_ERROR_NAME && sizeof f.text == FAN_ERROR_TEXT,
                    "both errors' texts are as long");
-    memcpy(why, &f, size < sizeof f ? size : sizeof f);
+    memcpy(why, &f, size);
     return f.status;
 }
 

@@ -12,8 +12,12 @@ static void release_all(fan_api_release *r, bool unlock)
     bool held = fan_gil_held();
     /* The caller of the API may have an exception, which code of Python's in a release must not
      * find. */
-    PyObject *live = held ? fan_exception_take() : NULL;
-    PyThreadState *thread = held && unlock ? PyEval_SaveThread() : NULL;
+    PyObject *live = NULL;
+    PyThreadState *thread = NULL;
+    if (held)
+        live = fan_exception_take();
+    if (held && unlock)
+        thread = PyEval_SaveThread();
     while (r) {
         fan_api_release *next = r->next;
         r->run(r);

@@ -1,10 +1,14 @@
 /* args: reads the arguments of a call, and converts each to a number or a text; errors name the
- * argument. */
+ * argument.
+ *
+ * In order: the arguments of a call by position and name; one integer, text or sequence; numbers of
+ * bytes; accumulate= and scale=; tuples of integers; the words of leave_out. */
 #include "py/base/args.h"
 
 #include "buffer/sync.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- the arguments of a call ---- */
@@ -13,16 +17,30 @@
  * many may be given by position, and `given`, which is taken. */
 static int refuse(const fan_decl *d, const char *words, PyObject *given)
 {
-    PyObject *names = PyTuple_New(d->n), *text = NULL;
+    PyObject *names = PyTuple_New(d->n);
+    PyObject *text = NULL;
     for (Py_ssize_t i = 0; names && i < d->n; i++)
         PyTuple_SET_ITEM(names, i, PyUnicode_FromString(d->names[i]));
-    if (!PyErr_Occurred() &&
-        (text = fan_call("fanin._words", words, "(sOiO)", d->call, names, (int)d->by_place, given)))
+    if (!PyErr_Occurred())
+        text = fan_call("fanin._words", words, "(sOiO)", d->call, names, (int)d->by_place, given);
+    if (text)
         PyErr_SetObject(PyExc_TypeError, text);
     Py_XDECREF(text);
     Py_XDECREF(names);
     Py_XDECREF(given);
     return -1;
+}
+
+/* by_place: writes the values that the caller gave by position. */
+static int by_place(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject **values)
+{
+    if (nargs > d->by_place)
+        return refuse(d, "too_many_arguments", PyLong_FromSsize_t(nargs));
+    for (Py_ssize_t i = 0; i < nargs; i++)
+        values[i] = args[i];
+    for (Py_ssize_t i = nargs; i < d->n; i++)
+        values[i] = NULL;
+    return 0;
 }
 
 /* by_name: writes the value that the caller gave by this name. */
@@ -73,7 +91,8 @@ static int check_kinds(const fan_decl *d, PyObject **values)
         if (expected)
             return fan_set_error(PyExc_TypeError, "%s(): %s: expected %s, got %s", d->call,
                                  d->names[i], expected, FAN_TYPE_TEXT(o));
-        if (o && PyArray_IsScalar(o, Bool) && (d->kinds[i] == 'f' || d->kinds[i] == 'F'))
+        bool flag = d->kinds[i] == 'f' || d->kinds[i] == 'F';
+        if (o && flag && PyArray_IsScalar(o, Bool))
             values[i] = PyObject_IsTrue(o) ? Py_True : Py_False;
     }
     return 0;
@@ -84,18 +103,17 @@ static int check_parsed(const fan_decl *d, PyObject **values)
     for (size_t i = 0; i < d->required; i++)
         if (!values[i])
             return fan_set_error(PyExc_TypeError, "%s() needs '%s'", d->call, d->names[i]);
-    return d->kinds ? check_kinds(d, values) : 0;
+    if (!d->kinds)
+        return 0;
+    return check_kinds(d, values);
 }
 
 int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
               PyObject **values)
 {
-    Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-    if (nargs > d->by_place)
-        return refuse(d, "too_many_arguments", PyLong_FromSsize_t(nargs));
-    for (Py_ssize_t i = 0; i < d->n; i++)
-        values[i] = i < nargs ? args[i] : NULL;
-    for (Py_ssize_t k = 0; k < named; k++)
+    if (by_place(d, args, nargs, values) < 0)
+        return -1;
+    for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++)
         if (by_name(d, PyTuple_GET_ITEM(kwnames, k), args[nargs + k], values) < 0)
             return -1;
     return check_parsed(d, values);
@@ -103,12 +121,10 @@ int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObje
 
 int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject **values)
 {
-    Py_ssize_t nargs = PyTuple_GET_SIZE(args), at = 0;
+    Py_ssize_t at = 0;
     PyObject *name, *value;
-    if (nargs > d->by_place)
-        return refuse(d, "too_many_arguments", PyLong_FromSsize_t(nargs));
-    for (Py_ssize_t i = 0; i < d->n; i++)
-        values[i] = i < nargs ? PyTuple_GET_ITEM(args, i) : NULL;
+    if (by_place(d, ((PyTupleObject *)args)->ob_item, PyTuple_GET_SIZE(args), values) < 0)
+        return -1;
     while (named && PyDict_Next(named, &at, &name, &value)) {
         if (!PyUnicode_Check(name))
             return fan_set_error(PyExc_TypeError, "%s(): expected keywords that are str, got %s",
@@ -158,14 +174,15 @@ int fan_number_arg(PyObject *o, const char *what, int64_t *out)
     if (!o)
         return 0;
     PyObject *i = integer_of(o, what);
+    if (!i)
+        return -1;
     int overflow = 0;
-    long long n = i ? PyLong_AsLongLongAndOverflow(i, &overflow) : -1;
-    Py_XDECREF(i);
+    *out = PyLong_AsLongLongAndOverflow(i, &overflow);
+    Py_DECREF(i);
     if (overflow)
         return fan_refuse(PyExc_OverflowError, "%s: expected an integer that fits 64 bits, got %R",
                           what, o);
-    *out = n;
-    return n == -1 && PyErr_Occurred() ? -1 : 0;
+    return 0;
 }
 
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
@@ -173,7 +190,7 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
     PyObject *i;
     int overflow = 0;
     long long n;
-    if (PyBool_Check(o) || PyArray_IsScalar(o, Bool))
+    if (is_bool(o))
         return fan_refuse(PyExc_TypeError, "%s: expected an integer, got the bool %R", what, o);
     if (PyLong_CheckExact(o)) {
         n = PyLong_AsLongLongAndOverflow(o, &overflow);
@@ -224,30 +241,37 @@ int fan_is_bare(PyObject *o)
 {
     if (PyList_Check(o) || PyTuple_Check(o))
         return 0;
-    PyObject *arrays = fan_arrays(),
-             *answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
-    int bare = answer ? PyObject_IsTrue(answer) : -1;
-    Py_XDECREF(answer);
+    PyObject *arrays = fan_arrays();
+    if (!arrays)
+        return -1;
+    PyObject *answer = PyObject_CallMethod(arrays, "is_bare", "O", o);
+    if (!answer)
+        return -1;
+    int bare = PyObject_IsTrue(answer);
+    Py_DECREF(answer);
     return bare;
 }
 
 int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
 {
-    if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o) || PyAnySet_Check(o) ||
-        (!Py_TYPE(o)->tp_iter && !PySequence_Check(o)))
+    bool text = PyUnicode_Check(o) || PyBytes_Check(o);
+    bool unordered = PyDict_Check(o) || PyAnySet_Check(o);
+    bool items = Py_TYPE(o)->tp_iter || PySequence_Check(o);
+    if (text || unordered || !items)
         return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s", what,
                           FAN_TYPE_TEXT(o));
     *out = PySequence_Tuple(o);
-    /* one without axes */
-    if (!*out && PyErr_ExceptionMatches(PyExc_TypeError) && fan_is_array(o)) {
+    if (*out)
+        return 0;
+    if (PyErr_ExceptionMatches(PyExc_TypeError) && fan_is_array(o)) {
         PyErr_Clear();
-        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s without axes", what,
-                          FAN_TYPE_TEXT(o));
+        fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s without axes", what,
+                   FAN_TYPE_TEXT(o));
     }
-    return *out ? 0 : -1;
+    return -1;
 }
 
-/* ---- making one ---- */
+/* ---- numbers of bytes ---- */
 
 static bool is_number_of_bytes(PyObject *o)
 {
@@ -256,12 +280,31 @@ static bool is_number_of_bytes(PyObject *o)
     return PyIndex_Check(o) && !PyBool_Check(o) && !fan_is_array(o);
 }
 
-/* bytes_of_float: a number of bytes; UINT64_MAX: more than any machine has. */
-static uint64_t bytes_of_float(double f)
+/* whole_bytes: reads a number of bytes, UINT64_MAX: more than any machine has; 1: it is negative or
+ * not whole; -1 with an exception. */
+static int whole_bytes(PyObject *o, uint64_t *out)
 {
-    if (f >= 0x1p63)
-        return UINT64_MAX;
-    return f > 0 ? (uint64_t)f : 0;
+    if (PyFloat_Check(o)) {
+        double f = PyFloat_AS_DOUBLE(o);
+        *out = UINT64_MAX;
+        if (f >= 0x1p63)
+            return 0;
+        if (!(f >= 0) || f != floor(f))
+            return 1;
+        *out = (uint64_t)f;
+        return 0;
+    }
+    PyObject *i = PyNumber_Index(o);
+    if (!i)
+        return -1;
+    int negative = PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT);
+    if (negative == 0) {
+        *out = PyLong_AsUnsignedLongLong(i);
+        if (*out == UINT64_MAX)
+            PyErr_Clear();
+    }
+    Py_DECREF(i);
+    return negative;
 }
 
 int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
@@ -269,22 +312,12 @@ int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
     if (!is_number_of_bytes(o))
         return fan_refuse(PyExc_TypeError,
                           "%s: expected a number of bytes, math.inf or None, got %R", what, o);
-    double f = PyFloat_Check(o) ? PyFloat_AS_DOUBLE(o) : 0;
-    PyObject *i = PyFloat_Check(o) ? Py_NewRef(fan_state_get()->zero) : PyNumber_Index(o);
-    int negative = i ? PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT) : -1;
-    if (negative == 0) {
-        *out = PyFloat_Check(o) ? bytes_of_float(f) : PyLong_AsUnsignedLongLong(i);
-        if (*out == UINT64_MAX) /* more than any machine has: no bound */
-            PyErr_Clear();
-    }
-    Py_XDECREF(i);
-    if (negative < 0)
-        return -1;
-    if (negative || !(f >= 0) || (isfinite(f) && f != floor(f)))
+    int wrong = whole_bytes(o, out);
+    if (wrong > 0)
         return fan_refuse(PyExc_ValueError,
                           "%s: expected a non-negative whole number of bytes, or math.inf, got %R",
                           what, o);
-    return 0;
+    return wrong;
 }
 
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out)
@@ -306,30 +339,65 @@ PyObject *fan_budget_wrap(uint64_t budget)
 {
     if (budget == FAN_BUDGET_AUTO)
         return PyUnicode_FromString("auto");
-    return budget == UINT64_MAX ? PyFloat_FromDouble(Py_HUGE_VAL)
-                                : PyLong_FromUnsignedLongLong(budget);
+    if (budget == UINT64_MAX)
+        return PyFloat_FromDouble(Py_HUGE_VAL);
+    return PyLong_FromUnsignedLongLong(budget);
 }
+
+/* ---- accumulate= and scale= ---- */
 
 int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
 {
     *exact = PyUnicode_Check(o) && PyUnicode_CompareWithASCIIString(o, "exact") == 0;
     *dtype = FAN_DT_NONE;
-    return *exact ? 0 : fan_dtype_parse(o, dtype);
+    if (*exact)
+        return 0;
+    return fan_dtype_parse(o, dtype);
 }
 
 void fan_scale_finish(fan_take *how)
 {
     fan_scale *s = &how->scale;
-    how->integral = how->real && s->re == floor(s->re) && s->re >= -0x1p63 && s->re < 0x1p63;
+    bool fits = s->re >= -0x1p63 && s->re < 0x1p63;
+    how->integral = how->real && fits && s->re == floor(s->re);
     if (how->integral)
         s->i = (int64_t)s->re;
 }
 
-int fan_scale_arg(PyObject *o, fan_take *how)
+/* scale_integer: a scale that is an integer. */
+static int scale_integer(PyObject *o, fan_take *how)
 {
-    PyObject *number = NULL;
     fan_scale *s = &how->scale;
     int overflow = 0;
+    PyObject *number = PyNumber_Index(o);
+    if (number) {
+        s->i = PyLong_AsLongLongAndOverflow(number, &overflow);
+        s->re = PyLong_AsDouble(number);
+        Py_DECREF(number);
+    }
+    if (!PyErr_Occurred()) {
+        how->integral = !overflow;
+        return 0;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+        return -1;
+    PyErr_Clear();
+    return fan_refuse(PyExc_ValueError, "scale: %R is more than a float can hold", o);
+}
+
+/* is_real: whether `o` is one number that float() takes. */
+static bool is_real(PyObject *o)
+{
+    const PyNumberMethods *methods = Py_TYPE(o)->tp_as_number;
+    bool text = PyUnicode_Check(o) || PyBytes_Check(o);
+    if (text || !methods || !methods->nb_float)
+        return false;
+    return !PyArray_Check(o) || PyArray_NDIM((PyArrayObject *)o) == 0;
+}
+
+int fan_scale_arg(PyObject *o, fan_take *how)
+{
+    fan_scale *s = &how->scale;
     how->real = true;
     if (o == Py_None)
         return 0;
@@ -341,35 +409,26 @@ int fan_scale_arg(PyObject *o, fan_take *how)
         s->re = c.real;
         s->im = c.imag;
         how->real = false;
-    } else if (PyFloat_Check(o) || PyBool_Check(o) || PyArray_IsScalar(o, Bool)) {
-        s->re = PyFloat_Check(o) ? PyFloat_AS_DOUBLE(o) : (double)PyObject_IsTrue(o);
+    } else if (PyFloat_Check(o)) {
+        s->re = PyFloat_AS_DOUBLE(o);
+    } else if (is_bool(o)) {
+        s->re = PyObject_IsTrue(o);
     } else if (PyIndex_Check(o) && !PyArray_Check(o)) {
-        number = PyNumber_Index(o);
-        s->i = number ? PyLong_AsLongLongAndOverflow(number, &overflow) : 0;
-        s->re = number ? PyLong_AsDouble(number) : 0;
-        Py_XDECREF(number);
-        if (!PyErr_Occurred()) {
-            how->integral = !overflow;
-            return 0;
-        }
-        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
-            return -1;
-        PyErr_Clear();
-        return fan_refuse(PyExc_ValueError, "scale: %R is more than a float can hold", o);
-    } else if ((PyArray_Check(o) && PyArray_NDIM((PyArrayObject *)o) > 0) || PyUnicode_Check(o) ||
-               PyBytes_Check(o) || !Py_TYPE(o)->tp_as_number ||
-               !Py_TYPE(o)->tp_as_number->nb_float) {
-        return fan_refuse(PyExc_TypeError, "scale: expected a number, got %s", FAN_TYPE_TEXT(o));
-    } else {
-        number = PyNumber_Float(o);
-        s->re = number ? PyFloat_AS_DOUBLE(number) : 0;
-        Py_XDECREF(number);
+        return scale_integer(o, how);
+    } else if (is_real(o)) {
+        PyObject *number = PyNumber_Float(o);
         if (!number)
             return -1;
+        s->re = PyFloat_AS_DOUBLE(number);
+        Py_DECREF(number);
+    } else {
+        return fan_refuse(PyExc_TypeError, "scale: expected a number, got %s", FAN_TYPE_TEXT(o));
     }
     fan_scale_finish(how);
     return 0;
 }
+
+/* ---- integers out, words in ---- */
 
 PyObject *fan_ints(int n, const int64_t *items)
 {
@@ -384,25 +443,32 @@ PyObject *fan_ints(int n, const int64_t *items)
     return t;
 }
 
+/* refuse_plan: of a word that names no plan. */
+static int refuse_plan(PyObject *word)
+{
+    char every[FAN_PLAN_COUNT * 16];
+    snprintf(every, sizeof every, "%s", fan_plan_word(0));
+    for (int k = 1; k < FAN_PLAN_COUNT; k++)
+        fan_append(every, sizeof every, ", %s", fan_plan_word(k));
+    return fan_set_error(PyExc_ValueError,
+                         "leave_out: no plan has %R. A word names a rule, as in \"S12\", or one "
+                         "of: %s",
+                         word, every);
+}
+
 int fan_plans_arg(PyObject *words, uint64_t *bits)
 {
     *bits = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(words); i++) {
         PyObject *word = PyTuple_GET_ITEM(words, i);
-        const char *text = PyUnicode_Check(word) ? fan_word_of(word) : NULL;
-        uint64_t here = text ? fan_plan_bits(text) : 0;
-        if (!here) {
-            char every[FAN_PLAN_COUNT * 16] = "";
-            for (int k = 0; k < FAN_PLAN_COUNT; k++)
-                fan_append(every, sizeof every, "%s%s", k ? ", " : "", fan_plan_word(k));
-            return PyErr_Occurred()
-                       ? -1
-                       : fan_set_error(
-                             PyExc_ValueError,
-                             "leave_out: no plan has %R. A word names a rule, as in \"S12\", or "
-                             "one of: %s",
-                             word, every);
-        }
+        const char *text = "";
+        if (PyUnicode_Check(word))
+            text = fan_word_of(word);
+        if (!text)
+            return -1;
+        uint64_t here = fan_plan_bits(text);
+        if (!here)
+            return refuse_plan(word);
         *bits |= here;
     }
     return 0;

@@ -28,108 +28,112 @@ int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObje
               PyObject **values);
 int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject **values);
 
-/* fan_step_*: a call as a step of an explored schedule; each has one of CPython's signatures. The
- * call writes its self and those of its arguments that are ours. */
-typedef PyObject *(*fan_fastcall)(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                                  PyObject *kwnames);
 /* fan_sched_enter_or_raise: -1 with an exception if the machine starts no more calls. */
 int fan_sched_enter_or_raise(void);
-PyObject *fan_step_fast(fan_fastcall call, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                        PyObject *kwnames);
-PyObject *fan_step_vector(vectorcallfunc call, PyObject *type, PyObject *const *args, size_t nargsf,
-                          PyObject *kwnames);
-PyObject *fan_step_one(PyCFunction call, PyObject *self, PyObject *arg);
-PyObject *fan_step_repr(reprfunc call, PyObject *self);
-PyObject *fan_step_get(getter call, PyObject *self, void *closure);
-int fan_step_set(setter call, PyObject *self, PyObject *value, void *closure);
+/* fan_step_begin: opens a call as a step of an explored schedule, and reports what it may access:
+ * the call writes its self and those of its arguments that are ours. fan_step_begin_one: of a call
+ * with one argument, or with none, NULL. fan_step_begin_type: of a call of a class, which may make
+ * a node. Each returns -1 with an exception. */
+int fan_step_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+int fan_step_begin_one(PyObject *self, PyObject *arg);
+int fan_step_begin_type(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 #define FAN_FASTCALL PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
 
-#define FAN_DOOR_ANY(call, n)                                                                  \
-    static PyObject *call##_door(FAN_FASTCALL)                                                 \
-    {                                                                                          \
-        PyObject *values[n];                                                                   \
-        return fan_parse(&call##_decl, args, nargs, kwnames, values) < 0 ? NULL                \
-                                                                         : call(self, values); \
+#define FAN_DOOR_ANY(call, n)                                          \
+    static PyObject *call##_door(FAN_FASTCALL)                         \
+    {                                                                  \
+        PyObject *values[n];                                           \
+        if (fan_parse(&call##_decl, args, nargs, kwnames, values) < 0) \
+            return NULL;                                               \
+        return call(self, values);                                     \
     }
-#define FAN_DOOR_ONE(call)                                                                    \
-    static PyObject *call##_door(FAN_FASTCALL)                                                \
-    {                                                                                         \
-        PyObject *value;                                                                      \
-        return fan_parse(&call##_decl, args, nargs, kwnames, &value) < 0 ? NULL               \
-                                                                         : call(self, value); \
+#define FAN_DOOR_ONE(call)                                             \
+    static PyObject *call##_door(FAN_FASTCALL)                         \
+    {                                                                  \
+        PyObject *value;                                               \
+        if (fan_parse(&call##_decl, args, nargs, kwnames, &value) < 0) \
+            return NULL;                                               \
+        return call(self, value);                                      \
     }
 /* Two functions, so that the fast one saves no registers for the other. */
-#define FAN_DOOR_FAST(call, n)                                                                 \
-    __attribute__((noinline)) static PyObject *call##_parsed(FAN_FASTCALL)                     \
-    {                                                                                          \
-        PyObject *values[n];                                                                   \
-        return fan_parse(&call##_decl, args, nargs, kwnames, values) < 0 ? NULL                \
-                                                                         : call(self, values); \
-    }                                                                                          \
-    static PyObject *call##_door(FAN_FASTCALL)                                                 \
-    {                                                                                          \
-        PyObject *result = NULL;                                                               \
-        return call##_fast(self, args, nargs, kwnames, &result)                                \
-                   ? result                                                                    \
-                   : call##_parsed(self, args, nargs, kwnames);                                \
+#define FAN_DOOR_FAST(call, n)                                             \
+    __attribute__((noinline)) static PyObject *call##_parsed(FAN_FASTCALL) \
+    {                                                                      \
+        PyObject *values[n];                                               \
+        if (fan_parse(&call##_decl, args, nargs, kwnames, values) < 0)     \
+            return NULL;                                                   \
+        return call(self, values);                                         \
+    }                                                                      \
+    static PyObject *call##_door(FAN_FASTCALL)                             \
+    {                                                                      \
+        PyObject *result = NULL;                                           \
+        if (call##_fast(self, args, nargs, kwnames, &result))              \
+            return result;                                                 \
+        return call##_parsed(self, args, nargs, kwnames);                  \
     }
 /* A class: tp_new, and the type's vectorcall (FAST: which calls fast first). */
-#define FAN_DOOR_NEW(call, n)                                                                      \
-    __attribute__((unused)) static PyObject *call##_door(PyTypeObject *type, PyObject *args,       \
-                                                         PyObject *named)                          \
-    {                                                                                              \
-        PyObject *values[n];                                                                       \
-        return fan_parse_tuple(&call##_decl, args, named, values) < 0 ? NULL : call(type, values); \
-    }                                                                                              \
-    __attribute__((unused, noinline)) static PyObject *call##_vector(                              \
-        PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)                   \
-    {                                                                                              \
-        PyObject *values[n];                                                                       \
-        return fan_parse(&call##_decl, args, PyVectorcall_NARGS(nargsf), kwnames, values) < 0      \
-                   ? NULL                                                                          \
-                   : call((PyTypeObject *)type, values);                                           \
+#define FAN_VECTORCALL PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames
+#define FAN_DOOR_NEW(call, n)                                                                \
+    __attribute__((unused)) static PyObject *call##_door(PyTypeObject *type, PyObject *args, \
+                                                         PyObject *named)                    \
+    {                                                                                        \
+        PyObject *values[n];                                                                 \
+        if (fan_parse_tuple(&call##_decl, args, named, values) < 0)                          \
+            return NULL;                                                                     \
+        return call(type, values);                                                           \
+    }                                                                                        \
+    __attribute__((unused, noinline)) static PyObject *call##_vector(FAN_VECTORCALL)         \
+    {                                                                                        \
+        PyObject *values[n];                                                                 \
+        Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);                                       \
+        if (fan_parse(&call##_decl, args, nargs, kwnames, values) < 0)                       \
+            return NULL;                                                                     \
+        return call((PyTypeObject *)type, values);                                           \
     }
-#define FAN_DOOR_NEW_FAST(call, n)                                                            \
-    FAN_DOOR_NEW(call, n)                                                                     \
-    static PyObject *call##_fast_vector(PyObject *type, PyObject *const *args, size_t nargsf, \
-                                        PyObject *kwnames)                                    \
-    {                                                                                         \
-        PyObject *result = NULL;                                                              \
-        return call##_fast(type, args, nargsf, kwnames, &result)                              \
-                   ? result                                                                   \
-                   : call##_vector(type, args, nargsf, kwnames);                              \
+#define FAN_DOOR_NEW_FAST(call, n)                             \
+    FAN_DOOR_NEW(call, n)                                      \
+    static PyObject *call##_fast_vector(FAN_VECTORCALL)        \
+    {                                                          \
+        PyObject *result = NULL;                               \
+        if (call##_fast(type, args, nargsf, kwnames, &result)) \
+            return result;                                     \
+        return call##_vector(type, args, nargsf, kwnames);     \
     }
 
-#define FAN_STEP(name, declared, active, usual)     \
-    static PyObject *name##_step declared           \
-    {                                               \
-        return fan_sched_active() ? active : usual; \
+/* FAN_STEP: a function of CPython's that is a step of an explored schedule, if there is a
+ * scheduler: `begin` opens it. `call` is written twice, so that a call without one is the last of
+ * the function. */
+#define FAN_STEP(type, failed, name, declared, begin, call) \
+    static type name##_step declared                        \
+    {                                                       \
+        if (!fan_sched_active())                            \
+            return call;                                    \
+        if (begin < 0)                                      \
+            return failed;                                  \
+        type result = call;                                 \
+        fan_sched_leave();                                  \
+        return result;                                      \
     }
-#define FAN_STEP_FAST(call)                                                                \
-    FAN_STEP(call, (FAN_FASTCALL), fan_step_fast(call##_door, self, args, nargs, kwnames), \
+#define FAN_STEP_FAST(call)                                                                      \
+    FAN_STEP(PyObject *, NULL, call, (FAN_FASTCALL), fan_step_begin(self, args, nargs, kwnames), \
              call##_door(self, args, nargs, kwnames))
-#define FAN_STEP_VECTOR(call, vector)                                                         \
-    static PyObject *call##_vector_step(PyObject *type, PyObject *const *args, size_t nargsf, \
-                                        PyObject *kwnames)                                    \
-    {                                                                                         \
-        return fan_sched_active() ? fan_step_vector(vector, type, args, nargsf, kwnames)      \
-                                  : vector(type, args, nargsf, kwnames);                      \
-    }
+#define FAN_STEP_VECTOR(call, vector)                                              \
+    FAN_STEP(PyObject *, NULL, call##_vector, (FAN_VECTORCALL),                    \
+             fan_step_begin_type(type, args, PyVectorcall_NARGS(nargsf), kwnames), \
+             vector(type, args, nargsf, kwnames))
 /* Of METH_NOARGS, METH_O and METH_VARARGS. */
-#define FAN_STEP_ONE(call)                                                             \
-    FAN_STEP(call, (PyObject * self, PyObject * none), fan_step_one(call, self, none), \
-             call(self, none))
-#define FAN_STEP_REPR(call) FAN_STEP(call, (PyObject * self), fan_step_repr(call, self), call(self))
-#define FAN_STEP_GET(call)                                                              \
-    FAN_STEP(call, (PyObject * self, void *closure), fan_step_get(call, self, closure), \
-             call(self, closure))
-#define FAN_STEP_SET(call)                                                   \
-    static int call##_step(PyObject *self, PyObject *value, void *closure)   \
-    {                                                                        \
-        return fan_sched_active() ? fan_step_set(call, self, value, closure) \
-                                  : call(self, value, closure);              \
-    }
+#define FAN_STEP_ONE(call)                                              \
+    FAN_STEP(PyObject *, NULL, call, (PyObject * self, PyObject * arg), \
+             fan_step_begin_one(self, arg), call(self, arg))
+#define FAN_STEP_REPR(call) \
+    FAN_STEP(PyObject *, NULL, call, (PyObject * self), fan_step_begin_one(self, NULL), call(self))
+#define FAN_STEP_GET(call)                                             \
+    FAN_STEP(PyObject *, NULL, call, (PyObject * self, void *closure), \
+             fan_step_begin_one(self, NULL), call(self, closure))
+#define FAN_STEP_SET(call)                                                      \
+    FAN_STEP(int, -1, call, (PyObject * self, PyObject * value, void *closure), \
+             fan_step_begin_one(self, value), call(self, value, closure))
 
 /* ---- one argument: each returns -1 (or NULL) with an exception that names it ---- */
 
@@ -162,8 +166,10 @@ static inline Py_ssize_t fan_small_index(PyObject *o)
     if (PyUnstable_Long_IsCompact((PyLongObject *)o))
         return PyUnstable_Long_CompactValue((PyLongObject *)o);
 #else
-    if ((size_t)Py_SIZE(o) <= 1)
-        return Py_SIZE(o) ? (Py_ssize_t)((PyLongObject *)o)->ob_digit[0] : 0;
+    if (Py_SIZE(o) == 0)
+        return 0;
+    if (Py_SIZE(o) == 1)
+        return (Py_ssize_t)((PyLongObject *)o)->ob_digit[0];
 #endif
     i = PyLong_AsSsize_t(o);
     if (i == -1 && PyErr_Occurred())

@@ -18,7 +18,7 @@ int fan_block_end(PyObject *block, PyObject *error)
     while (again) {
         PyObject *done = PyObject_CallMethod(block, "_end", "O", cause);
         Py_XDECREF(done);
-        raised = done ? NULL : fan_exception_take();
+        raised = fan_exception_take();
         again = raised && raised != cause && block_interrupts(raised);
         if (again) {
             Py_SETREF(cause, Py_NewRef(raised));
@@ -26,9 +26,8 @@ int fan_block_end(PyObject *block, PyObject *error)
         }
     }
     Py_DECREF(cause);
-    if (interrupt) {
+    if (interrupt)
         Py_XSETREF(raised, interrupt);
-    }
     if (!raised)
         return 0;
     fan_exception_put(raised);
@@ -56,8 +55,7 @@ static PyObject *block_enter(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *block_exit(PyObject *o, PyObject *const *a)
 {
-    PyObject *error = a[1] == Py_None ? NULL : a[1];
-    if (fan_block_end(o, error) < 0)
+    if (fan_block_end(o, a[1]) < 0)
         return NULL;
     Py_RETURN_FALSE;
 }

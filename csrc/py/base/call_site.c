@@ -1,9 +1,11 @@
 /* call_site: the line of the user's code that made a call. Races, traces and warnings name it.
  *
- * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a
- * program of its own (the demo, the command line, scenarios of the test suite), and the frozen part
- * of the standard library. Decided once per
- * file. */
+ * It is the line of the innermost frame that is not plumbing. Plumbing is fanin itself, but for
+ * what runs as a program of its own (the demo, the command line, scenarios of the test suite), and
+ * the frozen part of the standard library.
+ *
+ * In order: whether a file is plumbing, decided once per file; the name of a place, kept in the
+ * module's state; the walk over the frames. */
 #include "py/base/py.h"
 
 #include <stdio.h>
@@ -27,17 +29,20 @@ static bool inside(const char *path, const char *home)
 /* package_home: the package's folder, with the slash; "" if it is not known. New reference. */
 static PyObject *package_home(void)
 {
-    PyObject *modules = PyImport_GetModuleDict();
-    PyObject *package = modules ? PyDict_GetItemString(modules, "fanin") : NULL; /* borrowed */
-    PyObject *file = package ? PyObject_GetAttrString(package, "__file__") : NULL;
+    PyObject *package = fan_module_loaded("fanin");
+    PyObject *file = NULL;
     PyObject *home = NULL;
+    if (package)
+        file = PyObject_GetAttrString(package, "__file__");
     if (file && PyUnicode_Check(file)) {
         Py_ssize_t slash = PyUnicode_FindChar(file, '/', 0, PyUnicode_GET_LENGTH(file), -1);
         home = PyUnicode_Substring(file, 0, slash + 1);
     }
     Py_XDECREF(file);
     PyErr_Clear();
-    return home ? home : PyUnicode_FromString("");
+    if (!home)
+        home = PyUnicode_FromString("");
+    return home;
 }
 
 /* name_of: the short name by which a file is cited, None where it is plumbing; borrowed from the
@@ -45,23 +50,30 @@ static PyObject *package_home(void)
 static PyObject *name_of(PyObject *filename)
 {
     fan_state *st = fan_state_get();
-    PyObject *name = NULL, *home = NULL;
-    const char *path, *slash, *dir;
-    if (!st->site_cache && !(st->site_cache = PyDict_New()))
+    if (!st->site_cache)
+        st->site_cache = PyDict_New();
+    if (!st->site_cache)
         return NULL;
-    name = PyDict_GetItemWithError(st->site_cache, filename);
+    PyObject *name = PyDict_GetItemWithError(st->site_cache, filename);
     if (name || PyErr_Occurred())
         return name;
-    path = PyUnicode_AsUTF8(filename);
-    home = package_home();
-    dir = path && home ? PyUnicode_AsUTF8(home) : NULL;
-    if (!dir)
+    const char *path = PyUnicode_AsUTF8(filename);
+    PyObject *home = NULL;
+    const char *folder = NULL;
+    if (path)
+        home = package_home();
+    if (home)
+        folder = PyUnicode_AsUTF8(home);
+    if (!folder)
         goto done;
-    slash = strrchr(path, '/');
-    if (inside(path, dir) || strncmp(path, "<frozen ", 8) == 0)
+    if (inside(path, folder) || strncmp(path, "<frozen ", 8) == 0) {
         name = Py_NewRef(Py_None);
-    else
-        name = PyUnicode_FromString(slash && slash[1] ? slash + 1 : path);
+    } else {
+        const char *slash = strrchr(path, '/');
+        if (slash && slash[1])
+            path = slash + 1;
+        name = PyUnicode_FromString(path);
+    }
     if (name && PyDict_SetItem(st->site_cache, filename, name) < 0)
         Py_CLEAR(name);
     Py_XDECREF(name); /* the cache holds it */
@@ -83,13 +95,17 @@ static const char *call_site_find(PyFrameObject *frame)
         Py_DECREF(code);
         return place->text;
     }
-    PyObject *live = fan_exception_take(), *name = name_of(code->co_filename);
-    const char *text = name && name != Py_None ? PyUnicode_AsUTF8(name) : "";
+    PyObject *live = fan_exception_take();
+    PyObject *name = name_of(code->co_filename);
     place->text[0] = '\0';
     place->at = at;
-    if (!text || text[0])
-        snprintf(place->text, sizeof place->text, "%s:%d", text ? text : "?",
-                 PyFrame_GetLineNumber(frame));
+    if (name && name != Py_None) {
+        const char *text = PyUnicode_AsUTF8(name);
+        if (!text)
+            text = "?";
+        if (text[0])
+            snprintf(place->text, sizeof place->text, "%s:%d", text, PyFrame_GetLineNumber(frame));
+    }
     PyErr_Clear();
     if (!name)
         Py_CLEAR(code);
@@ -124,9 +140,11 @@ void fan_call_site(char *buf, size_t size)
             buf[n] = '\0';
             wanted--;
         }
-        PyFrameObject *back = wanted ? PyFrame_GetBack(frame) : NULL;
-        Py_DECREF(frame);
-        frame = back;
+        PyFrameObject *inner = frame;
+        frame = NULL;
+        if (wanted)
+            frame = PyFrame_GetBack(inner);
+        Py_DECREF(inner);
     }
     Py_XDECREF(frame);
 }

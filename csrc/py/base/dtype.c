@@ -1,4 +1,7 @@
-/* dtype: NumPy's element types and ours. */
+/* dtype: NumPy's element types and ours.
+ *
+ * In order: the types of ml_dtypes; from a type of NumPy to ours and back; errors about a type that
+ * is none of ours; a dtype from what a caller gives for one. */
 #include "py/base/py.h"
 
 #include <string.h>
@@ -10,8 +13,7 @@ static PyObject *const *ml_types(void)
     fan_state *state = fan_state_get();
     if (state->has_ml_types)
         return state->ml_types;
-    PyObject *modules = PyImport_GetModuleDict();
-    PyObject *m = modules ? PyDict_GetItemString(modules, "ml_dtypes") : NULL; /* borrowed */
+    PyObject *m = fan_module_loaded("ml_dtypes");
     if (!m)
         return state->ml_types;
     Py_INCREF(m);
@@ -40,14 +42,12 @@ __attribute__((noinline)) static fan_dtype of_type(PyTypeObject *t)
     return FAN_DT_NONE;
 }
 
-/* SIZED, INTEGER: a type of C, and its unsigned one, by size. */
-#define SIZED(type, what)                    \
-    (sizeof(type) == 1   ? FAN_DT_##what##8  \
-     : sizeof(type) == 2 ? FAN_DT_##what##16 \
-     : sizeof(type) == 4 ? FAN_DT_##what##32 \
-                         : FAN_DT_##what##64)
-#define INTEGER(NAME, type) \
-    [NPY_##NAME] = 1 + SIZED(type, INT), [NPY_U##NAME] = 1 + SIZED(type, UINT)
+/* INTEGER: a type of C, and its unsigned one: 8 bits, 16, 32 and 64 follow each other. */
+_Static_assert(FAN_DT_INT8 + 3 == FAN_DT_INT64 && FAN_DT_UINT8 + 3 == FAN_DT_UINT64,
+               "integer dtypes are in the order of their sizes");
+#define INTEGER(NAME, type)                                             \
+    [NPY_##NAME] = 1 + FAN_DT_INT8 + __builtin_ctz(sizeof(npy_##type)), \
+    [NPY_U##NAME] = 1 + FAN_DT_UINT8 + __builtin_ctz(sizeof(npy_##type))
 
 fan_dtype fan_dtype_of_descr(PyArray_Descr *d)
 {
@@ -57,11 +57,11 @@ fan_dtype fan_dtype_of_descr(PyArray_Descr *d)
                                                      [NPY_DOUBLE] = 1 + FAN_DT_FLOAT64,
                                                      [NPY_CFLOAT] = 1 + FAN_DT_COMPLEX64,
                                                      [NPY_CDOUBLE] = 1 + FAN_DT_COMPLEX128,
-                                                     INTEGER(BYTE, npy_byte),
-                                                     INTEGER(SHORT, npy_short),
-                                                     INTEGER(INT, npy_int),
-                                                     INTEGER(LONG, npy_long),
-                                                     INTEGER(LONGLONG, npy_longlong)};
+                                                     INTEGER(BYTE, byte),
+                                                     INTEGER(SHORT, short),
+                                                     INTEGER(INT, int),
+                                                     INTEGER(LONG, long),
+                                                     INTEGER(LONGLONG, longlong)};
     if (!PyDataType_ISNOTSWAPPED(d))
         return FAN_DT_NONE;
     if (d->type_num < 0 || d->type_num >= NPY_USERDEF)
@@ -94,7 +94,8 @@ PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
                      fan_dtype_name(d));
         return NULL;
     }
-    return PyArray_DescrConverter(type, &descr) == NPY_SUCCEED ? descr : NULL;
+    (void)PyArray_DescrConverter(type, &descr); /* NULL: it failed */
+    return descr;
 }
 
 int fan_dtype_refuse(PyArray_Descr *d, const char *what)
@@ -156,7 +157,7 @@ static int parse_name(PyObject *o, PyObject *name, fan_dtype *out)
 {
     const char *text = fan_word_of(name);
     if (!text)
-        return PyErr_Occurred() ? -1 : 0;
+        return -1;
     *out = fan_dtype_from_name(text);
     if (*out != FAN_DT_NONE || o == name)
         return 0;
@@ -205,7 +206,10 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
         if (!PyErr_ExceptionMatches(PyExc_Exception))
             return -1;
         PyErr_Clear();
-        return fan_refuse(PyUnicode_Check(o) ? PyExc_ValueError : PyExc_TypeError,
+        PyObject *type = PyExc_TypeError;
+        if (PyUnicode_Check(o))
+            type = PyExc_ValueError;
+        return fan_refuse(type,
                           "expected a dtype (a NumPy or torch dtype, or a name as 'float32' or "
                           "'bfloat16'), got %R",
                           o);

@@ -145,9 +145,9 @@ void fan_exception_note(PyObject *e, PyObject *note)
     PyErr_Clear(); /* only the exception itself counts, here and below */
     bool has = notes && PySequence_Contains(notes, note) == 1;
     PyErr_Clear();
-    PyObject *done = has ? NULL : PyObject_CallMethod(e, "add_note", "O", note);
+    if (!has)
+        Py_XSETREF(notes, PyObject_CallMethod(e, "add_note", "O", note));
     PyErr_Clear();
-    Py_XDECREF(done);
     Py_XDECREF(notes);
     Py_DECREF(note);
 }
@@ -156,9 +156,7 @@ void fan_exception_note(PyObject *e, PyObject *note)
 static void note_place(const fan_error *err)
 {
     PyObject *e = fan_exception_take();
-    PyObject *note = e ? text_of(err->text) : NULL;
-    PyErr_Clear();
-    fan_exception_note(e, note);
+    fan_exception_note(e, text_of(err->text));
     fan_exception_put(e);
 }
 
@@ -175,57 +173,57 @@ static const fan_error_producer *producer_of(const fan_place *at)
     return p;
 }
 
-/* error_at: an exception about a place, with its fields: the message is `before` (at most
- * FAN_ERROR_TEXT bytes, overwritten), or its producer's text, and then `reason`. New reference;
- * NULL: another exception is live. */
+/* error_at: an exception with the fields of its place (object NULL: none): the message is `before`
+ * (FAN_ERROR_TEXT bytes, overwritten), or its producer's text, and then `reason`, which is taken
+ * (NULL: after an error). New reference; NULL: another exception is live. */
 static PyObject *error_at(PyObject *class, const fan_place *at, char *before, PyObject *reason)
 {
     const fan_error_producer *producer = producer_of(at);
     if (producer) {
-        producer->text(producer->source, before, FAN_ERROR_TEXT - 2);
+        producer->text(producer->source, before, FAN_ERROR_TEXT);
         fan_append(before, FAN_ERROR_TEXT, ": ");
     }
-    PyObject *text = PyUnicode_FromFormat("%s%U", before, reason);
-    PyObject *e = text ? PyObject_CallOneArg(class, text) : NULL;
+    PyObject *text = NULL;
+    PyObject *e = NULL;
+    if (reason)
+        text = PyUnicode_FromFormat("%s%U", before, reason);
+    if (text)
+        e = PyObject_CallOneArg(class, text);
+    if (e && at->object) {
+        set_text(e, "object", at->object);
+        if (at->slot >= 0)
+            set_field(e, "slot", PyLong_FromLongLong(at->slot));
+        set_text(e, "slot_name", at->slot_name);
+        if (at->key >= 0)
+            set_field(e, "key", PyLong_FromLongLong(at->key));
+        set_field(e, "reason", Py_NewRef(reason));
+    }
     Py_XDECREF(text);
-    if (!e)
-        return NULL;
-    set_text(e, "object", at->object);
-    if (at->slot >= 0)
-        set_field(e, "slot", PyLong_FromLongLong(at->slot));
-    set_text(e, "slot_name", at->slot_name);
-    if (at->key >= 0)
-        set_field(e, "key", PyLong_FromLongLong(at->key));
-    set_field(e, "reason", Py_NewRef(reason));
+    Py_XDECREF(reason);
     return e;
 }
 
-/* error_object: an exception of a status; new reference; NULL: another one is live. `has_text`: err
- * has a message. */
-static PyObject *error_object(fan_status s, const fan_error *err, bool has_text)
+/* error_object: an exception of a status; new reference; NULL: another one is live. */
+static PyObject *error_object(fan_status s, const fan_error *err)
 {
-    bool has_place = has_text && err->object[0];
+    FAN_UNINITIALIZED char before[FAN_ERROR_TEXT];
+    fan_place at = {.slot = -1};
     const char *message = fan_status_word(s);
-    if (has_place)
-        message = err->text + err->reason;
-    else if (has_text)
+    before[0] = '\0';
+    bool has_text = err && err->text[0];
+    if (has_text)
         message = err->text;
-    PyObject *text = text_of(message);
-    PyObject *e = NULL;
-    if (text && has_place) {
-        FAN_UNINITIALIZED char before[FAN_ERROR_TEXT];
-        const fan_place at = {err->object, err->slot, err->slot_name, err->key};
-        PyOS_snprintf(before, sizeof before, "%.*s", (int)err->reason, err->text);
-        e = error_at(class_of(s), &at, before, text);
-    } else if (text) {
-        e = PyObject_CallOneArg(class_of(s), text);
+    if (has_text && err->object[0]) {
+        at = (fan_place){err->object, err->slot, err->slot_name, err->key};
+        PyOS_snprintf(before, sizeof before, "%.*s", (int)err->reason, message);
+        message += err->reason;
     }
-    Py_XDECREF(text);
+    PyObject *e = error_at(class_of(s), &at, before, text_of(message));
     if (!e)
         return NULL;
     if (s == FAN_ERR_DEVICE || s == FAN_ERR_DEVICE_NOMEM)
         set_field(e, "code", PyLong_FromLong(err ? err->code : 0));
-    if (has_place) {
+    if (at.object) {
         set_text(e, "expected", err->expected);
         set_text(e, "got", err->got);
     }
@@ -234,16 +232,15 @@ static PyObject *error_object(fan_status s, const fan_error *err, bool has_text)
 
 PyObject *fan_raise(fan_status s, const fan_error *err)
 {
-    bool has_text = err && err->text[0];
     if (s == FAN_ERR_EXTERN) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
-        if (has_text && err->object[0])
+        if (err && err->text[0] && err->object[0])
             note_place(err);
         return NULL;
     }
     PyObject *context = fan_exception_take();
-    PyObject *e = error_object(s, err, has_text);
+    PyObject *e = error_object(s, err);
     if (e)
         PyErr_SetObject((PyObject *)Py_TYPE(e), e);
     chain(context);
@@ -275,8 +272,10 @@ const char *fan_type_text(const PyObject *o, char *buf, size_t size)
     const char *name = Py_TYPE(o)->tp_name;
     if (o == Py_None)
         return "None";
-    bool vowel = name[0] && strchr("AEIOaeio", name[0]);
-    PyOS_snprintf(buf, size, "%s %.200s", vowel ? "an" : "a", name);
+    const char *article = "a";
+    if (name[0] && strchr("AEIOaeio", name[0]))
+        article = "an";
+    PyOS_snprintf(buf, size, "%s %.200s", article, name);
     return buf;
 }
 
@@ -293,7 +292,9 @@ void fan_error_context_pop(fan_error_context *w)
 
 fan_stream *fan_error_context_stream(void)
 {
-    return where ? where->stream : NULL;
+    if (!where)
+        return NULL;
+    return where->stream;
 }
 
 void fan_error_producer_push(fan_error_producer *p)
@@ -309,32 +310,25 @@ void fan_error_producer_pop(const fan_error_producer *p)
 
 int fan_refuse(PyObject *type, const char *fmt, ...)
 {
-    const fan_error_context *w = where;
+    FAN_UNINITIALIZED char before[FAN_ERROR_TEXT];
+    fan_place at = {.slot = -1};
     va_list args;
     va_start(args, fmt);
     PyObject *reason = PyUnicode_FromFormatV(fmt, args);
     va_end(args);
-    if (!reason)
-        return -1;
-    if (!w || !w->buffer) {
-        PyErr_SetObject(type, reason);
-        Py_DECREF(reason);
-        return -1;
-    }
-    fan_place at = {.object = w->buffer, .slot = w->slot, .key = -1};
-    if (at.slot >= 0) {
-        at.slot_name = w->slot_name ? PyUnicode_AsUTF8(w->slot_name) : NULL;
-        at.key = w->key;
-    }
-    FAN_UNINITIALIZED char before[FAN_ERROR_TEXT];
     before[0] = '\0';
-    fan_place_append(&at, before, sizeof before);
-    PyErr_Clear();
+    if (where && where->buffer) {
+        at = (fan_place){.object = where->buffer, .slot = where->slot, .key = where->key};
+        if (where->slot_name)
+            at.slot_name = PyUnicode_AsUTF8(where->slot_name);
+        fan_place_append(&at, before, sizeof before);
+    }
+    if (reason)
+        PyErr_Clear();
     PyObject *e = error_at(type, &at, before, reason);
     if (e)
         PyErr_SetObject((PyObject *)Py_TYPE(e), e);
     Py_XDECREF(e);
-    Py_DECREF(reason);
     return -1;
 }
 

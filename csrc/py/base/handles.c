@@ -1,5 +1,7 @@
-/* handles: Python's objects for streams, events and arrays of devices, and which of them a scope or
- * a kernel holds. */
+/* handles: Python's objects for streams, events and arrays of devices.
+ *
+ * In order: streams; events; arrays; the functions of graph trees and the kernels that run on this
+ * thread. */
 #include "py/base/handles.h"
 
 PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s)
@@ -13,6 +15,15 @@ PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s)
 PyObject *fan_stream_wrap(fan_stream *s)
 {
     return fan_stream_make(fan_state_get()->stream_type, s);
+}
+
+PyObject *fan_stream_give(fan_stream *s)
+{
+    if (!s)
+        Py_RETURN_NONE;
+    PyObject *made = fan_stream_wrap(s);
+    fan_stream_drop(s);
+    return made;
 }
 
 int fan_stream_open(const fan_stream *s)
@@ -33,13 +44,17 @@ int fan_stream_arg(PyObject *o, fan_stream **out)
     }
     PyObject *foreign =
         fan_lazy(&fan_state_get()->foreign_stream, "fanin._interop.streams", "foreign");
-    PyObject *made = foreign ? PyObject_CallOneArg(foreign, o) : NULL;
-    if (made && Py_TYPE(made) != fan_state_get()->stream_type)
-        PyErr_SetString(PyExc_SystemError, "_interop.streams.foreign returned no stream");
-    else if (made)
+    if (!foreign)
+        return -1;
+    PyObject *made = PyObject_CallOneArg(foreign, o);
+    if (!made)
+        return -1;
+    if (Py_TYPE(made) == fan_state_get()->stream_type)
         *out = fan_stream_hold(fan_stream_of(made));
-    Py_XDECREF(made);
-    return *out ? 0 : -1;
+    Py_DECREF(made);
+    if (!*out)
+        return fan_set_error(PyExc_SystemError, "_interop.streams.foreign returned no stream");
+    return 0;
 }
 
 PyObject *fan_event_make(PyTypeObject *type, fan_event *e)
@@ -57,7 +72,9 @@ PyObject *fan_event_wrap(fan_event *e)
 
 fan_event *fan_event_arg(PyObject *o)
 {
-    return Py_TYPE(o) == fan_state_get()->event_type ? fan_event_of(o) : NULL;
+    if (Py_TYPE(o) != fan_state_get()->event_type)
+        return NULL;
+    return fan_event_of(o);
 }
 
 PyObject *fan_array_wrap(fan_array *a, fan_device *d)
@@ -84,12 +101,14 @@ static _Thread_local const fan_handles_scope *outermost;
 
 void fan_handles_begin(const fan_handles_scope *scope)
 {
-    outermost = outermost ? outermost : scope;
+    if (!outermost)
+        outermost = scope;
 }
 
 void fan_handles_end(const fan_handles_scope *scope)
 {
-    outermost = outermost == scope ? NULL : outermost;
+    if (outermost == scope)
+        outermost = NULL;
 }
 
 const fan_handles_scope *fan_handles_outermost(void)

@@ -51,6 +51,7 @@ PyObject *fan_event_make(PyTypeObject *type, fan_event *e);
  * no stream, RuntimeError where it is closed. */
 int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
+PyObject *fan_stream_give(fan_stream *s); /* as fan_stream_wrap, takes the hold; None of NULL */
 PyObject *fan_event_wrap(fan_event *e);
 /* borrowed; NULL without exception if o is no Event */
 fan_event *fan_event_arg(PyObject *o);

@@ -2,7 +2,6 @@
  * folder includes it.
  *
  * Everything that Python allows to be per module lives in `fan_state`; there are no static
- *
  * PyObjects. */
 #ifndef FAN_PY_PY_H
 #define FAN_PY_PY_H
@@ -140,6 +139,11 @@ fan_state *fan_state_get(void);
 void fan_state_link(fan_state *st); /* makes it the newest */
 void fan_state_unlink(fan_state *st);
 PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with an exception */
+/* fan_module_loaded: a module that has been imported; borrowed; NULL, without an exception: it has
+ * not. */
+PyObject *fan_module_loaded(const char *name);
+/* fan_imported: module.<name>; name: NULL: the module; new reference; NULL with an exception. */
+PyObject *fan_imported(const char *module, const char *name);
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 /* fan_call: calls module.<name> with a tuple, as Py_BuildValue formats it; new reference; NULL with
@@ -177,7 +181,9 @@ static inline const char *fan_word_of(PyObject *text)
 {
     Py_ssize_t n;
     const char *word = PyUnicode_AsUTF8AndSize(text, &n);
-    return !word || strlen(word) == (size_t)n ? word : "";
+    if (word && strlen(word) != (size_t)n)
+        return "";
+    return word;
 }
 
 /* errors.c. fan_raise: raises `err` and returns NULL (FAN_ERR_EXTERN: an exception is set already).
@@ -188,11 +194,16 @@ PyObject *fan_raise(fan_status s, const fan_error *err);
 /* fan_check: 0, or -1 with the exception. fan_done: None, or NULL with it. */
 static inline int fan_check(fan_status s, const fan_error *err)
 {
-    return s == FAN_OK ? 0 : ((void)fan_raise(s, err), -1);
+    if (s == FAN_OK)
+        return 0;
+    (void)fan_raise(s, err);
+    return -1;
 }
 static inline PyObject *fan_done(fan_status s, const fan_error *err)
 {
-    return s == FAN_OK ? Py_NewRef(Py_None) : fan_raise(s, err);
+    if (s == FAN_OK)
+        return Py_NewRef(Py_None);
+    return fan_raise(s, err);
 }
 /* FAN_CHECK, FAN_DONE: fan_check and fan_done of a call of the core, which gets `&err`. _UNLOCKED:
  * other threads of Python's run meanwhile. */

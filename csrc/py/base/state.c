@@ -38,12 +38,28 @@ void fan_state_unlink(fan_state *state)
     }
 }
 
+PyObject *fan_module_loaded(const char *name)
+{
+    PyObject *modules = PyImport_GetModuleDict();
+    if (!modules)
+        return NULL;
+    return PyDict_GetItemString(modules, name);
+}
+
+PyObject *fan_imported(const char *module, const char *name)
+{
+    PyObject *m = PyImport_ImportModule(module);
+    if (!m || !name)
+        return m;
+    PyObject *o = PyObject_GetAttrString(m, name);
+    Py_DECREF(m);
+    return o;
+}
+
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name)
 {
     if (!*cache) {
-        PyObject *m = PyImport_ImportModule(module);
-        PyObject *o = m && name ? PyObject_GetAttrString(m, name) : Py_XNewRef(m);
-        Py_XDECREF(m);
+        PyObject *o = fan_imported(module, name);
         /* The import may have run other threads, and they this function. */
         if (*cache)
             Py_XDECREF(o);
@@ -59,11 +75,11 @@ PyObject *fan_call(const char *module, const char *name, const char *format, ...
     va_start(given, format);
     PyObject *args = Py_VaBuildValue(format, given);
     va_end(given);
-    PyObject *m = args ? PyImport_ImportModule(module) : NULL;
-    PyObject *f = m ? PyObject_GetAttrString(m, name) : NULL;
-    PyObject *made = f ? PyObject_CallObject(f, args) : NULL;
+    PyObject *made = NULL;
+    PyObject *f = args ? fan_imported(module, name) : NULL;
+    if (f)
+        made = PyObject_CallObject(f, args);
     Py_XDECREF(f);
-    Py_XDECREF(m);
     Py_XDECREF(args);
     return made;
 }

@@ -98,7 +98,9 @@ PyObject *fan_backends_entered(void)
     const fan_backend_entry *b;
     for (size_t i = 0; list && (b = next_backend(&i)) != NULL; i++) {
         const fan_backend_scope *table = b->scope;
-        void *scope = table ? table->entered() : NULL;
+        if (!table)
+            continue;
+        void *scope = table->entered();
         if (!scope)
             continue;
         PyObject *capsule = PyCapsule_New(scope, SCOPE, NULL);
@@ -135,8 +137,8 @@ static long backend_index(const fan_backend_entry *b, const char *name)
     long index = 0;
     if (strncmp(name, b->backend->name, n) != 0)
         return -1;
-    if (!name[n])
-        return b->bare_name ? 0 : -1;
+    if (!name[n] && b->bare_name)
+        return 0;
     if (!b->count || name[n] != ':')
         return -1;
     const char *digits = name + n + 1;

@@ -1,4 +1,7 @@
-/* cuda: the CUDA driver for Python: opened at its first use; its version and devices. */
+/* cuda: the CUDA driver for Python: opened at its first use.
+ *
+ * In order: the driver in use; what cuda_info returns of it; the kernels that it lacks, compiled in
+ * Python; devices by number and address. */
 #include "py/base/args.h"
 #include "py/base/handles.h"
 #include "py/device/backends.h"
@@ -19,10 +22,12 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
     return FAN_DONE_UNLOCKED(fan_driver_use(given, &err));
 }
 
-/* driver_open: the driver in use; a hold, or NULL with an exception. */
+/* driver_open: the driver in use; a hold, or NULL with an exception, which may have been live. */
 static fan_cuda *driver_open(void)
 {
     fan_cuda *c = NULL;
+    if (PyErr_Occurred())
+        return NULL;
     if (FAN_CHECK(fan_driver_open(&c, &err)) < 0)
         return NULL;
     return c;
@@ -166,7 +171,7 @@ static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
 static PyObject *cuda_holding(PyObject *Py_UNUSED(module), PyObject *address)
 {
     unsigned long long at = PyLong_AsUnsignedLongLong(address);
-    fan_cuda *c = PyErr_Occurred() ? NULL : driver_open();
+    fan_cuda *c = driver_open();
     if (!c)
         return NULL;
     int index = fan_cuda_holding(c, at);
@@ -177,7 +182,7 @@ static PyObject *cuda_holding(PyObject *Py_UNUSED(module), PyObject *address)
 static PyObject *cuda_active(PyObject *Py_UNUSED(module), PyObject *number)
 {
     long index = PyLong_AsLong(number);
-    fan_cuda *c = PyErr_Occurred() ? NULL : driver_open();
+    fan_cuda *c = driver_open();
     if (!c)
         return NULL;
     bool active = index >= 0 && index <= INT32_MAX && fan_cuda_active(c, (int)index);

@@ -1,11 +1,14 @@
-/* event: fanin.Event, a point in a stream's queue. */
+/* event: fanin.Event, a point in a stream's queue.
+ *
+ * In order: new; record, query and synchronize; what can be read; the type. */
 #include "py/base/handles.h"
 #include "py/device/backends.h"
 #include "py/base/args.h"
 
 static PyObject *event_new(PyTypeObject *type, PyObject *const *a)
 {
-    PyObject *where = a[0], *made = NULL;
+    PyObject *where = a[0];
+    PyObject *made = NULL;
     fan_device *d = NULL;
     fan_event *e = NULL;
     if (fan_device_arg(where, &d) < 0)
@@ -30,14 +33,14 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
     fan_stream *s = NULL;
     if (fan_stream_arg(arg, &s) < 0)
         return NULL;
-    if (!s && !(s = fan_stream_current(e->device)))
+    if (!s)
+        s = fan_stream_current(e->device);
+    if (!s)
         return PyErr_NoMemory();
-    if (fan_stream_open(s) < 0) {
-        fan_stream_drop(s);
-        return NULL;
-    }
-    if (s->device != e->device) {
+    int bad = fan_stream_open(s);
+    if (!bad && s->device != e->device) {
         char mine[32], theirs[32];
+        bad = -1;
         PyErr_Format(PyExc_ValueError,
                      "Event.record: the event is of %s, the stream of %s%s; an event is recorded "
                      "on its own device: use "
@@ -45,12 +48,13 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
                      fan_device_text(e->device, mine, sizeof mine),
                      fan_device_text(s->device, theirs, sizeof theirs),
                      fan_device_of_another(s->device, e->device));
-        fan_stream_drop(s);
-        return NULL;
     }
-    int bad = FAN_CHECK_UNLOCKED(fan_event_rerecord(e, s, &err));
+    if (!bad)
+        bad = FAN_CHECK_UNLOCKED(fan_event_rerecord(e, s, &err));
     fan_stream_drop(s);
-    return bad ? NULL : Py_NewRef(Py_None);
+    if (bad)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
@@ -64,7 +68,9 @@ static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
         if (status == FAN_OK && !done && e->device->backend->nudge)
             status = e->device->backend->nudge(e->device, &err);
     Py_END_ALLOW_THREADS
-    return status == FAN_OK ? PyBool_FromLong(done) : fan_raise(status, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    return PyBool_FromLong(done);
 }
 
 static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
@@ -83,12 +89,12 @@ static PyObject *event_repr(PyObject *o)
 {
     fan_event *e = fan_event_of(o);
     fan_stream *s = fan_event_stream(e);
-    unsigned long long handle = s ? s->handle : 0;
     char text[32];
     fan_device_text(e->device, text, sizeof text);
-    fan_stream_drop(s);
-    if (!handle)
+    if (!s)
         return PyUnicode_FromFormat("<fanin.Event on %s, never recorded>", text);
+    unsigned long long handle = s->handle;
+    fan_stream_drop(s);
     return PyUnicode_FromFormat("<fanin.Event on %s, recorded on stream %llu>", text, handle);
 }
 
@@ -99,10 +105,7 @@ static PyObject *event_get_device(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *event_get_stream(PyObject *o, void *Py_UNUSED(closure))
 {
-    fan_stream *s = fan_event_stream(fan_event_of(o));
-    PyObject *made = s ? fan_stream_wrap(s) : Py_NewRef(Py_None);
-    fan_stream_drop(s);
-    return made;
+    return fan_stream_give(fan_event_stream(fan_event_of(o)));
 }
 
 #include "py/declared/Event.h"

@@ -1,4 +1,7 @@
-/* stream: fanin.Stream, a queue of a device. */
+/* stream: fanin.Stream, a queue of a device.
+ *
+ * In order: new; wait, record and synchronize; what can be read; the type; the functions of the
+ * current stream. */
 #include "py/device/backends.h"
 #include "py/base/handles.h"
 #include "py/base/args.h"
@@ -83,8 +86,10 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
     Py_BEGIN_ALLOW_THREADS
         if (other)
             status = fan_event_record(other, &made, &err);
+        if (made)
+            e = made;
         if (status == FAN_OK)
-            status = fan_stream_wait(s, other ? made : e, NULL, &err);
+            status = fan_stream_wait(s, e, NULL, &err);
         fan_event_drop(made);
         fan_stream_drop(other);
     Py_END_ALLOW_THREADS
@@ -180,18 +185,22 @@ PyType_Spec fan_stream_spec = {
 
 /* Functions */
 
-static PyObject *current_stream(PyObject *Py_UNUSED(module), PyObject *where)
+/* stream_of_device: what `read` returns of a device; None: it has none. */
+static PyObject *stream_of_device(PyObject *where, fan_stream *(*read)(fan_device *d))
 {
     fan_device *d = NULL;
+    fan_stream *s = NULL;
     if (fan_device_arg(where, &d) < 0)
         return NULL;
-    fan_stream *s = d ? fan_stream_current(d) : NULL;
+    if (d)
+        s = read(d);
     fan_device_drop(d);
-    if (!s)
-        Py_RETURN_NONE;
-    PyObject *made = fan_stream_wrap(s);
-    fan_stream_drop(s);
-    return made;
+    return fan_stream_give(s);
+}
+
+static PyObject *current_stream(PyObject *Py_UNUSED(module), PyObject *where)
+{
+    return stream_of_device(where, fan_stream_current);
 }
 
 static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o)
@@ -220,14 +229,7 @@ static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o)
 
 static PyObject *stream_pushed(PyObject *Py_UNUSED(module), PyObject *where)
 {
-    fan_device *d = NULL;
-    if (fan_device_arg(where, &d) < 0)
-        return NULL;
-    fan_stream *s = d ? fan_stream_pushed(d) : NULL;
-    fan_device_drop(d);
-    PyObject *made = s ? fan_stream_wrap(s) : Py_NewRef(Py_None);
-    fan_stream_drop(s);
-    return made;
+    return stream_of_device(where, fan_stream_pushed);
 }
 
 static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

@@ -1,4 +1,6 @@
-/* float_mode: the default floating-point modes for arithmetic in Python (base/float_mode.h). */
+/* float_mode: calls a function of Python in the default floating-point modes (base/float_mode.h),
+ * for sums that the package computes in Python: their bits do not depend on the modes of the
+ * caller's thread (A15). */
 #include "py/base/args.h"
 
 #include "base/float_mode.h"

@@ -1,5 +1,6 @@
-/* for_tests: functions of a development build for tests/kit/hooks.py. A release has none of
- * them. */
+/* for_tests: functions of a development build for tests/kit/hooks.py. A release has none of them.
+ *
+ * In order: budgets, failing allocations, memory, planted faults and sorts; the end of a pass. */
 #include "py/buffer/buffer_object.h"
 #include "device/cuda/cuda.h"
 #include "py/arrays/dlpack.h"

@@ -1,5 +1,7 @@
 /* options: process-wide switches and counters. set_options checks all of its arguments before it
- * sets any. */
+ * sets any.
+ *
+ * In order: the options as a dict; arguments of set_options; set_options; counters and memory. */
 #include "py/device/backends.h"
 #include "py/buffer/buffer_object.h"
 #include "py/base/args.h"
@@ -11,39 +13,42 @@
 
 static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    size_t pool = fan_pool_get().limit;
-    return Py_BuildValue(
-        "{s:N,s:N,s:N,s:s,s:i,s:N,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()),
-        "warn_stream_mismatch", PyBool_FromLong(fan_get_warn_mismatch()), "budget",
-        fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(), "threads",
-        fan_workers_chosen(), "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool),
-        "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()), "detect",
-        PyBool_FromLong(fan_state_get()->detect));
+    uint64_t pool = fan_pool_get().limit;
+    if (pool == SIZE_MAX)
+        pool = UINT64_MAX;
+    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N,s:N}", "debug",
+                         PyBool_FromLong(fan_get_debug()), "warn_stream_mismatch",
+                         PyBool_FromLong(fan_get_warn_mismatch()), "budget",
+                         fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(), "threads",
+                         fan_workers_chosen(), "pool_bytes", fan_budget_wrap(pool),
+                         "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()), "detect",
+                         PyBool_FromLong(fan_state_get()->detect));
 }
 
 /* isa_arg: the name of an instruction set that this machine has. */
 static const char *isa_arg(PyObject *o)
 {
     char names[64] = "";
-    const char *wish = NULL;
+    const char *wish = "";
     if (PyUnicode_Check(o))
         wish = fan_word_of(o);
-    if (!wish && PyErr_Occurred())
+    if (!wish)
         return NULL;
     for (size_t i = 0; fan_sum_isa_at(i); i++) {
-        if (wish && strcmp(fan_sum_isa_at(i), wish) == 0)
+        if (strcmp(fan_sum_isa_at(i), wish) == 0)
             return fan_sum_isa_at(i);
-        size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s'%s'", i ? ", " : "", fan_sum_isa_at(i));
+        fan_append(names, sizeof names, ", '%s'", fan_sum_isa_at(i));
     }
-    PyErr_Format(PyExc_ValueError, "isa=%R: this machine has %s", o, names);
+    PyErr_Format(PyExc_ValueError, "isa=%R: this machine has %s", o, names + strlen(", "));
     return NULL;
 }
 
 /* threads_arg: a number of threads; 0, which Python's side refuses, is the default. */
 static int threads_arg(PyObject *o)
 {
-    long n = PyLong_CheckExact(o) ? PyLong_AsLong(o) : -1;
+    long n = -1;
+    if (PyLong_CheckExact(o))
+        n = PyLong_AsLong(o);
     if (n >= 0 && n <= FAN_WORKERS_MOST)
         return (int)n;
     PyErr_Clear();

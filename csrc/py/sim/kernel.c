@@ -9,8 +9,10 @@
  * view, or a view of it, keeps that owner: so once the kernel is through, an owner that still has
  * other references shows a view that was kept, and that is an error. What was kept is mapped as
  * long as it is kept; only its bytes may be anyone's. The views in the traceback of a kernel that
- * raised show what was there
- * then. */
+ * raised show what was there then.
+ *
+ * In order: a kernel's memory; kept views; the views of a kernel that raised; the run; the
+ * launch. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 #include "py/sim/machine_object.h"
@@ -18,8 +20,6 @@
 #include "base/mem.h"
 
 #include <string.h>
-
-/* Kernels */
 
 void fan_kernel_unlink(fan_kernel *k)
 {
@@ -106,7 +106,9 @@ static PyObject *snapshot(const fan_array *a, const char **lo)
             last += way;
     }
     *lo = first;
-    Py_ssize_t bytes = a->size ? last - first + (Py_ssize_t)fan_dtype_size(a->dtype) : 0;
+    Py_ssize_t bytes = 0;
+    if (a->size)
+        bytes = last - first + (Py_ssize_t)fan_dtype_size(a->dtype);
     return PyBytes_FromStringAndSize(first, bytes);
 }
 
@@ -125,7 +127,9 @@ static void redirect_parts(PyObject *raised, PyObject *view, const PyObject *byt
     while (at && PyTraceBack_Check(at)) {
         PyObject *locals = PyFrame_GetLocals(((PyTracebackObject *)at)->tb_frame);
         PyObject *next = (PyObject *)((PyTracebackObject *)at)->tb_next;
-        PyObject *values = locals ? PyMapping_Values(locals) : NULL;
+        PyObject *values = NULL;
+        if (locals)
+            values = PyMapping_Values(locals);
         for (Py_ssize_t i = 0; values && i < PyList_GET_SIZE(values); i++) {
             PyObject *o = PyList_GET_ITEM(values, i);
             if (PyArray_Check(o) && PyArray_BASE((PyArrayObject *)o) == view)
@@ -151,12 +155,16 @@ static void end_views(const fan_kernel *k, PyObject *args)
     for (size_t i = 0; i < k->n; i++) {
         PyArrayObject_fields *view = (PyArrayObject_fields *)PyTuple_GET_ITEM(args, (Py_ssize_t)i);
         const char *lo;
-        PyObject *bytes = Py_REFCNT(view) > 1 ? snapshot(k->views[i], &lo) : NULL;
-        PyObject *base = bytes ? PyTuple_Pack(2, bytes, view->base) : NULL;
+        if (Py_REFCNT(view) == 1)
+            continue;
+        PyObject *bytes = snapshot(k->views[i], &lo);
+        PyObject *base = NULL;
+        if (bytes)
+            base = PyTuple_Pack(2, bytes, view->base);
         if (base) {
             redirect((PyObject *)view, bytes, lo);
             PyObject *e = Py_NewRef(raised);
-            /* .. and what it was raised in the handling of */
+            /* .. and the exceptions in whose handling it was raised */
             for (int far = 0; e && far < CONTEXTS; far++) {
                 redirect_parts(e, (PyObject *)view, bytes, lo);
                 Py_SETREF(e, PyException_GetContext(e));
@@ -172,7 +180,8 @@ static void end_views(const fan_kernel *k, PyObject *args)
 
 static PyObject *kernel_call(fan_kernel *k)
 {
-    PyObject *fn = k->fn, *args, *owners, *result = NULL;
+    PyObject *fn = k->fn;
+    PyObject *result = NULL;
     if (!fn && k->lost)
         return PyErr_Format(PyExc_RuntimeError,
                             "kernel %R cannot run: its machine was collected with it: keep a "
@@ -181,21 +190,26 @@ static PyObject *kernel_call(fan_kernel *k)
     if (!fn)
         return Py_NewRef(Py_None);
     Py_INCREF(fn);
-    args = PyTuple_New((Py_ssize_t)k->n);
-    owners = PyTuple_New((Py_ssize_t)k->n);
+    PyObject *args = PyTuple_New((Py_ssize_t)k->n);
+    PyObject *owners = PyTuple_New((Py_ssize_t)k->n);
     for (size_t i = 0; args && owners && i < k->n; i++) {
         PyObject *owner = PyCapsule_New(fan_sim_hold(k->m), "fanin.machine", drop_hold);
-        PyObject *view = owner ? fan_ndarray_over(k->views[i], i >= k->reads, owner) : NULL;
-        if (owner)
+        PyObject *view = NULL;
+        if (owner) {
             PyTuple_SET_ITEM(owners, (Py_ssize_t)i, owner);
-        else
+            view = fan_ndarray_over(k->views[i], i >= k->reads, owner);
+        } else {
             fan_sim_drop(k->m);
+        }
         if (!view)
             Py_CLEAR(args);
         else
             PyTuple_SET_ITEM(args, (Py_ssize_t)i, view);
     }
-    if (args && owners && !(result = PyObject_Call(fn, args, NULL)))
+    bool ready = args && owners;
+    if (ready)
+        result = PyObject_Call(fn, args, NULL);
+    if (ready && !result)
         end_views(k, args);
     Py_XDECREF(args);
     Py_DECREF(fn);
@@ -212,12 +226,11 @@ static fan_status kernel_run(void *ctx, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_gil gil;
-    PyObject *live, *result;
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE,
                         "the interpreter is gone: a kernel of Python's cannot run");
-    live = fan_exception_take(); /* of a kernel that ran before: the first one counts */
-    result = kernel_call(ctx);
+    PyObject *live = fan_exception_take(); /* of a kernel that ran before: the first one counts */
+    PyObject *result = kernel_call(ctx);
     if (!result && live) {
         PyErr_WriteUnraisable(((fan_kernel *)ctx)->fn);
         status = FAN_ERR_EXTERN;
@@ -241,8 +254,6 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
         PyObject *o = PyTuple_GET_ITEM(seq, i);
         fan_device *d = NULL;
         fan_array *a = fan_array_arg(o, &d);
-        PyArray_Descr *descr;
-        fan_storage *st;
         fan_error err = {0};
         fan_status status = FAN_ERR_NOMEM;
         if (!a)
@@ -258,10 +269,11 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
         if (write && !a->writable)
             return fan_set_error(PyExc_ValueError,
                                  "launch: writes[%zd] is read-only: it is a broadcast view", i);
-        if (!(descr = fan_descr_of_dtype(a->dtype)))
+        PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
+        if (!descr)
             return -1;
         Py_DECREF(descr);
-        st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
+        fan_storage *st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
         if (st)
             status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, write,
                                     &k->views[k->n], &err);
@@ -275,8 +287,7 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
 }
 
 /* operands_of: the arrays of a launch, as a new kernel has them; *arrays is the caller's to free.
- * NULL with an
- * exception. */
+ * NULL with an exception. */
 static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *writes,
                                fan_array ***arrays)
 {
@@ -298,9 +309,11 @@ static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *
 
 void fan_machine_refuse_stream(const char *call, PyObject *o, const fan_stream *s)
 {
-    bool simulated = s && fan_sim_of(s->device);
+    const char *whose = "";
+    if (s && fan_sim_of(s->device))
+        whose = " of another machine";
     PyErr_Format(PyExc_ValueError, "%s: stream: expected a stream of this machine, got %R%s", call,
-                 o, simulated ? " of another machine" : "");
+                 o, whose);
 }
 
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
@@ -311,7 +324,7 @@ PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
     double us = PyFloat_AsDouble(a[5]);
     int64_t level = 1;
     fan_stream *s = NULL;
-    if ((us == -1 && PyErr_Occurred()) || !fan_text_arg(title))
+    if (PyErr_Occurred() || !fan_text_arg(title))
         return NULL;
     if (fan_number_arg(a[6], "stacklevel", &level) < 0 || fan_stream_arg(where, &s) < 0)
         return NULL;

@@ -4,8 +4,10 @@
  * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph
  * of its. To the collector the machine holds the functions of all its kernels, and a graph, whose
  * kernels are among them, its machine. Arrays and streams hold neither: where the machine is
- * collected although one of them could still have run what is queued, that raises when it is
- * run. */
+ * collected although one of them could still have run what is queued, that raises when it is run.
+ *
+ * In order: hooks; the choice among the host threads; new and dealloc; streams, events, memory and
+ * work; host threads; what can be read; graphs; the type; the search. */
 #include "base/mem.h"
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
@@ -54,20 +56,18 @@ static fan_explore *search_of(PyObject *capsule)
 static PyObject *text_filled(void (*fill)(const void *from, char *buf, size_t size),
                              const void *from)
 {
-    PyObject *made = NULL;
     size_t size = 256;
-    char *buf = NULL, *more;
+    char *buf = NULL;
     do {
+        fan_free(buf);
         size *= 4;
-        if (!(more = fan_realloc(buf, size))) {
-            fan_free(buf);
+        buf = fan_alloc(size);
+        if (!buf)
             return PyErr_NoMemory();
-        }
-        buf = more;
         buf[0] = '\0';
         fill(from, buf, size);
     } while (strlen(buf) == size - 1);
-    made = PyUnicode_FromString(buf);
+    PyObject *made = PyUnicode_FromString(buf);
     fan_free(buf);
     return made;
 }
@@ -75,13 +75,17 @@ static PyObject *text_filled(void (*fill)(const void *from, char *buf, size_t si
 static int choose(void *ctx, uint32_t enabled)
 {
     chooser *c = ctx;
-    return c->mode == FOLLOW ? fan_explore_choose(c->x, enabled) : -1;
+    if (c->mode != FOLLOW)
+        return -1;
+    return fan_explore_choose(c->x, enabled);
 }
 
 static int pick(void *ctx, int n)
 {
     chooser *c = ctx;
-    return c->mode == FOLLOW ? fan_explore_pick(c->x, n) : 0;
+    if (c->mode != FOLLOW)
+        return 0;
+    return fan_explore_pick(c->x, n);
 }
 
 static void touched(void *ctx, uint64_t object, fan_sched_mode how)
@@ -109,13 +113,14 @@ static void machine_set_chooser(machine_object *self, chooser c)
 static PyObject *machine_new(PyTypeObject *type, PyObject *const *a)
 {
     fan_sim_config config = {.run_work = true};
-    fan_error err = {0};
-    fan_status status;
-    int64_t devices = 0, schedule = 0, memory = 0;
-    machine_object *self;
-    if (fan_number_arg(a[0], "devices", &devices) < 0 ||
-        fan_number_arg(a[2], "schedule", &schedule) < 0 ||
-        fan_number_arg(a[4], "memory", &memory) < 0)
+    int64_t devices = 0;
+    int64_t schedule = 0;
+    int64_t memory = 0;
+    if (fan_number_arg(a[0], "devices", &devices) < 0)
+        return NULL;
+    if (fan_number_arg(a[2], "schedule", &schedule) < 0)
+        return NULL;
+    if (fan_number_arg(a[4], "memory", &memory) < 0)
         return NULL;
     config.devices = (int)devices;
     config.seed = PyLong_AsUnsignedLongLongMask(a[1]);
@@ -126,17 +131,16 @@ static PyObject *machine_new(PyTypeObject *type, PyObject *const *a)
     config.gbytes_per_s = PyFloat_AsDouble(a[6]);
     if (PyErr_Occurred())
         return NULL;
-    self = (machine_object *)type->tp_alloc(type, 0);
-    if (!self)
+    PyObject *made = type->tp_alloc(type, 0);
+    if (!made)
         return NULL;
+    machine_object *self = fan_machine_self(made);
     self->devices = config.devices;
-    status = fan_sim_new(&config, &hooks, &self->m, &err);
-    if (status != FAN_OK) {
+    if (FAN_CHECK(fan_sim_new(&config, &hooks, &self->m, &err)) < 0) {
         self->m = NULL;
-        Py_DECREF(self);
-        return fan_raise(status, &err);
+        Py_CLEAR(made);
     }
-    return (PyObject *)self;
+    return made;
 }
 
 /* forget: the user's queued functions will do nothing; lost: or raise that they are lost. */
@@ -201,7 +205,7 @@ static int device_arg(machine_object *self, PyObject *o)
         return (int)index;
     return fan_refuse(PyExc_ValueError,
                       "device %lld: this machine has %d device%s, numbered from 0",
-                      (long long)index, self->devices, self->devices == 1 ? "" : "s");
+                      (long long)index, self->devices, FAN_PLURAL(self->devices));
 }
 
 /* ---- streams, events, memory, work ---- */
@@ -211,23 +215,19 @@ static PyObject *machine_stream(PyObject *o, PyObject *const *given)
     machine_object *self = fan_machine_self(o);
     int device = device_arg(self, given[0]);
     fan_stream *s = NULL;
-    PyObject *made;
     if (device < 0 || FAN_CHECK(fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err)) < 0)
         return NULL;
     fan_sim_list(self->m, s);
-    made = fan_stream_wrap(s);
-    fan_stream_drop(s);
-    return made;
+    return fan_stream_give(s);
 }
 
 static PyObject *machine_event(PyObject *o, PyObject *which)
 {
     int device = device_arg(fan_machine_self(o), which);
     fan_event *e = NULL;
-    PyObject *made;
     if (device < 0 || FAN_CHECK(fan_event_new(fan_sim_device(sim_of(o), device), &e, &err)) < 0)
         return NULL;
-    made = fan_event_wrap(e);
+    PyObject *made = fan_event_wrap(e);
     fan_event_drop(e);
     return made;
 }
@@ -235,10 +235,9 @@ static PyObject *machine_event(PyObject *o, PyObject *which)
 static PyObject *wrap_new(machine_object *self, int device, fan_status status, fan_array *a,
                           const fan_error *err)
 {
-    PyObject *made;
     if (status != FAN_OK)
         return fan_raise(status, err);
-    made = fan_array_wrap(a, fan_sim_device(self->m, device));
+    PyObject *made = fan_array_wrap(a, fan_sim_device(self->m, device));
     fan_array_drop(a);
     return made;
 }
@@ -248,12 +247,12 @@ static PyObject *machine_array(PyObject *o, PyObject *const *given)
     machine_object *self = fan_machine_self(o);
     PyArrayObject *from = (PyArrayObject *)given[0];
     int device = device_arg(self, given[1]);
-    fan_array *init, *a = NULL;
-    fan_dtype dtype;
+    fan_array *init;
+    fan_array *a = NULL;
     fan_error err = {0};
     if (device < 0)
         return NULL;
-    dtype = fan_dtype_of_descr(PyArray_DESCR(from));
+    fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
     if (dtype == FAN_DT_NONE)
         return PyErr_Format(
             fan_state_get()->dtype_error,
@@ -274,18 +273,19 @@ static PyObject *machine_array(PyObject *o, PyObject *const *given)
 static PyObject *machine_empty(PyObject *o, PyObject *const *given)
 {
     machine_object *self = fan_machine_self(o);
-    int device = device_arg(self, given[2]), ndim;
+    int device = device_arg(self, given[2]);
     int64_t shape[FAN_MAX_NDIM];
     fan_dtype dtype;
     fan_array *a = NULL;
     fan_error err = {0};
-    fan_status status;
-    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0 ||
-        (ndim = fan_shape_tuple(given[0], shape)) < 0)
+    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0)
+        return NULL;
+    int ndim = fan_shape_tuple(given[0], shape);
+    if (ndim < 0)
         return NULL;
     if (dtype == FAN_DT_NONE)
         dtype = FAN_DT_FLOAT64;
-    status = fan_sim_array(self->m, device, dtype, ndim, shape, NULL, &a, &err);
+    fan_status status = fan_sim_array(self->m, device, dtype, ndim, shape, NULL, &a, &err);
     return wrap_new(self, device, status, a, &err);
 }
 
@@ -297,8 +297,9 @@ static PyObject *machine_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
 {
     bool ran = false;
-    return FAN_CHECK_UNLOCKED(fan_sim_step(sim_of(o), &ran, &err)) < 0 ? NULL
-                                                                       : PyBool_FromLong(ran);
+    if (FAN_CHECK_UNLOCKED(fan_sim_step(sim_of(o), &ran, &err)) < 0)
+        return NULL;
+    return PyBool_FromLong(ran);
 }
 
 static PyObject *machine_pending(PyObject *o, PyObject *Py_UNUSED(none))
@@ -331,11 +332,13 @@ static PyObject *machine_leave_out(PyObject *o, PyObject *words)
 /* ---- host threads ---- */
 
 /* ACTOR: a method of the number of a host thread. */
-#define ACTOR(name, value)                                       \
-    static PyObject *machine_##name(PyObject *o, PyObject *arg)  \
-    {                                                            \
-        int actor = (int)PyLong_AsLong(arg);                     \
-        return actor == -1 && PyErr_Occurred() ? NULL : (value); \
+#define ACTOR(name, value)                                      \
+    static PyObject *machine_##name(PyObject *o, PyObject *arg) \
+    {                                                           \
+        int actor = (int)PyLong_AsLong(arg);                    \
+        if (PyErr_Occurred())                                   \
+            return NULL;                                        \
+        return value;                                           \
     }
 
 static bool thread_begin(fan_sim *m, int actor)
@@ -364,7 +367,9 @@ ACTOR(after_thread, FAN_DONE(fan_sim_after_thread(sim_of(o), actor, &err)))
 static PyObject *machine_spawn(PyObject *o, PyObject *Py_UNUSED(none))
 {
     int actor = -1;
-    return FAN_CHECK(fan_sim_spawn(sim_of(o), &actor, &err)) < 0 ? NULL : PyLong_FromLong(actor);
+    if (FAN_CHECK(fan_sim_spawn(sim_of(o), &actor, &err)) < 0)
+        return NULL;
+    return PyLong_FromLong(actor);
 }
 
 static PyObject *machine_join(PyObject *o, PyObject *Py_UNUSED(none))
@@ -375,7 +380,7 @@ static PyObject *machine_join(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *machine_limit(PyObject *o, PyObject *arg)
 {
     size_t steps = PyLong_AsSize_t(arg);
-    if (steps == (size_t)-1 && PyErr_Occurred())
+    if (PyErr_Occurred())
         return NULL;
     fan_sim_limit(sim_of(o), steps);
     Py_RETURN_NONE;
@@ -384,7 +389,9 @@ static PyObject *machine_limit(PyObject *o, PyObject *arg)
 static PyObject *machine_break(PyObject *o, PyObject *text)
 {
     const char *words = PyUnicode_AsUTF8(text);
-    return words ? PyLong_FromLong(fan_sim_break(sim_of(o), words)) : NULL;
+    if (!words)
+        return NULL;
+    return PyLong_FromLong(fan_sim_break(sim_of(o), words));
 }
 
 static PyObject *machine_follow(PyObject *o, PyObject *capsule)
@@ -437,9 +444,9 @@ static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
     fan_sim_read_all(sim_of(o));
     fan_stream **all = NULL;
     size_t n = 0;
-    fan_error err = {0};
-    fan_status status = fan_sim_listed(sim_of(o), &all, &n, &err);
-    PyObject *made = status == FAN_OK ? PyList_New(0) : fan_raise(status, &err);
+    if (FAN_CHECK(fan_sim_listed(sim_of(o), &all, &n, &err)) < 0)
+        return NULL;
+    PyObject *made = PyList_New(0);
     for (size_t i = 0; made && i < n; i++)
         fan_list_add(&made, fan_stream_wrap(all[i]));
     while (n > 0)
@@ -494,9 +501,10 @@ static PyObject *machine_begin_capture(PyObject *o, PyObject *const *a)
 {
     int64_t mode = 0;
     fan_error err = {0};
-    fan_stream *s;
-    if (fan_number_arg(a[1], "mode", &mode) < 0 ||
-        !(s = stream_here(fan_machine_self(o), a[0], "begin_capture")))
+    if (fan_number_arg(a[1], "mode", &mode) < 0)
+        return NULL;
+    fan_stream *s = stream_here(fan_machine_self(o), a[0], "begin_capture");
+    if (!s)
         return NULL;
     fan_status status = fan_sim_capture_begin(sim_of(o), s, (int)mode, &err);
     fan_stream_drop(s);
@@ -505,15 +513,14 @@ static PyObject *machine_begin_capture(PyObject *o, PyObject *const *a)
 
 static PyObject *machine_end_capture(PyObject *o, PyObject *where)
 {
-    fan_error err = {0};
     fan_sim_graph *g = NULL;
     fan_stream *s = stream_here(fan_machine_self(o), where, "end_capture");
     if (!s)
         return NULL;
-    fan_status status = fan_sim_capture_end(sim_of(o), s, &g, &err);
+    int bad = FAN_CHECK(fan_sim_capture_end(sim_of(o), s, &g, &err));
     fan_stream_drop(s);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (bad)
+        return NULL;
     PyObject *made = PyCapsule_New(g, GRAPH, graph_drop);
     if (!made)
         fan_sim_graph_drop(g);
@@ -523,16 +530,16 @@ static PyObject *machine_end_capture(PyObject *o, PyObject *where)
 static PyObject *machine_launch_graph(PyObject *o, PyObject *const *a)
 {
     fan_sim_graph *g = PyCapsule_GetPointer(a[0], GRAPH);
-    fan_error err = {0};
-    fan_stream *s;
-    fan_status status;
-    if (!g || !(s = stream_here(fan_machine_self(o), a[1], "launch_graph")))
+    if (!g)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_sim_graph_launch(g, s, &err);
-    Py_END_ALLOW_THREADS
+    fan_stream *s = stream_here(fan_machine_self(o), a[1], "launch_graph");
+    if (!s)
+        return NULL;
+    int bad = FAN_CHECK_UNLOCKED(fan_sim_graph_launch(g, s, &err));
     fan_stream_drop(s);
-    return fan_done(status, &err);
+    if (bad)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 #include "py/declared/Machine.h"
@@ -571,14 +578,14 @@ static void free_search(PyObject *capsule)
 static PyObject *explore_new(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     unsigned long long limit = PyLong_AsUnsignedLongLong(a[1]);
-    fan_explore *x;
-    PyObject *capsule;
     if (PyErr_Occurred())
         return NULL;
-    if (!(x = fan_explore_new(a[0] == Py_True, limit)))
+    fan_explore *x = fan_explore_new(a[0] == Py_True, limit);
+    if (!x)
         return PyErr_NoMemory();
     fan_explore_prune(x);
-    if (!(capsule = PyCapsule_New(x, "fanin.explore", free_search)))
+    PyObject *capsule = PyCapsule_New(x, "fanin.explore", free_search);
+    if (!capsule)
         fan_explore_free(x);
     return capsule;
 }
@@ -586,7 +593,9 @@ static PyObject *explore_new(PyObject *Py_UNUSED(module), PyObject *const *a)
 static PyObject *explore_begin(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
     fan_explore *x = search_of(capsule);
-    return x ? PyBool_FromLong(fan_explore_begin(x)) : NULL;
+    if (!x)
+        return NULL;
+    return PyBool_FromLong(fan_explore_begin(x));
 }
 
 static PyObject *explore_end(PyObject *Py_UNUSED(module), PyObject *capsule)
@@ -595,31 +604,32 @@ static PyObject *explore_end(PyObject *Py_UNUSED(module), PyObject *capsule)
     if (!x)
         return NULL;
     fan_explore_end(x);
-    if (fan_explore_status(x) != FAN_OK)
-        return fan_raise(fan_explore_status(x), NULL);
-    Py_RETURN_NONE;
+    return fan_done(fan_explore_status(x), NULL);
 }
 
 static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_explore *x = search_of(a[0]);
-    const char *schedule = x ? fan_text_arg(a[1]) : NULL;
+    if (!x)
+        return NULL;
+    const char *schedule = fan_text_arg(a[1]);
     if (!schedule)
         return NULL;
     fan_status status = fan_explore_replay(x, schedule);
     if (status == FAN_ERR_VALUE)
         return PyErr_Format(PyExc_ValueError,
                             "replay: '%s' is no schedule: it has one character for each step, 0-9 "
-                            "and a-v, and Y or N "
-                            "for each answer to a query",
+                            "and a-v, and Y or N for each answer to a query",
                             schedule);
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, NULL);
+    return fan_done(status, NULL);
 }
 
 static PyObject *explore_sample(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_explore *x = search_of(a[0]);
-    unsigned long long seed = x ? PyLong_AsUnsignedLongLongMask(a[1]) : 0;
+    if (!x)
+        return NULL;
+    unsigned long long seed = PyLong_AsUnsignedLongLongMask(a[1]);
     if (PyErr_Occurred())
         return NULL;
     fan_explore_sample(x, seed);
@@ -629,7 +639,9 @@ static PyObject *explore_sample(PyObject *Py_UNUSED(module), PyObject *const *a)
 static PyObject *explore_state(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
     fan_explore *x = search_of(capsule);
-    PyObject *schedule = x ? text_filled(fill_explore_schedule, x) : NULL;
+    if (!x)
+        return NULL;
+    PyObject *schedule = text_filled(fill_explore_schedule, x);
     if (!schedule)
         return NULL;
     PyObject *complete = PyBool_FromLong(fan_explore_complete(x));
