@@ -144,10 +144,10 @@ void fan__tree_after_fork(fan_tree *t)
 fan_status fan__tree_check_fork(const fan_tree *t, fan_error *err)
 {
     return t->fork_invalid
-               ? fan_fail(err, FAN_ERR_STATE,
-                          "another thread was in a call of this graph tree when the process was "
-                          "forked, so the "
-                          "tree's state is incomplete in the child: make a new GraphTree here")
+               ? fan_fail(
+                     err, FAN_ERR_STATE,
+                     "another thread was in a call of this graph tree when the process was forked, "
+                     "so the tree's state is incomplete in the child: make a new GraphTree here")
                : FAN_OK;
 }
 
@@ -184,8 +184,7 @@ static void end_handle(const fan_tree *t, const fan_tree_node *n, fan_tree_block
     char why[256];
     snprintf(why, sizeof why,
              "this is an output of %s, made at %s in step %llu, which ended at %s: its memory may "
-             "have other contents "
-             "now; keep=True copies outputs out of the graph tree",
+             "have other contents now; keep=True copies outputs out of the graph tree",
              n->signature->function->name, b->lease->made, (unsigned long long)t->path_step,
              call_site);
     fan__tree_block_end(b, why);

@@ -136,11 +136,11 @@ static fan_status check_form(const fan_tree_run *r, fan_error *err)
             r->function->name, r->result->n, FAN_PLURAL(r->result->n), nkeep);
     if (!k->warm || (k->nout == r->result->n && k->form == r->result->form))
         return FAN_OK;
-    return fan_fail(err, FAN_ERR_VALUE,
-                    "%s returned %zu output%s, and %zu before with operands of the same dtypes and "
-                    "shapes: a replay "
-                    "always returns the same number; pass what it depends on as key=",
-                    r->function->name, r->result->n, FAN_PLURAL(r->result->n), k->nout);
+    return fan_fail(
+        err, FAN_ERR_VALUE,
+        "%s returned %zu output%s, and %zu before with operands of the same dtypes and shapes: a "
+        "replay always returns the same number; pass what it depends on as key=",
+        r->function->name, r->result->n, FAN_PLURAL(r->result->n), k->nout);
 }
 
 /* operand_of: the operand whose memory an output is in; -1: none. */
@@ -166,15 +166,13 @@ static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool
         if (operand < 0)
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: output %zu is not its own: the function did not allocate it in "
-                            "this call, and it is "
-                            "no operand; pass the array as an operand",
+                            "this call, and it is no operand; pass the array as an operand",
                             r->function->name, i);
         if (r->operands[operand].placement == FAN_PLACE_COPY &&
             !fan_array_same_view(a, given[operand]))
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: output %zu is a view of operand %d, which is copied: return a "
-                            "copy, or give the "
-                            "operand the role static",
+                            "copy, or give the operand the role static",
                             r->function->name, i, operand);
     }
     return FAN_OK;
@@ -210,15 +208,13 @@ static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s,
         b = escaped(r, s, n);
     }
     return b && !FAN_FAULT(TREE_ADOPTED)
-               ? fan_fail(err, FAN_ERR_STATE,
-                          "%s: a reference keeps %llu byte%s that the function allocated and did "
-                          "not return, or the "
-                          "copy of an operand that it was given, and the next replay overwrites "
-                          "them: return the array, "
-                          "or add into an operand with the role accumulate (a leaf without a "
-                          "gradient keeps the array: "
-                          "pass its gradient)",
-                          r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
+               ? fan_fail(
+                     err, FAN_ERR_STATE,
+                     "%s: a reference keeps %llu byte%s that the function allocated and did not "
+                     "return, or the copy of an operand that it was given, and the next replay "
+                     "overwrites them: return the array, or add into an operand with the role "
+                     "accumulate (a leaf without a gradient keeps the array: pass its gradient)",
+                     r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
                : FAN_OK;
 }
 

@@ -23,14 +23,12 @@ static fan_status check_pair(const fan_tree_run *r, size_t i, size_t k, fan_erro
     if (added)
         return fan_fail(err, FAN_ERR_VALUE,
                         "%s: operands %zu and %zu share memory, and operand %zu is added into "
-                        "(accumulate): pass a "
-                        "copy of operand %zu",
+                        "(accumulate): pass a copy of operand %zu",
                         r->function->name, i, k, i, k);
     return fan_fail(
         err, FAN_ERR_VALUE,
         "%s: operands %zu and %zu share memory; the function writes into operand %zu, but operand "
-        "%zu is a "
-        "copy made before it runs: give operand %zu the role static, or pass a copy of it",
+        "%zu is a copy made before it runs: give operand %zu the role static, or pass a copy of it",
         r->function->name, i, k, i, k, k);
 }
 

@@ -21,8 +21,7 @@ fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
     if (step_depth && step_tree != t)
         return fan_fail(err, FAN_ERR_STATE,
                         "a step of another graph tree is open on this thread: end it first, "
-                        "because outputs of one "
-                        "tree may end while the other still replays");
+                        "because outputs of one tree may end while the other still replays");
     if (fan__tree_is_mine(t))
         return fan_fail(
             err, FAN_ERR_STATE,
@@ -139,11 +138,11 @@ static fan_status place_operands(fan_tree_run *r, fan_error *err)
         bool ours = a && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a);
         fan_tree_placement placement = placement_of(r, i, a, ours);
         if (placement == FAN_PLACE_ADD && ours)
-            return fan_fail(err, FAN_ERR_VALUE,
-                            "%s: operand %zu is added into (accumulate), but it is memory of the "
-                            "graph tree, which the "
-                            "end of the step takes back: pass memory of your own",
-                            r->function->name, i);
+            return fan_fail(
+                err, FAN_ERR_VALUE,
+                "%s: operand %zu is added into (accumulate), but it is memory of the graph tree, "
+                "which the end of the step takes back: pass memory of your own",
+                r->function->name, i);
         if (placement > FAN_PLACE_COPY && !a->writable &&
             (placement == FAN_PLACE_ADD || r->signature->written[i]))
             return fan_fail(err, FAN_ERR_VALUE,
@@ -278,11 +277,11 @@ static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const 
                      "accumulate",
                      writes_copied(r));
         else if (r->function->recordings >= FAN_TREE_RECORDINGS)
-            snprintf(o->reason, sizeof o->reason,
-                     "it has %d recordings, and none fits: call functions in the same order in "
-                     "each step, and do not let "
-                     "steps of several threads overlap (a tree for each thread)",
-                     FAN_TREE_RECORDINGS);
+            snprintf(
+                o->reason, sizeof o->reason,
+                "it has %d recordings, and none fits: call functions in the same order in each "
+                "step, and do not let steps of several threads overlap (a tree for each thread)",
+                FAN_TREE_RECORDINGS);
         else
             report_moved(r, p->which, o);
     }
@@ -455,8 +454,7 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
     if (r->function->tree->depth == 0)
         return fan_fail(err, FAN_ERR_STATE,
                         "%s is called outside of a step, which ends the life of its outputs: use "
-                        "`with tree.step():` "
-                        "around the calls of one iteration",
+                        "`with tree.step():` around the calls of one iteration",
                         r->function->name);
     if (r->function->nroles && r->function->nroles != r->args->n)
         return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu",
@@ -490,8 +488,7 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
         char reason[256];
         snprintf(reason, sizeof reason,
                  "runs without a recording: the tree's memory ran out in %u of its calls: give the "
-                 "tree more (memory=), or "
-                 "delete outputs earlier",
+                 "tree more (memory=), or delete outputs earlier",
                  r->signature->full);
         FAN_TRY(run_aside(r, reason + strlen("runs without a recording: "), o, err));
         warn(r, FAN_TREE_WARN_ROOM, reason);
@@ -512,22 +509,19 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
     if (plan.warn_repeats)
         warn(r, FAN_TREE_WARN_REPEATS,
              "runs again and again in one step while outputs of earlier calls are alive, so each "
-             "call is recorded "
-             "anew: end the step, delete outputs, or copy them with keep=True");
+             "call is recorded anew: end the step, delete outputs, or copy them with keep=True");
     if (plan.demote) {
         snprintf(text, sizeof text,
                  "copies operand %zu from now on, which lay elsewhere more than %u times: keep the "
-                 "array where it is, "
-                 "or give the operand the role copy",
+                 "array where it is, or give the operand the role copy",
                  p.which, r->tree->options.limit);
         warn(r, FAN_TREE_WARN_DEMOTED, text);
     }
     if (r->evicted)
         warn(r, FAN_TREE_WARN_SIGNATURES,
              "is called with more combinations of shapes, dtypes and keys than are kept, and drops "
-             "the recordings "
-             "of the "
-             "least recently used one: pad to fewer shapes, and pass what changes as an array");
+             "the recordings of the least recently used one: pad to fewer shapes, and pass what "
+             "changes as an array");
     return FAN_OK;
 }
 

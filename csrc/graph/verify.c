@@ -150,15 +150,14 @@ static fan_status fail_different(const fan_tree_run *r, const fan_tree_node *n, 
     char cause[512] = "";
     if (body->cause)
         body->cause(body->ctx, n->number, cause, sizeof cause);
-    return fan_fail(err, FAN_ERR_CAPTURE,
-                    "%s: the function as it is gives something else than the replay of recording "
-                    "%d: %s. %s: pass it as an "
-                    "operand, an array where it changes often, or as key=",
-                    r->function->name, n->number, why,
-                    cause[0] ? cause
-                             : "The result depends on something that is no operand (a number, a "
-                               "branch, a counter, random "
-                               "numbers)");
+    return fan_fail(
+        err, FAN_ERR_CAPTURE,
+        "%s: the function as it is gives something else than the replay of recording %d: %s. %s: "
+        "pass it as an operand, an array where it changes often, or as key=",
+        r->function->name, n->number, why,
+        cause[0] ? cause
+                 : "The result depends on something that is no operand (a number, a branch, a "
+                   "counter, random numbers)");
 }
 
 fan_status fan__tree_verify(fan_tree_run *r, fan_tree_node *n, fan_error *err)

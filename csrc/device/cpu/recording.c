@@ -112,10 +112,9 @@ fan_status fan_recording_job(const fan_job *job, bool *recorded, fan_error *err)
         return recording_refuse(r, err, FAN_ERR_CAPTURE,
                                 "an exact sum cannot be recorded: record with another accumulate=");
     if (job->kind == FAN_JOB_SCATTER)
-        return recording_refuse(
-            r, err, FAN_ERR_CAPTURE,
-            "a sum of sparse gradients cannot be recorded: make them dense: its size depends on "
-            "their values");
+        return recording_refuse(r, err, FAN_ERR_CAPTURE,
+                                "a sum of sparse gradients cannot be recorded: make them dense: "
+                                "its size depends on their values");
     if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
         return recording_refuse(
             r, err, FAN_ERR_CAPTURE,

@@ -24,13 +24,11 @@ fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err)
 
 fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err)
 {
-    return fan_fail(
-        err, FAN_ERR_STATE,
-        "cuda:%d cannot be used in a forked child: CUDA does not survive fork(). Start processes "
-        "with "
-        "the \"spawn\" "
-        "or \"forkserver\" method of multiprocessing, or use the device in the child alone",
-        p->index);
+    return fan_fail(err, FAN_ERR_STATE,
+                    "cuda:%d cannot be used in a forked child: CUDA does not survive fork(). Start "
+                    "processes with the \"spawn\" or \"forkserver\" method of multiprocessing, or "
+                    "use the device in the child alone",
+                    p->index);
 }
 
 fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err)
@@ -72,12 +70,10 @@ const char *fan__cuda_capture_advice(fan_cu_result code)
         return "two captures would become one: capture on one stream, and fork the others from it";
     case 904:
         return "a stream that was pulled into the capture was not joined back: let the first "
-               "stream wait for it before "
-               "the capture ends";
+               "stream wait for it before the capture ends";
     case 905:
         return "captured work would wait for work outside: record the event inside the capture, or "
-               "wait before it "
-               "begins";
+               "wait before it begins";
     case 906:
         return "the legacy default stream cannot take part while a blocking stream is captured: "
                "use other streams";
@@ -113,10 +109,9 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
     fan_status status =
         fan_fail_code(err, FAN_ERR_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
     if (fan_cuda_stale(code) && fan__cuda_lives(p)) {
-        fan_append(
-            err->text, sizeof err->text,
-            ". The device's context is valid, but the stream, event or memory is not. Was a stream "
-            "destroyed that is still used?");
+        fan_append(err->text, sizeof err->text,
+                   ". The device's context is valid, but the stream, event or memory is not. Was a "
+                   "stream destroyed that is still used?");
     } else if (fan_cuda_sticky(code)) {
         (void)pthread_mutex_lock(&p->lock);
         if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_FAULT(CUDA_NO_POISON)) {

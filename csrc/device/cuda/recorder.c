@@ -176,14 +176,13 @@ static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan
         bool allocates = type == FAN_CU_NODE_MEM_ALLOC;
         bool of_memory = allocates || type == FAN_CU_NODE_MEM_FREE;
         if (status == FAN_OK && of_memory && !FAN_FAULT(CUDA_ANY_NODE))
-            status = fan_fail(
-                err, FAN_ERR_CAPTURE,
-                "it %s memory of the driver's own (%s) on a captured stream: a graph with such "
-                "memory cannot be launched again before it is freed, and fanin cannot track what "
-                "lives in it; allocate before the call and pass the array as an operand, or let "
-                "fanin allocate",
-                allocates ? "allocates" : "frees",
-                allocates ? "cuMemAllocAsync" : "cuMemFreeAsync");
+            status = fan_fail(err, FAN_ERR_CAPTURE,
+                              "it %s memory of the driver's own (%s) on a captured stream: a graph "
+                              "with such memory cannot be launched again before it is freed, and "
+                              "fanin cannot track what lives in it; allocate before the call and "
+                              "pass the array as an operand, or let fanin allocate",
+                              allocates ? "allocates" : "frees",
+                              allocates ? "cuMemAllocAsync" : "cuMemFreeAsync");
     }
     fan_free(nodes);
     return status;

@@ -9,9 +9,7 @@ fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error
     if (q->thread && q->thread != fan_thread_id())
         return fan_fail(err, FAN_ERR_VALUE,
                         "stream 2 of cuda:%d is the per-thread default stream of another thread, "
-                        "and no call can use "
-                        "it on this thread; "
-                        "use a stream of your own",
+                        "and no call can use it on this thread; use a stream of your own",
                         s->device->index);
     if (atomic_load_explicit(&q->gone, memory_order_relaxed))
         return fan_fail_code(err, FAN_ERR_DEVICE, 709,

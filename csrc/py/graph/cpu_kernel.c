@@ -44,8 +44,7 @@ static int check_kept(PyObject *call)
         if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1)
             return fan_set_error(PyExc_RuntimeError,
                                  "kernel %R kept its argument %zd after its run, when the memory "
-                                 "may be reused: keep a copy, "
-                                 "view.copy()",
+                                 "may be reused: keep a copy, view.copy()",
                                  PyTuple_GET_ITEM(call, 1), i - CALL_ARGS);
     return 0;
 }

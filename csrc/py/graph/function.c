@@ -102,8 +102,7 @@ static int result_add(body *b, PyObject *o, fan_tree_result *out)
     if (!none && (!a || d != b->self->tree->d))
         return fan_set_error(PyExc_TypeError,
                              "%U: output %zu is a %.80s: a function of a graph tree returns arrays "
-                             "on %s, None, or a tuple or "
-                             "list of them",
+                             "on %s, None, or a tuple or list of them",
                              b->self->name, out->n, Py_TYPE(o)->tp_name,
                              fan_device_text(b->self->tree->d, text, sizeof text));
     if (fan_grow((void **)&out->at, &out->cap, out->n + 1, sizeof(fan_array *))) {
@@ -286,8 +285,7 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
     if (dtype == FAN_DT_NONE)
         PyErr_Format(fan_state_get()->dtype_error,
                      "%U: operand %zu has dtype %S, which cannot be recorded; expected bool, "
-                     "int8..64, uint8..64, float "
-                     "or complex in native byte order: x.astype(..)",
+                     "int8..64, uint8..64, float or complex in native byte order: x.astype(..)",
                      self->name, i, (PyObject *)d);
     else if (!fan_handles_outermost() ||
              fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) == 0)
