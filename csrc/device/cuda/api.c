@@ -1,4 +1,6 @@
 #define _GNU_SOURCE /* dladdr */
+/* The driver's functions: finds them in the library, with the advice for a driver that cannot be
+ * opened; then the texts and the meaning of the driver's codes. */
 #include "device/cuda/api.h"
 
 #include <dlfcn.h>

@@ -123,15 +123,17 @@ static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec e
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan__cuda_scope scope;
-    for (int i = 0; i < 2 && (graph || exec) && fan__cuda_usable(p); i++) {
-        if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+    for (int i = 0; i < 2; i++) {
+        if (!graph && !exec)
+            return;
+        if (!fan__cuda_usable(p) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
             continue;
-        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+        int mode = fan__cuda_relax(p);
         if (graph && api->GraphDestroy(graph) == 0)
             graph = NULL;
         if (exec && api->GraphExecDestroy(exec) == 0)
             exec = NULL;
-        (void)fan__cuda_relax(p, mode);
+        fan__cuda_restore(p, mode);
         fan__cuda_leave(&scope);
     }
 }
@@ -173,16 +175,20 @@ static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan
         int type = 0;
         status =
             fan__cuda_check(p, api->GraphNodeGetType(nodes[i], &type), "cuGraphNodeGetType", err);
-        bool allocates = type == FAN_CU_NODE_MEM_ALLOC;
-        bool of_memory = allocates || type == FAN_CU_NODE_MEM_FREE;
-        if (status == FAN_OK && of_memory && !FAN_FAULT(CUDA_ANY_NODE))
+        const char *verb = "frees";
+        const char *call = "cuMemFreeAsync";
+        if (type == FAN_CU_NODE_MEM_ALLOC) {
+            verb = "allocates";
+            call = "cuMemAllocAsync";
+        } else if (type != FAN_CU_NODE_MEM_FREE)
+            continue;
+        if (status == FAN_OK && !FAN_FAULT(CUDA_ANY_NODE))
             status = fan_fail(err, FAN_ERR_CAPTURE,
                               "it %s memory of the driver's own (%s) on a captured stream: a graph "
                               "with such memory cannot be launched again before it is freed, and "
                               "fanin cannot track what lives in it; allocate before the call and "
                               "pass the array as an operand, or let fanin allocate",
-                              allocates ? "allocates" : "frees",
-                              allocates ? "cuMemAllocAsync" : "cuMemFreeAsync");
+                              verb, call);
     }
     fan_free(nodes);
     return status;
@@ -235,10 +241,10 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
         status = fan__cuda_check(p, code, "cuStreamEndCapture", err);
     if (code == FAN_CU_CAPTURE_UNJOINED && err)
         fan_append(err->text, sizeof err->text, "%s", forked);
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     if (status == FAN_OK)
         status = recorder_make(r, graph, err);
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     fan__cuda_leave(&scope);
     recorder_destroy(p, graph, NULL);
     return status;

@@ -58,8 +58,9 @@ static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_arr
     fan_k_fold a;
     uint64_t low = 0;
     memset(&a, 0, sizeof a - sizeof a.in);
-    a.parts = fan_dtype_kind(out->dtype) == 'c' ? 2 : 1;
-    a.out = s->blind ? 0 : fan__address_of(out);
+    a.parts = fan__parts_of(out->dtype);
+    if (!s->blind)
+        a.out = fan__address_of(out);
     a.count = out->size * a.parts;
     a.n = (int32_t)n;
     a.scaled = scale && scale->on;
@@ -410,7 +411,7 @@ static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out
     reduce_put_axes(&a, &stay, &go);
     a.out = fan__address_of(out);
     a.in = fan__address_of(in);
-    a.parts = fan_dtype_kind(in->dtype) == 'c' ? 2 : 1;
+    a.parts = fan__parts_of(in->dtype);
     a.in_part = (int64_t)fan_dtype_size(in->dtype) / a.parts;
     a.out_part = (int64_t)fan_dtype_size(out->dtype) / a.parts;
     a.numbers = out->size * a.parts;
@@ -537,9 +538,9 @@ fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, cons
 static fan_status copy_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes,
                             fan_error *err)
 {
-    int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(s->part);
     fan_cu_result code = fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to, from, bytes, s->on);
-    (void)fan__cuda_relax(s->part, mode);
+    fan__cuda_restore(s->part, mode);
     FAN_TRY(fan__cuda_check(s->part, code, "cuMemcpyHtoDAsync", err));
     if (!s->part->reads_host || FAN_FAULT(CUDA_EARLY_HOST))
         return FAN_OK;
@@ -590,10 +591,10 @@ fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, co
         return status;
     }
     FAN_GO(copy_twin_begin(&t, src, err));
-    int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(s->part);
     fan_cu_result code =
         api->MemcpyDtoHAsync(t.bytes, fan__address_of(src) + (uint64_t)t.lo, t.size, s->on);
-    (void)fan__cuda_relax(s->part, mode);
+    fan__cuda_restore(s->part, mode);
     FAN_GO(fan__cuda_check(s->part, code, "cuMemcpyDtoHAsync", err));
     FAN_GO(fan__cuda_pass(s->part, s->on, err));
     fan_array_copy(dst, &t.array);
