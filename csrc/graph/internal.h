@@ -5,6 +5,7 @@
 
 #include "array/extents.h"
 #include "base/thread.h"
+#include "device/job.h"
 #include "device/memory.h"
 #include "graph/pool.h"
 #include "graph/tree.h"
@@ -55,7 +56,6 @@ typedef struct fan_tree_signature {
     struct fan_tree_signature *next;
     fan_tree_function *function; /* borrowed: it holds this */
     uint64_t key;
-    int64_t *words; /* dtypes, shapes and strides (signature_words) */
     size_t nwords, n;
     bool warm, known;
     bool warned_writes;
@@ -65,6 +65,7 @@ typedef struct fan_tree_signature {
     fan_tree_operand_facts *facts; /* of each operand */
     int form;                      /* of the result; meaningless before it is warm */
     size_t nout;
+    int64_t words[]; /* dtypes, shapes and strides (signature_words); the facts follow them */
 } fan_tree_signature;
 
 /* Warnings of a function, each given once. */
@@ -80,7 +81,7 @@ typedef enum fan_tree_warning {
 struct fan_tree_function {
     atomic_size_t refs;
     fan_tree *tree; /* held */
-    char *name;
+    char *name;     /* these three follow the struct */
     uint8_t *roles;
     bool *keep;
     size_t nroles, nkeep;
@@ -135,9 +136,10 @@ struct fan_tree_node {
     int number;
     bool warm; /* a warm-up: freed at the end of its path */
     fan_recording *recording;
-    fan_tree_operand *operands;
-    size_t n, ncopied;
-    size_t *copied; /* indices of the copied operands */
+    fan_tree_operand *operands; /* n of them follow the struct, then the room below */
+    fan_job *copies;            /* room for the jobs that stage operands */
+    fan_operand *copy_in;
+    size_t n;
     fan_tree_block **blocks;
     size_t nblocks, blocks_cap;
     fan_tree_output *outputs;
@@ -151,8 +153,6 @@ struct fan_tree_node {
     unsigned verified; /* replays that gave what the eager function gave */
     fan_tree_children *places;
     size_t nplaces, places_cap;
-    struct fan_job *copies; /* room for the jobs that stage operands */
-    struct fan_operand *copy_in;
 };
 
 struct fan_tree {
@@ -242,14 +242,7 @@ void fan__tree_block_free(fan_tree_block *b, const char *why);
 bool fan__tree_block_lives(const fan_tree_block *b);
 /* fan__tree_block_of: the block of this tree under an array; NULL: it is other memory. */
 fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a);
-/* fan__tree_may_own: a cheap check: false if the array is not in the tree's memory. */
-static inline bool fan__tree_may_own(const fan_tree *t, const fan_array *a)
-{
-    return a->storage && fan_flat_within(a->storage->data, 1, t->arena->data, t->pool.bytes);
-}
 
-void fan__tree_signature_free(fan_tree_signature *sig);
-void fan__tree_function_free(fan_tree_function *f);
 /* fan__tree_signature_drop: frees an evicted one, and its function with the last one if that was
  * dropped. */
 void fan__tree_signature_drop(fan_tree_signature *sig);
@@ -257,6 +250,13 @@ void fan__tree_signature_drop(fan_tree_signature *sig);
  */
 void fan__tree_node_free(fan_tree_node *n, const char *why);
 bool fan__tree_on_path(const fan_tree *t, const fan_tree_node *n);
+/* fan__tree_next: the next block of a path, from its last node to its first; NULL: there is none.
+ */
+typedef struct fan_tree_at {
+    const fan_tree_node *node; /* first the path's last */
+    size_t i;
+} fan_tree_at;
+fan_tree_block *fan__tree_next(fan_tree_at *at);
 /* fan__tree_evict: removes the function's signature that was not called for longest from its
  * list. */
 void fan__tree_evict(fan_tree_function *f);
@@ -272,6 +272,8 @@ fan_status fan__tree_wait_users(const fan_tree *t, const fan_tree_block *b,
 /* fan__tree_end_path: frees and poisons the path's memory; on failure the path is unchanged. The
  * tree's stream must wait for `caller` already (NULL: there is none). */
 fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err);
+/* fan__tree_leave_path: its second part, which cannot fail. */
+void fan__tree_leave_path(fan_tree *t);
 /* fan__tree_sweep: prepares the block table for a node that comes next: if the plan restores, puts
  * it back to the end of the current node; then, unless run->keep_dead, removes dead blocks from it,
  * after the tree's stream waits for their users, and lists them in the node. */

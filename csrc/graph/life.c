@@ -47,17 +47,11 @@ done:
 /* close_all: with the lock: frees recordings and memory. */
 static void close_all(fan_tree *tree, const char *why)
 {
-    for (fan_tree_node *node = tree->current; node; node = node->parent)
-        for (size_t i = 0; i < node->nblocks; i++)
-            fan__tree_block_end(node->blocks[i], why);
-    if (tree->arena)
-        (void)fan__tree_end_path(tree, NULL, NULL);
-    while (tree->current != &tree->root) { /* fan__tree_end_path failed */
-        fan_tree_node *node = tree->current;
-        tree->current = node->parent;
-        if (node->warm)
-            fan__tree_node_free(node, why);
-    }
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        fan__tree_block_end(block, why);
+    if (tree->arena && fan__tree_end_path(tree, NULL, NULL) != FAN_OK)
+        fan__tree_leave_path(tree);
     while (tree->nodes) {
         fan_tree_node *node = tree->nodes;
         tree->nodes = node->next;
@@ -73,7 +67,6 @@ static void close_all(fan_tree *tree, const char *why)
     fan_free(tree->root.places);
     tree->root = (fan_tree_node){.number = -1};
     tree->stats.nodes = 0;
-    tree->path = FAN_TREE_NONE;
     fan_array_drop(tree->arena);
     tree->arena = NULL;
     fan_stream_drop(tree->origin);
@@ -127,28 +120,24 @@ fan_status fan_tree_function_new(fan_tree *tree, const char *name, const uint8_t
                                  fan_tree_function **out, fan_error *err)
 {
     size_t listed = nkeep == SIZE_MAX ? 0 : nkeep;
+    size_t given = nroles ? nroles : 1;
     size_t name_bytes = strlen(name) + 1;
-    *out = NULL;
-    fan_tree_function *function = fan_calloc(sizeof *function);
+    fan_tree_function *function = fan_calloc(sizeof *function + given + listed + name_bytes);
+    *out = function;
     if (!function)
         return fan__tree_no_memory(err);
-    function->name = fan_alloc(name_bytes);
-    function->roles = fan_alloc(nroles + 1);
-    function->keep = fan_alloc((listed + 1) * sizeof *function->keep);
-    if (!function->name || !function->roles || !function->keep) {
-        fan__tree_function_free(function);
-        return fan__tree_no_memory(err);
-    }
-    atomic_init(&function->refs, 1);
-    memcpy(function->name, name, name_bytes);
-    memcpy(function->roles, roles, nroles ? nroles : 1);
+    function->roles = (uint8_t *)(function + 1);
+    function->keep = (bool *)(function->roles + given);
+    function->name = (char *)(function->keep + listed);
+    memcpy(function->roles, roles, given);
     if (listed)
-        memcpy(function->keep, keep, listed * sizeof *keep);
+        memcpy(function->keep, keep, listed);
+    memcpy(function->name, name, name_bytes);
+    atomic_init(&function->refs, 1);
     function->nroles = nroles;
     function->nkeep = nkeep;
     atomic_fetch_add_explicit(&tree->refs, 1, memory_order_relaxed);
     function->tree = tree;
-    *out = function;
     return FAN_OK;
 }
 
@@ -162,7 +151,7 @@ void fan_tree_function_drop(fan_tree_function *function)
     while (function->nsignatures && !tree->fork_invalid)
         fan__tree_evict(function);
     if (!function->kept)
-        fan__tree_function_free(function);
+        fan_free(function);
     else if (locked && !tree->fork_invalid)
         fan__tree_give_back(tree);
     fan__tree_unlock(tree, locked);
@@ -181,12 +170,10 @@ static const fan_tree_node *listed_nodes(const fan_tree *tree)
 static uint64_t alive_bytes(const fan_tree *tree)
 {
     uint64_t bytes = 0;
-    for (const fan_tree_node *node = tree->current; node; node = node->parent)
-        for (size_t i = 0; i < node->nblocks; i++) {
-            const fan_tree_block *block = node->blocks[i];
-            if (fan__tree_block_lives(block) && !fan_storage_ended(block->storage))
-                bytes += (block->bytes + FAN_GRAPH_ALIGN - 1) & -(uint64_t)FAN_GRAPH_ALIGN;
-        }
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        if (fan__tree_block_lives(block) && !fan_storage_ended(block->storage))
+            bytes += (block->bytes + FAN_GRAPH_ALIGN - 1) & -(uint64_t)FAN_GRAPH_ALIGN;
     return bytes;
 }
 
@@ -197,7 +184,7 @@ void fan_tree_get_stats(fan_tree *tree, fan_tree_stats *out)
     out->bytes = tree->arena ? tree->pool.bytes : 0;
     /* a replay does not update the block table */
     bool replayed = tree->path == FAN_TREE_EXECUTION && !tree->fork_invalid;
-    out->in_use = replayed ? alive_bytes(tree) : tree->pool.in_use;
+    out->in_use = replayed ? alive_bytes(tree) : fan_graph_pool_in_use(&tree->pool);
     out->high_water = tree->pool.high_water;
     out->closed = tree->closed;
     for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next)
@@ -210,20 +197,17 @@ void fan_tree_visit(fan_tree *tree, void (*visit)(void *ctx, const fan_tree_reco
                     void *ctx)
 {
     bool locked = fan__tree_lock(tree);
-    for (int number = 0; number < tree->numbers; number++)
-        for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next) {
-            if (node->number != number)
-                continue;
-            fan_tree_recording_info info = {.node = number,
-                                            .parent = node->parent->number,
-                                            .function = node->signature->function->name,
-                                            .reaches = node->reaches,
-                                            .replays = node->replays,
-                                            .current = fan__tree_on_path(tree, node)};
-            for (size_t i = 0; i < node->nblocks; i++)
-                info.owns += node->blocks[i]->bytes;
-            visit(ctx, &info);
-        }
+    for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next) {
+        fan_tree_recording_info info = {.node = node->number,
+                                        .parent = node->parent->number,
+                                        .function = node->signature->function->name,
+                                        .reaches = node->reaches,
+                                        .replays = node->replays,
+                                        .current = fan__tree_on_path(tree, node)};
+        for (size_t i = 0; i < node->nblocks; i++)
+            info.owns += node->blocks[i]->bytes;
+        visit(ctx, &info);
+    }
     fan__tree_unlock(tree, locked);
 }
 

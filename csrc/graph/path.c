@@ -93,6 +93,9 @@ bool fan__tree_block_lives(const fan_tree_block *block)
 
 fan_tree_block *fan__tree_block_of(const fan_tree *tree, const fan_array *array)
 {
+    const fan_storage *storage = array->storage;
+    if (!storage || !fan_flat_within(storage->data, 1, tree->arena->data, tree->pool.bytes))
+        return NULL;
     const fan_tree_lease *lease = fan_memory_wrapped(array->storage, lease_release);
     return lease && lease->tree == tree ? lease->block : NULL;
 }
@@ -105,27 +108,12 @@ fan_storage *fan_tree_memory_under(const fan_array *array)
 
 /* ---- signatures, functions, nodes ---- */
 
-void fan__tree_signature_free(fan_tree_signature *signature)
-{
-    fan_free(signature->words);
-    fan_free(signature->facts);
-    fan_free(signature);
-}
-
-void fan__tree_function_free(fan_tree_function *function)
-{
-    fan_free(function->name);
-    fan_free(function->roles);
-    fan_free(function->keep);
-    fan_free(function);
-}
-
 void fan__tree_signature_drop(fan_tree_signature *signature)
 {
     fan_tree_function *function = signature->function;
-    fan__tree_signature_free(signature);
+    fan_free(signature);
     if (--function->kept == 0 && atomic_load(&function->refs) == 0)
-        fan__tree_function_free(function);
+        fan_free(function);
 }
 
 void fan__tree_node_free(fan_tree_node *node, const char *why)
@@ -144,15 +132,18 @@ void fan__tree_node_free(fan_tree_node *node, const char *why)
         node->signature->function->tree->recorder->drop(node->recording);
     fan_graph_ranges_fini(&node->block_table);
     fan_graph_ranges_fini(&node->used);
-    fan_free(node->operands);
-    fan_free(node->copied);
     fan_free(node->blocks);
     fan_free(node->outputs);
     fan_free(node->dead);
     fan_free(node->places);
-    fan_free(node->copies);
-    fan_free(node->copy_in);
     fan_free(node);
+}
+
+fan_tree_block *fan__tree_next(fan_tree_at *at)
+{
+    while (at->node && at->i == at->node->nblocks)
+        *at = (fan_tree_at){.node = at->node->parent};
+    return at->node ? at->node->blocks[at->i++] : NULL;
 }
 
 bool fan__tree_on_path(const fan_tree *tree, const fan_tree_node *node)
@@ -202,9 +193,8 @@ fan_status fan__tree_check_fork(const fan_tree *tree, fan_error *err)
 
 /* ---- the end of a step ---- */
 
-/* end_handle: if an output of the node lives, it ends: later uses are errors. */
-static bool end_handle(const fan_tree *tree, const fan_tree_node *node, fan_tree_block *block,
-                       const char *call_site)
+/* end_handle: if an output of the path lives, it ends: later uses are errors. */
+static bool end_handle(const fan_tree *tree, fan_tree_block *block, const char *call_site)
 {
     if (!fan__tree_block_lives(block) || FAN_FAULT(TREE_GENERATION_STAYS))
         return false;
@@ -212,7 +202,7 @@ static bool end_handle(const fan_tree *tree, const fan_tree_node *node, fan_tree
     snprintf(why, sizeof why,
              "this is an output of %s, made at %s in step %llu, which ended at %s: its memory may "
              "have other contents now; keep=True copies outputs out of the graph tree",
-             node->signature->function->name, block->lease->made,
+             block->node->signature->function->name, block->lease->made,
              (unsigned long long)tree->path_step, call_site);
     fan__tree_block_end(block, why);
     return true;
@@ -220,9 +210,9 @@ static bool end_handle(const fan_tree *tree, const fan_tree_node *node, fan_tree
 
 void fan__tree_step_ended(fan_tree *tree, const char *call_site)
 {
-    for (fan_tree_node *node = tree->current; node; node = node->parent)
-        for (size_t i = 0; i < node->nblocks; i++)
-            (void)end_handle(tree, node, node->blocks[i], call_site);
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        (void)end_handle(tree, block, call_site);
 }
 
 /* ---- evicted signatures ---- */
@@ -343,33 +333,35 @@ fan_status fan__tree_wait_users(const fan_tree *tree, const fan_tree_block *bloc
 fan_status fan__tree_end_path(fan_tree *tree, const fan_stream *caller, fan_error *err)
 {
     const fan_recorder *recorder = tree->recorder;
-    for (fan_tree_node *node = tree->current; node; node = node->parent)
-        for (size_t i = 0; i < node->nblocks; i++)
-            FAN_TRY(fan__tree_wait_users(tree, node->blocks[i], caller, err));
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        FAN_TRY(fan__tree_wait_users(tree, block, caller, err));
     bool poisons = recorder->poison && (recorder->always_poisons || fan_get_debug());
     if (poisons && tree->reach)
         FAN_TRY(recorder->poison(tree->device, tree->origin, tree->arena->data, (size_t)tree->reach,
                                  err));
-    /* From here on nothing fails. */
-    tree->pool.taken.n = 0;
-    tree->pool.in_use = 0;
+    fan__tree_leave_path(tree);
+    return FAN_OK;
+}
+
+void fan__tree_leave_path(fan_tree *tree)
+{
     while (tree->current != &tree->root) {
         fan_tree_node *node = tree->current;
         tree->current = node->parent;
         for (size_t i = 0; i < node->nblocks; i++) {
-            fan_tree_block *block = node->blocks[i];
-            block->listed = false;
+            node->blocks[i]->listed = false;
             /* If a block has other references, they keep a storage that is ended. */
-            if (end_handle(tree, node, block, "the beginning of the next"))
-                fan__tree_block_leave(block);
+            if (end_handle(tree, node->blocks[i], "the beginning of the next"))
+                fan__tree_block_leave(node->blocks[i]);
         }
         if (node->warm)
             fan__tree_node_free(node, "its path has ended");
     }
+    tree->pool.taken.n = 0;
     tree->path = FAN_TREE_NONE;
     tree->reach = 0;
     fan__tree_give_back(tree);
-    return FAN_OK;
 }
 
 /* ---- the block table ---- */
@@ -378,21 +370,20 @@ fan_status fan__tree_end_path(fan_tree *tree, const fan_stream *caller, fan_erro
  * that one. */
 static bool newer_at(const fan_tree *tree, const fan_tree_block *block)
 {
-    for (const fan_tree_node *node = tree->current; node != block->node; node = node->parent)
-        for (size_t i = 0; i < node->nblocks; i++)
-            if (node->blocks[i]->listed && node->blocks[i]->offset == block->offset)
-                return true;
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *newer; (newer = fan__tree_next(&at)) && newer->node != block->node;)
+        if (newer->listed && newer->offset == block->offset)
+            return true;
     return false;
 }
 
 void fan__tree_relist(fan_tree *tree)
 {
-    for (fan_tree_node *node = tree->current; node; node = node->parent)
-        for (size_t i = 0; i < node->nblocks; i++) {
-            fan_tree_block *block = node->blocks[i];
-            bool taken = fan_graph_pool_find(&tree->pool, block->offset) == block->offset;
-            block->listed = taken && !newer_at(tree, block);
-        }
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));) {
+        bool taken = fan_graph_pool_find(&tree->pool, block->offset) == block->offset;
+        block->listed = taken && !newer_at(tree, block);
+    }
 }
 
 fan_status fan__tree_sweep(const fan_tree_run *run, fan_tree_node *next, fan_error *err)
@@ -406,19 +397,17 @@ fan_status fan__tree_sweep(const fan_tree_run *run, fan_tree_node *next, fan_err
         fan__tree_relist(tree);
     if (run->keep_dead)
         return FAN_OK;
-    for (fan_tree_node *node = tree->current; node; node = node->parent)
-        for (size_t i = 0; i < node->nblocks; i++) {
-            fan_tree_block *block = node->blocks[i];
-            bool lives = fan__tree_block_lives(block) && !FAN_FAULT(TREE_DEAD_BIT);
-            if (!block->listed || lives)
-                continue;
-            if (fan_grow((void **)&next->dead, &next->dead_cap, next->ndead + 1,
-                         sizeof *next->dead))
-                return fan__tree_no_memory(err);
-            FAN_TRY(fan__tree_wait_users(tree, block, run->caller, err));
-            (void)fan_graph_pool_free(&tree->pool, block->offset);
-            block->listed = false;
-            next->dead[next->ndead++] = block;
-        }
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));) {
+        bool lives = fan__tree_block_lives(block) && !FAN_FAULT(TREE_DEAD_BIT);
+        if (!block->listed || lives)
+            continue;
+        if (fan_grow((void **)&next->dead, &next->dead_cap, next->ndead + 1, sizeof *next->dead))
+            return fan__tree_no_memory(err);
+        FAN_TRY(fan__tree_wait_users(tree, block, run->caller, err));
+        (void)fan_graph_pool_free(&tree->pool, block->offset);
+        block->listed = false;
+        next->dead[next->ndead++] = block;
+    }
     return FAN_OK;
 }

@@ -46,13 +46,12 @@ fan_status fan_graph_pool_alloc(fan_graph_pool *pool, uint64_t bytes, uint64_t *
         return fan_fail(err, FAN_ERR_DEVICE_NOMEM,
                         "no room for %llu bytes in the graph tree's %llu, of which %llu are in use",
                         (unsigned long long)bytes, (unsigned long long)pool->bytes,
-                        (unsigned long long)pool->in_use);
+                        (unsigned long long)fan_graph_pool_in_use(pool));
     if (fan_grow((void **)&taken->at, &taken->cap, taken->n + 1, sizeof *taken->at))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     memmove(&taken->at[i + 1], &taken->at[i], (taken->n - i) * sizeof *taken->at);
     taken->at[i] = (fan_graph_range){lo, lo + need};
     taken->n++;
-    pool->in_use += need;
     if (lo + need > pool->high_water)
         pool->high_water = lo + need;
     *offset = lo;
@@ -65,7 +64,6 @@ bool fan_graph_pool_free(fan_graph_pool *pool, uint64_t offset)
     size_t i = first_from(taken, offset);
     if (i == taken->n || taken->at[i].lo != offset)
         return false;
-    pool->in_use -= taken->at[i].hi - taken->at[i].lo;
     memmove(&taken->at[i], &taken->at[i + 1], (taken->n - i - 1) * sizeof *taken->at);
     taken->n--;
     return true;
@@ -77,6 +75,14 @@ uint64_t fan_graph_pool_find(const fan_graph_pool *pool, uint64_t offset)
     size_t i = first_from(taken, offset);
     bool found = i < taken->n && taken->at[i].lo <= offset;
     return found ? taken->at[i].lo : FAN_GRAPH_NOWHERE;
+}
+
+uint64_t fan_graph_pool_in_use(const fan_graph_pool *pool)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < pool->taken.n; i++)
+        bytes += pool->taken.at[i].hi - pool->taken.at[i].lo;
+    return bytes;
 }
 
 /* ranges_copy: on failure *out is unchanged. */
@@ -96,18 +102,9 @@ fan_status fan_graph_pool_checkpoint(const fan_graph_pool *p, fan_graph_ranges *
     return ranges_copy(out, &p->taken, err);
 }
 
-static void count_in_use(fan_graph_pool *p)
-{
-    p->in_use = 0;
-    for (size_t i = 0; i < p->taken.n; i++)
-        p->in_use += p->taken.at[i].hi - p->taken.at[i].lo;
-}
-
 fan_status fan_graph_pool_restore(fan_graph_pool *p, const fan_graph_ranges *then, fan_error *err)
 {
-    FAN_TRY(ranges_copy(&p->taken, then, err));
-    count_in_use(p);
-    return FAN_OK;
+    return ranges_copy(&p->taken, then, err);
 }
 
 void fan_graph_pool_swap(fan_graph_pool *p, fan_graph_ranges *then)
@@ -115,5 +112,4 @@ void fan_graph_pool_swap(fan_graph_pool *p, fan_graph_ranges *then)
     fan_graph_ranges now = p->taken;
     p->taken = *then;
     *then = now;
-    count_in_use(p);
 }

@@ -331,24 +331,19 @@ static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
 static fan_status node_new(const fan_tree_run *run, fan_tree_node **out, fan_error *err)
 {
     size_t n = run->args->n;
-    fan_tree_node *node = fan_calloc(sizeof *node);
+    size_t of_one = sizeof(fan_tree_operand) + sizeof(fan_job) + sizeof(fan_operand);
+    fan_tree_node *node = fan_calloc(sizeof *node + n * of_one);
     *out = node;
     if (!node)
         return fan__tree_no_memory(err);
-    node->operands = fan_alloc(n * sizeof *node->operands);
-    node->copied = fan_alloc(n * sizeof *node->copied);
-    node->copies = fan_alloc(n * sizeof *node->copies);
-    node->copy_in = fan_alloc(n * sizeof *node->copy_in);
-    bool failed = !node->operands || !node->copied;
-    if (failed || !node->copies || !node->copy_in)
-        return fan__tree_no_memory(err);
+    node->operands = (fan_tree_operand *)(node + 1);
+    node->copies = (fan_job *)(node->operands + n);
+    node->copy_in = (fan_operand *)(node->copies + n);
     node->signature = run->signature;
     node->parent = run->tree->current;
     node->n = n;
-    memcpy(node->operands, run->operands, n * sizeof *node->operands);
-    for (size_t i = 0; i < n; i++)
-        if (node->operands[i].placement == FAN_PLACE_COPY)
-            node->copied[node->ncopied++] = i;
+    if (n)
+        memcpy(node->operands, run->operands, n * sizeof *node->operands);
     return FAN_OK;
 }
 

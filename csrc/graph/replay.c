@@ -60,15 +60,14 @@ fan_status fan__tree_check_overlap(const fan_tree_run *run, fan_error *err)
  * operands can have moved since. */
 static fan_status check_moved(const fan_tree_run *run, fan_tree_node *node, fan_error *err)
 {
-    for (size_t c = 0; c < node->ncopied; c++) {
-        size_t k = node->copied[c];
-        const void *data = run->args->in[k]->data;
-        if (node->operands[k].checked == data)
+    for (size_t k = 0; k < node->n; k++) {
+        fan_tree_operand *operand = &node->operands[k];
+        if (!operand->staged || operand->checked == run->args->in[k]->data)
             continue;
         for (size_t i = 0; i < node->n; i++)
             if (is_written(run, i))
                 FAN_TRY(check_pair(run, i, k, err));
-        node->operands[k].checked = data;
+        operand->checked = run->args->in[k]->data;
     }
     return FAN_OK;
 }
@@ -209,10 +208,11 @@ static fan_status stage_batch(const fan_tree *tree, fan_job *copies, size_t n, f
 static fan_status stage(const fan_tree_run *run, fan_tree_node *node, fan_error *err)
 {
     size_t count = 0;
-    for (size_t c = 0; c < node->ncopied; c++) {
-        size_t i = node->copied[c];
+    for (size_t i = 0; i < node->n; i++) {
         const fan_array *a = run->args->in[i];
         const fan_array *staged = node->operands[i].staged;
+        if (!staged)
+            continue;
         if (array_repeats(a)) {
             FAN_TRY(stage_once(run, a, staged, err));
             continue;

@@ -100,17 +100,14 @@ static fan_status signature_new(fan_tree_run *run, size_t nwords, fan_error *err
 {
     fan_tree_function *function = run->function;
     size_t n = run->args->n;
-    fan_tree_signature *signature = fan_calloc(sizeof *signature);
+    size_t bytes = nwords * sizeof(int64_t);
+    fan_tree_signature *signature =
+        fan_calloc(sizeof *signature + bytes + n * sizeof *signature->facts);
     if (!signature)
         return fan__tree_no_memory(err);
-    signature->words = fan_alloc(nwords * sizeof *signature->words);
-    signature->facts = fan_calloc(n * sizeof *signature->facts);
-    if (!signature->words || !signature->facts) {
-        fan__tree_signature_free(signature);
-        return fan__tree_no_memory(err);
-    }
+    signature->facts = (fan_tree_operand_facts *)(signature->words + nwords);
     if (nwords)
-        memcpy(signature->words, run->tree->words, nwords * sizeof *signature->words);
+        memcpy(signature->words, run->tree->words, bytes);
     signature->function = function;
     signature->n = n;
     signature->nwords = nwords;
@@ -170,7 +167,7 @@ static fan_status place_operands(fan_tree_run *run, fan_error *err)
     for (size_t i = 0; i < run->args->n; i++) {
         const fan_array *a = run->args->in[i];
         fan_tree_operand *operand = &run->operands[i];
-        bool ours = a && fan__tree_may_own(run->tree, a) && fan__tree_block_of(run->tree, a);
+        bool ours = a && fan__tree_block_of(run->tree, a);
         fan_tree_placement placement = placement_of(run, i, a, ours);
         *operand = (fan_tree_operand){.placement = placement};
         if (placement <= FAN_PLACE_COPY)
@@ -275,10 +272,10 @@ static bool repeats(const fan_tree_run *run)
 /* all_dead: whether the path has outputs' memory, and none of it is alive. */
 static bool all_dead(const fan_tree *tree)
 {
-    for (const fan_tree_node *node = tree->current; node; node = node->parent)
-        for (size_t i = 0; i < node->nblocks; i++)
-            if (fan__tree_block_lives(node->blocks[i]))
-                return false;
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        if (fan__tree_block_lives(block))
+            return false;
     return tree->path != FAN_TREE_NONE;
 }
 

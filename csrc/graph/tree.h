@@ -141,7 +141,8 @@ typedef struct fan_tree_recording_info {
 void fan_tree_visit_memory(fan_tree *t,
                            void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
                            void *ctx);
-/* fan_tree_visit: calls `visit` with the lock for each recording, in the order of their numbers. */
+/* fan_tree_visit: calls `visit` with the lock for each recording, the one with the highest number
+ * first. */
 void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s),
                     void *ctx);
 

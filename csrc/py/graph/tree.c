@@ -246,6 +246,8 @@ static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
     Py_BEGIN_ALLOW_THREADS
         fan_tree_visit(tree_self(o)->t, recording_show, &list);
     Py_END_ALLOW_THREADS
+    if (list && PyList_Reverse(list) < 0) /* the first recording first */
+        Py_CLEAR(list);
     return list;
 }
 
