@@ -10,7 +10,20 @@ from kit.support import CSRC
 pytestmark = pytest.mark.tools
 
 #: The folders that are done.
-FOLDERS = ("array", "base", "buffer", "device", "engine", "py/api", "py/arrays", "py/device", "py/module")
+FOLDERS = (
+    "array",
+    "base",
+    "buffer",
+    "device",
+    "device/cuda",
+    "engine",
+    "graph",
+    "py/api",
+    "py/arrays",
+    "py/device",
+    "py/graph",
+    "py/module",
+)
 
 
 def too_much(found: Density) -> list[str]:
