@@ -69,6 +69,15 @@ static bool block_is_over(const fan__cuda_block *b)
     return b->left && (!b->graphs || atomic_load_explicit(b->graphs, memory_order_acquire) == 1);
 }
 
+/* block_graph_gone: drops a graph's count. Called on a thread of the driver, from which the driver
+ * must not be called. */
+static void block_graph_gone(void *ctx)
+{
+    atomic_size_t *graphs = ctx;
+    if (atomic_fetch_sub_explicit(graphs, 1, memory_order_acq_rel) == 1)
+        fan_free(graphs);
+}
+
 /* block_leave: marks it to be freed later. The part's lock is held. */
 static void block_leave(fan_cuda_part *p, fan__cuda_block *b)
 {
@@ -305,8 +314,8 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes)
     else if (b)
         give = block_out(p, b, &gone);
     fan__part_unlock(p);
-    if (gone.graphs && atomic_fetch_sub_explicit(gone.graphs, 1, memory_order_acq_rel) == 1)
-        fan_free(gone.graphs); /* else the last graph frees it */
+    if (gone.graphs)
+        block_graph_gone(gone.graphs); /* the last graph frees it */
     if (!in)
         return;
     if (give)
@@ -383,15 +392,6 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
     fan__cuda_leave(&scope);
 }
 
-/* block_graph_gone: drops a graph's count. Called on a thread of the driver, from which the driver
- * must not be called. */
-static void block_graph_gone(void *ctx)
-{
-    atomic_size_t *graphs = ctx;
-    if (atomic_fetch_sub_explicit(graphs, 1, memory_order_acq_rel) == 1)
-        fan_free(graphs);
-}
-
 /* block_note_capture: notes that the graph of `capture` holds the memory at `address`. */
 static void block_note_capture(fan_cuda_part *p, uint64_t address, uint64_t capture)
 {
@@ -461,8 +461,8 @@ void fan__cuda_blocks_fini(fan_cuda_part *p)
         else if (unused && fan__cuda_usable(p))
             (void)fan__cuda_api_of(p)->MemFree(b->address);
         /* else a graph may still be launched: its memory stays until the process ends */
-        if (b->graphs && atomic_fetch_sub_explicit(b->graphs, 1, memory_order_acq_rel) == 1)
-            fan_free(b->graphs);
+        if (b->graphs)
+            block_graph_gone(b->graphs);
     }
     fan_free(p->blocks);
     p->blocks = NULL;

@@ -134,6 +134,7 @@ typedef struct fan__cuda_stream {
 typedef struct fan__cuda_scope {
     fan_cuda_part *part;
     bool pushed;
+    fan_cu_stream on; /* fan__cuda_enter_on: the driver's handle of the stream */
 } fan__cuda_scope;
 
 static inline fan_cuda_part *fan__cuda_part_of(fan_device *d)
@@ -208,6 +209,8 @@ static inline fan__cuda_stream *fan__cuda_queue(const fan_stream *s)
 /* fan__cuda_queue_of: returns the driver's handle; FAN_ERR_VALUE for another thread's own
  * stream. */
 fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err);
+/* fan__cuda_enter_on: fan__cuda_queue_of into scope->on, and fan__cuda_enter. */
+fan_status fan__cuda_enter_on(const fan_stream *s, fan__cuda_scope *scope, fan_error *err);
 /* fan__cuda_capture_of: returns the capture of s, 0: none; and its graph, if `graph` is not
  * NULL. */
 fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph, fan_error *err);

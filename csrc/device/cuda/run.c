@@ -88,8 +88,8 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
                          .begun = &begun};
     fan__cuda_scope scope;
     fan_status status;
-    FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
-    FAN_TRY(fan__cuda_enter(w.part, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(s, &scope, err));
+    w.on = scope.on;
     uint64_t capture;
     fan_cu_graph graph = NULL;
     if (job->kind == FAN_JOB_UPLOAD)
@@ -119,8 +119,8 @@ fan_status fan__cuda_read(fan_stream *s, const fan_array *dst, const fan_array *
     fan__cuda_scope scope;
     uint64_t capture;
     fan_status status;
-    FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
-    FAN_TRY(fan__cuda_enter(w.part, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(s, &scope, err));
+    w.on = scope.on;
     FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
     if (capture)
         status = fan_fail_code(err, FAN_ERR_CAPTURE, 900,
@@ -401,8 +401,8 @@ fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs,
     sorted.nkinds = 0;
     sorted.kind = NULL;
     sorted.some = NULL;
-    FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
-    FAN_TRY(fan__cuda_enter(w.part, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(s, &scope, err));
+    w.on = scope.on;
     int mode = fan__cuda_relax(w.part); /* once for all calls below */
     FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
     if (capture || !w.part->pools)

@@ -27,6 +27,15 @@ fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error
     return FAN_OK;
 }
 
+fan_status fan__cuda_enter_on(const fan_stream *s, fan__cuda_scope *scope, fan_error *err)
+{
+    fan_cu_stream on;
+    FAN_TRY(fan__cuda_queue_of(s, &on, err));
+    FAN_TRY(fan__cuda_enter(fan__cuda_part_of(s->device), scope, err));
+    scope->on = on;
+    return FAN_OK;
+}
+
 fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph, fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);
@@ -432,18 +441,16 @@ fan_status fan__cuda_note(fan_event *e, fan_stream *s, fan_error *err)
 fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);
-    fan__cuda_scope scope;
-    fan_cu_stream on;
     fan_cuda_part *of = fan__cuda_part_of(e->device);
+    fan__cuda_scope scope;
     if (of->cuda != p->cuda)
         return fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another driver");
     if (atomic_load_explicit(&of->dead, memory_order_acquire))
         return fan__cuda_refuse_dead(of, err);
-    FAN_TRY(fan__cuda_queue_of(s, &on, err));
-    FAN_TRY(fan__cuda_enter(p, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(s, &scope, err));
     fan_cu_result code = 0;
     if (!FAN_FAULT(CUDA_NO_WAIT))
-        code = fan__cuda_api_of(p)->StreamWaitEvent(on, e->impl, 0);
+        code = fan__cuda_api_of(p)->StreamWaitEvent(scope.on, e->impl, 0);
     fan_status status = fan__cuda_check(p, code, "cuStreamWaitEvent", err);
     fan__cuda_leave(&scope);
     return status;
