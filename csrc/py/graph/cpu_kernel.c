@@ -70,32 +70,6 @@ static fan_status call_run(void *ctx, fan_error *err)
     return FAN_OK;
 }
 
-/* call_new: the call fn(*reads, *writes). New reference, or NULL with an exception. */
-static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i);
-static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2])
-{
-    Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]);
-    Py_ssize_t all = reads + PyTuple_GET_SIZE(lists[1]);
-    PyObject *call = PyTuple_New(all + CALL_ARGS);
-    if (!call)
-        return NULL;
-    bool by_out = is_ufunc(fn) && all == reads + 1;
-    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
-    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
-    PyTuple_SET_ITEM(call, 2, by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None));
-    bool made = PyTuple_GET_ITEM(call, 2) != NULL;
-    for (Py_ssize_t i = 0; made && i < all; i++) {
-        bool write = i >= reads;
-        Py_ssize_t at = write ? i - reads : i;
-        PyObject *x = argument(name, PyTuple_GET_ITEM(lists[write], at), write, at);
-        PyTuple_SET_ITEM(call, i + CALL_ARGS, x);
-        made = x != NULL;
-    }
-    if (!made)
-        Py_CLEAR(call);
-    return call;
-}
-
 /* call_record: adds the call to a recording; its first `reads` arguments are read, the others
  * written. added: its run, drop and ctx, which is taken also on failure. */
 static fan_status call_record(fan_recording *recording, PyObject *call, Py_ssize_t reads,
@@ -145,11 +119,6 @@ static fan_status run_loop(void *ctx, fan_error *err)
     memcpy(at, loop->at, sizeof at);
     loop->run(at, &count, loop->steps, loop->data);
     return FAN_OK;
-}
-
-static void drop_loop(void *ctx)
-{
-    PyMem_RawFree(ctx);
 }
 
 /* loop_of: the index of a ufunc's loop for exactly these types; -1: none. */
@@ -235,7 +204,7 @@ static bool call_loop(PyObject *call, fan_cpu_call *added)
         }
     }
     added->run = run_loop;
-    added->drop = drop_loop;
+    added->drop = PyMem_RawFree;
     added->ctx = loop;
     return true;
 }
@@ -348,6 +317,31 @@ static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
     return PyErr_Format(PyExc_TypeError,
                         "%U: writes[%zd]: a kernel on the CPU writes writable arrays, got %s", name,
                         i, FAN_TYPE_TEXT(x));
+}
+
+/* call_new: the call fn(*reads, *writes). New reference, or NULL with an exception. */
+static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2])
+{
+    Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]);
+    Py_ssize_t all = reads + PyTuple_GET_SIZE(lists[1]);
+    PyObject *call = PyTuple_New(all + CALL_ARGS);
+    if (!call)
+        return NULL;
+    bool by_out = is_ufunc(fn) && all == reads + 1;
+    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
+    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
+    PyTuple_SET_ITEM(call, 2, by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None));
+    bool made = PyTuple_GET_ITEM(call, 2) != NULL;
+    for (Py_ssize_t i = 0; made && i < all; i++) {
+        bool write = i >= reads;
+        Py_ssize_t at = write ? i - reads : i;
+        PyObject *x = argument(name, PyTuple_GET_ITEM(lists[write], at), write, at);
+        PyTuple_SET_ITEM(call, i + CALL_ARGS, x);
+        made = x != NULL;
+    }
+    if (!made)
+        Py_CLEAR(call);
+    return call;
 }
 
 /* cpu_launch: calls fn(*reads, *writes) now, or at each launch of this thread's recording. */

@@ -30,8 +30,7 @@ typedef struct graph_function {
     const uint8_t *roles; /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
     bool keeps;
-    bool called;
-    fan_tree_report last;
+    fan_tree_report last;    /* without rules: it was not called */
     fan_tree_result scratch; /* room for a result, between calls */
     PyObject *weakrefs;
 } graph_function;
@@ -366,8 +365,8 @@ static int other_add(const graph_function *self, size_t i, PyObject *arg, PyObje
     return failed;
 }
 
-/* operands_of: the arrays among the arguments; *others: a list of the other arguments, NULL:
- * none. */
+/* operands_of: the arrays among the arguments, into in[], whose items are NULL; *others: a list of
+ * the other arguments, NULL: none. */
 static int operands_of(const graph_function *self, PyObject *const *args, size_t n, fan_array **in,
                        PyObject **others)
 {
@@ -375,7 +374,6 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
     fan_device *device = self->tree->d;
     for (size_t i = 0; i < n; i++) {
         PyObject *arg = args[i];
-        in[i] = NULL;
         if (Py_TYPE(arg) == type) {
             char here[32];
             char there[32];
@@ -495,7 +493,6 @@ static PyObject *call_done(const graph_call *call, const fan_tree_report *report
     graph_function *self = call->self;
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     self->last = *report;
-    self->called = true;
     if (report->outcome == FAN_TREE_RECORD && call->outside) {
         (void)keep_in(&self->outside, report->node, call->outside);
         PyErr_Clear(); /* not fatal: a difference is then reported without its cause */
@@ -573,8 +570,7 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
             return PyErr_NoMemory();
     }
     Py_INCREF(o);
-    if (on_cpu(self))
-        memset(in, 0, n * sizeof *in);
+    memset(in, 0, n * sizeof *in);
     if (operands_of(self, args, n, in, &others) == 0 && key_of(self, args, n, others, &key) == 0) {
         graph_call call = {.self = self, .args = args, .n = n, .in = in};
         made = call_with(&call, key);
@@ -583,8 +579,8 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
         Py_XDECREF(call.outside);
     }
     Py_XDECREF(others);
-    for (size_t i = 0; on_cpu(self) && i < n; i++)
-        if (in[i] && PyArray_CheckExact(args[i]))
+    for (size_t i = 0; i < n; i++)
+        if (in[i] && PyArray_CheckExact(args[i])) /* else the argument holds it */
             fan_array_drop(in[i]);
     if (in != on_stack)
         fan_free(in);
@@ -681,7 +677,7 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
 static PyObject *function_get_last(PyObject *o, void *Py_UNUSED(closure))
 {
     const fan_tree_report last = function_self(o)->last; /* a copy: another thread may call */
-    if (!function_self(o)->called)
+    if (!last.rules)
         Py_RETURN_NONE;
     return fan_call(TREES, "outcome", "(iziI)", (int)last.outcome,
                     last.reason[0] ? last.reason : NULL, last.node, (unsigned)last.rules);

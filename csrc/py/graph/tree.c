@@ -235,8 +235,8 @@ static void recording_show(void *ctx, const fan_tree_recording_info *s)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return;
-    list_append(ctx, Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, s->owns,
-                                   s->reaches, s->replays, s->current ? Py_True : Py_False));
+    list_append(ctx, Py_BuildValue("(iisKKKN)", s->node, s->parent, s->function, s->owns,
+                                   s->reaches, s->replays, PyBool_FromLong(s->current)));
     fan_gil_leave(&gil);
 }
 
@@ -256,8 +256,8 @@ static void piece_show(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return;
-    list_append(ctx, Py_BuildValue("(iKKO)", node, (unsigned long long)lo, (unsigned long long)hi,
-                                   owns ? Py_True : Py_False));
+    list_append(ctx, Py_BuildValue("(iKKN)", node, (unsigned long long)lo, (unsigned long long)hi,
+                                   PyBool_FromLong(owns)));
     fan_gil_leave(&gil);
 }
 
