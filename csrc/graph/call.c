@@ -1,3 +1,5 @@
+/* The rules of a call (call.h) as one function, fan_tree_decide, at the end: which path the call
+ * continues, whether it must run eagerly, and whether it records. */
 #include "graph/call.h"
 
 const char *fan_tree_fit_words(fan_tree_fit fit)
@@ -11,104 +13,109 @@ const char *fan_tree_fit_words(fan_tree_fit fit)
 }
 
 /* begin: the path that the call continues; NONE: it begins at the root. */
-static fan_tree_path begin(const fan_tree_call *c, fan_tree_plan *p)
+static fan_tree_path begin(const fan_tree_call *call, fan_tree_plan *plan)
 {
-    static const uint32_t new_step[] = {0, FAN_T(4), FAN_T(1), FAN_T(12)},
-                          dead[] = {0, FAN_T(4), FAN_T(2), 0}, stays[] = {0, FAN_T(4), FAN_T(3), 0};
-    if (c->path == FAN_TREE_NONE)
-        return FAN_TREE_NONE;
-    if (c->new_step || (c->all_dead && dead[c->path])) {
-        p->end_path = true;
-        p->rules |= c->new_step ? new_step[c->path] : dead[c->path];
+    /* the rules, by the path */
+    static const uint32_t new_step[] = {0, FAN_T(4), FAN_T(1), FAN_T(12)};
+    static const uint32_t dead[] = {0, FAN_T(4), FAN_T(2), 0};
+    static const uint32_t stays[] = {0, FAN_T(4), FAN_T(3), 0};
+    fan_tree_path path = call->path;
+    if (path == FAN_TREE_NONE)
+        return path;
+    uint32_t ends = 0;
+    if (call->new_step)
+        ends = new_step[path];
+    else if (call->all_dead)
+        ends = dead[path];
+    if (ends) {
+        plan->end_path = true;
+        plan->rules |= ends;
         return FAN_TREE_NONE;
     }
-    p->rules |= stays[c->path];
-    if (stays[c->path] && c->repeats && !c->warned) {
-        p->warn_repeats = true;
-        p->rules |= FAN_T(19);
+    plan->rules |= stays[path];
+    if (stays[path] && call->repeats && !call->warned) {
+        plan->warn_repeats = true;
+        plan->rules |= FAN_T(19);
     }
-    return c->path;
+    return path;
 }
 
 /* decide_eager: T5 to T7. */
-static bool decide_eager(const fan_tree_place *at, fan_tree_plan *p)
+static bool decide_eager(const fan_tree_place *place, fan_tree_plan *plan)
 {
-    if (!at->known) {
-        p->rules |= FAN_T(5);
-        p->warn_writes = at->writes;
+    if (!place->known) {
+        plan->rules |= FAN_T(5);
+        plan->warn_writes = place->writes;
     }
-    if (at->writes)
-        p->rules |= FAN_T(6);
-    else if (at->over_limit && !at->can_demote)
-        p->rules |= FAN_T(7);
+    if (place->writes)
+        plan->rules |= FAN_T(6);
+    else if (place->over_limit && !place->can_demote)
+        plan->rules |= FAN_T(7);
     else
         return false;
-    p->outcome = FAN_TREE_EAGER;
+    plan->outcome = FAN_TREE_EAGER;
     return true;
 }
 
-static void record(const fan_tree_call *c, const fan_tree_place *at, fan_tree_plan *p)
+static void decide_record(const fan_tree_call *call, const fan_tree_place *place,
+                          fan_tree_plan *plan)
 {
-    bool moved = at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND;
-    if (at->fit == FAN_TREE_FIT_STATIC && c->strict) {
-        p->outcome = FAN_TREE_FAIL;
-        p->rules |= FAN_T(18);
+    if (place->fit == FAN_TREE_FIT_STATIC && call->strict) {
+        plan->outcome = FAN_TREE_FAIL;
+        plan->rules |= FAN_T(18);
         return;
     }
-    if (c->full) {
-        p->outcome = FAN_TREE_EAGER;
-        p->rules |= FAN_T(7);
+    if (call->full) {
+        plan->outcome = FAN_TREE_EAGER;
+        plan->rules |= FAN_T(7);
         return;
     }
-    if (moved) {
-        p->count = !at->over_limit;
-        p->demote = at->over_limit;
-        p->rules |= FAN_T(14);
+    if (fan_tree_fit_moved(place->fit)) {
+        plan->count = !place->over_limit;
+        plan->demote = place->over_limit;
+        plan->rules |= FAN_T(14);
     }
-    p->outcome = FAN_TREE_RECORD;
-    p->rules |= FAN_T(16);
+    plan->outcome = FAN_TREE_RECORD;
+    plan->rules |= FAN_T(16);
 }
 
-fan_tree_plan fan_tree_decide(const fan_tree_call *c)
+fan_tree_plan fan_tree_decide(const fan_tree_call *call)
 {
-    fan_tree_plan p = {0};
-    fan_tree_path path = begin(c, &p);
-    const fan_tree_place *at = path == FAN_TREE_NONE ? &c->root : &c->here;
-    p.why = at->fit;
-    if (decide_eager(at, &p))
-        return p;
-    if (!c->warm || path == FAN_TREE_WARMUP) {
-        p.restore = path == FAN_TREE_EXECUTION;
-        p.outcome = FAN_TREE_WARM;
-        if (path == FAN_TREE_EXECUTION)
-            p.rules |= FAN_T(8);
-        else if (path == FAN_TREE_WARMUP)
-            p.rules |= FAN_T(10);
-        else
-            p.rules |= FAN_T(9);
-        return p;
+    /* the rule of a warm-up, by the path */
+    static const uint32_t warm_up[] = {FAN_T(9), FAN_T(10), FAN_T(9), FAN_T(8)};
+    fan_tree_plan plan = {0};
+    fan_tree_path path = begin(call, &plan);
+    const fan_tree_place *place = path == FAN_TREE_NONE ? &call->root : &call->here;
+    plan.why = place->fit;
+    if (decide_eager(place, &plan))
+        return plan;
+    if (!call->warm || path == FAN_TREE_WARMUP) {
+        plan.restore = path == FAN_TREE_EXECUTION;
+        plan.outcome = FAN_TREE_WARM;
+        plan.rules |= warm_up[path];
+        return plan;
     }
-    if (path == FAN_TREE_EXECUTION && at->fit != FAN_TREE_FIT_FITS && c->all_dead) {
+    if (path == FAN_TREE_EXECUTION && place->fit != FAN_TREE_FIT_FITS && call->all_dead) {
         /* T12, T15: the path can end; then the function continues at the root, where it may have a
          * recording. */
-        p.end_path = true;
-        p.rules |= c->root.fit == FAN_TREE_FIT_NEVER ? FAN_T(15) : FAN_T(12);
+        plan.end_path = true;
         path = FAN_TREE_NONE;
-        at = &c->root;
-        p.why = at->fit;
-        p.rules |= FAN_T(13);
-        if (decide_eager(at, &p))
-            return p;
+        place = &call->root;
+        plan.why = place->fit;
+        plan.rules |= FAN_T(13);
+        plan.rules |= place->fit == FAN_TREE_FIT_NEVER ? FAN_T(15) : FAN_T(12);
+        if (decide_eager(place, &plan))
+            return plan;
     }
-    if (at->fit == FAN_TREE_FIT_FITS) {
-        p.outcome = FAN_TREE_REPLAY;
-        p.rules |= FAN_T(11);
-        return p;
+    if (place->fit == FAN_TREE_FIT_FITS) {
+        plan.outcome = FAN_TREE_REPLAY;
+        plan.rules |= FAN_T(11);
+        return plan;
     }
-    record(c, at, &p);
-    if (path == FAN_TREE_EXECUTION && p.outcome == FAN_TREE_RECORD) {
-        p.restore = true;
-        p.rules |= FAN_T(15);
+    decide_record(call, place, &plan);
+    if (path == FAN_TREE_EXECUTION && plan.outcome == FAN_TREE_RECORD) {
+        plan.restore = true;
+        plan.rules |= FAN_T(15);
     }
-    return p;
+    return plan;
 }

@@ -57,6 +57,11 @@ typedef enum fan_tree_fit {
 } fan_tree_fit;
 
 const char *fan_tree_fit_words(fan_tree_fit fit);
+/* fan_tree_fit_moved: whether an operand lies elsewhere. */
+static inline bool fan_tree_fit_moved(fan_tree_fit fit)
+{
+    return fit == FAN_TREE_FIT_OPERAND || fit == FAN_TREE_FIT_STATIC;
+}
 
 /* The facts of a function after one node, or at the root. */
 typedef struct fan_tree_place {

@@ -5,12 +5,14 @@
 
 #include "array/extents.h"
 #include "base/thread.h"
+#include "device/job.h"
 #include "device/memory.h"
 #include "graph/pool.h"
 #include "graph/tree.h"
 
 typedef struct fan_tree_node fan_tree_node;
 typedef struct fan_tree_block fan_tree_block;
+typedef struct fan_tree_run fan_tree_run;
 
 /* The context of a storage that the tree lends; freed with it. */
 typedef struct fan_tree_lease {
@@ -42,22 +44,28 @@ typedef struct fan_tree_output {
 /* Per function; with these, a call that fits none runs eagerly */
 #define FAN_TREE_RECORDINGS 2048
 
+/* What is known of an operand of a signature. */
+typedef struct fan_tree_operand_facts {
+    bool demoted; /* it moved too often, and is copied */
+    bool written; /* the function writes into it */
+    bool shown;   /* an output is a view of a part of it */
+} fan_tree_operand_facts;
+
 /* The type of a call's operands: their number, dtypes, shapes, strides, and the key. */
 typedef struct fan_tree_signature {
     struct fan_tree_signature *next;
     fan_tree_function *function; /* borrowed: it holds this */
     uint64_t key;
-    int64_t *words; /* dtypes, shapes and strides (signature_find) */
     size_t nwords, n;
     bool warm, known;
     bool warned_writes;
     /* the function no longer lists it: freed with its last recording */
     bool evicted;
-    unsigned full; /* calls in which the tree's memory ran out */
-    /* of each operand; shown: an output is a view of a part of it */
-    bool *demoted, *written, *shown;
-    int form; /* of the result; meaningless before it is warm */
+    unsigned full;                 /* calls in which the tree's memory ran out */
+    fan_tree_operand_facts *facts; /* of each operand */
+    int form;                      /* of the result; meaningless before it is warm */
     size_t nout;
+    int64_t words[]; /* dtypes, shapes and strides (signature_words); the facts follow them */
 } fan_tree_signature;
 
 /* Warnings of a function, each given once. */
@@ -73,7 +81,7 @@ typedef enum fan_tree_warning {
 struct fan_tree_function {
     atomic_size_t refs;
     fan_tree *tree; /* held */
-    char *name;
+    char *name;     /* these three follow the struct */
     uint8_t *roles;
     bool *keep;
     size_t nroles, nkeep;
@@ -88,6 +96,12 @@ struct fan_tree_function {
 static inline bool fan__tree_keeps(const fan_tree_function *f, size_t i)
 {
     return f->nkeep == SIZE_MAX || (i < f->nkeep && f->keep[i]);
+}
+
+/* fan__tree_role: the role of the i-th operand. */
+static inline fan_tree_role fan__tree_role(const fan_tree_function *f, size_t i)
+{
+    return f->roles[f->nroles ? i : 0];
 }
 
 /* How one call treats an operand. */
@@ -122,9 +136,10 @@ struct fan_tree_node {
     int number;
     bool warm; /* a warm-up: freed at the end of its path */
     fan_recording *recording;
-    fan_tree_operand *operands;
-    size_t n, ncopied;
-    size_t *copied; /* indices of the copied operands */
+    fan_tree_operand *operands; /* n of them follow the struct, then the room below */
+    fan_job *copies;            /* room for the jobs that stage operands */
+    fan_operand *copy_in;
+    size_t n;
     fan_tree_block **blocks;
     size_t nblocks, blocks_cap;
     fan_tree_output *outputs;
@@ -138,8 +153,6 @@ struct fan_tree_node {
     unsigned verified; /* replays that gave what the eager function gave */
     fan_tree_children *places;
     size_t nplaces, places_cap;
-    struct fan_job *copies; /* room for the jobs that stage operands */
-    struct fan_operand *copy_in;
 };
 
 struct fan_tree {
@@ -221,26 +234,29 @@ fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owne
                                 const char *call_site, fan_error *err);
 /* fan__tree_block_end: marks the block's storage as ended, with a text; later calls do nothing. */
 void fan__tree_block_end(fan_tree_block *b, const char *why);
+/* fan__tree_block_leave: the block gives up its storage, which references may keep. */
+void fan__tree_block_leave(fan_tree_block *b);
 /* fan__tree_block_free: a storage with other references ends with the text `why` (NULL: there are
  * none). Does not change the block table. */
 void fan__tree_block_free(fan_tree_block *b, const char *why);
 bool fan__tree_block_lives(const fan_tree_block *b);
 /* fan__tree_block_of: the block of this tree under an array; NULL: it is other memory. */
 fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a);
-/* fan__tree_may_own: a cheap check: false if the array is not in the tree's memory. */
-static inline bool fan__tree_may_own(const fan_tree *t, const fan_array *a)
-{
-    return a->storage && fan_flat_within(a->storage->data, 1, t->arena->data, t->pool.bytes);
-}
 
-void fan__tree_signature_free(fan_tree_signature *sig);
-void fan__tree_function_free(fan_tree_function *f);
 /* fan__tree_signature_drop: frees an evicted one, and its function with the last one if that was
  * dropped. */
 void fan__tree_signature_drop(fan_tree_signature *sig);
-/* fan__tree_launch: replays n's recording, with a line in the traces; number: n's. */
-fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err);
+/* fan__tree_node_free: n may be NULL; its storages with other references end with the text `why`.
+ */
 void fan__tree_node_free(fan_tree_node *n, const char *why);
+bool fan__tree_on_path(const fan_tree *t, const fan_tree_node *n);
+/* fan__tree_next: the next block of a path, from its last node to its first; NULL: there is none.
+ */
+typedef struct fan_tree_at {
+    const fan_tree_node *node; /* first the path's last */
+    size_t i;
+} fan_tree_at;
+fan_tree_block *fan__tree_next(fan_tree_at *at);
 /* fan__tree_evict: removes the function's signature that was not called for longest from its
  * list. */
 void fan__tree_evict(fan_tree_function *f);
@@ -249,25 +265,37 @@ void fan__tree_evict(fan_tree_function *f);
 void fan__tree_give_back(fan_tree *t);
 /* fan__tree_step_ended: ends the outputs that the path handed out. */
 void fan__tree_step_ended(fan_tree *t, const char *call_site);
+/* fan__tree_wait_users: makes the tree's stream wait for the users of a block's memory but `caller`
+ * (NULL: there is none), for which it waits already. */
+fan_status fan__tree_wait_users(const fan_tree *t, const fan_tree_block *b,
+                                const fan_stream *caller, fan_error *err);
 /* fan__tree_end_path: frees and poisons the path's memory; on failure the path is unchanged. The
  * tree's stream must wait for `caller` already (NULL: there is none). */
 fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err);
-/* fan__tree_sweep: removes dead blocks from the block table, after the tree's stream waits for
- * their users, and lists them in *node (NULL: nowhere). `restore`: first puts the block table back
- * to the end of the current node. `keep_dead`: dead blocks stay in the block table. */
-fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller,
-                           fan_tree_node *node, fan_error *err);
+/* fan__tree_leave_path: its second part, which cannot fail. */
+void fan__tree_leave_path(fan_tree *t);
+/* fan__tree_sweep: prepares the block table for a node that comes next: if the plan restores, puts
+ * it back to the end of the current node; then, unless run->keep_dead, removes dead blocks from it,
+ * after the tree's stream waits for their users, and lists them in the node. */
+fan_status fan__tree_sweep(const fan_tree_run *run, fan_tree_node *next, fan_error *err);
 /* fan__tree_relist: updates `listed` of the path's blocks after a change of the block table. */
 void fan__tree_relist(fan_tree *t);
-/* NULL: there is none */
+/* fan__tree_place: the recordings of a signature after a node; NULL: there are none. */
 fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature);
 
 /* ---- replay.c, record.c, verify.c ---- */
 
 #define FAN_STAGE_MANY 64
 
+/* The facts of one place, and the recording that fits best there. */
+typedef struct fan_tree_found {
+    fan_tree_place facts;
+    fan_tree_node *child; /* NULL: none */
+    size_t which;         /* the operand that moved */
+} fan_tree_found;
+
 /* One call. */
-typedef struct fan_tree_run {
+struct fan_tree_run {
     fan_tree *tree;
     fan_tree_function *function;
     fan_tree_signature *signature;
@@ -275,19 +303,24 @@ typedef struct fan_tree_run {
     fan_tree_operand *operands;
     fan_stream *caller;
     fan_tree_result *result;
+    fan_tree_report *report;
+    fan_tree_plan plan;
+    fan_tree_found found; /* at the place where the plan continues */
     char call_site[64];
-    bool restore;
     /* of a recording: dead blocks stay in the block table, so that it fits whichever are alive */
     bool keep_dead;
     bool ran;       /* a body ran */
     bool entered;   /* the tree's stream waits for the caller's */
-    char full[256]; /* why it was not recorded: the arena is full; "": it is not */
+    char full[256]; /* why it is not recorded: the arena is full; "": it is not */
     bool evicted;   /* a signature of the function was evicted for this call's */
     bool wrote;     /* a recording was given up: the function writes into a copied operand */
-} fan_tree_run;
+};
 
+/* fan__tree_warm_up: runs the body; the path continues with a node that ends with it. */
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
-fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err);
+/* fan__tree_record: records the body and launches it. If run->wrote is set after it, there is no
+ * recording, and nothing has changed. */
+fan_status fan__tree_record(fan_tree_run *r, fan_error *err);
 fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err);
 /* fan__tree_verify (verify.c): a replay of n beside the eager function: FAN_ERR_CAPTURE where one
  * array differs; then the operands are as before. */
@@ -299,10 +332,17 @@ fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err);
  * reverse. */
 fan_status fan__tree_enter(fan_tree_run *r, fan_error *err);
 fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);
-/* fan__tree_stage: copies operands into the arena. fan__tree_hand_out: the node's outputs become
- * the result. */
-fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_carry_out: enters, copies operands into the arena, launches the node's recording, and
+ * hands out. fan__tree_hand_out: the node's outputs become the result. */
+fan_status fan__tree_carry_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
 fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_copy: queues a copy of an array. */
+fan_status fan__tree_copy(const fan_tree *t, fan_stream *s, const fan_array *from,
+                          const fan_array *to, const char *label, fan_error *err);
+/* fan__tree_view: a view like `like` on a storage over the same memory. */
+fan_status fan__tree_view(fan_storage *st, const fan_array *like, fan_array **out, fan_error *err);
+/* fan__tree_operand_of: the operand in whose memory an array is; -1: none. given: the operands. */
+int fan__tree_operand_of(const fan_tree_run *r, const fan_array *a, fan_array *const *given);
 /* fan__tree_keep_operands: after an eager run: copies operands that are outputs, and views of them,
  * where keep= names them. */
 fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err);

@@ -1,4 +1,4 @@
-/* Trees and functions: made, dropped, closed; statistics and lists for pictures. */
+/* Trees and functions: made, dropped, closed; then statistics and lists for pictures. */
 #include "graph/internal.h"
 
 #include "base/mem.h"
@@ -6,218 +6,223 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- trees and functions ---- */
+/* ---- trees ---- */
 
-fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree **out,
+fan_status fan_tree_new(fan_device *device, const fan_tree_options *options, fan_tree **out,
                         fan_error *err)
 {
     char text[32];
     fan_status status;
     *out = NULL;
-    if (!d->backend->recorder)
+    if (!device->backend->recorder)
         return fan_fail(err, FAN_ERR_TYPE, "GraphTree: %s cannot record",
-                        fan_device_text(d, text, sizeof text));
-    fan_tree *t = fan_calloc(sizeof *t);
-    if (!t)
+                        fan_device_text(device, text, sizeof text));
+    fan_tree *tree = fan_calloc(sizeof *tree);
+    if (!tree)
         return fan__tree_no_memory(err);
-    if (fan_mutex_init(&t->lock) != 0) {
-        fan_free(t);
+    if (fan_mutex_init(&tree->lock) != 0) {
+        fan_free(tree);
         return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
     }
-    atomic_init(&t->refs, 1);
-    atomic_init(&t->owner_generation, fan_fork_generation());
-    t->device = fan_device_hold(d);
-    t->recorder = d->backend->recorder;
-    t->options = *options;
-    t->root.number = -1;
-    t->current = &t->root;
-    fan_graph_pool_init(&t->pool, options->memory);
-    int64_t bytes = (int64_t)t->pool.bytes;
-    if (t->recorder->origin)
-        FAN_GO(t->recorder->origin(d, &t->origin, err));
-    FAN_GO(fan_device_array(d, t->origin, FAN_DT_UINT8, 1, &bytes, NULL, &t->arena, err));
-    *out = t;
+    atomic_init(&tree->refs, 1);
+    atomic_init(&tree->owner_generation, fan_fork_generation());
+    tree->device = fan_device_hold(device);
+    tree->recorder = device->backend->recorder;
+    tree->options = *options;
+    tree->root.number = -1;
+    tree->current = &tree->root;
+    fan_graph_pool_init(&tree->pool, options->memory);
+    int64_t bytes = (int64_t)tree->pool.bytes;
+    if (tree->recorder->origin)
+        FAN_GO(tree->recorder->origin(device, &tree->origin, err));
+    FAN_GO(
+        fan_device_array(device, tree->origin, FAN_DT_UINT8, 1, &bytes, NULL, &tree->arena, err));
+    *out = tree;
 done:
     if (status != FAN_OK)
-        fan_tree_drop(t);
+        fan_tree_drop(tree);
     return status;
 }
 
 /* close_all: with the lock: frees recordings and memory. */
-static void close_all(fan_tree *t, const char *why)
+static void close_all(fan_tree *tree, const char *why)
 {
-    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        for (size_t i = 0; i < n->nblocks; i++)
-            fan__tree_block_end(n->blocks[i], why);
-    if (t->arena)
-        (void)fan__tree_end_path(t, NULL, NULL);
-    while (t->current != &t->root) { /* fan__tree_end_path failed */
-        fan_tree_node *n = t->current;
-        t->current = n->parent;
-        if (n->warm)
-            fan__tree_node_free(n, why);
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        fan__tree_block_end(block, why);
+    if (tree->arena && fan__tree_end_path(tree, NULL, NULL) != FAN_OK)
+        fan__tree_leave_path(tree);
+    while (tree->nodes) {
+        fan_tree_node *node = tree->nodes;
+        tree->nodes = node->next;
+        fan__tree_node_free(node, why);
     }
-    while (t->nodes) {
-        fan_tree_node *n = t->nodes;
-        t->nodes = n->next;
-        fan__tree_node_free(n, why);
+    while (tree->evicted) {
+        fan_tree_signature *signature = tree->evicted;
+        tree->evicted = signature->next;
+        fan__tree_signature_drop(signature);
     }
-    while (t->evicted) {
-        fan_tree_signature *k = t->evicted;
-        t->evicted = k->next;
-        fan__tree_signature_drop(k);
-    }
-    for (size_t i = 0; i < t->root.nplaces; i++)
-        fan_free(t->root.places[i].children);
-    fan_free(t->root.places);
-    t->root = (fan_tree_node){.number = -1};
-    t->stats.nodes = 0;
-    t->path = FAN_TREE_NONE;
-    fan_array_drop(t->arena);
-    t->arena = NULL;
-    fan_stream_drop(t->origin);
-    t->origin = NULL;
-    t->closed = true;
+    for (size_t i = 0; i < tree->root.nplaces; i++)
+        fan_free(tree->root.places[i].children);
+    fan_free(tree->root.places);
+    tree->root = (fan_tree_node){.number = -1};
+    tree->stats.nodes = 0;
+    fan_array_drop(tree->arena);
+    tree->arena = NULL;
+    fan_stream_drop(tree->origin);
+    tree->origin = NULL;
+    tree->closed = true;
 }
 
-void fan_tree_drop(fan_tree *t)
+void fan_tree_drop(fan_tree *tree)
 {
-    if (!t || atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) > 1)
+    if (!tree || atomic_fetch_sub_explicit(&tree->refs, 1, memory_order_acq_rel) > 1)
         return;
-    if (atomic_load(&t->owner_generation) != fan_fork_generation())
-        fan__tree_after_fork(t);
-    if (t->fork_invalid)
+    if (atomic_load(&tree->owner_generation) != fan_fork_generation())
+        fan__tree_after_fork(tree);
+    if (tree->fork_invalid)
         return; /* another thread's half-done work cannot be freed */
-    close_all(t, "this is memory of a graph tree that was freed");
-    fan_graph_pool_fini(&t->pool);
-    fan_device_poll(t->device);
-    fan_device_drop(t->device);
-    fan_mutex_fini(&t->lock);
-    fan_free(t->words);
-    fan_free(t->operands);
-    fan_free(t);
+    close_all(tree, "this is memory of a graph tree that was freed");
+    fan_graph_pool_fini(&tree->pool);
+    fan_device_poll(tree->device);
+    fan_device_drop(tree->device);
+    fan_mutex_fini(&tree->lock);
+    fan_free(tree->words);
+    fan_free(tree->operands);
+    fan_free(tree);
 }
 
-fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err)
+fan_status fan_tree_close(fan_tree *tree, const char *call_site, fan_error *err)
 {
     char why[128];
     fan_status status = FAN_OK;
-    if (fan__tree_is_mine(t))
+    if (fan__tree_is_mine(tree))
         return fan_fail(err, FAN_ERR_STATE,
                         "the graph tree cannot be closed while one of its functions runs");
     snprintf(why, sizeof why, "this is memory of a graph tree that was closed at %s", call_site);
-    bool locked = fan__tree_lock(t);
-    if (t->fork_invalid)
-        t->closed = true; /* nothing can be freed */
-    else if (t->depth)
+    bool locked = fan__tree_lock(tree);
+    if (tree->fork_invalid)
+        tree->closed = true; /* nothing can be freed */
+    else if (tree->depth)
         status =
             fan_fail(err, FAN_ERR_STATE, "the graph tree cannot be closed while a step is open");
-    else if (!t->closed)
-        close_all(t, why);
-    fan__tree_unlock(t, locked);
-    fan_device_poll(t->device);
+    else if (!tree->closed)
+        close_all(tree, why);
+    fan__tree_unlock(tree, locked);
+    fan_device_poll(tree->device);
     return status;
 }
 
-fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *roles, size_t nroles,
-                                 const bool *keep, size_t nkeep, fan_tree_function **out,
-                                 fan_error *err)
+/* ---- functions ---- */
+
+fan_status fan_tree_function_new(fan_tree *tree, const char *name, const uint8_t *roles,
+                                 size_t nroles, const bool *keep, size_t nkeep,
+                                 fan_tree_function **out, fan_error *err)
 {
-    fan_tree_function *f = fan_calloc(sizeof *f);
-    size_t some = nkeep == SIZE_MAX ? 0 : nkeep;
-    *out = NULL;
-    if (!f || !(f->name = fan_alloc(strlen(name) + 1)) || !(f->roles = fan_alloc(nroles + 1)) ||
-        !(f->keep = fan_alloc((some + 1) * sizeof *f->keep))) {
-        if (f)
-            fan__tree_function_free(f);
+    size_t listed = nkeep == SIZE_MAX ? 0 : nkeep;
+    size_t given = nroles ? nroles : 1;
+    size_t name_bytes = strlen(name) + 1;
+    fan_tree_function *function = fan_calloc(sizeof *function + given + listed + name_bytes);
+    *out = function;
+    if (!function)
         return fan__tree_no_memory(err);
-    }
-    atomic_init(&f->refs, 1);
-    memcpy(f->name, name, strlen(name) + 1);
-    memcpy(f->roles, roles, nroles ? nroles : 1);
-    if (some)
-        memcpy(f->keep, keep, some * sizeof *keep);
-    f->nroles = nroles;
-    f->nkeep = nkeep;
-    atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
-    f->tree = t;
-    *out = f;
+    function->roles = (uint8_t *)(function + 1);
+    function->keep = (bool *)(function->roles + given);
+    function->name = (char *)(function->keep + listed);
+    memcpy(function->roles, roles, given);
+    if (listed)
+        memcpy(function->keep, keep, listed);
+    memcpy(function->name, name, name_bytes);
+    atomic_init(&function->refs, 1);
+    function->nroles = nroles;
+    function->nkeep = nkeep;
+    atomic_fetch_add_explicit(&tree->refs, 1, memory_order_relaxed);
+    function->tree = tree;
     return FAN_OK;
 }
 
-void fan_tree_function_drop(fan_tree_function *f)
+void fan_tree_function_drop(fan_tree_function *function)
 {
-    if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) > 1)
+    if (!function || atomic_fetch_sub_explicit(&function->refs, 1, memory_order_acq_rel) > 1)
         return;
-    fan_tree *t = f->tree;
-    bool locked = fan__tree_lock(t);
-    while (f->nsignatures && !t->fork_invalid) /* another thread's half-done lists are left alone */
-        fan__tree_evict(f);
-    if (!f->kept)
-        fan__tree_function_free(f);
-    else if (locked && !t->fork_invalid)
-        fan__tree_give_back(t);
-    fan__tree_unlock(t, locked);
-    fan_tree_drop(t);
+    fan_tree *tree = function->tree;
+    bool locked = fan__tree_lock(tree);
+    /* another thread's half-done lists are left alone */
+    while (function->nsignatures && !tree->fork_invalid)
+        fan__tree_evict(function);
+    if (!function->kept)
+        fan_free(function);
+    else if (locked && !tree->fork_invalid)
+        fan__tree_give_back(tree);
+    fan__tree_unlock(tree, locked);
+    fan_tree_drop(tree);
 }
 
 /* ---- statistics ---- */
 
-void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
+/* listed_nodes: the recordings; none if a fork left their list incomplete. */
+static const fan_tree_node *listed_nodes(const fan_tree *tree)
 {
-    bool locked = fan__tree_lock(t);
-    *out = t->stats;
-    out->bytes = t->arena ? t->pool.bytes : 0;
-    /* which does not update the block table */
-    bool replayed = t->path == FAN_TREE_EXECUTION && !t->fork_invalid;
-    out->in_use = replayed ? 0 : t->pool.in_use;
-    for (const fan_tree_node *n = t->current; replayed && n != &t->root; n = n->parent)
-        for (size_t i = 0; i < n->nblocks; i++) {
-            const fan_tree_block *b = n->blocks[i];
-            if (fan__tree_block_lives(b) && !fan_storage_ended(b->storage))
-                out->in_use += (b->bytes + FAN_GRAPH_ALIGN - 1) / FAN_GRAPH_ALIGN * FAN_GRAPH_ALIGN;
-        }
-    out->high_water = t->pool.high_water;
-    out->closed = t->closed;
-    for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n && t->recorder->bytes;
-         n = n->next)
-        out->driver_bytes += t->recorder->bytes(n->recording);
-    fan__tree_unlock(t, locked);
+    return tree->fork_invalid ? NULL : tree->nodes;
 }
 
-void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s),
+/* alive_bytes: the memory of the path's outputs that are alive, as the block table counts it. */
+static uint64_t alive_bytes(const fan_tree *tree)
+{
+    uint64_t bytes = 0;
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        if (fan__tree_block_lives(block) && !fan_storage_ended(block->storage))
+            bytes += (block->bytes + FAN_GRAPH_ALIGN - 1) & -(uint64_t)FAN_GRAPH_ALIGN;
+    return bytes;
+}
+
+void fan_tree_get_stats(fan_tree *tree, fan_tree_stats *out)
+{
+    bool locked = fan__tree_lock(tree);
+    *out = tree->stats;
+    out->bytes = tree->arena ? tree->pool.bytes : 0;
+    /* a replay does not update the block table */
+    bool replayed = tree->path == FAN_TREE_EXECUTION && !tree->fork_invalid;
+    out->in_use = replayed ? alive_bytes(tree) : fan_graph_pool_in_use(&tree->pool);
+    out->high_water = tree->pool.high_water;
+    out->closed = tree->closed;
+    for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next)
+        if (tree->recorder->bytes)
+            out->driver_bytes += tree->recorder->bytes(node->recording);
+    fan__tree_unlock(tree, locked);
+}
+
+void fan_tree_visit(fan_tree *tree, void (*visit)(void *ctx, const fan_tree_recording_info *info),
                     void *ctx)
 {
-    bool locked = fan__tree_lock(t);
-    for (int number = 0; number < t->numbers && !t->fork_invalid; number++)
-        for (const fan_tree_node *n = t->nodes; n; n = n->next) {
-            if (n->number != number)
-                continue;
-            fan_tree_recording_info s = {.node = n->number,
-                                         .parent = n->parent->number,
-                                         .function = n->signature->function->name,
-                                         .reaches = n->reaches,
-                                         .replays = n->replays};
-            for (size_t i = 0; i < n->nblocks; i++)
-                s.owns += n->blocks[i]->bytes;
-            for (const fan_tree_node *p = t->current; p && !s.current; p = p->parent)
-                s.current = p == n;
-            visit(ctx, &s);
-        }
-    fan__tree_unlock(t, locked);
+    bool locked = fan__tree_lock(tree);
+    for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next) {
+        fan_tree_recording_info info = {.node = node->number,
+                                        .parent = node->parent->number,
+                                        .function = node->signature->function->name,
+                                        .reaches = node->reaches,
+                                        .replays = node->replays,
+                                        .current = fan__tree_on_path(tree, node)};
+        for (size_t i = 0; i < node->nblocks; i++)
+            info.owns += node->blocks[i]->bytes;
+        visit(ctx, &info);
+    }
+    fan__tree_unlock(tree, locked);
 }
 
-void fan_tree_visit_memory(fan_tree *t,
+void fan_tree_visit_memory(fan_tree *tree,
                            void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
                            void *ctx)
 {
-    bool locked = fan__tree_lock(t);
-    for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n; n = n->next)
-        for (size_t i = 0; i < n->used.n; i++) {
+    bool locked = fan__tree_lock(tree);
+    for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next)
+        for (size_t i = 0; i < node->used.n; i++) {
+            const fan_graph_range *range = &node->used.at[i];
             bool owns = false;
-            for (size_t k = 0; k < n->nblocks; k++)
-                owns |= n->blocks[k]->offset == n->used.at[i].lo;
-            visit(ctx, n->number, n->used.at[i].lo, n->used.at[i].hi, owns);
+            for (size_t k = 0; k < node->nblocks; k++)
+                owns |= node->blocks[k]->offset == range->lo;
+            visit(ctx, node->number, range->lo, range->hi, owns);
         }
-    fan__tree_unlock(t, locked);
+    fan__tree_unlock(tree, locked);
 }

@@ -1,5 +1,9 @@
-/* The memory of a tree: blocks of the arena that are lent as storages; on the path some live and
- * some die; a path ends, and recordings that cannot be called any more are freed. */
+/* The memory of a tree, and the life of its recordings.
+ *
+ * Sections: blocks of the arena, which are lent as storages; signatures, functions and nodes, and
+ * how they are freed; a lock that a fork left; the end of a step; evicted signatures, whose
+ * recordings no call finds any more; the end of a path; and the block table, from which dead blocks
+ * are removed before the path continues. */
 #include "graph/internal.h"
 
 #include "base/fault.h"
@@ -16,357 +20,394 @@
 
 static void lease_release(void *ctx)
 {
-    fan_tree_lease *l = ctx;
-    fan_storage_drop(l->arena);
-    fan_free(l);
+    fan_tree_lease *lease = ctx;
+    fan_storage_drop(lease->arena);
+    fan_free(lease);
 }
 
-fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner,
+fan_status fan__tree_block_lend(fan_tree *tree, fan_tree_block *block, fan_stream *owner,
                                 const char *call_site, fan_error *err)
 {
-    fan_tree_lease *l = fan_calloc(sizeof *l);
-    if (!l)
+    fan_tree_lease *lease = fan_calloc(sizeof *lease);
+    if (!lease)
         return fan__tree_no_memory(err);
-    fan_status status = fan_memory_lend(t->device, owner, t->arena->data + b->offset,
-                                        (size_t)b->bytes, lease_release, l, &b->storage, err);
+    fan_status status =
+        fan_memory_lend(tree->device, owner, tree->arena->data + block->offset,
+                        (size_t)block->bytes, lease_release, lease, &block->storage, err);
     if (status != FAN_OK) {
-        fan_free(l);
+        fan_free(lease);
         return status;
     }
-    l->arena = fan_storage_hold(t->arena->storage);
-    l->tree = t;
-    l->block = b;
-    snprintf(l->made, sizeof l->made, "%s", call_site);
-    b->lease = l;
+    lease->arena = fan_storage_hold(tree->arena->storage);
+    lease->tree = tree;
+    lease->block = block;
+    snprintf(lease->made, sizeof lease->made, "%s", call_site);
+    block->lease = lease;
     return FAN_OK;
 }
 
-void fan__tree_block_end(fan_tree_block *b, const char *why)
+void fan__tree_block_end(fan_tree_block *block, const char *why)
 {
-    if (!b->storage || atomic_load_explicit(&b->storage->ended, memory_order_relaxed))
+    if (!block->storage || atomic_load_explicit(&block->storage->ended, memory_order_relaxed))
         return;
+    char *text = block->lease->why;
+    snprintf(text, sizeof block->lease->why, "%s", why);
     /* Release: fan_storage_ended (acquire) reads the text on any thread. */
-    snprintf(b->lease->why, sizeof b->lease->why, "%s", why);
-    atomic_store_explicit(&b->storage->ended, b->lease->why, memory_order_release);
+    atomic_store_explicit(&block->storage->ended, text, memory_order_release);
 }
 
-void fan__tree_block_free(fan_tree_block *b, const char *why)
+void fan__tree_block_leave(fan_tree_block *block)
 {
-    if (b && b->storage) {
-        if (why)
-            fan__tree_block_end(b, why);
-        b->lease->block = NULL;
-        fan_storage_drop(b->storage);
-    }
-    fan_free(b);
+    if (!block->storage)
+        return;
+    block->lease->block = NULL;
+    block->lease = NULL;
+    fan_storage_drop(block->storage);
+    block->storage = NULL;
 }
 
-bool fan__tree_block_lives(const fan_tree_block *b)
+void fan__tree_block_free(fan_tree_block *block, const char *why)
 {
+    if (why)
+        fan__tree_block_end(block, why);
+    fan__tree_block_leave(block);
+    fan_free(block);
+}
+
+bool fan__tree_block_lives(const fan_tree_block *block)
+{
+    const fan_tree_node *node = block->node;
     size_t ours = 1;
-    if (!b->storage)
+    if (!block->storage)
         return false;
-    for (size_t i = 0; b->node && i < b->node->nout; i++) {
-        const fan_tree_output *o = &b->node->outputs[i];
-        if (o->block != b || !o->array)
+    for (size_t i = 0; node && i < node->nout; i++) {
+        const fan_tree_output *output = &node->outputs[i];
+        if (output->block != block || !output->array)
             continue;
         ours++;
-        if (atomic_load_explicit(&o->array->refs, memory_order_acquire) > 1)
+        if (atomic_load_explicit(&output->array->refs, memory_order_acquire) > 1)
             return true;
     }
-    return atomic_load_explicit(&b->storage->refs, memory_order_acquire) > ours;
+    return atomic_load_explicit(&block->storage->refs, memory_order_acquire) > ours;
 }
 
-fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a)
+fan_tree_block *fan__tree_block_of(const fan_tree *tree, const fan_array *array)
 {
-    const fan_tree_lease *l = fan_memory_wrapped(a->storage, lease_release);
-    return l && l->tree == t ? l->block : NULL;
+    const fan_storage *storage = array->storage;
+    if (!storage || !fan_flat_within(storage->data, 1, tree->arena->data, tree->pool.bytes))
+        return NULL;
+    const fan_tree_lease *lease = fan_memory_wrapped(array->storage, lease_release);
+    return lease && lease->tree == tree ? lease->block : NULL;
 }
 
-fan_storage *fan_tree_memory_under(const fan_array *a)
+fan_storage *fan_tree_memory_under(const fan_array *array)
 {
-    const fan_tree_lease *l = fan_memory_wrapped(a->storage, lease_release);
-    return l ? l->arena : NULL;
+    const fan_tree_lease *lease = fan_memory_wrapped(array->storage, lease_release);
+    return lease ? lease->arena : NULL;
 }
 
-/* ---- nodes, functions, and a fork ---- */
+/* ---- signatures, functions, nodes ---- */
 
-void fan__tree_signature_free(fan_tree_signature *k)
+void fan__tree_signature_drop(fan_tree_signature *signature)
 {
-    fan_free(k->words);
-    fan_free(k->demoted);
-    fan_free(k->written);
-    fan_free(k->shown);
-    fan_free(k);
+    fan_tree_function *function = signature->function;
+    fan_free(signature);
+    if (--function->kept == 0 && atomic_load(&function->refs) == 0)
+        fan_free(function);
 }
 
-void fan__tree_function_free(fan_tree_function *f)
+void fan__tree_node_free(fan_tree_node *node, const char *why)
 {
-    fan_free(f->name);
-    fan_free(f->roles);
-    fan_free(f->keep);
-    fan_free(f);
+    if (!node)
+        return;
+    for (size_t i = 0; i < node->nout; i++)
+        fan_array_drop(node->outputs[i].array);
+    for (size_t i = 0; i < node->nblocks; i++)
+        fan__tree_block_free(node->blocks[i], why);
+    for (size_t i = 0; i < node->n; i++)
+        fan_array_drop(node->operands[i].staged);
+    for (size_t i = 0; i < node->nplaces; i++)
+        fan_free(node->places[i].children);
+    if (node->recording)
+        node->signature->function->tree->recorder->drop(node->recording);
+    fan_graph_ranges_fini(&node->block_table);
+    fan_graph_ranges_fini(&node->used);
+    fan_free(node->blocks);
+    fan_free(node->outputs);
+    fan_free(node->dead);
+    fan_free(node->places);
+    fan_free(node);
 }
 
-void fan__tree_signature_drop(fan_tree_signature *k)
+fan_tree_block *fan__tree_next(fan_tree_at *at)
 {
-    fan_tree_function *f = k->function;
-    fan__tree_signature_free(k);
-    if (--f->kept == 0 && atomic_load(&f->refs) == 0)
-        fan__tree_function_free(f);
+    while (at->node && at->i == at->node->nblocks)
+        *at = (fan_tree_at){.node = at->node->parent};
+    return at->node ? at->node->blocks[at->i++] : NULL;
 }
+
+bool fan__tree_on_path(const fan_tree *tree, const fan_tree_node *node)
+{
+    const fan_tree_node *at = tree->current;
+    while (at && at != node)
+        at = at->parent;
+    return at != NULL;
+}
+
+/* ---- a fork ---- */
 
 /* added to owner_generation while one thread of the child remakes the lock */
 #define TAKEOVER 0x80000000u
 
-void fan__tree_after_fork(fan_tree *t)
+void fan__tree_after_fork(fan_tree *tree)
 {
-    unsigned here = fan_fork_generation(), was = atomic_load(&t->owner_generation);
+    unsigned here = fan_fork_generation();
+    unsigned was = atomic_load(&tree->owner_generation);
     while (was != here) {
         if (was == (here | TAKEOVER)) { /* by another thread */
             (void)sched_yield();
-            was = atomic_load(&t->owner_generation);
+            was = atomic_load(&tree->owner_generation);
             continue;
         }
-        if (!atomic_compare_exchange_strong(&t->owner_generation, &was, here | TAKEOVER))
+        if (!atomic_compare_exchange_strong(&tree->owner_generation, &was, here | TAKEOVER))
             continue;
-        uint64_t holder = atomic_load(&t->thread);
+        uint64_t holder = atomic_load(&tree->thread);
         /* else a function forked, and continues in the child */
         if (!holder || !fan_thread_survived(holder)) {
-            t->fork_invalid |= !fan_mutex_adopt(&t->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
-            atomic_store(&t->thread, 0);
+            tree->fork_invalid |= !fan_mutex_adopt(&tree->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
+            atomic_store(&tree->thread, 0);
         }
-        atomic_store(&t->owner_generation, here);
+        atomic_store(&tree->owner_generation, here);
         was = here;
     }
 }
 
-fan_status fan__tree_check_fork(const fan_tree *t, fan_error *err)
+fan_status fan__tree_check_fork(const fan_tree *tree, fan_error *err)
 {
-    return t->fork_invalid
-               ? fan_fail(err, FAN_ERR_STATE,
-                          "another thread was in a call of this graph tree when the process was "
-                          "forked, so the "
-                          "tree's state is incomplete in the child: make a new GraphTree here")
-               : FAN_OK;
+    if (!tree->fork_invalid)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_STATE,
+                    "another thread was in a call of this graph tree when the process was forked, "
+                    "so the tree's state is incomplete in the child: make a new GraphTree here");
 }
 
-void fan__tree_node_free(fan_tree_node *n, const char *why)
-{
-    if (!n)
-        return;
-    for (size_t i = 0; i < n->nout; i++)
-        fan_array_drop(n->outputs[i].array);
-    for (size_t i = 0; i < n->nblocks; i++)
-        fan__tree_block_free(n->blocks[i], why);
-    for (size_t i = 0; i < n->n; i++)
-        fan_array_drop(n->operands[i].staged);
-    for (size_t i = 0; i < n->nplaces; i++)
-        fan_free(n->places[i].children);
-    if (n->recording)
-        n->signature->function->tree->recorder->drop(n->recording);
-    fan_graph_ranges_fini(&n->block_table);
-    fan_graph_ranges_fini(&n->used);
-    fan_free(n->operands);
-    fan_free(n->copied);
-    fan_free(n->blocks);
-    fan_free(n->outputs);
-    fan_free(n->dead);
-    fan_free(n->places);
-    fan_free(n->copies);
-    fan_free(n->copy_in);
-    fan_free(n);
-}
+/* ---- the end of a step ---- */
 
-static void end_handle(const fan_tree *t, const fan_tree_node *n, fan_tree_block *b,
-                       const char *call_site)
+/* end_handle: if an output of the path lives, it ends: later uses are errors. */
+static bool end_handle(const fan_tree *tree, fan_tree_block *block, const char *call_site)
 {
+    if (!fan__tree_block_lives(block) || FAN_FAULT(TREE_GENERATION_STAYS))
+        return false;
     char why[256];
     snprintf(why, sizeof why,
              "this is an output of %s, made at %s in step %llu, which ended at %s: its memory may "
-             "have other contents "
-             "now; keep=True copies outputs out of the graph tree",
-             n->signature->function->name, b->lease->made, (unsigned long long)t->path_step,
-             call_site);
-    fan__tree_block_end(b, why);
+             "have other contents now; keep=True copies outputs out of the graph tree",
+             block->node->signature->function->name, block->lease->made,
+             (unsigned long long)tree->path_step, call_site);
+    fan__tree_block_end(block, why);
+    return true;
 }
 
-void fan__tree_step_ended(fan_tree *t, const char *call_site)
+void fan__tree_step_ended(fan_tree *tree, const char *call_site)
 {
-    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        for (size_t i = 0; i < n->nblocks; i++)
-            if (fan__tree_block_lives(n->blocks[i]) && !FAN_FAULT(TREE_GENERATION_STAYS))
-                end_handle(t, n, n->blocks[i], call_site);
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        (void)end_handle(tree, block, call_site);
 }
 
 /* ---- evicted signatures ---- */
 
-fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature)
+fan_tree_children *fan__tree_place(fan_tree_node *node, const fan_tree_signature *signature)
 {
-    for (size_t i = 0; i < n->nplaces; i++)
-        if (n->places[i].signature == signature)
-            return &n->places[i];
+    for (size_t i = 0; i < node->nplaces; i++)
+        if (node->places[i].signature == signature)
+            return &node->places[i];
     return NULL;
 }
 
-/* forget_place: removes the place of a signature, which has no recording after n. */
-static void forget_place(fan_tree_node *n, const fan_tree_signature *signature)
+/* forget_place: removes the place of a signature, which has no recording after the node. */
+static void forget_place(fan_tree_node *node, const fan_tree_signature *signature)
 {
-    fan_tree_children *place = fan__tree_place(n, signature);
+    fan_tree_children *place = fan__tree_place(node, signature);
     if (!place)
         return;
     fan_free(place->children);
-    *place = n->places[--n->nplaces];
+    *place = node->places[--node->nplaces];
 }
 
 /* forget: true if no recording of the signature is left; then removes its places. */
-static bool forget(fan_tree *t, const fan_tree_signature *signature)
+static bool forget(fan_tree *tree, const fan_tree_signature *signature)
 {
-    for (const fan_tree_node *n = t->nodes; n; n = n->next)
-        if (n->signature == signature)
+    for (const fan_tree_node *node = tree->nodes; node; node = node->next)
+        if (node->signature == signature)
             return false;
-    for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        if (n->signature == signature)
+    for (const fan_tree_node *node = tree->current; node; node = node->parent)
+        if (node->signature == signature)
             return false;
-    forget_place(&t->root, signature);
-    for (fan_tree_node *n = t->nodes; n; n = n->next)
-        forget_place(n, signature);
-    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        forget_place(n, signature);
+    for (fan_tree_node *node = tree->nodes; node; node = node->next)
+        forget_place(node, signature);
+    for (fan_tree_node *node = tree->current; node; node = node->parent)
+        forget_place(node, signature);
     return true;
 }
 
-void fan__tree_evict(fan_tree_function *f)
+void fan__tree_evict(fan_tree_function *function)
 {
-    fan_tree *t = f->tree;
-    fan_tree_signature **at = &f->signatures;
-    for (fan_tree_signature **next = &f->signatures->next; *next; next = &(*next)->next)
-        at = next;
-    fan_tree_signature *k = *at;
-    *at = k->next;
-    f->nsignatures--;
-    k->evicted = true;
-    k->next = t->evicted;
-    t->evicted = k;
+    fan_tree *tree = function->tree;
+    fan_tree_signature **at = &function->signatures;
+    while ((*at)->next)
+        at = &(*at)->next;
+    fan_tree_signature *signature = *at;
+    *at = NULL;
+    function->nsignatures--;
+    signature->evicted = true;
+    signature->next = tree->evicted;
+    tree->evicted = signature;
 }
 
-void fan__tree_give_back(fan_tree *t)
+/* is_needed: whether a recording stays: a call finds it, others follow it, or the path has it. */
+static bool is_needed(const fan_tree *tree, const fan_tree_node *node)
 {
-    bool some = t->evicted != NULL;
-    while (some) { /* freeing a recording may leave its parent without children */
-        some = false;
-        for (fan_tree_node **at = &t->nodes; *at;) {
-            fan_tree_node *n = *at;
-            /* an evicted signature, its own or of one before it: no call finds it */
-            const fan_tree_node *gone = n;
-            while (gone->signature && !gone->signature->evicted)
-                gone = gone->parent;
-            bool stays = !gone->signature || FAN_FAULT(TREE_GONE_STAYS);
-            for (const fan_tree_node *p = t->current; p && !stays; p = p->parent)
-                stays = p == n;
-            for (size_t i = 0; i < n->nplaces && !stays; i++)
-                stays = n->places[i].n != 0;
-            if (stays) {
-                at = &n->next;
+    /* an evicted signature, its own or of one before it: no call finds it */
+    const fan_tree_node *gone = node;
+    while (gone->signature && !gone->signature->evicted)
+        gone = gone->parent;
+    if (!gone->signature || FAN_FAULT(TREE_GONE_STAYS))
+        return true;
+    for (size_t i = 0; i < node->nplaces; i++)
+        if (node->places[i].n)
+            return true;
+    return fan__tree_on_path(tree, node);
+}
+
+/* node_remove: frees a recording, which tree->nodes lists no more. */
+static void node_remove(fan_tree *tree, fan_tree_node *node)
+{
+    fan_tree_children *place = fan__tree_place(node->parent, node->signature);
+    size_t i = 0;
+    while (place->children[i] != node)
+        i++;
+    place->children[i] = place->children[--place->n];
+    node->signature->function->recordings--;
+    fan__tree_node_free(node, "the recording of a graph tree that made this was freed");
+    tree->stats.nodes--;
+}
+
+void fan__tree_give_back(fan_tree *tree)
+{
+    bool removed = tree->evicted != NULL;
+    while (removed) { /* freeing a recording may leave its parent without children */
+        removed = false;
+        for (fan_tree_node **at = &tree->nodes; *at;) {
+            fan_tree_node *node = *at;
+            if (is_needed(tree, node)) {
+                at = &node->next;
                 continue;
             }
-            *at = n->next;
-            fan_tree_children *place = fan__tree_place(n->parent, n->signature);
-            for (size_t i = 0; i < place->n; i++)
-                if (place->children[i] == n)
-                    place->children[i] = place->children[--place->n];
-            n->signature->function->recordings--;
-            fan__tree_node_free(n, "the recording of a graph tree that made this was freed");
-            t->stats.nodes--;
-            some = true;
+            *at = node->next;
+            node_remove(tree, node);
+            removed = true;
         }
     }
-    for (fan_tree_signature **at = &t->evicted; *at;) {
-        fan_tree_signature *k = *at;
-        if (!forget(t, k)) {
-            at = &k->next;
+    for (fan_tree_signature **at = &tree->evicted; *at;) {
+        fan_tree_signature *signature = *at;
+        if (!forget(tree, signature)) {
+            at = &signature->next;
             continue;
         }
-        *at = k->next;
-        fan__tree_signature_drop(k);
+        *at = signature->next;
+        fan__tree_signature_drop(signature);
     }
 }
 
-fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err)
+/* ---- the end of a path ---- */
+
+fan_status fan__tree_wait_users(const fan_tree *tree, const fan_tree_block *block,
+                                const fan_stream *caller, fan_error *err)
 {
-    for (fan_tree_node *n = t->current; n != &t->root && t->origin; n = n->parent)
-        for (size_t i = 0; i < n->nblocks; i++)
-            if (n->blocks[i]->storage)
-                FAN_TRY(fan_memory_wait_users(n->blocks[i]->storage, t->origin, caller, err));
-    if (t->recorder->poison && t->reach && (t->recorder->always_poisons || fan_get_debug()))
-        FAN_TRY(t->recorder->poison(t->device, t->origin, t->arena->data, (size_t)t->reach, err));
-    t->pool.taken.n = t->pool.in_use = 0;
-    while (t->current != &t->root) {
-        fan_tree_node *n = t->current;
-        t->current = n->parent;
-        for (size_t i = 0; i < n->nblocks; i++) {
-            /* If a block has other references, they keep a storage that is ended. */
-            n->blocks[i]->listed = false;
-            if (!(!fan__tree_block_lives(n->blocks[i]) || FAN_FAULT(TREE_GENERATION_STAYS))) {
-                end_handle(t, n, n->blocks[i], "the beginning of the next");
-                n->blocks[i]->lease->block = NULL;
-                fan_storage_drop(n->blocks[i]->storage);
-                n->blocks[i]->storage = NULL;
-                n->blocks[i]->lease = NULL;
-            }
-        }
-        if (n->warm)
-            fan__tree_node_free(n, "its path has ended");
-    }
-    t->path = FAN_TREE_NONE;
-    t->reach = 0;
-    fan__tree_give_back(t);
+    if (!block->storage || !tree->origin)
+        return FAN_OK;
+    return fan_memory_wait_users(block->storage, tree->origin, caller, err);
+}
+
+fan_status fan__tree_end_path(fan_tree *tree, const fan_stream *caller, fan_error *err)
+{
+    const fan_recorder *recorder = tree->recorder;
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        FAN_TRY(fan__tree_wait_users(tree, block, caller, err));
+    bool poisons = recorder->poison && (recorder->always_poisons || fan_get_debug());
+    if (poisons && tree->reach)
+        FAN_TRY(recorder->poison(tree->device, tree->origin, tree->arena->data, (size_t)tree->reach,
+                                 err));
+    fan__tree_leave_path(tree);
     return FAN_OK;
 }
 
+void fan__tree_leave_path(fan_tree *tree)
+{
+    while (tree->current != &tree->root) {
+        fan_tree_node *node = tree->current;
+        tree->current = node->parent;
+        for (size_t i = 0; i < node->nblocks; i++) {
+            node->blocks[i]->listed = false;
+            /* If a block has other references, they keep a storage that is ended. */
+            if (end_handle(tree, node->blocks[i], "the beginning of the next"))
+                fan__tree_block_leave(node->blocks[i]);
+        }
+        if (node->warm)
+            fan__tree_node_free(node, "its path has ended");
+    }
+    tree->pool.taken.n = 0;
+    tree->path = FAN_TREE_NONE;
+    tree->reach = 0;
+    fan__tree_give_back(tree);
+}
+
+/* ---- the block table ---- */
+
 /* newer_at: whether a later block of the path begins at the same offset: then the block table lists
  * that one. */
-static bool newer_at(const fan_tree *t, const fan_tree_block *b)
+static bool newer_at(const fan_tree *tree, const fan_tree_block *block)
 {
-    for (const fan_tree_node *n = t->current; n != b->node; n = n->parent)
-        for (size_t i = 0; i < n->nblocks; i++)
-            if (n->blocks[i]->listed && n->blocks[i]->offset == b->offset)
-                return true;
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *newer; (newer = fan__tree_next(&at)) && newer->node != block->node;)
+        if (newer->listed && newer->offset == block->offset)
+            return true;
     return false;
 }
 
-void fan__tree_relist(fan_tree *t)
+void fan__tree_relist(fan_tree *tree)
 {
-    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        for (size_t i = 0; i < n->nblocks; i++) {
-            fan_tree_block *b = n->blocks[i];
-            b->listed = fan_graph_pool_find(&t->pool, b->offset) == b->offset && !newer_at(t, b);
-        }
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));) {
+        bool taken = fan_graph_pool_find(&tree->pool, block->offset) == block->offset;
+        block->listed = taken && !newer_at(tree, block);
+    }
 }
 
-fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller,
-                           fan_tree_node *node, fan_error *err)
+fan_status fan__tree_sweep(const fan_tree_run *run, fan_tree_node *next, fan_error *err)
 {
-    if (restore && !FAN_FAULT(TREE_NO_RESTORE)) {
-        FAN_TRY(fan_graph_pool_restore(&t->pool, &t->current->block_table, err));
-        t->stats.restored++;
+    fan_tree *tree = run->tree;
+    if (run->plan.restore && !FAN_FAULT(TREE_NO_RESTORE)) {
+        FAN_TRY(fan_graph_pool_restore(&tree->pool, &tree->current->block_table, err));
+        tree->stats.restored++;
     }
-    if (restore)
-        fan__tree_relist(t);
-    for (fan_tree_node *n = t->current; n != &t->root && !keep_dead; n = n->parent)
-        for (size_t i = 0; i < n->nblocks; i++) {
-            fan_tree_block *b = n->blocks[i];
-            if (b->listed && (!fan__tree_block_lives(b) || FAN_FAULT(TREE_DEAD_BIT))) {
-                if (node && fan_grow((void **)&node->dead, &node->dead_cap, node->ndead + 1,
-                                     sizeof(fan_tree_block *)))
-                    return fan__tree_no_memory(err);
-                if (b->storage)
-                    FAN_TRY(fan_memory_wait_users(b->storage, t->origin, caller, err));
-                (void)fan_graph_pool_free(&t->pool, b->offset);
-                b->listed = false;
-                if (node)
-                    node->dead[node->ndead++] = b;
-            }
-        }
+    if (run->plan.restore)
+        fan__tree_relist(tree);
+    if (run->keep_dead)
+        return FAN_OK;
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));) {
+        bool lives = fan__tree_block_lives(block) && !FAN_FAULT(TREE_DEAD_BIT);
+        if (!block->listed || lives)
+            continue;
+        if (fan_grow((void **)&next->dead, &next->dead_cap, next->ndead + 1, sizeof *next->dead))
+            return fan__tree_no_memory(err);
+        FAN_TRY(fan__tree_wait_users(tree, block, run->caller, err));
+        (void)fan_graph_pool_free(&tree->pool, block->offset);
+        block->listed = false;
+        next->dead[next->ndead++] = block;
+    }
     return FAN_OK;
 }

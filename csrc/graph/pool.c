@@ -1,3 +1,5 @@
+/* The block table of a tree's memory: a sorted list of allocated ranges. First allocate, free and
+ * find, then checkpoints, which are copies of the list. */
 #include "graph/pool.h"
 
 #include "base/mem.h"
@@ -28,49 +30,59 @@ static size_t first_from(const fan_graph_ranges *r, uint64_t offset)
     return fan_search_end(r->at, r->n, sizeof *r->at, offsetof(fan_graph_range, hi), offset);
 }
 
-fan_status fan_graph_pool_alloc(fan_graph_pool *p, uint64_t bytes, uint64_t *offset, fan_error *err)
+fan_status fan_graph_pool_alloc(fan_graph_pool *pool, uint64_t bytes, uint64_t *offset,
+                                fan_error *err)
 {
-    fan_graph_ranges *r = &p->taken;
-    uint64_t need, lo = 0;
+    fan_graph_ranges *taken = &pool->taken;
+    uint64_t need;
+    uint64_t lo = 0;
     size_t i = 0;
     if (__builtin_add_overflow(bytes ? bytes : 1, (uint64_t)FAN_GRAPH_ALIGN - 1, &need))
         need = UINT64_MAX;
     need -= need % FAN_GRAPH_ALIGN;
-    for (; i < r->n && r->at[i].lo - lo < need; i++)
-        lo = r->at[i].hi;
-    if (need > p->bytes - lo)
+    while (i < taken->n && taken->at[i].lo - lo < need)
+        lo = taken->at[i++].hi;
+    if (need > pool->bytes - lo)
         return fan_fail(err, FAN_ERR_DEVICE_NOMEM,
                         "no room for %llu bytes in the graph tree's %llu, of which %llu are in use",
-                        (unsigned long long)bytes, (unsigned long long)p->bytes,
-                        (unsigned long long)p->in_use);
-    if (fan_grow((void **)&r->at, &r->cap, r->n + 1, sizeof *r->at))
+                        (unsigned long long)bytes, (unsigned long long)pool->bytes,
+                        (unsigned long long)fan_graph_pool_in_use(pool));
+    if (fan_grow((void **)&taken->at, &taken->cap, taken->n + 1, sizeof *taken->at))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    memmove(&r->at[i + 1], &r->at[i], (r->n - i) * sizeof *r->at);
-    r->at[i] = (fan_graph_range){lo, lo + need};
-    r->n++;
-    p->in_use += need;
-    if (lo + need > p->high_water)
-        p->high_water = lo + need;
+    memmove(&taken->at[i + 1], &taken->at[i], (taken->n - i) * sizeof *taken->at);
+    taken->at[i] = (fan_graph_range){lo, lo + need};
+    taken->n++;
+    if (lo + need > pool->high_water)
+        pool->high_water = lo + need;
     *offset = lo;
     return FAN_OK;
 }
 
-bool fan_graph_pool_free(fan_graph_pool *p, uint64_t offset)
+bool fan_graph_pool_free(fan_graph_pool *pool, uint64_t offset)
 {
-    fan_graph_ranges *r = &p->taken;
-    size_t i = first_from(r, offset);
-    if (i == r->n || r->at[i].lo != offset)
+    fan_graph_ranges *taken = &pool->taken;
+    size_t i = first_from(taken, offset);
+    if (i == taken->n || taken->at[i].lo != offset)
         return false;
-    p->in_use -= r->at[i].hi - r->at[i].lo;
-    memmove(&r->at[i], &r->at[i + 1], (r->n - i - 1) * sizeof *r->at);
-    r->n--;
+    memmove(&taken->at[i], &taken->at[i + 1], (taken->n - i - 1) * sizeof *taken->at);
+    taken->n--;
     return true;
 }
 
-uint64_t fan_graph_pool_find(const fan_graph_pool *p, uint64_t offset)
+uint64_t fan_graph_pool_find(const fan_graph_pool *pool, uint64_t offset)
 {
-    size_t i = first_from(&p->taken, offset);
-    return i < p->taken.n && p->taken.at[i].lo <= offset ? p->taken.at[i].lo : FAN_GRAPH_NOWHERE;
+    const fan_graph_ranges *taken = &pool->taken;
+    size_t i = first_from(taken, offset);
+    bool found = i < taken->n && taken->at[i].lo <= offset;
+    return found ? taken->at[i].lo : FAN_GRAPH_NOWHERE;
+}
+
+uint64_t fan_graph_pool_in_use(const fan_graph_pool *pool)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < pool->taken.n; i++)
+        bytes += pool->taken.at[i].hi - pool->taken.at[i].lo;
+    return bytes;
 }
 
 /* ranges_copy: on failure *out is unchanged. */
@@ -90,18 +102,9 @@ fan_status fan_graph_pool_checkpoint(const fan_graph_pool *p, fan_graph_ranges *
     return ranges_copy(out, &p->taken, err);
 }
 
-static void count_in_use(fan_graph_pool *p)
-{
-    p->in_use = 0;
-    for (size_t i = 0; i < p->taken.n; i++)
-        p->in_use += p->taken.at[i].hi - p->taken.at[i].lo;
-}
-
 fan_status fan_graph_pool_restore(fan_graph_pool *p, const fan_graph_ranges *then, fan_error *err)
 {
-    FAN_TRY(ranges_copy(&p->taken, then, err));
-    count_in_use(p);
-    return FAN_OK;
+    return ranges_copy(&p->taken, then, err);
 }
 
 void fan_graph_pool_swap(fan_graph_pool *p, fan_graph_ranges *then)
@@ -109,5 +112,4 @@ void fan_graph_pool_swap(fan_graph_pool *p, fan_graph_ranges *then)
     fan_graph_ranges now = p->taken;
     p->taken = *then;
     *then = now;
-    count_in_use(p);
 }

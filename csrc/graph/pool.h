@@ -34,7 +34,6 @@ typedef struct fan_graph_ranges {
 typedef struct fan_graph_pool {
     uint64_t bytes; /* the size; a multiple of FAN_GRAPH_ALIGN */
     fan_graph_ranges taken;
-    uint64_t in_use;     /* bytes of `taken` */
     uint64_t high_water; /* the highest end of a range so far */
 } fan_graph_pool;
 
@@ -52,6 +51,9 @@ bool fan_graph_pool_free(fan_graph_pool *p, uint64_t offset);
 /* fan_graph_pool_find: the begin of the range that contains `offset`; FAN_GRAPH_NOWHERE: it is
  * free. */
 uint64_t fan_graph_pool_find(const fan_graph_pool *p, uint64_t offset);
+
+/* fan_graph_pool_in_use: the allocated bytes. */
+uint64_t fan_graph_pool_in_use(const fan_graph_pool *p);
 
 /* fan_graph_pool_checkpoint: a copy of the ranges, for the caller to free. FAN_ERR_NOMEM. */
 fan_status fan_graph_pool_checkpoint(const fan_graph_pool *p, fan_graph_ranges *out,

@@ -1,4 +1,7 @@
-/* Warm-ups and recordings: a function's body runs and allocates from the arena. */
+/* Warm-ups and recordings: a function's body runs and allocates from the arena.
+ *
+ * Sections: the memory of a body; the checks of its result, and of what a recording reads and
+ * writes; nodes; the run of a body; a warm-up; and a recording, which first stages operands. */
 #include "graph/internal.h"
 
 #include "array/overlap.h"
@@ -6,6 +9,7 @@
 #include "base/mem.h"
 #include "device/job.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,71 +17,77 @@
 
 /* A call's own blocks, while its body runs. */
 typedef struct fan_tree_scope {
-    fan_memory_scope scope; /* first */
-    fan_tree *tree;
-    const char *call_site;
+    fan_memory_scope memory; /* first */
+    fan_tree_run *run;
     fan_tree_block **blocks;
     size_t n, cap;
     fan_graph_ranges used; /* all that it ever allocated */
-    /* why some memory came from the device: the arena is full; "": none did */
-    char full[256];
     /* While recording: memory from the device, held until the launch, which is the first time that
      * the work runs. */
     fan_storage **outside;
     size_t noutside, outside_cap;
 } fan_tree_scope;
 
-/* block_new: new memory of the arena, listed, which `owner` uses first; it holds its storage. */
-static fan_status block_new(fan_tree *t, fan_stream *owner, size_t bytes, const char *call_site,
+/* scope_free_dead: frees dead blocks that only `owner` used: its queue orders that use before the
+ * next. Without streams any. */
+static void scope_free_dead(fan_tree_scope *scope, const fan_stream *owner)
+{
+    fan_tree *tree = scope->run->tree;
+    size_t kept = 0;
+    if (!owner && tree->origin)
+        return;
+    for (size_t i = 0; i < scope->n; i++) {
+        fan_tree_block *block = scope->blocks[i];
+        if (fan__tree_block_lives(block) || !fan_memory_used_by(block->storage, owner)) {
+            scope->blocks[kept++] = block;
+            continue;
+        }
+        (void)fan_graph_pool_free(&tree->pool, block->offset);
+        fan__tree_block_free(block, NULL);
+    }
+    scope->n = kept;
+}
+
+/* block_new: new memory of the arena, which `owner` uses first; it holds its storage. */
+static fan_status block_new(fan_tree_run *run, fan_stream *owner, size_t bytes,
                             fan_tree_block **out, fan_error *err)
 {
-    fan_tree_block *b = fan_calloc(sizeof *b);
-    if (!b)
+    fan_tree *tree = run->tree;
+    fan_tree_block *block = fan_calloc(sizeof *block);
+    if (!block)
         return fan__tree_no_memory(err);
-    b->bytes = bytes ? bytes : 1;
-    fan_status status = fan_graph_pool_alloc(&t->pool, b->bytes, &b->offset, err);
+    block->bytes = bytes ? bytes : 1;
+    block->listed = true;
+    fan_status status = fan_graph_pool_alloc(&tree->pool, block->bytes, &block->offset, err);
+    if (status == FAN_OK) {
+        status = fan__tree_block_lend(tree, block, owner, run->args->call_site, err);
+        if (status != FAN_OK)
+            (void)fan_graph_pool_free(&tree->pool, block->offset);
+    }
     if (status != FAN_OK) {
-        fan_free(b);
+        fan_free(block);
         return status;
     }
-    b->listed = true;
-    status = fan__tree_block_lend(t, b, owner, call_site, err);
-    if (status != FAN_OK) {
-        (void)fan_graph_pool_free(&t->pool, b->offset);
-        fan_free(b);
-        return status;
-    }
-    *out = b;
+    *out = block;
     return FAN_OK;
 }
 
-static fan_status scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes,
+static fan_status scope_alloc(fan_memory_scope *memory, fan_stream *owner, size_t bytes,
                               fan_storage **out, fan_error *err)
 {
-    fan_tree_scope *s = (fan_tree_scope *)scope;
-    fan_tree_block *b = NULL;
-    size_t n = 0;
-    /* Frees dead blocks that only `owner` used: its queue orders that use before the next. Without
-     * streams any. */
-    for (size_t i = 0; i < s->n; i++) {
-        b = s->blocks[i];
-        if ((!owner && s->tree->origin) || fan__tree_block_lives(b) ||
-            !fan_memory_used_by(b->storage, owner)) {
-            s->blocks[n++] = b;
-            continue;
-        }
-        (void)fan_graph_pool_free(&s->tree->pool, b->offset);
-        fan__tree_block_free(b, NULL);
-    }
-    s->n = n;
-    if (fan_grow((void **)&s->blocks, &s->cap, s->n + 1, sizeof(fan_tree_block *)) ||
-        fan_grow((void **)&s->used.at, &s->used.cap, s->used.n + 1, sizeof *s->used.at))
+    fan_tree_scope *scope = (fan_tree_scope *)memory;
+    fan_graph_ranges *used = &scope->used;
+    fan_tree_run *run = scope->run;
+    fan_tree_block *block;
+    scope_free_dead(scope, owner);
+    if (fan_grow((void **)&scope->blocks, &scope->cap, scope->n + 1, sizeof *scope->blocks) ||
+        fan_grow((void **)&used->at, &used->cap, used->n + 1, sizeof *used->at))
         return fan__tree_no_memory(err);
     fan_error why = {0};
-    fan_status status = block_new(s->tree, owner, bytes, s->call_site, &b, &why);
+    fan_status status = block_new(run, owner, bytes, &block, &why);
     if (status == FAN_ERR_DEVICE_NOMEM) {
-        s->full[0] = '\0';
-        fan_append(s->full, sizeof s->full,
+        run->full[0] = '\0';
+        fan_append(run->full, sizeof run->full,
                    "%s; delete outputs, end the step, or give the tree more (memory=)", why.text);
         return FAN_OK;
     }
@@ -86,351 +96,407 @@ static fan_status scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t
             *err = why;
         return status;
     }
-    s->blocks[s->n++] = b;
-    s->used.at[s->used.n++] = (fan_graph_range){b->offset, b->offset + b->bytes};
-    if (b->offset + b->bytes > s->tree->reach)
-        s->tree->reach = b->offset + b->bytes;
-    *out = fan_storage_hold(b->storage);
+    uint64_t end = block->offset + block->bytes;
+    scope->blocks[scope->n++] = block;
+    used->at[used->n++] = (fan_graph_range){block->offset, end};
+    if (end > run->tree->reach)
+        run->tree->reach = end;
+    *out = fan_storage_hold(block->storage);
     return FAN_OK;
 }
 
 /* While recording, memory that the body frees would be reused before the launch writes into it, so
  * it is held. On a device it is reclaimed after the tree's stream, which runs the launch. */
-static fan_status scope_outside(fan_memory_scope *scope, fan_storage *made, fan_error *err)
+static fan_status scope_outside(fan_memory_scope *memory, fan_storage *made, fan_error *err)
 {
-    fan_tree_scope *s = (fan_tree_scope *)scope;
-    if (!scope->recording || FAN_FAULT(TREE_OUTSIDE_FREED))
+    fan_tree_scope *scope = (fan_tree_scope *)memory;
+    fan_stream *origin = scope->run->tree->origin;
+    if (!memory->recording || FAN_FAULT(TREE_OUTSIDE_FREED))
         return FAN_OK;
-    if (fan_grow((void **)&s->outside, &s->outside_cap, s->noutside + 1, sizeof *s->outside))
+    if (fan_grow((void **)&scope->outside, &scope->outside_cap, scope->noutside + 1,
+                 sizeof *scope->outside))
         return fan__tree_no_memory(err);
-    if (s->tree->origin)
-        FAN_TRY(fan_memory_record_stream(made, s->tree->origin, err));
-    s->outside[s->noutside++] = fan_storage_hold(made);
+    if (origin)
+        FAN_TRY(fan_memory_record_stream(made, origin, err));
+    scope->outside[scope->noutside++] = fan_storage_hold(made);
     return FAN_OK;
 }
 
-/* scope_fini: frees the remaining blocks; `listed`: in the block table, too. */
-static void scope_fini(fan_tree_scope *s, bool listed, const char *why)
+static fan_tree_scope scope_of(fan_tree_run *run)
 {
-    for (size_t i = 0; i < s->n; i++) {
+    return (fan_tree_scope){.memory = {.device = run->tree->device,
+                                       .alloc = scope_alloc,
+                                       .outside = scope_outside,
+                                       .who = run->function->name},
+                            .run = run};
+}
+
+/* scope_fini: frees the remaining blocks; `listed`: in the block table, too. */
+static void scope_fini(fan_tree_scope *scope, bool listed, const char *why)
+{
+    for (size_t i = 0; i < scope->n; i++) {
         if (listed)
-            (void)fan_graph_pool_free(&s->tree->pool, s->blocks[i]->offset);
-        fan__tree_block_free(s->blocks[i], why);
+            (void)fan_graph_pool_free(&scope->run->tree->pool, scope->blocks[i]->offset);
+        fan__tree_block_free(scope->blocks[i], why);
     }
-    fan_free(s->blocks);
-    fan_graph_ranges_fini(&s->used);
-    s->blocks = NULL;
-    s->n = s->cap = 0;
+    fan_free(scope->blocks);
+    fan_graph_ranges_fini(&scope->used);
+    scope->blocks = NULL;
+    scope->n = 0;
 }
 
 /* ---- check the result of a body ---- */
 
-static fan_status check_form(const fan_tree_run *r, fan_error *err)
+static fan_status check_form(const fan_tree_run *run, fan_error *err)
 {
-    const fan_tree_signature *k = r->signature;
-    size_t nkeep = r->function->nkeep;
-    if (nkeep && nkeep != SIZE_MAX && nkeep != r->result->n)
+    const fan_tree_signature *signature = run->signature;
+    const fan_tree_result *result = run->result;
+    size_t nkeep = run->function->nkeep;
+    if (nkeep && nkeep != SIZE_MAX && nkeep != result->n)
         return fan_fail(
             err, FAN_ERR_VALUE,
             "%s returned %zu output%s, but keep= has %zu: give one for each, or one bool for all",
-            r->function->name, r->result->n, FAN_PLURAL(r->result->n), nkeep);
-    if (!k->warm || (k->nout == r->result->n && k->form == r->result->form))
+            run->function->name, result->n, FAN_PLURAL(result->n), nkeep);
+    bool same = signature->nout == result->n && signature->form == result->form;
+    if (same || !signature->warm)
         return FAN_OK;
     return fan_fail(err, FAN_ERR_VALUE,
                     "%s returned %zu output%s, and %zu before with operands of the same dtypes and "
-                    "shapes: a replay "
-                    "always returns the same number; pass what it depends on as key=",
-                    r->function->name, r->result->n, FAN_PLURAL(r->result->n), k->nout);
+                    "shapes: a replay always returns the same number; pass what it depends on as "
+                    "key=",
+                    run->function->name, result->n, FAN_PLURAL(result->n), signature->nout);
 }
 
-/* operand_of: the operand whose memory an output is in; -1: none. */
-static int operand_of(const fan_tree_run *r, const fan_array *a, fan_array *const *given)
+int fan__tree_operand_of(const fan_tree_run *run, const fan_array *a, fan_array *const *given)
 {
-    for (size_t i = 0; i < r->args->n; i++)
+    for (size_t i = 0; i < run->args->n; i++)
         if (given[i] && given[i]->storage == a->storage)
             return (int)i;
     return -1;
 }
 
-/* check_own: is_full: some memory came from the device, so an output may lie outside of the
- * arena. */
-static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool is_full,
-                            fan_error *err)
+/* check_own: an output is new memory of this call, or an operand. */
+static fan_status check_own(const fan_tree_run *run, fan_array *const *given, fan_error *err)
 {
-    for (size_t i = 0; i < r->result->n; i++) {
-        const fan_array *a = r->result->at[i];
-        const fan_tree_block *b = a ? fan__tree_block_of(r->tree, a) : NULL;
-        int operand = a ? operand_of(r, a, given) : -1;
-        if (!a || (operand < 0 && (b ? !b->node : is_full)))
+    for (size_t i = 0; i < run->result->n; i++) {
+        const fan_array *output = run->result->at[i];
+        if (!output)
             continue;
-        if (operand < 0)
+        int operand = fan__tree_operand_of(run, output, given);
+        if (operand < 0) {
+            const fan_tree_block *block = fan__tree_block_of(run->tree, output);
+            bool own = run->full[0]; /* some memory came from the device */
+            if (block)
+                own = !block->node;
+            if (own)
+                continue;
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: output %zu is not its own: the function did not allocate it in "
-                            "this call, and it is "
-                            "no operand; pass the array as an operand",
-                            r->function->name, i);
-        if (r->operands[operand].placement == FAN_PLACE_COPY &&
-            !fan_array_same_view(a, given[operand]))
+                            "this call, and it is no operand; pass the array as an operand",
+                            run->function->name, i);
+        }
+        bool copied = run->operands[operand].placement == FAN_PLACE_COPY;
+        if (copied && !fan_array_same_view(output, given[operand]))
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: output %zu is a view of operand %d, which is copied: return a "
-                            "copy, or give the "
-                            "operand the role static",
-                            r->function->name, i, operand);
+                            "copy, or give the operand the role static",
+                            run->function->name, i, operand);
     }
     return FAN_OK;
 }
 
-/* escaped: a block with other references that is no output of the body; NULL: none. */
-static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope *s,
-                                     const fan_tree_node *n)
+/* is_given: whether a block is that of an output, or of a staged operand to which only the scope
+ * and the node have references. */
+static bool is_given(const fan_tree_run *run, const fan_tree_node *node, const fan_storage *storage)
 {
-    for (size_t i = 0; i < s->n; i++) {
-        const fan_tree_block *b = s->blocks[i];
-        bool given = false;
-        /* a staged operand: referenced by the scope and the node alone */
-        for (size_t k = 0; k < n->n; k++) {
-            const fan_array *a = n->operands[k].staged;
-            given |= a && a->storage == b->storage && atomic_load(&a->refs) == 1 &&
-                     atomic_load(&b->storage->refs) == 2;
-        }
-        for (size_t k = 0; k < r->result->n; k++)
-            given |= r->result->at[k] && r->result->at[k]->storage == b->storage;
-        if (!given && fan__tree_block_lives(b))
-            return b;
+    for (size_t k = 0; k < node->n; k++) {
+        const fan_array *staged = node->operands[k].staged;
+        if (!staged || staged->storage != storage)
+            continue;
+        if (atomic_load(&staged->refs) == 1 && atomic_load(&storage->refs) == 2)
+            return true;
+    }
+    for (size_t k = 0; k < run->result->n; k++) {
+        const fan_array *output = run->result->at[k];
+        if (output && output->storage == storage)
+            return true;
+    }
+    return false;
+}
+
+/* escaped: a block with other references that is no output of the body; NULL: none. */
+static const fan_tree_block *escaped(const fan_tree_scope *scope, const fan_tree_node *node)
+{
+    for (size_t i = 0; i < scope->n; i++) {
+        const fan_tree_block *block = scope->blocks[i];
+        if (fan__tree_block_lives(block) && !is_given(scope->run, node, block->storage))
+            return block;
     }
     return NULL;
 }
 
-static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s,
-                               const fan_tree_node *n, fan_error *err)
+static fan_status check_escape(const fan_tree_scope *scope, const fan_tree_node *node,
+                               fan_error *err)
 {
-    const fan_tree_block *b = escaped(r, s, n);
-    if (b && r->args->body.collect) {
-        r->args->body.collect(r->args->body.ctx);
-        b = escaped(r, s, n);
+    const fan_tree_run *run = scope->run;
+    const fan_tree_body *body = &run->args->body;
+    const fan_tree_block *block = escaped(scope, node);
+    if (block && body->collect) {
+        body->collect(body->ctx);
+        block = escaped(scope, node);
     }
-    return b && !FAN_FAULT(TREE_ADOPTED)
-               ? fan_fail(err, FAN_ERR_STATE,
-                          "%s: a reference keeps %llu byte%s that the function allocated and did "
-                          "not return, or the "
-                          "copy of an operand that it was given, and the next replay overwrites "
-                          "them: return the array, "
-                          "or add into an operand with the role accumulate (a leaf without a "
-                          "gradient keeps the array: "
-                          "pass its gradient)",
-                          r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
-               : FAN_OK;
+    if (!block || FAN_FAULT(TREE_ADOPTED))
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_STATE,
+                    "%s: a reference keeps %llu byte%s that the function allocated and did not "
+                    "return, or the copy of an operand that it was given, and the next replay "
+                    "overwrites them: return the array, or add into an operand with the role "
+                    "accumulate (a leaf without a gradient keeps the array: pass its gradient)",
+                    run->function->name, (unsigned long long)block->bytes,
+                    FAN_PLURAL(block->bytes));
 }
 
 /* ---- check what a recording reads and writes ---- */
 
 typedef struct access_check {
-    fan_tree_run *r;
     const fan_tree_scope *scope;
-    fan_tree_operand *operands;
+    const fan_tree_node *node;
     const char *foreign; /* the operation that uses other memory; NULL: none */
 } access_check;
 
+/* access_visit: false: the access is foreign, and ends the visits. */
 static bool access_visit(void *ctx, const char *name, const void *data, size_t bytes, bool write)
 {
-    access_check *c = ctx;
-    const fan_tree_run *r = c->r;
-    for (size_t i = 0; i < r->args->n; i++) {
-        const fan_tree_operand *o = &c->operands[i];
-        const fan_array *a = o->placement == FAN_PLACE_COPY ? o->staged : r->args->in[i];
-        int64_t lo = 0, hi = 0;
-        if (a)
-            fan_array_reach(a, &lo, &hi);
-        if (!a || !fan_flat_within(data, bytes, a->data + lo, (uint64_t)(hi - lo)))
+    access_check *check = ctx;
+    const fan_graph_ranges *used = &check->scope->used;
+    fan_tree_run *run = check->scope->run;
+    for (size_t i = 0; i < run->args->n; i++) {
+        const fan_tree_operand *operand = &check->node->operands[i];
+        const fan_array *a = operand->staged ? operand->staged : run->args->in[i];
+        if (!a)
             continue;
-        r->signature->written[i] |= write;
-        c->r->wrote |= write && o->placement == FAN_PLACE_COPY;
+        int64_t lo;
+        int64_t hi;
+        fan_array_reach(a, &lo, &hi);
+        if (!fan_flat_within(data, bytes, a->data + lo, (uint64_t)(hi - lo)))
+            continue;
+        run->signature->facts[i].written |= write;
+        run->wrote |= write && operand->staged;
         return true;
     }
-    const fan_array *arena = r->tree->arena;
-    for (size_t i = 0; i < c->scope->used.n; i++)
-        if (fan_flat_within(data, bytes, arena->data + c->scope->used.at[i].lo,
-                            c->scope->used.at[i].hi - c->scope->used.at[i].lo))
+    for (size_t i = 0; i < used->n; i++) {
+        const fan_graph_range *range = &used->at[i];
+        if (fan_flat_within(data, bytes, run->tree->arena->data + range->lo, range->hi - range->lo))
             return true;
-    if (c->scope->full[0])
+    }
+    if (run->full[0])
         return true; /* this recording is launched once */
-    c->foreign = name;
+    check->foreign = name;
     return false;
+}
+
+static fan_status check_accesses(const fan_tree_scope *scope, const fan_tree_node *node,
+                                 fan_error *err)
+{
+    const fan_recorder *recorder = scope->run->tree->recorder;
+    access_check check = {.scope = scope, .node = node};
+    if (recorder->accesses)
+        recorder->accesses(node->recording, access_visit, &check);
+    if (!check.foreign)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_CAPTURE, FAN_TREE_FOREIGN, scope->run->function->name,
+                    check.foreign);
 }
 
 /* ---- nodes ---- */
 
+fan_status fan__tree_view(fan_storage *storage, const fan_array *like, fan_array **out,
+                          fan_error *err)
+{
+    return fan_array_view(storage, like->data, like->dtype, like->ndim, like->shape, like->strides,
+                          like->writable, out, err);
+}
+
 /* geometry: an array with the address and layout of another one, which it does not hold. */
 static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
 {
-    fan_storage *st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
-    if (!st)
+    fan_storage *storage = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
+    if (!storage)
         return fan__tree_no_memory(err);
-    fan_status status =
-        fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, a->writable, out, err);
-    fan_storage_drop(st);
+    fan_status status = fan__tree_view(storage, a, out, err);
+    fan_storage_drop(storage);
     return status;
 }
 
-static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error *err)
+static fan_status node_new(const fan_tree_run *run, fan_tree_node **out, fan_error *err)
 {
-    fan_tree_node *n = fan_calloc(sizeof *n);
-    size_t room = r->args->n + 1;
-    *out = n;
-    if (!n || !(n->operands = fan_calloc(room * sizeof *n->operands)) ||
-        !(n->copied = fan_alloc(room * sizeof *n->copied)) ||
-        !(n->copies = fan_calloc(room * sizeof *n->copies)) ||
-        !(n->copy_in = fan_calloc(room * sizeof *n->copy_in)))
+    size_t n = run->args->n;
+    size_t of_one = sizeof(fan_tree_operand) + sizeof(fan_job) + sizeof(fan_operand);
+    fan_tree_node *node = fan_calloc(sizeof *node + n * of_one);
+    *out = node;
+    if (!node)
         return fan__tree_no_memory(err);
-    n->signature = r->signature;
-    n->parent = r->tree->current;
-    n->n = r->args->n;
-    memcpy(n->operands, r->operands, n->n * sizeof *n->operands);
-    for (size_t i = 0; i < n->n; i++)
-        if (n->operands[i].placement == FAN_PLACE_COPY)
-            n->copied[n->ncopied++] = i;
+    node->operands = (fan_tree_operand *)(node + 1);
+    node->copies = (fan_job *)(node->operands + n);
+    node->copy_in = (fan_operand *)(node->copies + n);
+    node->signature = run->signature;
+    node->parent = run->tree->current;
+    node->n = n;
+    if (n)
+        memcpy(node->operands, run->operands, n * sizeof *node->operands);
     return FAN_OK;
+}
+
+/* scope_remove: the scope lists a block no more. */
+static void scope_remove(fan_tree_scope *scope, const fan_tree_block *block)
+{
+    size_t i = 0;
+    while (scope->blocks[i] != block)
+        i++;
+    scope->blocks[i] = scope->blocks[--scope->n];
 }
 
 /* node_outputs: moves the outputs and their blocks to the node; the scope keeps the other
  * blocks. */
-static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s,
-                               fan_array *const *given, fan_error *err)
+static fan_status node_outputs(fan_tree_scope *scope, fan_tree_node *node, fan_array *const *given,
+                               fan_error *err)
 {
-    fan_tree_result *res = r->result;
-    n->outputs = fan_calloc((res->n + 1) * sizeof *n->outputs);
-    if (!n->outputs ||
-        fan_grow((void **)&n->blocks, &n->blocks_cap, res->n + 1, sizeof(fan_tree_block *)))
+    fan_tree_run *run = scope->run;
+    const fan_tree_result *result = run->result;
+    node->outputs = fan_calloc(result->n * sizeof *node->outputs);
+    if (!node->outputs ||
+        fan_grow((void **)&node->blocks, &node->blocks_cap, result->n, sizeof *node->blocks))
         return fan__tree_no_memory(err);
-    for (; n->nout < res->n; n->nout++) {
-        fan_tree_output *o = &n->outputs[n->nout];
-        fan_array *a = res->at[n->nout];
-        fan_tree_block *b = a ? fan__tree_block_of(r->tree, a) : NULL;
-        o->operand = -1;
-        o->keep = fan__tree_keeps(r->function, n->nout);
-        if (!a)
+    node->nout = result->n;
+    for (size_t k = 0; k < result->n; k++) {
+        fan_tree_output *output = &node->outputs[k];
+        fan_array *array = result->at[k];
+        output->operand = -1;
+        if (!array)
             continue;
-        if (operand_of(r, a, given) >= 0) {
-            o->operand = operand_of(r, a, given);
-            if (a == given[o->operand])
+        int operand = fan__tree_operand_of(run, array, given);
+        output->operand = operand;
+        output->keep = fan__tree_keeps(run->function, k);
+        if (operand >= 0) {
+            if (array == given[operand])
                 continue;
-            r->signature->shown[o->operand] |= r->operands[o->operand].placement != FAN_PLACE_COPY;
-            FAN_TRY(geometry(a, &o->array, err));
+            run->signature->facts[operand].shown |=
+                run->operands[operand].placement != FAN_PLACE_COPY;
+            FAN_TRY(geometry(array, &output->array, err));
             continue;
         }
-        o->block = b;
-        o->array = fan_array_hold(a);
-        if (!b || b->node)
+        fan_tree_block *block = fan__tree_block_of(run->tree, array);
+        output->array = fan_array_hold(array);
+        output->block = block;
+        output->keep &= block != NULL; /* else it is outside of the arena, which was full */
+        if (!block || block->node)
             continue;
-        b->node = n;
-        n->blocks[n->nblocks++] = b;
-        for (size_t i = 0; i < s->n; i++)
-            if (s->blocks[i] == b)
-                s->blocks[i] = s->blocks[--s->n];
+        block->node = node;
+        node->blocks[node->nblocks++] = block;
+        scope_remove(scope, block);
     }
     return FAN_OK;
 }
 
 /* ---- run a body ---- */
 
-static fan_status run_body(fan_tree_run *r, fan_tree_scope *s, fan_array *const *given,
-                           fan_error *err)
-{
-    fan_tree *t = r->tree;
-    if (t->origin)
-        FAN_TRY(fan_stream_push(t->origin, err));
-    fan_memory_scope_begin(&s->scope);
-    r->ran = true;
-    fan_status status = r->args->body.run(r->args->body.ctx, given, r->result, err);
-    fan_memory_scope_end(&s->scope);
-    if (t->origin)
-        fan_stream_pop(t->origin);
-    return status;
-}
-
-static fan_tree_scope scope_of(const fan_tree_run *r, bool recording)
-{
-    return (fan_tree_scope){.scope = {.device = r->tree->device,
-                                      .alloc = scope_alloc,
-                                      .outside = scope_outside,
-                                      .who = r->function->name,
-                                      .recording = recording},
-                            .tree = r->tree,
-                            .call_site = r->args->call_site};
-}
-
 static const char failed_words[] =
     "this was made by a function of a graph tree in a call that failed";
 
-/* wait_scope: the tree's stream waits for all users of what the body allocated. */
-static fan_status wait_scope(const fan_tree_run *r, const fan_tree_scope *s, fan_error *err)
+static fan_status run_body(fan_tree_scope *scope, fan_array *const *given, fan_error *err)
 {
-    for (size_t i = 0; i < s->n; i++)
-        FAN_TRY(fan_memory_wait_users(s->blocks[i]->storage, r->tree->origin, NULL, err));
+    fan_tree_run *run = scope->run;
+    fan_stream *origin = run->tree->origin;
+    const fan_tree_body *body = &run->args->body;
+    if (origin)
+        FAN_TRY(fan_stream_push(origin, err));
+    fan_memory_scope_begin(&scope->memory);
+    run->ran = true;
+    fan_status status = body->run(body->ctx, given, run->result, err);
+    fan_memory_scope_end(&scope->memory);
+    if (origin)
+        fan_stream_pop(origin);
+    return status;
+}
+
+/* wait_scope: the tree's stream waits for all users of what the body allocated. */
+static fan_status wait_scope(const fan_tree_scope *scope, fan_error *err)
+{
+    for (size_t i = 0; i < scope->n; i++)
+        FAN_TRY(fan__tree_wait_users(scope->run->tree, scope->blocks[i], NULL, err));
     return FAN_OK;
 }
 
-/* undo: after a failure: the tree is as before the call. `saved`: the block table of then; NULL: it
- * has not changed. */
-static void undo(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_graph_ranges *saved)
+/* undo: after a failure: the tree is as before the call. `saved`: the block table of then. */
+static void undo(fan_tree_scope *scope, fan_tree_node *node, fan_graph_ranges *saved)
 {
-    (void)fan__tree_leave(r, NULL); /* before any memory that was used is released */
-    fan_tree_result_clear(r->result);
-    if (!s->scope.recording)
-        (void)wait_scope(r, s, NULL);
-    fan__tree_node_free(n, failed_words);
-    scope_fini(s, false, failed_words);
-    if (saved) {
-        fan_graph_pool_swap(&r->tree->pool, saved);
-        fan__tree_relist(r->tree);
-    }
+    fan_tree_run *run = scope->run;
+    (void)fan__tree_leave(run, NULL); /* before any memory that was used is released */
+    fan_tree_result_clear(run->result);
+    if (!scope->memory.recording)
+        (void)wait_scope(scope, NULL);
+    fan__tree_node_free(node, failed_words);
+    scope_fini(scope, false, failed_words);
+    fan_graph_pool_swap(&run->tree->pool, saved);
+    fan__tree_relist(run->tree);
 }
+
+/* ---- a warm-up ---- */
 
 /* commit_warm: the path continues with a node that ends with it. A call that did not fit into the
  * arena is warmed up again, so it runs eagerly until it fits. */
-static void commit_warm(fan_tree_run *r, fan_tree_node *n, const fan_tree_scope *s)
+static void commit_warm(const fan_tree_run *run, fan_tree_node *node)
 {
-    fan_tree *t = r->tree;
-    n->warm = true;
-    n->number = -1;
-    t->current = n;
-    r->signature->warm = !s->full[0];
-    t->path = FAN_TREE_WARMUP;
-    memcpy(r->full, s->full, sizeof r->full);
+    fan_tree *tree = run->tree;
+    fan_tree_report *report = run->report;
+    node->warm = true;
+    node->number = -1;
+    tree->current = node;
+    tree->path = FAN_TREE_WARMUP;
+    run->signature->warm = !run->full[0];
+    if (!run->full[0]) {
+        tree->stats.warmed++;
+        return;
+    }
+    run->signature->full++;
+    tree->stats.eager++;
+    report->outcome = FAN_TREE_EAGER;
+    report->handed = true;
+    snprintf(report->reason, sizeof report->reason, "%s", run->full);
 }
 
-fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
+fan_status fan__tree_warm_up(fan_tree_run *run, fan_error *err)
 {
-    fan_tree *t = r->tree;
-    fan_tree_scope s = scope_of(r, false);
-    fan_graph_ranges saved = {0};
-    bool is_saved = false;
-    fan_tree_node *n = NULL;
+    fan_tree_scope scope = scope_of(run);
+    fan_graph_ranges saved;
+    fan_array *const *given = run->args->in;
+    fan_tree_node *node = NULL;
     fan_status status;
-    FAN_TRY(fan__tree_check_overlap(r, err));
-    FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
-    is_saved = true;
-    FAN_GO(node_new(r, &n, err));
-    FAN_GO(fan__tree_sweep(t, r->restore, false, r->caller, NULL, err));
-    FAN_GO(fan__tree_enter(r, err));
-    FAN_GO(run_body(r, &s, r->args->in, err));
-    FAN_GO(check_form(r, err));
-    FAN_GO(check_own(r, r->args->in, s.full[0], err));
-    FAN_GO(check_escape(r, &s, n, err));
-    FAN_GO(wait_scope(r, &s, err));
-    FAN_GO(node_outputs(r, n, &s, r->args->in, err));
-    r->signature->nout = r->result->n;
-    r->signature->form = r->result->form;
-    FAN_GO(fan__tree_hand_out(r, n, err));
-    FAN_GO(fan__tree_leave(r, err));
-    commit_warm(r, n, &s);
-    scope_fini(&s, true, NULL);
+    FAN_TRY(fan__tree_check_overlap(run, err));
+    FAN_TRY(fan_graph_pool_checkpoint(&run->tree->pool, &saved, err));
+    FAN_GO(node_new(run, &node, err));
+    FAN_GO(fan__tree_sweep(run, node, err));
+    FAN_GO(fan__tree_enter(run, err));
+    FAN_GO(run_body(&scope, given, err));
+    FAN_GO(check_form(run, err));
+    FAN_GO(check_own(run, given, err));
+    FAN_GO(check_escape(&scope, node, err));
+    FAN_GO(wait_scope(&scope, err));
+    FAN_GO(node_outputs(&scope, node, given, err));
+    run->signature->nout = node->nout;
+    run->signature->form = run->result->form;
+    FAN_GO(fan__tree_hand_out(run, node, err));
+    FAN_GO(fan__tree_leave(run, err));
+    commit_warm(run, node);
+    scope_fini(&scope, true, NULL);
 done:
     if (status != FAN_OK)
-        undo(r, n, &s, is_saved ? &saved : NULL);
+        undo(&scope, node, &saved);
     fan_graph_ranges_fini(&saved);
     return status;
 }
+
+/* ---- a recording ---- */
 
 /* staged_strides: the strides of an operand's copy. It keeps the order of axes, signs, zero strides
  * and gaps, since a library chooses the order of its sums by these; gaps shrink to one element. If
@@ -439,8 +505,10 @@ done:
 static bool staged_strides(const fan_array *a, int64_t *strides)
 {
     int order[FAN_MAX_NDIM];
-    int64_t item = (int64_t)fan_dtype_size(a->dtype), span = item;
-    bool odd = false, own = false;
+    int64_t item = (int64_t)fan_dtype_size(a->dtype);
+    int64_t span = item;
+    bool odd = false;
+    bool own = false;
     for (int k = 0; k < a->ndim; k++) {
         int at = k;
         for (; at > 0 && llabs(a->strides[order[at - 1]]) < llabs(a->strides[k]); at--)
@@ -469,20 +537,24 @@ static bool staged_strides(const fan_array *a, int64_t *strides)
 }
 
 /* stage_one: memory for the copy of an operand. */
-static fan_status stage_one(const fan_tree_run *r, const fan_array *a, fan_array **out,
+static fan_status stage_one(const fan_tree *tree, const fan_array *a, fan_array **out,
                             fan_error *err)
 {
-    fan_tree *t = r->tree;
-    int64_t strides[FAN_MAX_NDIM], lo = 0, bytes = (int64_t)fan_dtype_size(a->dtype);
+    int64_t strides[FAN_MAX_NDIM];
+    int64_t lo = 0;
+    int64_t bytes = (int64_t)fan_dtype_size(a->dtype);
     fan_array *flat;
     if (!staged_strides(a, strides))
-        return fan_device_array(t->device, t->origin, a->dtype, a->ndim, a->shape, a, out, err);
+        return fan_device_array(tree->device, tree->origin, a->dtype, a->ndim, a->shape, a, out,
+                                err);
     for (int k = 0; k < a->ndim; k++) {
         int64_t reach = strides[k] * (a->shape[k] - 1);
         bytes += llabs(reach);
-        lo += reach < 0 ? reach : 0;
+        if (reach < 0)
+            lo += reach;
     }
-    FAN_TRY(fan_device_array(t->device, t->origin, FAN_DT_UINT8, 1, &bytes, NULL, &flat, err));
+    FAN_TRY(
+        fan_device_array(tree->device, tree->origin, FAN_DT_UINT8, 1, &bytes, NULL, &flat, err));
     fan_status status = fan_array_view(flat->storage, flat->data - lo, a->dtype, a->ndim, a->shape,
                                        strides, true, out, err);
     fan_array_drop(flat);
@@ -490,119 +562,132 @@ static fan_status stage_one(const fan_tree_run *r, const fan_array *a, fan_array
 }
 
 /* stage_new: memory for all copied operands; given: the arguments of the body. */
-static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s,
-                            fan_array **given, fan_error *err)
+static fan_status stage_new(fan_tree_scope *scope, fan_tree_node *node, fan_array **given,
+                            fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan_memory_scope_begin(&s->scope);
-    for (size_t i = 0; i < n->n && status == FAN_OK; i++) {
-        fan_array *a = r->args->in[i];
-        given[i] = a;
-        if (n->operands[i].placement != FAN_PLACE_COPY)
+    fan_memory_scope_begin(&scope->memory);
+    for (size_t i = 0; i < node->n && status == FAN_OK; i++) {
+        fan_tree_operand *operand = &node->operands[i];
+        given[i] = scope->run->args->in[i];
+        if (operand->placement != FAN_PLACE_COPY)
             continue;
-        status = stage_one(r, a, &n->operands[i].staged, err);
-        given[i] = n->operands[i].staged;
+        status = stage_one(scope->run->tree, given[i], &operand->staged, err);
+        given[i] = operand->staged;
     }
-    fan_memory_scope_end(&s->scope);
+    fan_memory_scope_end(&scope->memory);
     return status;
 }
 
-/* capture: records the body into n->recording. */
-static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s,
-                          fan_array *const *given, fan_error *err)
+/* capture: records the body into node->recording. */
+static fan_status capture(fan_tree_scope *scope, fan_tree_node *node, fan_array *const *given,
+                          fan_error *err)
 {
-    fan_tree *t = r->tree;
-    FAN_TRY(t->recorder->begin(t->device, t->origin, err));
-    s->scope.recording = true;
-    fan_status status = run_body(r, s, given, err);
+    const fan_tree *tree = scope->run->tree;
+    const fan_recorder *recorder = tree->recorder;
+    FAN_TRY(recorder->begin(tree->device, tree->origin, err));
+    scope->memory.recording = true;
+    fan_status status = run_body(scope, given, err);
     if (status != FAN_OK) {
-        t->recorder->abort(t->device, t->origin);
+        recorder->abort(tree->device, tree->origin);
         return status;
     }
     fan_error why = {0};
-    status = t->recorder->end(t->device, t->origin, &n->recording, &why);
-    return status == FAN_ERR_CAPTURE
-               ? fan_fail_code(err, status, why.code, "%s cannot be recorded: %s",
-                               r->function->name, why.text)
-               : (err ? (void)(*err = why) : (void)0, status);
+    status = recorder->end(tree->device, tree->origin, &node->recording, &why);
+    if (status == FAN_ERR_CAPTURE)
+        return fan_fail_code(err, status, why.code, "%s cannot be recorded: %s",
+                             scope->run->function->name, why.text);
+    if (err)
+        *err = why;
+    return status;
 }
 
-fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err)
+/* place_reserve: the place of the signature after the current node, with room for one more. */
+static fan_status place_reserve(const fan_tree_run *run, fan_tree_children **out, fan_error *err)
 {
-    fan_tree *t = r->tree;
-    fan_tree_scope s = scope_of(r, false);
-    fan_graph_ranges saved = {0};
-    bool is_saved = false;
-    fan_tree_node *n = NULL;
-    fan_tree_children *place = NULL;
-    uint64_t reach = t->reach;
-    fan_array **given = fan_calloc((r->args->n + 1) * sizeof(fan_array *));
-    fan_status status = given ? FAN_OK : fan__tree_no_memory(err);
-    *out = NULL;
-    if (status != FAN_OK)
-        return status;
-    FAN_GO(fan__tree_check_overlap(r, err));
-    FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
-    is_saved = true;
-    place = fan__tree_place(t->current, r->signature);
+    fan_tree_node *at = run->tree->current;
+    fan_tree_children *place = fan__tree_place(at, run->signature);
     if (!place) {
-        fan_tree_node *at = t->current;
         if (fan_grow((void **)&at->places, &at->places_cap, at->nplaces + 1, sizeof *at->places))
-            FAN_GO(fan__tree_no_memory(err));
+            return fan__tree_no_memory(err);
         place = &at->places[at->nplaces++];
-        *place = (fan_tree_children){.signature = r->signature};
+        *place = (fan_tree_children){.signature = run->signature};
     }
-    if (fan_grow((void **)&place->children, &place->cap, place->n + 1, sizeof(fan_tree_node *)))
+    if (fan_grow((void **)&place->children, &place->cap, place->n + 1, sizeof *place->children))
+        return fan__tree_no_memory(err);
+    *out = place;
+    return FAN_OK;
+}
+
+static void commit_recording(const fan_tree_run *run, fan_tree_node *node, fan_tree_children *place)
+{
+    fan_tree *tree = run->tree;
+    place->children[place->n++] = node;
+    run->function->recordings++;
+    node->next = tree->nodes;
+    tree->nodes = node;
+    tree->numbers++;
+    tree->stats.nodes++;
+    tree->stats.recorded++;
+    tree->current = node;
+    tree->path = FAN_TREE_RECORDING;
+    place->alive += run->plan.why == FAN_TREE_FIT_ALIVE;
+    place->moved += run->plan.count;
+    run->signature->full = 0;
+    run->report->node = node->number;
+}
+
+fan_status fan__tree_record(fan_tree_run *run, fan_error *err)
+{
+    fan_tree *tree = run->tree;
+    fan_tree_scope scope = scope_of(run);
+    fan_graph_ranges saved;
+    fan_tree_node *node = NULL;
+    fan_tree_children *place;
+    fan_status status;
+    uint64_t reach = tree->reach;
+    FAN_TRY(fan__tree_check_overlap(run, err));
+    FAN_TRY(fan_graph_pool_checkpoint(&tree->pool, &saved, err));
+    fan_array **given = fan_calloc(run->args->n * sizeof *given);
+    if (!given)
         FAN_GO(fan__tree_no_memory(err));
-    FAN_GO(node_new(r, &n, err));
-    FAN_GO(fan__tree_sweep(t, r->restore, r->keep_dead, r->caller, n, err));
-    t->reach = 0;
-    FAN_GO(stage_new(r, n, &s, given, err));
-    FAN_GO(fan__tree_enter(r, err));
-    FAN_GO(capture(r, n, &s, given, err));
-    FAN_GO(check_form(r, err));
-    access_check c = {.r = r, .scope = &s, .operands = n->operands};
-    if (t->recorder->accesses)
-        t->recorder->accesses(n->recording, access_visit, &c);
-    if (c.foreign)
-        FAN_GO(fan_fail(err, FAN_ERR_CAPTURE, FAN_TREE_FOREIGN, r->function->name, c.foreign));
-    if (r->wrote)
+    FAN_GO(place_reserve(run, &place, err));
+    FAN_GO(node_new(run, &node, err));
+    FAN_GO(fan__tree_sweep(run, node, err));
+    tree->reach = 0;
+    FAN_GO(stage_new(&scope, node, given, err));
+    FAN_GO(fan__tree_enter(run, err));
+    FAN_GO(capture(&scope, node, given, err));
+    FAN_GO(check_form(run, err));
+    FAN_GO(check_accesses(&scope, node, err));
+    if (run->wrote)
         goto done;
-    FAN_GO(fan__tree_check_overlap(r, err)); /* again: now the written operands are known */
-    FAN_GO(check_own(r, given, s.full[0], err));
-    FAN_GO(check_escape(r, &s, n, err));
-    FAN_GO(node_outputs(r, n, &s, given, err));
-    n->used = s.used;
-    s.used = (fan_graph_ranges){0};
-    scope_fini(&s, true, NULL);
-    FAN_GO(fan_graph_pool_checkpoint(&t->pool, &n->block_table, err));
-    n->reaches = t->reach;
-    FAN_GO(fan__tree_stage(r, n, err));
-    FAN_GO(fan__tree_launch(t, n, t->numbers, err));
-    r->signature->nout = r->result->n;
-    r->signature->form = r->result->form;
-    FAN_GO(fan__tree_hand_out(r, n, err));
-    FAN_GO(fan__tree_leave(r, err));
-    if (s.full[0] && !FAN_FAULT(TREE_FULL_REPLAYED))
-        commit_warm(r, n, &s);
-    else {
-        place->children[place->n++] = n;
-        n->signature->function->recordings++;
-        n->next = t->nodes;
-        t->nodes = n;
-        n->number = t->numbers++;
-        t->stats.nodes++;
-        t->current = n;
-        t->path = FAN_TREE_RECORDING;
-    }
-    *out = n;
+    FAN_GO(fan__tree_check_overlap(run, err)); /* again: now the written operands are known */
+    FAN_GO(check_own(run, given, err));
+    FAN_GO(check_escape(&scope, node, err));
+    FAN_GO(node_outputs(&scope, node, given, err));
+    node->used = scope.used;
+    scope.used = (fan_graph_ranges){0};
+    scope_fini(&scope, true, NULL);
+    FAN_GO(fan_graph_pool_checkpoint(&tree->pool, &node->block_table, err));
+    node->reaches = tree->reach;
+    node->number = tree->numbers;
+    FAN_GO(fan__tree_carry_out(run, node, err));
+    FAN_GO(fan__tree_leave(run, err));
+    if (FAN_FAULT(TREE_FULL_REPLAYED))
+        run->full[0] = '\0';
+    if (run->full[0])
+        commit_warm(run, node);
+    else
+        commit_recording(run, node, place);
 done:
-    t->reach = reach > t->reach ? reach : t->reach;
-    if (!*out)
-        undo(r, n, &s, is_saved ? &saved : NULL);
-    while (s.noutside > 0)
-        fan_storage_drop(s.outside[--s.noutside]);
-    fan_free(s.outside);
+    if (reach > tree->reach)
+        tree->reach = reach;
+    if (status != FAN_OK || run->wrote)
+        undo(&scope, node, &saved);
+    while (scope.noutside > 0)
+        fan_storage_drop(scope.outside[--scope.noutside]);
+    fan_free(scope.outside);
     fan_graph_ranges_fini(&saved);
     fan_free(given);
     return status;

@@ -1,5 +1,9 @@
 #define _POSIX_C_SOURCE 200809L /* strnlen */
-/* Steps and calls: a call gathers facts, call.h makes the plan, and the plan is carried out. */
+/* Steps and calls.
+ *
+ * Sections: steps; signatures, which type a call's operands; the facts of a call; reasons and
+ * warnings; the ways to carry a plan out; and the call: it gathers facts, call.h makes the plan,
+ * and the plan is carried out. */
 #include "graph/internal.h"
 
 #include "base/fault.h"
@@ -15,115 +19,141 @@ static _Thread_local unsigned step_depth;
 /* this thread has the lock of a tree, and must not wait for another tree's */
 static _Thread_local bool is_calling;
 
-fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
+static fan_status step_begin_locked(fan_tree *tree, fan_error *err)
 {
-    fan_status status;
-    if (step_depth && step_tree != t)
+    FAN_TRY(fan__tree_check_fork(tree, err));
+    if (tree->closed)
+        return fan_fail(err, FAN_ERR_STATE, "the graph tree is closed");
+    if (tree->depth++ == 0)
+        tree->steps++;
+    step_tree = tree;
+    step_depth++;
+    return FAN_OK;
+}
+
+fan_status fan_tree_step_begin(fan_tree *tree, fan_error *err)
+{
+    if (step_depth && step_tree != tree)
         return fan_fail(err, FAN_ERR_STATE,
                         "a step of another graph tree is open on this thread: end it first, "
-                        "because outputs of one "
-                        "tree may end while the other still replays");
-    if (fan__tree_is_mine(t))
+                        "because outputs of one tree may end while the other still replays");
+    if (fan__tree_is_mine(tree))
         return fan_fail(
             err, FAN_ERR_STATE,
             "a step cannot begin in a function of its graph tree: the function runs inside a step");
     if (is_calling)
         return fan_fail(err, FAN_ERR_STATE,
                         "a step cannot begin in a function of another graph tree");
-    bool locked = fan__tree_lock(t);
-    status = fan__tree_check_fork(t, err);
-    if (status == FAN_OK && t->closed)
-        status = fan_fail(err, FAN_ERR_STATE, "the graph tree is closed");
-    else if (status == FAN_OK && t->depth++ == 0)
-        t->steps++;
-    fan__tree_unlock(t, locked);
-    if (status == FAN_OK) {
-        step_tree = t;
-        step_depth++;
-    }
+    bool locked = fan__tree_lock(tree);
+    fan_status status = step_begin_locked(tree, err);
+    fan__tree_unlock(tree, locked);
     return status;
 }
 
-void fan_tree_step_end(fan_tree *t, const char *call_site)
+void fan_tree_step_end(fan_tree *tree, const char *call_site)
 {
-    if (step_tree == t && --step_depth == 0)
+    if (step_tree == tree && --step_depth == 0)
         step_tree = NULL;
-    bool locked = fan__tree_lock(t); /* garbage collection inside a body may run this */
-    if (!t->fork_invalid && t->depth && --t->depth == 0)
-        fan__tree_step_ended(t, call_site);
-    fan__tree_unlock(t, locked);
+    bool locked = fan__tree_lock(tree); /* garbage collection inside a body may run this */
+    if (!tree->fork_invalid && tree->depth && --tree->depth == 0)
+        fan__tree_step_ended(tree, call_site);
+    fan__tree_unlock(tree, locked);
 }
 
 /* ---- signatures ---- */
 
-/* signature_find: the one of a call's operands, made if needed; it moves to the front. *evicted: an
- * older one made
- * room. */
-static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a,
-                                 fan_tree_signature **out, bool *evicted, fan_error *err)
+/* signature_words: writes into tree->words, of each operand, its dtype (-1: no array), its rank,
+ * and shape and stride of each axis; *count: how many. */
+static fan_status signature_words(fan_tree *tree, const fan_tree_args *args, size_t *count,
+                                  fan_error *err)
 {
-    fan_tree *t = f->tree;
-    /* words: of each operand dtype (-1: no array), rank, and shape and stride of each axis */
     size_t n = 0;
-    for (size_t i = 0; i < a->n; i++) {
-        const fan_array *x = a->in[i];
-        if (fan_grow((void **)&t->words, &t->words_cap, n + 2 + 2 * (size_t)(x ? x->ndim : 0),
-                     sizeof *t->words))
+    for (size_t i = 0; i < args->n; i++) {
+        const fan_array *a = args->in[i];
+        int ndim = a ? a->ndim : 0;
+        if (fan_grow((void **)&tree->words, &tree->words_cap, n + 2 + 2 * (size_t)ndim,
+                     sizeof *tree->words))
             return fan__tree_no_memory(err);
-        t->words[n++] = x ? (int64_t)x->dtype : -1;
-        t->words[n++] = x ? x->ndim : 0;
-        for (int k = 0; x && k < x->ndim; k++) {
-            t->words[n++] = x->shape[k];
-            t->words[n++] = x->strides[k];
+        tree->words[n++] = a ? (int64_t)a->dtype : -1;
+        tree->words[n++] = ndim;
+        for (int k = 0; k < ndim; k++) {
+            tree->words[n++] = a->shape[k];
+            tree->words[n++] = a->strides[k];
         }
     }
-    for (fan_tree_signature **at = &f->signatures; *at; at = &(*at)->next) {
-        fan_tree_signature *sig = *at;
-        if (sig->key != a->key || sig->n != a->n || sig->nwords != n ||
-            (n && memcmp(sig->words, t->words, n * sizeof *sig->words) != 0))
-            continue;
-        *at = sig->next;
-        sig->next = f->signatures;
-        f->signatures = *out = sig;
-        return FAN_OK;
-    }
-    fan_tree_signature *sig = fan_calloc(sizeof *sig);
-    if (!sig || !(sig->words = fan_alloc((n + 1) * sizeof *sig->words)) ||
-        !(sig->demoted = fan_calloc(a->n + 1)) || !(sig->written = fan_calloc(a->n + 1)) ||
-        !(sig->shown = fan_calloc(a->n + 1))) {
-        if (sig)
-            fan__tree_signature_free(sig);
+    *count = n;
+    return FAN_OK;
+}
+
+static bool signature_matches(const fan_tree_signature *signature, const fan_tree_run *run,
+                              size_t nwords)
+{
+    const fan_tree_args *args = run->args;
+    if (signature->key != args->key || signature->n != args->n || signature->nwords != nwords)
+        return false;
+    return !nwords ||
+           memcmp(signature->words, run->tree->words, nwords * sizeof *signature->words) == 0;
+}
+
+/* signature_new: the first of the function's list. If there are too many, the last one goes. */
+static fan_status signature_new(fan_tree_run *run, size_t nwords, fan_error *err)
+{
+    fan_tree_function *function = run->function;
+    size_t n = run->args->n;
+    size_t bytes = nwords * sizeof(int64_t);
+    fan_tree_signature *signature =
+        fan_calloc(sizeof *signature + bytes + n * sizeof *signature->facts);
+    if (!signature)
         return fan__tree_no_memory(err);
-    }
-    if (n)
-        memcpy(sig->words, t->words, n * sizeof *sig->words);
-    sig->function = f;
-    sig->n = a->n;
-    sig->nwords = n;
-    sig->key = a->key;
-    sig->next = f->signatures;
-    f->signatures = sig;
-    f->nsignatures++;
-    f->kept++;
-    *out = sig;
-    *evicted = f->nsignatures > FAN_TREE_SIGNATURES;
-    if (*evicted)
-        fan__tree_evict(f);
+    signature->facts = (fan_tree_operand_facts *)(signature->words + nwords);
+    if (nwords)
+        memcpy(signature->words, run->tree->words, bytes);
+    signature->function = function;
+    signature->n = n;
+    signature->nwords = nwords;
+    signature->key = run->args->key;
+    signature->next = function->signatures;
+    function->signatures = signature;
+    function->nsignatures++;
+    function->kept++;
+    run->signature = signature;
+    run->evicted = function->nsignatures > FAN_TREE_SIGNATURES;
+    if (run->evicted)
+        fan__tree_evict(function);
+    return FAN_OK;
+}
+
+/* signature_find: the one of a call's operands, made if needed; it moves to the front. */
+static fan_status signature_find(fan_tree_run *run, fan_error *err)
+{
+    fan_tree_signature **first = &run->function->signatures;
+    size_t nwords;
+    FAN_TRY(signature_words(run->tree, run->args, &nwords, err));
+    fan_tree_signature **at = first;
+    while (*at && !signature_matches(*at, run, nwords))
+        at = &(*at)->next;
+    fan_tree_signature *signature = *at;
+    if (!signature)
+        return signature_new(run, nwords, err);
+    *at = signature->next;
+    signature->next = *first;
+    *first = signature;
+    run->signature = signature;
     return FAN_OK;
 }
 
 /* ---- facts ---- */
 
 /* placement_of: the placement of operand i, `a`; `ours`: it lies in a block of the tree. */
-static fan_tree_placement placement_of(const fan_tree_run *r, size_t i, const fan_array *a,
+static fan_tree_placement placement_of(const fan_tree_run *run, size_t i, const fan_array *a,
                                        bool ours)
 {
-    fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
+    fan_tree_role role = fan__tree_role(run->function, i);
     if (!a)
         return FAN_PLACE_NONE;
     if (role == FAN_TREE_ACCUMULATE)
         return FAN_PLACE_ADD;
-    if (r->signature->demoted[i] || role == FAN_TREE_COPY)
+    if (run->signature->facts[i].demoted || role == FAN_TREE_COPY)
         return FAN_PLACE_COPY;
     if (ours)
         return FAN_PLACE_POOL;
@@ -132,104 +162,147 @@ static fan_tree_placement placement_of(const fan_tree_run *r, size_t i, const fa
 
 /* place_operands: the placement and address of each operand. A replay writes without a check, so an
  * operand that is written must be writable here. */
-static fan_status place_operands(fan_tree_run *r, fan_error *err)
+static fan_status place_operands(fan_tree_run *run, fan_error *err)
 {
-    for (size_t i = 0; i < r->args->n; i++) {
-        const fan_array *a = r->args->in[i];
-        bool ours = a && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a);
-        fan_tree_placement placement = placement_of(r, i, a, ours);
-        if (placement == FAN_PLACE_ADD && ours)
+    for (size_t i = 0; i < run->args->n; i++) {
+        const fan_array *a = run->args->in[i];
+        fan_tree_operand *operand = &run->operands[i];
+        bool ours = a && fan__tree_block_of(run->tree, a);
+        fan_tree_placement placement = placement_of(run, i, a, ours);
+        *operand = (fan_tree_operand){.placement = placement};
+        if (placement <= FAN_PLACE_COPY)
+            continue;
+        bool added = placement == FAN_PLACE_ADD;
+        if (added && ours)
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: operand %zu is added into (accumulate), but it is memory of the "
-                            "graph tree, which the "
-                            "end of the step takes back: pass memory of your own",
-                            r->function->name, i);
-        if (placement > FAN_PLACE_COPY && !a->writable &&
-            (placement == FAN_PLACE_ADD || r->signature->written[i]))
+                            "graph tree, which the end of the step takes back: pass memory of your "
+                            "own",
+                            run->function->name, i);
+        if (!a->writable && (added || run->signature->facts[i].written))
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: operand %zu is read-only, and the function writes into it: pass a "
                             "writable array",
-                            r->function->name, i);
-        r->operands[i] = (fan_tree_operand){.placement = placement,
-                                            .data = placement > FAN_PLACE_COPY ? a->data : NULL};
+                            run->function->name, i);
+        operand->data = a->data;
     }
     return FAN_OK;
 }
 
-/* The facts of one place, and the recording that fits best there. */
-typedef struct place_facts {
-    fan_tree_place facts;
-    fan_tree_node *child;
-    size_t which;
-} place_facts;
-
 /* writes_copied: the first operand that the function is known to write and that this call copies;
  * args->n: none. */
-static size_t writes_copied(const fan_tree_run *r)
+static size_t writes_copied(const fan_tree_run *run)
 {
-    size_t i = 0;
-    while (i < r->args->n &&
-           !(r->signature->written[i] && r->operands[i].placement == FAN_PLACE_COPY))
-        i++;
-    return i;
+    for (size_t i = 0; i < run->args->n; i++)
+        if (run->signature->facts[i].written && run->operands[i].placement == FAN_PLACE_COPY)
+            return i;
+    return run->args->n;
 }
 
-static place_facts place_facts_of(const fan_tree_run *r, fan_tree_node *at)
+/* fit_of: whether a recording fits; *which: the operand that lies elsewhere. */
+static fan_tree_fit fit_of(const fan_tree_run *run, const fan_tree_node *node, size_t *which)
 {
-    bool writes = writes_copied(r) < r->args->n;
-    place_facts p = {
-        .facts = {.known = r->signature->known && (!writes || r->signature->warned_writes),
-                  .writes = writes,
-                  .fit = FAN_TREE_FIT_NEVER}};
-    const fan_tree_children *place = fan__tree_place(at, r->signature);
-    for (size_t i = 0; place && i < place->n; i++) {
-        fan_tree_node *n = place->children[i];
-        size_t which = 0;
-        fan_tree_fit fit = FAN_TREE_FIT_FITS;
-        while (which < n->n && n->operands[which].placement == r->operands[which].placement &&
-               n->operands[which].data == r->operands[which].data)
-            which++;
-        if (which < n->n) {
-            if (p.facts.fit == FAN_TREE_FIT_ALIVE)
-                continue;
-            fit = r->operands[which].placement == FAN_PLACE_POOL ||
-                          n->operands[which].placement == FAN_PLACE_POOL
-                      ? FAN_TREE_FIT_OPERAND
-                      : FAN_TREE_FIT_STATIC;
-        }
-        for (size_t k = 0; k < n->ndead && fit == FAN_TREE_FIT_FITS && !FAN_FAULT(TREE_ALIVE_FITS);
-             k++)
-            fit = fan__tree_block_lives(n->dead[k]) ? FAN_TREE_FIT_ALIVE : fit;
-        p.facts.fit = fit;
-        p.child = n;
-        p.which = which < n->n ? which : 0;
+    *which = 0;
+    for (size_t i = 0; i < node->n; i++) {
+        const fan_tree_operand *now = &run->operands[i];
+        const fan_tree_operand *then = &node->operands[i];
+        if (now->placement == then->placement && now->data == then->data)
+            continue;
+        *which = i;
+        if (now->placement == FAN_PLACE_POOL || then->placement == FAN_PLACE_POOL)
+            return FAN_TREE_FIT_OPERAND;
+        return FAN_TREE_FIT_STATIC;
+    }
+    for (size_t k = 0; k < node->ndead; k++)
+        if (fan__tree_block_lives(node->dead[k]) && !FAN_FAULT(TREE_ALIVE_FITS))
+            return FAN_TREE_FIT_ALIVE;
+    return FAN_TREE_FIT_FITS;
+}
+
+static fan_tree_found found_at(const fan_tree_run *run, fan_tree_node *at)
+{
+    const fan_tree_signature *signature = run->signature;
+    const fan_tree_children *place = fan__tree_place(at, signature);
+    fan_tree_found found = {.facts.fit = FAN_TREE_FIT_NEVER};
+    fan_tree_place *facts = &found.facts;
+    facts->writes = writes_copied(run) < run->args->n;
+    facts->known = signature->known && (!facts->writes || signature->warned_writes);
+    if (!place)
+        return found;
+    for (size_t i = 0; i < place->n; i++) {
+        size_t which;
+        fan_tree_fit fit = fit_of(run, place->children[i], &which);
+        if (facts->fit == FAN_TREE_FIT_ALIVE && fan_tree_fit_moved(fit))
+            continue;
+        facts->fit = fit;
+        found.child = place->children[i];
+        found.which = which;
         if (fit == FAN_TREE_FIT_FITS)
-            return p;
+            return found;
     }
-    if (place && (p.facts.fit == FAN_TREE_FIT_OPERAND || p.facts.fit == FAN_TREE_FIT_STATIC)) {
-        p.facts.over_limit = place->moved >= r->tree->options.limit;
-        /* Foreign kernels may write an operand unseen, so devices that can record them do not
-         * demote. */
-        p.facts.can_demote = r->tree->recorder->accesses_all && !r->signature->written[p.which] &&
-                             !r->signature->shown[p.which] &&
-                             r->operands[p.which].placement != FAN_PLACE_ADD;
-    }
-    return p;
+    if (!fan_tree_fit_moved(facts->fit))
+        return found;
+    const fan_tree_operand_facts *moved = &signature->facts[found.which];
+    bool added = run->operands[found.which].placement == FAN_PLACE_ADD;
+    facts->over_limit = place->moved >= run->tree->options.limit;
+    /* Foreign kernels may write an operand unseen, so devices that can record them do not
+     * demote. */
+    facts->can_demote = run->tree->recorder->accesses_all;
+    if (moved->written || moved->shown || added)
+        facts->can_demote = false;
+    return found;
 }
 
 /* repeats: whether this path has the function twice after the same function. */
-static bool repeats(const fan_tree_run *r)
+static bool repeats(const fan_tree_run *run)
 {
-    const fan_tree *t = r->tree;
-    unsigned times = 0;
-    if ((t->path != FAN_TREE_WARMUP && t->path != FAN_TREE_RECORDING) ||
-        r->function->warned & FAN_TREE_WARN_REPEATS)
+    const fan_tree *tree = run->tree;
+    if (tree->path != FAN_TREE_WARMUP && tree->path != FAN_TREE_RECORDING)
         return false;
-    const fan_tree_function *last = t->current->signature->function;
-    for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        times += n->signature->function == r->function && n->parent->signature &&
-                 n->parent->signature->function == last;
+    const fan_tree_function *last = tree->current->signature->function;
+    unsigned times = 0;
+    for (const fan_tree_node *node = tree->current; node->parent; node = node->parent) {
+        const fan_tree_signature *before = node->parent->signature;
+        bool same = before && before->function == last;
+        times += same && node->signature->function == run->function;
+    }
     return times >= 2;
+}
+
+/* all_dead: whether the path has outputs' memory, and none of it is alive. */
+static bool all_dead(const fan_tree *tree)
+{
+    fan_tree_at at = {.node = tree->current};
+    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+        if (fan__tree_block_lives(block))
+            return false;
+    return tree->path != FAN_TREE_NONE;
+}
+
+/* decide: gathers the facts and makes the plan; run->found: at the place where it continues. */
+static void decide(fan_tree_run *run)
+{
+    fan_tree *tree = run->tree;
+    fan_tree_signature *signature = run->signature;
+    fan_tree_found here = found_at(run, tree->current);
+    fan_tree_found root = here;
+    if (tree->current != &tree->root)
+        root = found_at(run, &tree->root);
+    bool warned = run->function->warned & FAN_TREE_WARN_REPEATS;
+    fan_tree_call call = {.path = tree->path,
+                          .new_step = tree->path_step != tree->steps,
+                          .all_dead = all_dead(tree),
+                          .warm = signature->warm,
+                          .strict = tree->options.strict,
+                          .repeats = !warned && repeats(run),
+                          .warned = warned,
+                          .full = run->function->recordings >= FAN_TREE_RECORDINGS,
+                          .here = here.facts,
+                          .root = root.facts};
+    run->plan = fan_tree_decide(&call);
+    run->found = run->plan.end_path ? root : here;
+    signature->known = true;
+    signature->warned_writes |= run->plan.warn_writes;
 }
 
 /* ---- reasons and warnings ---- */
@@ -243,317 +316,306 @@ static const char *reason_of_warm_up(uint64_t rules)
     return "it had not run with operands of these dtypes and shapes";
 }
 
-/* report_moved: why a call runs as it is: operand i moved more often than its limit. */
-static void report_moved(const fan_tree_run *r, size_t i, fan_tree_report *o)
+/* report_moved: why a call runs eagerly: an operand moved more often than its limit. */
+static void report_moved(const fan_tree_run *run, fan_tree_report *report)
 {
+    const fan_tree_operand_facts *facts = &run->signature->facts[run->found.which];
     const char *why = "foreign kernels may write into it";
     const char *advice = ", or give the operand the role copy";
-    if (r->signature->written[i]) {
+    if (facts->written) {
         why = "the function writes into it";
         advice = "";
     }
-    if (r->signature->shown[i]) {
+    if (facts->shown) {
         why = "the function returns a view of it";
         advice = "";
     }
-    snprintf(o->reason, sizeof o->reason,
+    snprintf(report->reason, sizeof report->reason,
              "operand %zu lay elsewhere more than %u times, and %s, so it cannot be copied: keep "
              "the array where it is%s",
-             i, r->tree->options.limit, why, advice);
+             run->found.which, run->tree->options.limit, why, advice);
 }
 
-
-static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p,
-                        fan_tree_report *o)
+static void report_eager(const fan_tree_run *run, fan_tree_report *report)
 {
-    o->outcome = plan->outcome;
-    o->rules = plan->rules | FAN_T(17);
-    o->node = -1;
-    o->handed = false;
-    o->reason[0] = '\0';
-    if (plan->outcome == FAN_TREE_EAGER) {
-        if (o->rules & FAN_T(6))
-            snprintf(o->reason, sizeof o->reason,
-                     "it writes into operand %zu, which is copied: give it the role static or "
-                     "accumulate",
-                     writes_copied(r));
-        else if (r->function->recordings >= FAN_TREE_RECORDINGS)
-            snprintf(o->reason, sizeof o->reason,
-                     "it has %d recordings, and none fits: call functions in the same order in "
-                     "each step, and do not let "
-                     "steps of several threads overlap (a tree for each thread)",
-                     FAN_TREE_RECORDINGS);
-        else
-            report_moved(r, p->which, o);
-    }
-    if (plan->outcome == FAN_TREE_WARM)
-        snprintf(o->reason, sizeof o->reason, "%s", reason_of_warm_up(plan->rules));
-    if (plan->outcome != FAN_TREE_RECORD)
-        return;
-    snprintf(o->reason, sizeof o->reason, "%s", fan_tree_fit_words(plan->why));
-    if (plan->why == FAN_TREE_FIT_OPERAND || plan->why == FAN_TREE_FIT_STATIC)
-        fan_append(o->reason, sizeof o->reason, ": operand %zu at %p, not %p%s", p->which,
-                   /* in the recording */
-                   (void *)r->args->in[p->which]->data, p->child->operands[p->which].data,
-                   plan->demote ? "; it keeps moving, and is copied from now on" : "");
+    if (report->rules & FAN_T(6))
+        snprintf(report->reason, sizeof report->reason,
+                 "it writes into operand %zu, which is copied: give it the role static or "
+                 "accumulate",
+                 writes_copied(run));
+    else if (run->function->recordings >= FAN_TREE_RECORDINGS)
+        snprintf(report->reason, sizeof report->reason,
+                 "it has %d recordings, and none fits: call functions in the same order in each "
+                 "step, and do not let steps of several threads overlap (a tree for each thread)",
+                 FAN_TREE_RECORDINGS);
+    else
+        report_moved(run, report);
+}
+
+static void report_recording(const fan_tree_run *run, fan_tree_report *report)
+{
+    const fan_tree_found *found = &run->found;
+    const char *demoted = "";
+    if (run->plan.demote)
+        demoted = "; it keeps moving, and is copied from now on";
+    fan_append(report->reason, sizeof report->reason, "%s", fan_tree_fit_words(run->plan.why));
+    if (fan_tree_fit_moved(run->plan.why))
+        fan_append(report->reason, sizeof report->reason, ": operand %zu at %p, not %p%s",
+                   found->which, (void *)run->args->in[found->which]->data,
+                   found->child->operands[found->which].data, demoted);
+}
+
+/* report_plan: what the call does, and why. */
+static void report_plan(const fan_tree_run *run)
+{
+    fan_tree_report *report = run->report;
+    const fan_tree_plan *plan = &run->plan;
+    *report =
+        (fan_tree_report){.outcome = plan->outcome, .rules = plan->rules | FAN_T(17), .node = -1};
+    if (plan->outcome == FAN_TREE_EAGER)
+        report_eager(run, report);
+    else if (plan->outcome == FAN_TREE_WARM)
+        fan_append(report->reason, sizeof report->reason, "%s", reason_of_warm_up(plan->rules));
+    else if (plan->outcome == FAN_TREE_RECORD)
+        report_recording(run, report);
 }
 
 /* warn: warns the function's owner, once for each kind of warning (0: each time). */
-static void warn(const fan_tree_run *r, unsigned what, const char *text)
+static void warn(const fan_tree_run *run, unsigned warning, const char *text)
 {
+    const fan_tree_body *body = &run->args->body;
+    fan_tree_function *function = run->function;
     char message[512];
-    if (!r->args->body.warn || r->function->warned & what)
+    if (!body->warn || function->warned & warning)
         return;
-    r->function->warned |= what;
-    snprintf(message, sizeof message, "%s %s", r->function->name, text);
-    r->args->body.warn(r->args->body.ctx, message);
+    function->warned |= warning;
+    snprintf(message, sizeof message, "%s %s", function->name, text);
+    body->warn(body->ctx, message);
 }
 
-/* ---- a call ---- */
-
-static fan_status run_eager(fan_tree_run *r, fan_error *err)
+static void warn_eager(const fan_tree_run *run, unsigned warning)
 {
-    FAN_TRY(r->args->body.run(r->args->body.ctx, r->args->in, r->result, err));
-    return fan__tree_keep_operands(r, err);
+    char text[FAN_TREE_REASON + 64];
+    snprintf(text, sizeof text, "runs without a recording: %s", run->report->reason);
+    warn(run, warning, text);
 }
 
-/* decide: gathers the facts and makes the plan; *p: the facts of the place where it continues. */
-static fan_tree_plan decide(const fan_tree_run *r, place_facts *p)
+/* warn_of_plan: after the call: the warnings that the plan names. */
+static void warn_of_plan(const fan_tree_run *run)
 {
-    fan_tree *t = r->tree;
-    place_facts here = place_facts_of(r, t->current),
-                root = t->current == &t->root ? here : place_facts_of(r, &t->root);
-    bool all_dead = t->path != FAN_TREE_NONE;
-    for (const fan_tree_node *n = t->current; n != &t->root && all_dead; n = n->parent)
-        for (size_t i = 0; i < n->nblocks && all_dead; i++)
-            all_dead = !fan__tree_block_lives(n->blocks[i]);
-    fan_tree_call c = {.path = t->path,
-                       .new_step = t->path != FAN_TREE_NONE && t->path_step != t->steps,
-                       .all_dead = all_dead,
-                       .warm = r->signature->warm,
-                       .strict = t->options.strict,
-                       .repeats = repeats(r),
-                       .warned = (r->function->warned & FAN_TREE_WARN_REPEATS) != 0,
-                       .full = r->function->recordings >= FAN_TREE_RECORDINGS,
-                       .here = here.facts,
-                       .root = root.facts};
-    fan_tree_plan plan = fan_tree_decide(&c);
-    *p = plan.end_path ? root : here;
-    r->signature->known = true;
-    r->signature->warned_writes |= plan.warn_writes;
-    return plan;
-}
-
-/* count_body: updates the counters after the function ran; the arena may have run out during it. */
-static void count_body(const fan_tree_run *r, fan_tree_report *o)
-{
-    fan_tree_stats *stats = &r->tree->stats;
-    if (!r->full[0]) {
-        stats->warmed++;
-        return;
+    const fan_tree_plan *plan = &run->plan;
+    if (plan->warn_writes)
+        warn_eager(run, 0);
+    else if (plan->outcome == FAN_TREE_EAGER && run->report->rules & FAN_T(7)) {
+        bool full = run->function->recordings >= FAN_TREE_RECORDINGS;
+        warn_eager(run, full ? FAN_TREE_WARN_RECORDINGS : FAN_TREE_WARN_MOVES);
     }
-    r->signature->full++;
-    stats->eager++;
-    o->outcome = FAN_TREE_EAGER;
-    o->handed = true;
-    snprintf(o->reason, sizeof o->reason, "%s", r->full);
+    if (plan->warn_repeats)
+        warn(run, FAN_TREE_WARN_REPEATS,
+             "runs again and again in one step while outputs of earlier calls are alive, so each "
+             "call is recorded anew: end the step, delete outputs, or copy them with keep=True");
+    if (plan->demote) {
+        char text[FAN_TREE_REASON];
+        snprintf(text, sizeof text,
+                 "copies operand %zu from now on, which lay elsewhere more than %u times: keep the "
+                 "array where it is, or give the operand the role copy",
+                 run->found.which, run->tree->options.limit);
+        warn(run, FAN_TREE_WARN_DEMOTED, text);
+    }
+    if (run->evicted)
+        warn(run, FAN_TREE_WARN_SIGNATURES,
+             "is called with more combinations of shapes, dtypes and keys than are kept, and drops "
+             "the recordings of the least recently used one: pad to fewer shapes, and pass what "
+             "changes as an array");
 }
 
-/* replay: of n, verified if it is one of the first. */
-static fan_status replay(fan_tree_run *r, fan_tree_node *n, fan_tree_report *o, fan_error *err)
+/* ---- carry out ---- */
+
+static fan_status run_eager(const fan_tree_run *run, fan_error *err)
 {
-    fan_tree *t = r->tree;
-    FAN_TRY(n->verified < t->options.verify ? fan__tree_verify(r, n, err)
-                                            : fan__tree_replay(r, n, err));
-    o->node = n->number;
-    t->current = n;
-    t->path = FAN_TREE_EXECUTION;
-    t->stats.replayed++;
+    const fan_tree_args *args = run->args;
+    FAN_TRY(args->body.run(args->body.ctx, args->in, run->result, err));
+    return fan__tree_keep_operands(run, err);
+}
+
+/* run_aside: eagerly, for a reason that is no rule's. */
+static fan_status run_aside(const fan_tree_run *run, const char *reason, fan_error *err)
+{
+    fan_tree_report *report = run->report;
+    *report = (fan_tree_report){.outcome = FAN_TREE_EAGER, .rules = FAN_T(17), .node = -1};
+    fan_append(report->reason, sizeof report->reason, "%s", reason);
+    return run_eager(run, err);
+}
+
+/* run_without_room: eagerly, because the tree's memory ran out too often. */
+static fan_status run_without_room(fan_tree_run *run, fan_error *err)
+{
+    char reason[FAN_TREE_REASON];
+    snprintf(reason, sizeof reason,
+             "the tree's memory ran out in %u of its calls: give the tree more (memory=), or "
+             "delete outputs earlier",
+             run->signature->full);
+    run->tree->stats.eager++;
+    FAN_TRY(run_aside(run, reason, err));
+    warn_eager(run, FAN_TREE_WARN_ROOM);
+    return FAN_OK;
+}
+
+/* replay: of a recording, verified if it is one of the first. */
+static fan_status replay(fan_tree_run *run, fan_tree_node *node, fan_error *err)
+{
+    fan_tree *tree = run->tree;
+    if (node->verified < tree->options.verify)
+        FAN_TRY(fan__tree_verify(run, node, err));
+    else
+        FAN_TRY(fan__tree_replay(run, node, err));
+    run->report->node = node->number;
+    tree->current = node;
+    tree->path = FAN_TREE_EXECUTION;
+    tree->stats.replayed++;
     return FAN_OK;
 }
 
 /* make_recording: T16; a function that turns out to write into a copied operand runs eagerly. */
-static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_facts *p,
-                                 fan_tree_report *o, fan_error *err)
+static fan_status make_recording(fan_tree_run *run, fan_error *err)
 {
-    fan_tree *t = r->tree;
-    fan_tree_node *made = NULL;
-    if (plan->demote) {
-        r->signature->demoted[p->which] = true;
-        FAN_TRY(place_operands(r, err));
-        place_facts again = place_facts_of(r, t->current);
+    fan_tree *tree = run->tree;
+    if (run->plan.demote) {
+        run->signature->facts[run->found.which].demoted = true;
+        FAN_TRY(place_operands(run, err));
+        fan_tree_found again = found_at(run, tree->current);
         if (again.facts.fit == FAN_TREE_FIT_FITS) {
-            o->outcome = FAN_TREE_REPLAY;
-            return replay(r, again.child, o, err);
+            run->report->outcome = FAN_TREE_REPLAY;
+            return replay(run, again.child, err);
         }
     }
-    const fan_tree_children *place = fan__tree_place(t->current, r->signature);
-    r->keep_dead = plan->why == FAN_TREE_FIT_ALIVE && place && place->alive >= t->options.limit;
-    FAN_TRY(fan__tree_record(r, &made, err));
-    if (made && r->full[0]) {
-        count_body(r, o);
+    if (run->plan.why == FAN_TREE_FIT_ALIVE)
+        run->keep_dead =
+            fan__tree_place(tree->current, run->signature)->alive >= tree->options.limit;
+    FAN_TRY(fan__tree_record(run, err));
+    if (!run->wrote)
         return FAN_OK;
-    }
-    if (made) {
-        fan__tree_place(made->parent, r->signature)->alive += plan->why == FAN_TREE_FIT_ALIVE;
-        if (plan->count)
-            fan__tree_place(made->parent, r->signature)->moved++;
-        o->node = made->number;
-        t->stats.recorded++;
-        r->signature->full = 0;
-        return FAN_OK;
-    }
-    r->signature->known = false; /* so that its owner is warned */
-    *plan = decide(r, p);
-    fill_report(r, plan, p, o);
-    t->stats.eager++;
-    return run_eager(r, err);
+    run->signature->known = false; /* so that its owner is warned */
+    decide(run);
+    report_plan(run);
+    tree->stats.eager++;
+    return run_eager(run, err);
 }
 
-static fan_status run_plan(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_report *o,
-                           fan_error *err)
+static fan_status run_plan(fan_tree_run *run, fan_error *err)
 {
-    fan_tree *t = r->tree;
-    switch (plan->outcome) {
+    const fan_tree_found *found = &run->found;
+    switch (run->plan.outcome) {
     case FAN_TREE_FAIL:
         return fan_fail(err, FAN_ERR_VALUE,
                         "%s: operand %zu is static, and lies at %p; it was recorded at %p (strict)",
-                        r->function->name, p->which, (void *)r->args->in[p->which]->data,
-                        p->child->operands[p->which].data);
+                        run->function->name, found->which,
+                        (void *)run->args->in[found->which]->data,
+                        found->child->operands[found->which].data);
     case FAN_TREE_EAGER:
-        t->stats.eager++;
-        return run_eager(r, err);
+        run->tree->stats.eager++;
+        return run_eager(run, err);
     case FAN_TREE_WARM:
-        FAN_TRY(fan__tree_warm_up(r, err));
-        count_body(r, o);
-        return FAN_OK;
+        return fan__tree_warm_up(run, err);
     case FAN_TREE_RECORD:
-        return make_recording(r, plan, p, o, err);
+        return make_recording(run, err);
     case FAN_TREE_REPLAY:
-        return replay(r, p->child, o, err);
+        return replay(run, found->child, err);
     }
     return FAN_OK;
 }
 
-static fan_status run_aside(fan_tree_run *r, const char *reason, fan_tree_report *o, fan_error *err)
+/* ---- a call ---- */
+
+static fan_status check_call(const fan_tree_run *run, fan_error *err)
 {
-    *o = (fan_tree_report){.outcome = FAN_TREE_EAGER, .rules = FAN_T(17), .node = -1};
-    snprintf(o->reason, sizeof o->reason, "%s", reason);
-    r->tree->stats.eager++;
-    return run_eager(r, err);
+    const fan_tree_function *function = run->function;
+    const fan_tree_args *args = run->args;
+    FAN_TRY(fan__tree_check_fork(run->tree, err));
+    if (run->tree->closed)
+        return fan_fail(err, FAN_ERR_STATE, "%s: its graph tree is closed", function->name);
+    if (run->tree->depth == 0)
+        return fan_fail(err, FAN_ERR_STATE,
+                        "%s is called outside of a step, which ends the life of its outputs: use "
+                        "`with tree.step():` around the calls of one iteration",
+                        function->name);
+    if (function->nroles && function->nroles != args->n)
+        return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu",
+                        function->name, args->n, FAN_PLURAL(args->n), function->nroles);
+    for (size_t i = 0; i < args->n; i++) {
+        fan_error why;
+        const fan_array *a = args->in[i];
+        if (!a || !fan_storage_ended(a->storage))
+            continue;
+        (void)fan_storage_check(a->storage, &why);
+        return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", function->name, i, why.text);
+    }
+    return FAN_OK;
 }
 
 /* call_locked: with the lock. */
-static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *err)
+static fan_status call_locked(fan_tree_run *run, fan_error *err)
 {
-    fan_tree *t = r->tree;
+    fan_tree *tree = run->tree;
+    const fan_tree_plan *plan = &run->plan;
     uint64_t capture = 0;
-    place_facts p;
-    FAN_TRY(fan__tree_check_fork(t, err));
-    if (r->function->tree->closed)
-        return fan_fail(err, FAN_ERR_STATE, "%s: its graph tree is closed", r->function->name);
-    if (r->function->tree->depth == 0)
-        return fan_fail(err, FAN_ERR_STATE,
-                        "%s is called outside of a step, which ends the life of its outputs: use "
-                        "`with tree.step():` "
-                        "around the calls of one iteration",
-                        r->function->name);
-    if (r->function->nroles && r->function->nroles != r->args->n)
-        return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu",
-                        r->function->name, r->args->n, FAN_PLURAL(r->args->n), r->function->nroles);
-    for (size_t i = 0; i < r->args->n; i++)
-        if (r->args->in[i] && fan_storage_ended(r->args->in[i]->storage)) {
-            fan_error why;
-            (void)fan_storage_check(r->args->in[i]->storage, &why);
-            return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", r->function->name, i,
-                            why.text);
-        }
-    if (r->caller)
-        FAN_TRY(fan_stream_capture(r->caller, &capture, err));
-    if (capture)
-        return run_aside(r, "the caller's current stream is captured", o, err);
-    FAN_TRY(signature_find(r->function, r->args, &r->signature, &r->evicted, err));
-    if (fan_grow((void **)&t->operands, &t->operands_cap, r->args->n + 1, sizeof *t->operands))
+    FAN_TRY(check_call(run, err));
+    if (run->caller)
+        FAN_TRY(fan_stream_capture(run->caller, &capture, err));
+    if (capture) {
+        tree->stats.eager++;
+        return run_aside(run, "the caller's current stream is captured", err);
+    }
+    FAN_TRY(signature_find(run, err));
+    if (fan_grow((void **)&tree->operands, &tree->operands_cap, run->args->n + 1,
+                 sizeof *tree->operands))
         return fan__tree_no_memory(err);
-    r->operands = t->operands;
-    FAN_TRY(place_operands(r, err));
-    fan_tree_plan plan = decide(r, &p);
-    fill_report(r, &plan, &p, o);
-    if (plan.end_path) {
-        FAN_TRY(fan__tree_enter(r, err)); /* the memory's last user is mostly the caller's stream */
-        FAN_TRY(fan__tree_end_path(t, r->caller, err));
+    run->operands = tree->operands;
+    FAN_TRY(place_operands(run, err));
+    decide(run);
+    report_plan(run);
+    if (plan->end_path) {
+        FAN_TRY(
+            fan__tree_enter(run, err)); /* the memory's last user is mostly the caller's stream */
+        FAN_TRY(fan__tree_end_path(tree, run->caller, err));
     }
-    if (t->current == &t->root)
-        t->path_step = t->steps;
-    if ((plan.outcome == FAN_TREE_WARM || plan.outcome == FAN_TREE_RECORD) &&
-        r->signature->full > t->options.limit) {
-        char reason[256];
-        snprintf(reason, sizeof reason,
-                 "runs without a recording: the tree's memory ran out in %u of its calls: give the "
-                 "tree more (memory=), or "
-                 "delete outputs earlier",
-                 r->signature->full);
-        FAN_TRY(run_aside(r, reason + strlen("runs without a recording: "), o, err));
-        warn(r, FAN_TREE_WARN_ROOM, reason);
-        return FAN_OK;
-    }
-    r->restore = plan.restore;
-    FAN_TRY(run_plan(r, &plan, &p, o, err));
-    char text[FAN_TREE_REASON + 64] = "";
-    if (plan.outcome == FAN_TREE_EAGER)
-        snprintf(text, sizeof text, "runs without a recording: %s", o->reason);
-    if (plan.warn_writes)
-        warn(r, 0, text);
-    else if (plan.outcome == FAN_TREE_EAGER && o->rules & FAN_T(7))
-        warn(r,
-             r->function->recordings >= FAN_TREE_RECORDINGS ? FAN_TREE_WARN_RECORDINGS
-                                                            : FAN_TREE_WARN_MOVES,
-             text);
-    if (plan.warn_repeats)
-        warn(r, FAN_TREE_WARN_REPEATS,
-             "runs again and again in one step while outputs of earlier calls are alive, so each "
-             "call is recorded "
-             "anew: end the step, delete outputs, or copy them with keep=True");
-    if (plan.demote) {
-        snprintf(text, sizeof text,
-                 "copies operand %zu from now on, which lay elsewhere more than %u times: keep the "
-                 "array where it is, "
-                 "or give the operand the role copy",
-                 p.which, r->tree->options.limit);
-        warn(r, FAN_TREE_WARN_DEMOTED, text);
-    }
-    if (r->evicted)
-        warn(r, FAN_TREE_WARN_SIGNATURES,
-             "is called with more combinations of shapes, dtypes and keys than are kept, and drops "
-             "the recordings "
-             "of the "
-             "least recently used one: pad to fewer shapes, and pass what changes as an array");
+    if (tree->current == &tree->root)
+        tree->path_step = tree->steps;
+    bool runs_body = plan->outcome == FAN_TREE_WARM || plan->outcome == FAN_TREE_RECORD;
+    if (runs_body && run->signature->full > tree->options.limit)
+        return run_without_room(run, err);
+    FAN_TRY(run_plan(run, err));
+    warn_of_plan(run);
     return FAN_OK;
 }
 
-fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args,
+fan_status fan_tree_function_call(fan_tree_function *function, const fan_tree_args *args,
                                   fan_tree_result *out, fan_tree_report *report, fan_error *err)
 {
-    fan_tree *t = f->tree;
-    fan_tree_run r = {.tree = t, .function = f, .args = args, .result = out};
+    fan_tree *tree = function->tree;
+    fan_tree_run run = {.tree = tree,
+                        .function = function,
+                        .args = args,
+                        .result = out,
+                        .report = report,
+                        .caller = fan_stream_current(tree->device)};
+    fan_status status;
     if (is_calling) {
-        *report = (fan_tree_report){.outcome = FAN_TREE_EAGER, .rules = FAN_T(17), .node = -1};
-        snprintf(report->reason, sizeof report->reason, "it is called by a function of %s tree",
-                 fan__tree_is_mine(t) ? "the same" : "another");
-        r.caller = fan_stream_current(t->device);
-        fan_status status = run_eager(&r, err);
-        fan_stream_drop(r.caller);
+        const char *reason = "it is called by a function of another tree";
+        if (fan__tree_is_mine(tree))
+            reason = "it is called by a function of the same tree";
+        status = run_aside(&run, reason, err);
+        fan_stream_drop(run.caller);
         return status;
     }
-    memcpy(r.call_site, args->call_site, strnlen(args->call_site, sizeof r.call_site - 1));
-    r.caller = fan_stream_current(t->device);
-    if (!r.caller && t->device->backend->has_streams)
+    memcpy(run.call_site, args->call_site, strnlen(args->call_site, sizeof run.call_site - 1));
+    if (!run.caller && tree->device->backend->has_streams)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-    bool locked = fan__tree_lock(t);
+    bool locked = fan__tree_lock(tree);
     is_calling = true;
-    fan_status status = call_locked(&r, report, err);
+    status = call_locked(&run, err);
     is_calling = false;
-    fan__tree_unlock(t, locked);
-    fan_stream_drop(r.caller);
+    fan__tree_unlock(tree, locked);
+    fan_stream_drop(run.caller);
     return status;
 }

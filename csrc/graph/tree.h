@@ -81,8 +81,9 @@ typedef struct fan_tree_report {
 } fan_tree_report;
 
 typedef struct fan_tree_stats {
-    uint64_t nodes, bytes, in_use, high_water, warmed, recorded, replayed, eager, restored;
-    uint64_t driver_bytes; /* allocated by the driver for recordings */
+    unsigned long long nodes, bytes, in_use, high_water;
+    unsigned long long warmed, recorded, replayed, eager, restored; /* calls */
+    unsigned long long driver_bytes; /* allocated by the driver for recordings */
     bool closed;
 } fan_tree_stats;
 
@@ -130,9 +131,9 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out);
 typedef struct fan_tree_recording_info {
     int node, parent; /* parent -1: it is a root */
     const char *function;
-    uint64_t owns;    /* bytes of its outputs */
-    uint64_t reaches; /* the end of the memory that it uses */
-    uint64_t replays;
+    unsigned long long owns;    /* bytes of its outputs */
+    unsigned long long reaches; /* the end of the memory that it uses */
+    unsigned long long replays;
     bool current; /* it is on the path */
 } fan_tree_recording_info;
 /* fan_tree_visit_memory: calls `visit` with the lock for each range that a recording uses; `owns`:
@@ -140,7 +141,8 @@ typedef struct fan_tree_recording_info {
 void fan_tree_visit_memory(fan_tree *t,
                            void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
                            void *ctx);
-/* fan_tree_visit: calls `visit` with the lock for each recording, in the order of their numbers. */
+/* fan_tree_visit: calls `visit` with the lock for each recording, the one with the highest number
+ * first. */
 void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s),
                     void *ctx);
 

@@ -54,7 +54,7 @@ static bool agree(const fan_graph_pool *p, const map *m)
         n += m->units[o] > 0;
         in_use += (uint64_t)m->units[o] * FAN_GRAPH_ALIGN;
     }
-    bool same = p->in_use == in_use && p->taken.n == n;
+    bool same = fan_graph_pool_in_use(p) == in_use && p->taken.n == n;
     for (size_t i = 0; i + 1 < p->taken.n; i++)
         same = same && p->taken.at[i].hi <= p->taken.at[i + 1].lo &&
                p->taken.at[i].lo < p->taken.at[i].hi;
@@ -111,7 +111,7 @@ static bool one_trace(uint64_t seed, long *full)
     /* What is called after it .. */
     for (int i = 0; i < 12; i++) {
         good = good && act(&rng, &p, &m, full);
-        replayed[i] = p.taken.n ? p.taken.at[p.taken.n - 1].hi + p.in_use : 0;
+        replayed[i] = p.taken.n ? p.taken.at[p.taken.n - 1].hi + fan_graph_pool_in_use(&p) : 0;
     }
     /* .. is called again after it was restored, and all of it is where it was. Twice is as once. */
     CHECK_OK(fan_graph_pool_restore(&p, &then, NULL));
@@ -126,7 +126,9 @@ static bool one_trace(uint64_t seed, long *full)
     m = kept;
     for (int i = 0; i < 12; i++) {
         good = good && act(&rng, &p, &m, full);
-        good = good && replayed[i] == (p.taken.n ? p.taken.at[p.taken.n - 1].hi + p.in_use : 0);
+        good =
+            good && replayed[i] ==
+                        (p.taken.n ? p.taken.at[p.taken.n - 1].hi + fan_graph_pool_in_use(&p) : 0);
     }
     /* Less what died since: what is reported live is what lives. */
     CHECK_OK(fan_graph_pool_restore(&p, &then, NULL));
@@ -163,7 +165,7 @@ static void memory_that_ends_changes_nothing(void)
     CHECK_INT(fan_graph_pool_alloc(&p, 1, &offset, NULL), FAN_ERR_NOMEM);
     fan_mem_fail_at(-1, 0);
     CHECK_INT(p.taken.n, 0);
-    CHECK_INT(p.in_use, 0);
+    CHECK_INT(fan_graph_pool_in_use(&p), 0);
     CHECK_OK(fan_graph_pool_checkpoint(&p, &then, NULL)); /* of nothing: no memory */
     for (int i = 0; i < 20; i++)
         CHECK_OK(fan_graph_pool_alloc(&p, 1000, &offset, NULL));
@@ -175,7 +177,7 @@ static void memory_that_ends_changes_nothing(void)
     fan_graph_ranges_fini(&more);
     CHECK_OK(fan_graph_pool_checkpoint(&p, &more, NULL));
     CHECK_OK(fan_graph_pool_restore(&p, &then, NULL));
-    CHECK_INT(p.in_use, 0);
+    CHECK_INT(fan_graph_pool_in_use(&p), 0);
     fan_graph_pool small;
     fan_graph_pool_init(&small, 1 << 20);
     fan_mem_fail_at(0, -1);
@@ -183,7 +185,7 @@ static void memory_that_ends_changes_nothing(void)
     fan_mem_fail_at(-1, 0);
     CHECK_INT(small.taken.n, 0);
     CHECK_OK(fan_graph_pool_restore(&small, &more, NULL));
-    CHECK_INT(small.in_use, 20 * 1024);
+    CHECK_INT(fan_graph_pool_in_use(&small), 20 * 1024);
     CHECK_INT(fan_graph_pool_alloc(&small, UINT64_MAX, &offset, &err), FAN_ERR_DEVICE_NOMEM);
     CHECK_HAS(err.text, "no room for 18446744073709551615 bytes in the graph tree's 1048576, of "
                         "which 20480 are in use");

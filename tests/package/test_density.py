@@ -10,8 +10,22 @@ from kit.support import CSRC
 pytestmark = pytest.mark.tools
 
 #: The folders that are done.
-FOLDERS = ("array", "base", "buffer", "device", "engine", "py/api", "py/arrays", "py/base")
-FOLDERS += ("py/device", "py/module", "py/sim")
+FOLDERS = (
+    "array",
+    "base",
+    "buffer",
+    "device",
+    "device/cuda",
+    "engine",
+    "graph",
+    "py/api",
+    "py/arrays",
+    "py/base",
+    "py/device",
+    "py/graph",
+    "py/module",
+    "py/sim",
+)
 
 
 def too_much(found: Density) -> list[str]:

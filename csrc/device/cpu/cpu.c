@@ -1,5 +1,5 @@
 /* cpu: the smallest example of a backend: no streams, no events; work runs at once, so there are no
- * waits. */
+ * waits. First its functions, then its table, its one device, and how the device is found. */
 #include "array/nditer.h"
 #include "base/mem.h"
 #include "device/cpu/recording.h"
@@ -9,11 +9,13 @@
 static fan_status cpu_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out,
                             fan_error *err)
 {
-    (void)d, (void)stream;
+    (void)d;
+    (void)stream;
     *out = fan_alloc_data(bytes);
-    return *out ? FAN_OK
-                : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes,
-                           FAN_PLURAL(bytes));
+    if (!*out)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes,
+                        FAN_PLURAL(bytes));
+    return FAN_OK;
 }
 
 static void cpu_free(fan_device *d, void *data, size_t bytes)
@@ -25,7 +27,8 @@ static void cpu_free(fan_device *d, void *data, size_t bytes)
 static fan_status cpu_read(fan_stream *stream, const fan_array *dst, const fan_array *src,
                            fan_error *err)
 {
-    (void)stream, (void)err;
+    (void)stream;
+    (void)err;
     fan_array_copy(dst, src);
     return FAN_OK;
 }
@@ -36,8 +39,9 @@ static fan_status cpu_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
     FAN_TRY(fan_recording_job(job, &recorded, err));
     if (recorded)
         return FAN_OK;
-    uint64_t begin_ns =
-        atomic_load_explicit(&fan_traces, memory_order_relaxed) ? fan_trace_ns() : 0;
+    uint64_t begin_ns = 0;
+    if (atomic_load_explicit(&fan_traces, memory_order_relaxed))
+        begin_ns = fan_trace_ns();
     fan_job_run(job, true);
     fan_job_trace(d, s, job, begin_ns, -1, -1);
     return FAN_OK;
@@ -63,7 +67,8 @@ fan_device *fan_cpu(void)
 
 static fan_status cpu_find(long index, fan_device **out, fan_error *err)
 {
-    (void)index, (void)err;
+    (void)index;
+    (void)err;
     *out = fan_cpu();
     return FAN_OK;
 }

@@ -1,11 +1,12 @@
+/* Recordings on the CPU: lists of kernels, which a replay runs in their order.
+ *
+ * Sections: the list, and the recording of this thread; refusals, which make it invalid; kernels,
+ * which are added to it; and the entries of the recorder's table. */
 #include "device/cpu/recording.h"
 
 #include "base/fault.h"
 #include "base/mem.h"
 #include "device/job.h"
-
-#include <stdarg.h>
-#include <stdio.h>
 
 /* A kernel of the core or of a frontend. */
 typedef struct kernel {
@@ -49,104 +50,97 @@ static void recording_free(fan_recording *r)
 /* ---- refusals ---- */
 
 /* recording_refuse: makes the recording invalid, for a reason, which `err` (may be NULL) gets. */
-__attribute__((format(printf, 4, 5))) static fan_status recording_refuse(fan_recording *r,
-                                                                         fan_error *err,
-                                                                         fan_status status,
-                                                                         const char *fmt, ...)
+static fan_status recording_refuse(fan_recording *r, fan_status status, const char *reason,
+                                   fan_error *err)
 {
-    char text[FAN_ERROR_TEXT];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
     if (r->why.status == FAN_OK)
-        (void)fan_fail(&r->why, status, "%s", text);
-    return fan_fail(err, status, "%s", text);
+        (void)fan_fail(&r->why, status, "%s", reason);
+    return fan_fail(err, status, "%s", reason);
 }
 
 static fan_status recording_no_memory(fan_recording *r, fan_error *err)
 {
-    return recording_refuse(r, err, FAN_ERR_NOMEM, "out of memory");
+    return recording_refuse(r, FAN_ERR_NOMEM, "out of memory", err);
 }
 
 /* ---- kernels ---- */
 
-static fan_status recording_put(fan_recording *r, const kernel *k, fan_error *err)
+/* recording_put: takes the kernel, also on failure. */
+static fan_status recording_put(fan_recording *r, kernel *added, fan_error *err)
 {
-    if (fan_grow((void **)&r->kernels, &r->cap, r->n + 1, sizeof *r->kernels) < 0)
+    if (fan_grow((void **)&r->kernels, &r->cap, r->n + 1, sizeof *r->kernels) < 0) {
+        kernel_free(added);
         return recording_no_memory(r, err);
-    r->kernels[r->n++] = *k;
+    }
+    r->kernels[r->n++] = *added;
     return FAN_OK;
 }
 
 fan_status fan_recording_call(fan_recording *r, const fan_cpu_call *call, fan_error *err)
 {
-    kernel k = {.call = *call};
+    kernel added = {.call = *call};
     fan_cpu_access *copies = fan_alloc(call->n * sizeof *copies);
-    fan_status status = copies ? FAN_OK : recording_no_memory(r, err);
-    k.call.accesses = copies;
-    for (size_t i = 0; i < call->n && copies; i++)
+    added.call.accesses = copies;
+    if (!copies) {
+        kernel_free(&added);
+        return recording_no_memory(r, err);
+    }
+    for (size_t i = 0; i < call->n; i++)
         copies[i] = call->accesses[i];
-    if (status == FAN_OK)
-        status = recording_put(r, &k, err);
-    if (status != FAN_OK)
-        kernel_free(&k);
-    return status;
+    return recording_put(r, &added, err);
 }
 
-static fan_cpu_access access_of(const fan_array *a, bool write)
+/* job_refusal: why a job cannot be recorded; NULL: it can. */
+static const char *job_refusal(const fan_job *job)
 {
-    int64_t lo, hi;
-    fan_array_reach(a, &lo, &hi);
-    return (fan_cpu_access){a->size ? a->data + lo : a->data, (size_t)(hi - lo), write};
+    if (job->kind == FAN_JOB_EXACT)
+        return "an exact sum cannot be recorded: record with another accumulate=";
+    if (job->kind == FAN_JOB_SCATTER)
+        return "a sum of sparse gradients cannot be recorded: make them dense: its size depends on "
+               "their values";
+    if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
+        return "the statistics of a sum (stats=True) cannot be recorded: measure it outside";
+    return NULL;
 }
 
 fan_status fan_recording_job(const fan_job *job, bool *recorded, fan_error *err)
 {
     fan_recording *r = fan_recording_here();
-    fan__packer p = {NULL, 0};
+    fan__packer packer = {NULL, 0};
     *recorded = r != NULL;
     if (!r)
         return FAN_OK;
-    if (job->kind == FAN_JOB_EXACT)
-        return recording_refuse(r, err, FAN_ERR_CAPTURE,
-                                "an exact sum cannot be recorded: record with another accumulate=");
-    if (job->kind == FAN_JOB_SCATTER)
-        return recording_refuse(
-            r, err, FAN_ERR_CAPTURE,
-            "a sum of sparse gradients cannot be recorded: make them dense: its size depends on "
-            "their values");
-    if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
-        return recording_refuse(
-            r, err, FAN_ERR_CAPTURE,
-            "the statistics of a sum (stats=True) cannot be recorded: measure it outside");
-    (void)fan__pack_jobs(&p, job, 1);
-    kernel k = {.job = fan_alloc(p.used)};
-    if (!k.job)
+    const char *refusal = job_refusal(job);
+    if (refusal)
+        return recording_refuse(r, FAN_ERR_CAPTURE, refusal, err);
+    (void)fan__pack_jobs(&packer, job, 1);
+    kernel added = {.job = fan_alloc(packer.used)};
+    if (!added.job)
         return recording_no_memory(r, err);
-    p = (fan__packer){(char *)k.job, 0};
-    (void)fan__pack_jobs(&p, job, 1);
-    fan_status status = recording_put(r, &k, err);
-    if (status != FAN_OK)
-        kernel_free(&k);
-    return status;
+    packer = (fan__packer){(char *)added.job, 0};
+    (void)fan__pack_jobs(&packer, job, 1);
+    return recording_put(r, &added, err);
 }
 
 /* ---- the recorder's entries ---- */
 
 static fan_status cpu_begin(fan_device *d, fan_stream *origin, fan_error *err)
 {
-    (void)d, (void)origin;
+    (void)d;
+    (void)origin;
     if (here)
         return fan_fail(err, FAN_ERR_CAPTURE,
                         "this thread records already: end that recording first");
     here = fan_calloc(sizeof *here);
-    return here ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    if (!here)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    return FAN_OK;
 }
 
 static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out, fan_error *err)
 {
-    (void)d, (void)origin;
+    (void)d;
+    (void)origin;
     fan_recording *r = here;
     *out = NULL;
     if (!r)
@@ -165,7 +159,8 @@ static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out
 
 static void cpu_abort(fan_device *d, fan_stream *origin)
 {
-    (void)d, (void)origin;
+    (void)d;
+    (void)origin;
     recording_free(here);
 }
 
@@ -173,7 +168,9 @@ static void cpu_abort(fan_device *d, fan_stream *origin)
 static fan_status cpu_launch(fan_recording *r, fan_stream *origin, fan_error *err)
 {
     (void)origin;
-    size_t n = FAN_FAULT(KERNEL_NOT_REPLAYED) && r->n ? r->n - 1 : r->n;
+    size_t n = r->n;
+    if (FAN_FAULT(KERNEL_NOT_REPLAYED) && n)
+        n--;
     for (size_t i = 0; i < n; i++) {
         const kernel *k = &r->kernels[i];
         if (k->job)
@@ -184,28 +181,51 @@ static fan_status cpu_launch(fan_recording *r, fan_stream *origin, fan_error *er
     return FAN_OK;
 }
 
+/* array_access: visits the memory of an operand; returns false if the visits end. */
+static bool array_access(const fan_job *job, const fan_array *a, fan_recording_visit visit,
+                         void *ctx)
+{
+    int64_t lo;
+    int64_t hi;
+    fan_array_reach(a, &lo, &hi);
+    if (lo == hi)
+        return true;
+    return visit(ctx, fan_job_word(job->kind), a->data + lo, (size_t)(hi - lo), a == job->out);
+}
+
+/* kernel_accesses: visits what a kernel reads and writes; returns false if the visits end. */
+static bool kernel_accesses(const kernel *k, fan_recording_visit visit, void *ctx)
+{
+    const fan_job *job = k->job;
+    if (job) {
+        for (size_t i = 0; i < job->n; i++)
+            if (!array_access(job, job->in[i].array, visit, ctx))
+                return false;
+        return array_access(job, job->out, visit, ctx);
+    }
+    for (size_t i = 0; i < k->call.n; i++) {
+        const fan_cpu_access *access = &k->call.accesses[i];
+        if (!access->bytes)
+            continue;
+        if (!visit(ctx, k->call.name, access->data, access->bytes, access->write))
+            return false;
+    }
+    return true;
+}
+
 static void cpu_accesses(const fan_recording *r, fan_recording_visit visit, void *ctx)
 {
-    bool on = true;
-    for (size_t i = 0; i < r->n && on; i++) {
-        const kernel *k = &r->kernels[i];
-        for (size_t j = 0; !k->job && j < k->call.n && on; j++)
-            on = !k->call.accesses[j].bytes ||
-                 visit(ctx, k->call.name, k->call.accesses[j].data, k->call.accesses[j].bytes,
-                       k->call.accesses[j].write);
-        for (size_t j = 0; k->job && j <= k->job->n && on; j++) {
-            const fan_array *a = j < k->job->n ? k->job->in[j].array : k->job->out;
-            fan_cpu_access access = access_of(a, j == k->job->n);
-            on = !access.bytes ||
-                 visit(ctx, fan_job_word(k->job->kind), access.data, access.bytes, access.write);
-        }
-    }
+    size_t i = 0;
+    while (i < r->n && kernel_accesses(&r->kernels[i], visit, ctx))
+        i++;
 }
 
 static fan_status cpu_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes,
                              fan_error *err)
 {
-    (void)d, (void)origin, (void)err;
+    (void)d;
+    (void)origin;
+    (void)err;
     memset(data, FAN_CPU_POISON, bytes);
     return FAN_OK;
 }

@@ -1,4 +1,6 @@
 #define _GNU_SOURCE /* dladdr */
+/* The driver's functions: finds them in the library, with the advice for a driver that cannot be
+ * opened; then the texts and the meaning of the driver's codes. */
 #include "device/cuda/api.h"
 
 #include <dlfcn.h>
@@ -56,17 +58,13 @@ static const char *api_advice(fan_cu_result code)
         return "the driver is older than this library requires: install a newer one";
     case 100:
         return "the driver finds no GPU: is one plugged in, passed into the container, or hidden "
-               "by "
-               "CUDA_VISIBLE_DEVICES?";
+               "by CUDA_VISIBLE_DEVICES?";
     case 802:
         return "the machine's GPUs are not connected yet: on HGX and DGX machines "
-               "nvidia-fabricmanager must run "
-               "(systemctl "
-               "status nvidia-fabricmanager)";
+               "nvidia-fabricmanager must run (systemctl status nvidia-fabricmanager)";
     case 803:
         return "the driver's kernel module and its library are of different releases: restart the "
-               "machine after an "
-               "update";
+               "machine after an update";
     case 804:
         return "the compatibility library does not work with this GPU: take it out of "
                "LD_LIBRARY_PATH";

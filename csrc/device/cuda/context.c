@@ -1,4 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
+/* Around each call of the driver: a device that is usable, with its context current; what a code
+ * means, as a status; and the relaxed mode, in which calls disturb no capture. */
 #include "device/cuda/part.h"
 
 #include "base/fault.h"
@@ -24,13 +26,11 @@ fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err)
 
 fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err)
 {
-    return fan_fail(
-        err, FAN_ERR_STATE,
-        "cuda:%d cannot be used in a forked child: CUDA does not survive fork(). Start processes "
-        "with "
-        "the \"spawn\" "
-        "or \"forkserver\" method of multiprocessing, or use the device in the child alone",
-        p->index);
+    return fan_fail(err, FAN_ERR_STATE,
+                    "cuda:%d cannot be used in a forked child: CUDA does not survive fork(). Start "
+                    "processes with the \"spawn\" or \"forkserver\" method of multiprocessing, or "
+                    "use the device in the child alone",
+                    p->index);
 }
 
 fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err)
@@ -72,12 +72,10 @@ const char *fan__cuda_capture_advice(fan_cu_result code)
         return "two captures would become one: capture on one stream, and fork the others from it";
     case 904:
         return "a stream that was pulled into the capture was not joined back: let the first "
-               "stream wait for it before "
-               "the capture ends";
+               "stream wait for it before the capture ends";
     case 905:
         return "captured work would wait for work outside: record the event inside the capture, or "
-               "wait before it "
-               "begins";
+               "wait before it begins";
     case 906:
         return "the legacy default stream cannot take part while a blocking stream is captured: "
                "use other streams";
@@ -113,17 +111,16 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
     fan_status status =
         fan_fail_code(err, FAN_ERR_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
     if (fan_cuda_stale(code) && fan__cuda_lives(p)) {
-        fan_append(
-            err->text, sizeof err->text,
-            ". The device's context is valid, but the stream, event or memory is not. Was a stream "
-            "destroyed that is still used?");
+        fan_append(err->text, sizeof err->text,
+                   ". The device's context is valid, but the stream, event or memory is not. Was a "
+                   "stream destroyed that is still used?");
     } else if (fan_cuda_sticky(code)) {
-        (void)pthread_mutex_lock(&p->lock);
+        fan__part_lock(p);
         if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_FAULT(CUDA_NO_POISON)) {
             p->cause = *err;
             atomic_store_explicit(&p->dead, true, memory_order_release);
         }
-        (void)pthread_mutex_unlock(&p->lock);
+        fan__part_unlock(p);
         fan_append(err->text, sizeof err->text,
                    ". Any earlier work may have caused it. The device is lost to this process: "
                    "restart it");
@@ -131,35 +128,45 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
     return status;
 }
 
-#define UNDO 0x100 /* in what fan__cuda_relax returns */
-
 /* The driver for which this thread is in relaxed mode. */
 static _Thread_local const fan_cuda *relaxed;
 
-int fan__cuda_relax(const fan_cuda_part *p, int mode)
+/* context_exchange_mode: returns the mode before; -1: it failed. Tried twice: a thread left in
+ * relaxed mode would break other captures. */
+static int context_exchange_mode(const fan_cuda_part *p, int mode)
 {
-    const fan_cuda_api *api = fan__cuda_api_of(p);
-    bool undo = mode >= UNDO;
-    bool already = !undo && relaxed == p->cuda;
-    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0)
-        return -1;
-    if (already || FAN_FAULT(CUDA_NO_RELAX))
-        return -1;
-    relaxed = undo ? NULL : p->cuda;
-    /* tried twice: a thread left in relaxed mode would break other captures */
     for (int i = 0; i < 2; i++) {
-        int was = mode & ~UNDO;
-        if (api->ThreadExchangeStreamCaptureMode(&was) == 0)
-            return UNDO | was;
+        int was = mode;
+        if (fan__cuda_api_of(p)->ThreadExchangeStreamCaptureMode(&was) == 0)
+            return was;
     }
-    relaxed = NULL;
     return -1;
+}
+
+int fan__cuda_relax(const fan_cuda_part *p)
+{
+    if (!fan__cuda_api_of(p)->has[FAN_CUDA_CAPTURE])
+        return -1;
+    if (relaxed == p->cuda || FAN_FAULT(CUDA_NO_RELAX))
+        return -1;
+    int was = context_exchange_mode(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    if (was >= 0)
+        relaxed = p->cuda;
+    return was;
+}
+
+void fan__cuda_restore(const fan_cuda_part *p, int mode)
+{
+    if (mode < 0)
+        return;
+    relaxed = NULL;
+    (void)context_exchange_mode(p, mode);
 }
 
 fan_status fan__cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err)
 {
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     fan_cu_result code = fan__cuda_api_of(p)->StreamSynchronize(on);
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     return fan__cuda_check(p, code, "cuStreamSynchronize", err);
 }

@@ -1,4 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
+/* The driver of this process: opened at the first use, exchanged by tests; and the entry of the
+ * list of backends, which finds its devices. */
 #include "base/mem.h"
 #include "base/thread.h"
 #include "device/cuda/part.h"
@@ -111,11 +113,11 @@ static void driver_keep(size_t bytes)
         if (!atomic_load_explicit(&p->ready, memory_order_acquire) || !p->pools ||
             fan__cuda_enter(p, &scope, NULL) != FAN_OK)
             continue;
-        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+        int mode = fan__cuda_relax(p);
         (void)fan__cuda_check(
             p, c->api.MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
             "cuMemPoolSetAttribute", NULL);
-        (void)fan__cuda_relax(p, mode);
+        fan__cuda_restore(p, mode);
         fan__cuda_leave(&scope);
     }
     fan_cuda_drop(c);

@@ -1,4 +1,5 @@
-
+/* Kernels: their list, the images that they are loaded from, their launches; then which kernel fits
+ * the dtypes of a sum, a reduction or a scatter. */
 #include "base/fault.h"
 #include "device/cuda/part.h"
 #include "device/kernels/image.h"
@@ -93,7 +94,7 @@ fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
     const char *call = NULL;
     fan_cu_result code = 0;
     bool gives_way = true;
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     for (size_t i = 0; i < sizeof images / sizeof *images && gives_way; i++) {
         if (!images[i].code)
             continue;
@@ -103,7 +104,7 @@ fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
          * codes. */
         gives_way = code && code != FAN_CU_OUT_OF_MEMORY && !fan_cuda_sticky(code);
     }
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     p->image.wanted = gives_way && !p->image.code;
     return fan__cuda_check(p, code, call, err);
 }

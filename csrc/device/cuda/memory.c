@@ -45,10 +45,10 @@ static fan__cuda_block *block_holding(fan_cuda_part *p, uint64_t address)
 /* block_reserve: makes room in the block table for one more block, before the driver is called. */
 static fan_status block_reserve(fan_cuda_part *p, fan_error *err)
 {
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16,
                           sizeof *p->blocks); /* for several threads that reserve */
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     if (failed)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d",
                         p->index);
@@ -69,6 +69,15 @@ static bool block_is_over(const fan__cuda_block *b)
     return b->left && (!b->graphs || atomic_load_explicit(b->graphs, memory_order_acquire) == 1);
 }
 
+/* block_graph_gone: drops a graph's count. Called on a thread of the driver, from which the driver
+ * must not be called. */
+static void block_graph_gone(void *ctx)
+{
+    atomic_size_t *graphs = ctx;
+    if (atomic_fetch_sub_explicit(graphs, 1, memory_order_acq_rel) == 1)
+        fan_free(graphs);
+}
+
 /* block_leave: marks it to be freed later. The part's lock is held. */
 static void block_leave(fan_cuda_part *p, fan__cuda_block *b)
 {
@@ -81,13 +90,13 @@ static void block_leave(fan_cuda_part *p, fan__cuda_block *b)
  * failure. */
 static void block_give(fan_cuda_part *p, const fan__cuda_block *b, fan_cu_stream on)
 {
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     fan_cu_result code = 1;
     for (int i = 0; i < 2 && code != 0 && fan__cuda_usable(p); i++) {
         code = fan__cuda_api_of(p)->MemFreeAsync(b->address, on);
         (void)fan__cuda_check(p, code, "cuMemFreeAsync", NULL);
     }
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
 }
 
 /* block_out: removes an unused block from the table (true: *gone is to be freed), or keeps it, if
@@ -108,7 +117,7 @@ static bool block_out(fan_cuda_part *p, fan__cuda_block *b, fan__cuda_block *gon
 static bool block_reuse(fan_cuda_part *p, size_t bytes, fan__cuda_block *out)
 {
     fan__cuda_block *best = NULL;
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     for (size_t i = 0; i < p->nblocks; i++) {
         fan__cuda_block *b = &p->blocks[i];
         bool fits = b->bytes >= bytes && b->bytes / 2 <= bytes;
@@ -121,7 +130,7 @@ static bool block_reuse(fan_cuda_part *p, size_t bytes, fan__cuda_block *out)
         *out = *best; /* out->kept: it is in the table */
         best->kept = false;
     }
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     return best != NULL;
 }
 
@@ -133,17 +142,17 @@ static size_t block_give_kept(fan_cuda_part *p)
     bool more = true;
     if (fan__cuda_none_captured(p, "waited for", NULL) != FAN_OK)
         return 0;
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     while (more) {
         fan__cuda_block gone = {.address = 0};
-        (void)pthread_mutex_lock(&p->lock);
+        fan__part_lock(p);
         for (size_t i = 0; i < p->nblocks && !gone.address; i++) {
             if (p->blocks[i].kept) {
                 gone = p->blocks[i];
                 block_remove(p, &p->blocks[i]);
             }
         }
-        (void)pthread_mutex_unlock(&p->lock);
+        fan__part_unlock(p);
         if (!gone.address)
             break;
         fan_cu_result code = fan__cuda_api_of(p)->MemFree(gone.address);
@@ -151,7 +160,7 @@ static size_t block_give_kept(fan_cuda_part *p)
         if (more)
             bytes += gone.bytes;
     }
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     return bytes;
 }
 
@@ -161,14 +170,14 @@ static void block_free_pending(fan_cuda_part *p)
 {
     for (;;) {
         fan__cuda_block gone = {.address = 0};
-        (void)pthread_mutex_lock(&p->lock);
+        fan__part_lock(p);
         for (size_t i = 0; p->nleft && i < p->nblocks && !gone.address; i++) {
             fan__cuda_block *b = &p->blocks[i];
             /* 1: the block table's own count */
             if (block_is_over(b))
                 (void)block_out(p, b, &gone);
         }
-        (void)pthread_mutex_unlock(&p->lock);
+        fan__part_unlock(p);
         if (!gone.address)
             return;
         fan_free(gone.graphs);
@@ -182,7 +191,7 @@ static fan_cu_result block_try(fan_cuda_part *p, fan_cu_stream on, bool pooled, 
                                uint64_t *out)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     fan_cu_result code;
     if (!pooled) {
         code = api->MemAlloc(out, bytes);
@@ -196,7 +205,7 @@ static fan_cu_result block_try(fan_cuda_part *p, fan_cu_stream on, bool pooled, 
         if (made && code)
             (void)api->MemFreeAsync(*out, p->free_stream);
     }
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     return code;
 }
 
@@ -209,13 +218,13 @@ static size_t block_trim(fan_cuda_part *p)
     uint64_t has = 0;
     if (!p->pools)
         return bytes;
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     /* all that was freed there is unused from then on */
     (void)api->StreamSynchronize(p->free_stream);
     (void)api->MemPoolGetAttribute(p->pool, FAN_CU_POOL_RESERVED, &had);
     (void)fan__cuda_check(p, api->MemPoolTrimTo(p->pool, 0), "cuMemPoolTrimTo", NULL);
     (void)api->MemPoolGetAttribute(p->pool, FAN_CU_POOL_RESERVED, &has);
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     if (had > has)
         bytes += (size_t)(had - has);
     return bytes;
@@ -261,7 +270,7 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
     fan_status status = block_take(p, stream, bytes, &b, err);
     bool listed = true;
     if (status == FAN_OK && !b.kept) {
-        (void)pthread_mutex_lock(&p->lock);
+        fan__part_lock(p);
         listed =
             fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 1, sizeof *p->blocks) == 0;
         if (listed) {
@@ -271,7 +280,7 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
                 (fan__cuda_block){.address = b.address, .bytes = b.bytes, .pooled = b.pooled};
             p->nblocks++;
         }
-        (void)pthread_mutex_unlock(&p->lock);
+        fan__part_unlock(p);
     }
     if (!listed) {
         if (b.pooled) /* else it stays: there is no room to list it */
@@ -294,18 +303,19 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes)
     bool usable = fan__cuda_usable(p);
     bool in = usable && fan__cuda_enter(p, &scope, NULL) == FAN_OK;
     bool give = false;
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     fan__cuda_block *b = block_holding(p, (uint64_t)(uintptr_t)data);
     bool stays = usable && !in;
-    if (b && b->graphs && usable && !FAN_FAULT(CUDA_CAPTURED_FREE))
+    bool captured = b && b->graphs;
+    if (captured && usable && !FAN_FAULT(CUDA_CAPTURED_FREE))
         stays |= atomic_load_explicit(b->graphs, memory_order_acquire) > 1;
     if (b && stays)
         block_leave(p, b);
     else if (b)
         give = block_out(p, b, &gone);
-    (void)pthread_mutex_unlock(&p->lock);
-    if (gone.graphs && atomic_fetch_sub_explicit(gone.graphs, 1, memory_order_acq_rel) == 1)
-        fan_free(gone.graphs); /* else the last graph frees it */
+    fan__part_unlock(p);
+    if (gone.graphs)
+        block_graph_gone(gone.graphs); /* the last graph frees it */
     if (!in)
         return;
     if (give)
@@ -364,17 +374,17 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
     fan_cu_stream on = NULL;
     if (!scratch_enter(s, &scope, &on))
         return;
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     const fan__cuda_block *plain = block_holding(p, address);
     bool pass = plain && !plain->pooled && !plain->graphs;
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     if (pass)
         (void)fan__cuda_pass(p, on, NULL);
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     fan__cuda_block *b = block_holding(p, address);
     bool of_graph = b && b->graphs;
     bool give = b && !of_graph && block_out(p, b, &found);
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     if (of_graph)
         fan__cuda_free(s->device, (void *)(uintptr_t)address, 0);
     if (give)
@@ -382,23 +392,14 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
     fan__cuda_leave(&scope);
 }
 
-/* block_graph_gone: drops a graph's count. Called on a thread of the driver, from which the driver
- * must not be called. */
-static void block_graph_gone(void *ctx)
-{
-    atomic_size_t *graphs = ctx;
-    if (atomic_fetch_sub_explicit(graphs, 1, memory_order_acq_rel) == 1)
-        fan_free(graphs);
-}
-
 /* block_note_capture: notes that the graph of `capture` holds the memory at `address`. */
 static void block_note_capture(fan_cuda_part *p, uint64_t address, uint64_t capture)
 {
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     fan__cuda_block *b = block_holding(p, address);
     if (b)
         b->capture = capture;
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
 }
 
 fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
@@ -408,7 +409,7 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
     fan_cu_object object = NULL;
     atomic_size_t *graphs = NULL;
     fan_status status = FAN_OK;
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     fan__cuda_block *b = block_holding(p, address);
     /* foreign memory, or held by the capture already */
     bool recorded = !b || b->capture == capture;
@@ -421,7 +422,7 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
         graphs = b->graphs;
     if (graphs)
         atomic_fetch_add_explicit(graphs, 1, memory_order_relaxed);
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     if (recorded)
         return FAN_OK;
     if (!graphs)
@@ -460,8 +461,8 @@ void fan__cuda_blocks_fini(fan_cuda_part *p)
         else if (unused && fan__cuda_usable(p))
             (void)fan__cuda_api_of(p)->MemFree(b->address);
         /* else a graph may still be launched: its memory stays until the process ends */
-        if (b->graphs && atomic_fetch_sub_explicit(b->graphs, 1, memory_order_acq_rel) == 1)
-            fan_free(b->graphs);
+        if (b->graphs)
+            block_graph_gone(b->graphs);
     }
     fan_free(p->blocks);
     p->blocks = NULL;

@@ -134,6 +134,7 @@ typedef struct fan__cuda_stream {
 typedef struct fan__cuda_scope {
     fan_cuda_part *part;
     bool pushed;
+    fan_cu_stream on; /* fan__cuda_enter_on: the driver's handle of the stream */
 } fan__cuda_scope;
 
 static inline fan_cuda_part *fan__cuda_part_of(fan_device *d)
@@ -141,9 +142,25 @@ static inline fan_cuda_part *fan__cuda_part_of(fan_device *d)
     return (fan_cuda_part *)(void *)d; /* its first member */
 }
 
+static inline void fan__part_lock(fan_cuda_part *p)
+{
+    (void)pthread_mutex_lock(&p->lock);
+}
+
+static inline void fan__part_unlock(fan_cuda_part *p)
+{
+    (void)pthread_mutex_unlock(&p->lock);
+}
+
 static inline const fan_cuda_api *fan__cuda_api_of(const fan_cuda_part *p)
 {
     return &p->cuda->api;
+}
+
+/* fan__parts_of: a complex number has two parts, another one. */
+static inline int fan__parts_of(fan_dtype dtype)
+{
+    return fan_dtype_kind(dtype) == 'c' ? 2 : 1;
 }
 
 /* context: calls of the driver: makes the primary context current, converts codes to statuses,
@@ -173,9 +190,10 @@ const char *fan__cuda_capture_advice(fan_cu_result code);
 /* fan__cuda_lives: returns whether the driver still has the primary context. */
 bool fan__cuda_lives(const fan_cuda_part *p);
 /* fan__cuda_relax: puts this thread into a capture mode in which its unsafe calls do not disturb
- * captures of other threads. Returns the argument of a second call that undoes it (-1: the mode was
- * already set). */
-int fan__cuda_relax(const fan_cuda_part *p, int mode);
+ * captures of other threads. Returns what fan__cuda_restore takes, which undoes it (-1: the mode
+ * was already set). */
+int fan__cuda_relax(const fan_cuda_part *p);
+void fan__cuda_restore(const fan_cuda_part *p, int mode);
 /* fan__cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. Does
  * not disturb other captures. */
 fan_status fan__cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err);
@@ -191,6 +209,8 @@ static inline fan__cuda_stream *fan__cuda_queue(const fan_stream *s)
 /* fan__cuda_queue_of: returns the driver's handle; FAN_ERR_VALUE for another thread's own
  * stream. */
 fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err);
+/* fan__cuda_enter_on: fan__cuda_queue_of into scope->on, and fan__cuda_enter. */
+fan_status fan__cuda_enter_on(const fan_stream *s, fan__cuda_scope *scope, fan_error *err);
 /* fan__cuda_capture_of: returns the capture of s, 0: none; and its graph, if `graph` is not
  * NULL. */
 fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph, fan_error *err);

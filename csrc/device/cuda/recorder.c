@@ -123,15 +123,17 @@ static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec e
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan__cuda_scope scope;
-    for (int i = 0; i < 2 && (graph || exec) && fan__cuda_usable(p); i++) {
-        if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+    for (int i = 0; i < 2; i++) {
+        if (!graph && !exec)
+            return;
+        if (!fan__cuda_usable(p) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
             continue;
-        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+        int mode = fan__cuda_relax(p);
         if (graph && api->GraphDestroy(graph) == 0)
             graph = NULL;
         if (exec && api->GraphExecDestroy(exec) == 0)
             exec = NULL;
-        (void)fan__cuda_relax(p, mode);
+        fan__cuda_restore(p, mode);
         fan__cuda_leave(&scope);
     }
 }
@@ -173,17 +175,20 @@ static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan
         int type = 0;
         status =
             fan__cuda_check(p, api->GraphNodeGetType(nodes[i], &type), "cuGraphNodeGetType", err);
-        bool allocates = type == FAN_CU_NODE_MEM_ALLOC;
-        bool of_memory = allocates || type == FAN_CU_NODE_MEM_FREE;
-        if (status == FAN_OK && of_memory && !FAN_FAULT(CUDA_ANY_NODE))
-            status = fan_fail(
-                err, FAN_ERR_CAPTURE,
-                "it %s memory of the driver's own (%s) on a captured stream: a graph with such "
-                "memory cannot be launched again before it is freed, and fanin cannot track what "
-                "lives in it; allocate before the call and pass the array as an operand, or let "
-                "fanin allocate",
-                allocates ? "allocates" : "frees",
-                allocates ? "cuMemAllocAsync" : "cuMemFreeAsync");
+        const char *verb = "frees";
+        const char *call = "cuMemFreeAsync";
+        if (type == FAN_CU_NODE_MEM_ALLOC) {
+            verb = "allocates";
+            call = "cuMemAllocAsync";
+        } else if (type != FAN_CU_NODE_MEM_FREE)
+            continue;
+        if (status == FAN_OK && !FAN_FAULT(CUDA_ANY_NODE))
+            status = fan_fail(err, FAN_ERR_CAPTURE,
+                              "it %s memory of the driver's own (%s) on a captured stream: a graph "
+                              "with such memory cannot be launched again before it is freed, and "
+                              "fanin cannot track what lives in it; allocate before the call and "
+                              "pass the array as an operand, or let fanin allocate",
+                              verb, call);
     }
     fan_free(nodes);
     return status;
@@ -210,10 +215,8 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
 {
     fan_cuda_part *p = r->part;
     fan__cuda_scope scope;
-    fan_cu_stream on;
     fan_cu_graph graph = NULL;
-    FAN_TRY(fan__cuda_queue_of(origin, &on, err));
-    FAN_TRY(fan__cuda_enter(p, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(origin, &scope, err));
     char forked[128] = ""; /* the streams that joined the capture, as far as fanin has met them */
     fan_stream *s;
     for (size_t i = 0; fan__cuda_stream_at(p, i, &s); i++) {
@@ -226,7 +229,7 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
                        forked[0] ? ", " : ". Forked in it: stream ", (unsigned long long)s->handle);
         fan_stream_drop(s);
     }
-    fan_cu_result code = fan__cuda_api_of(p)->StreamEndCapture(on, &graph);
+    fan_cu_result code = fan__cuda_api_of(p)->StreamEndCapture(scope.on, &graph);
     fan_status status;
     if (code == FAN_CU_INVALID_VALUE)
         status = fan_fail_code(err, FAN_ERR_CAPTURE, code,
@@ -236,10 +239,10 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
         status = fan__cuda_check(p, code, "cuStreamEndCapture", err);
     if (code == FAN_CU_CAPTURE_UNJOINED && err)
         fan_append(err->text, sizeof err->text, "%s", forked);
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     if (status == FAN_OK)
         status = recorder_make(r, graph, err);
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     fan__cuda_leave(&scope);
     recorder_destroy(p, graph, NULL);
     return status;
@@ -269,10 +272,8 @@ static fan_status recorder_begin(fan_device *d, fan_stream *origin, fan_error *e
 {
     fan_cuda_part *p = fan__cuda_part_of(d);
     fan__cuda_scope scope;
-    fan_cu_stream on;
     fan_status status;
-    FAN_TRY(fan__cuda_queue_of(origin, &on, err));
-    FAN_TRY(fan__cuda_enter(p, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(origin, &scope, err));
     fan_recording *r = fan_calloc(sizeof *r);
     if (!r) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a recording");
@@ -281,7 +282,7 @@ static fan_status recorder_begin(fan_device *d, fan_stream *origin, fan_error *e
     r->part = p;
     r->origin = origin;
     FAN_GO(fan__cuda_check(
-        p, fan__cuda_api_of(p)->StreamBeginCapture(on, FAN_CU_CAPTURE_MODE_THREAD_LOCAL),
+        p, fan__cuda_api_of(p)->StreamBeginCapture(scope.on, FAN_CU_CAPTURE_MODE_THREAD_LOCAL),
         "cuStreamBeginCapture", err));
     status = fan__cuda_capture_of(origin, &r->capture, NULL, err);
     if (status == FAN_OK) {
@@ -335,11 +336,9 @@ static void recorder_abort(fan_device *d, fan_stream *origin)
 static fan_status recorder_launch(fan_recording *r, fan_stream *origin, fan_error *err)
 {
     fan__cuda_scope scope;
-    fan_cu_stream on;
-    FAN_TRY(fan__cuda_queue_of(origin, &on, err));
-    FAN_TRY(fan__cuda_enter(r->part, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(origin, &scope, err));
     fan_status status = fan__cuda_check(
-        r->part, fan__cuda_api_of(r->part)->GraphLaunch(r->exec, on), "cuGraphLaunch", err);
+        r->part, fan__cuda_api_of(r->part)->GraphLaunch(r->exec, scope.on), "cuGraphLaunch", err);
     fan__cuda_leave(&scope);
     return status;
 }
@@ -354,11 +353,10 @@ static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data,
 {
     fan_cuda_part *p = fan__cuda_part_of(d);
     fan__cuda_scope scope;
-    fan_cu_stream on;
-    FAN_TRY(fan__cuda_queue_of(origin, &on, err));
-    FAN_TRY(fan__cuda_enter(p, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(origin, &scope, err));
     fan_status status = fan__cuda_check(
-        p, fan__cuda_api_of(p)->MemsetD8Async((uint64_t)(uintptr_t)data, FAN_POISON, bytes, on),
+        p,
+        fan__cuda_api_of(p)->MemsetD8Async((uint64_t)(uintptr_t)data, FAN_POISON, bytes, scope.on),
         "cuMemsetD8Async", err);
     fan__cuda_leave(&scope);
     return status;

@@ -1,3 +1,5 @@
+/* The table's entries that run jobs: one job; the read of an array by the host; and many sums in
+ * one launch, at the end (Title: Many sums). */
 #include "device/cuda/part.h"
 
 #include "array/extents.h"
@@ -42,11 +44,37 @@ static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *er
 /* run_in_place: returns whether the job overwrites its input. */
 static bool run_in_place(const fan_job *job)
 {
-    for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++) {
+    for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++)
         if (!fan_array_extents_disjoint(job->out, job->in[k].array))
             return true;
-    }
     return job->kind == FAN_JOB_SCATTER;
+}
+
+/* run_capture: prepares a job on a captured stream: the graph holds its memory. */
+static fan_status run_capture(const fan__launch_ctx *w, const fan_job *job, uint64_t capture,
+                              fan_cu_graph graph, fan_error *err)
+{
+    const char *needs_host = NULL;
+    if (job->kind == FAN_JOB_EXACT)
+        needs_host = "an exact sum";
+    else if (job->stats_out)
+        needs_host = "a sum with statistics";
+    else if (job->kind == FAN_JOB_UPLOAD)
+        needs_host = "a copy from the host";
+    if (needs_host)
+        return fan_fail_code(err, FAN_ERR_CAPTURE, 900,
+                             "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot "
+                             "wait for: do it before the capture",
+                             needs_host, (unsigned long long)w->stream->handle, w->part->index);
+    FAN_TRY(run_retain_array(w, job->out, capture, graph, err));
+    for (size_t k = 0; k < job->n; k++)
+        FAN_TRY(run_retain_array(w, job->in[k].array, capture, graph, err));
+    if (job->sparse) {
+        FAN_TRY(run_retain_array(w, job->sparse->indices, capture, graph, err));
+        FAN_TRY(run_retain_array(w, job->sparse->pointers, capture, graph, err));
+        FAN_TRY(run_retain_array(w, job->sparse->values, capture, graph, err));
+    }
+    return fan__cuda_recorder_note(w->part->cuda, capture, job, err);
 }
 
 fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
@@ -60,42 +88,20 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
                          .begun = &begun};
     fan__cuda_scope scope;
     fan_status status;
-    FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
-    FAN_TRY(fan__cuda_enter(w.part, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(s, &scope, err));
+    w.on = scope.on;
     uint64_t capture;
     fan_cu_graph graph = NULL;
     if (job->kind == FAN_JOB_UPLOAD)
-        FAN_GO(fan_memory_scope_upload(w.stream->device, err));
-    FAN_GO(fan__cuda_capture_of(w.stream, &capture, &graph, err));
-    const char *needs_host = NULL;
-    if (job->kind == FAN_JOB_EXACT)
-        needs_host = "an exact sum";
-    else if (job->stats_out)
-        needs_host = "a sum with statistics";
-    else if (job->kind == FAN_JOB_UPLOAD)
-        needs_host = "a copy from the host";
-    if (!capture) {
-        FAN_GO(fan_memory_scope_check(w.stream, err));
-    } else if (needs_host) {
-        status = fan_fail_code(err, FAN_ERR_CAPTURE, 900,
-                               "%s needs the host, which a captured stream (%#llx of cuda:%d) "
-                               "cannot wait for: do it before the capture",
-                               needs_host, (unsigned long long)w.stream->handle, w.part->index);
-        goto done;
-    } else { /* the graph holds the memory */
-        FAN_GO(run_retain_array(&w, job->out, capture, graph, err));
-        for (size_t k = 0; k < job->n; k++)
-            FAN_GO(run_retain_array(&w, job->in[k].array, capture, graph, err));
-        if (job->sparse) {
-            FAN_GO(run_retain_array(&w, job->sparse->indices, capture, graph, err));
-            FAN_GO(run_retain_array(&w, job->sparse->pointers, capture, graph, err));
-            FAN_GO(run_retain_array(&w, job->sparse->values, capture, graph, err));
-        }
-        FAN_GO(fan__cuda_recorder_note(w.part->cuda, capture, job, err));
-    }
+        FAN_GO(fan_memory_scope_upload(d, err));
+    FAN_GO(fan__cuda_capture_of(s, &capture, &graph, err));
+    if (capture)
+        FAN_GO(run_capture(&w, job, capture, graph, err));
+    else
+        FAN_GO(fan_memory_scope_check(s, err));
     status = run_kind(&w, job, err);
-    if (status == FAN_ERR_DEVICE_NOMEM && begun &&
-        run_in_place(job)) { /* a job that ran out of memory changes nothing, except here */
+    /* a job that ran out of memory changes nothing, except here */
+    if (status == FAN_ERR_DEVICE_NOMEM && begun && run_in_place(job)) {
         status = FAN_ERR_DEVICE;
         if (err)
             err->status = status;
@@ -113,8 +119,8 @@ fan_status fan__cuda_read(fan_stream *s, const fan_array *dst, const fan_array *
     fan__cuda_scope scope;
     uint64_t capture;
     fan_status status;
-    FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
-    FAN_TRY(fan__cuda_enter(w.part, &scope, err));
+    FAN_TRY(fan__cuda_enter_on(s, &scope, err));
+    w.on = scope.on;
     FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
     if (capture)
         status = fan_fail_code(err, FAN_ERR_CAPTURE, 900,
@@ -128,7 +134,7 @@ done:
     return status;
 }
 
-/* Many sums in one launch.
+/* Title: Many sums.
  *
  * Gap-free sums of one kind are rows of a table, which is copied to the device before the launch
  * and freed after it. It is copied in pieces of 64 KiB: the driver buffers those at once; for
@@ -153,13 +159,18 @@ typedef struct batch_many {
 
 static int64_t batch_numbers(const fan_array *a)
 {
-    return a->size * (fan_dtype_kind(a->dtype) == 'c' ? 2 : 1);
+    return a->size * fan__parts_of(a->dtype);
 }
 
 static size_t batch_tiles(const fan_job *job, size_t which)
 {
     int64_t tile = FAN_K_TILE / fan__folds[which].bytes;
     return (size_t)((batch_numbers(job->out) + tile - 1) / tile);
+}
+
+static bool batch_same_kind(const batch_many *a, const batch_many *b)
+{
+    return a->which == b->which && a->scaled == b->scaled && a->factor == b->factor;
 }
 
 /* batch_kind: returns the kind of a job, a new one if there is room; KINDS: none. */
@@ -184,12 +195,13 @@ static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
         fan_scale_as(job->scale, job->in[0].acc, factor);
         memcpy(&k.factor, factor, sizeof k.factor);
     }
-    while (i < *nkinds && (kinds[i].which != k.which || kinds[i].scaled != k.scaled ||
-                           kinds[i].factor != k.factor))
+    while (i < *nkinds && !batch_same_kind(&kinds[i], &k))
         i++;
-    if (i == *nkinds && i < KINDS)
+    if (i == KINDS)
+        return KINDS;
+    if (i == *nkinds)
         kinds[(*nkinds)++] = k;
-    if (i == KINDS || kinds[i].tiles > MOST_OF_A_TABLE || kinds[i].sources > MOST_OF_A_TABLE)
+    if (kinds[i].tiles > MOST_OF_A_TABLE || kinds[i].sources > MOST_OF_A_TABLE)
         return KINDS;
     kinds[i].rows++;
     kinds[i].sources += job->n;
@@ -201,17 +213,29 @@ static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
  * NULL: out of memory. */
 static char *batch_staging_take(fan_cuda_part *p, size_t *bytes)
 {
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     char *kept = p->staging;
     size_t had = p->staging_bytes;
     p->staging = NULL;
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     if (kept && had >= *bytes) {
         *bytes = had;
         return kept;
     }
     fan_free(kept);
     return fan_alloc(*bytes);
+}
+
+static void batch_staging_give(fan_cuda_part *p, char *staging, size_t bytes)
+{
+    fan__part_lock(p);
+    if (!p->staging && bytes <= STAGING_KEPT) {
+        p->staging = staging;
+        p->staging_bytes = bytes;
+        staging = NULL;
+    }
+    fan__part_unlock(p);
+    fan_free(staging);
 }
 
 #define STACK_JOBS 32 /* up to this many need no allocation */
@@ -226,126 +250,142 @@ typedef struct batch_sorted {
     fan_job stack_some[STACK_JOBS];
 } batch_sorted;
 
-static bool batch_together(const batch_sorted *o, size_t job)
+static bool batch_together(const batch_sorted *sorted, size_t job)
 {
-    return o->kind[job] < KINDS && o->kinds[o->kind[job]].rows > 1;
+    uint8_t kind = sorted->kind[job];
+    return kind < KINDS && sorted->kinds[kind].rows > 1;
 }
 
 /* batch_launch_kinds: launches each kind once. The table is on the device. */
-static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs,
+static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *sorted, const fan_job *jobs,
                                      size_t n, uint64_t table, fan_job_state *states,
                                      fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
-    for (size_t k = 0; k < o->nkinds; k++) {
+    for (size_t k = 0; k < sorted->nkinds; k++) {
+        const batch_many *kind = &sorted->kinds[k];
         size_t m = 0;
-        if (o->kinds[k].rows < 2)
+        if (kind->rows < 2)
             continue;
-        for (size_t i = 0; i < n; i++) {
-            if (o->kind[i] == k)
-                o->some[m++] = jobs[i];
-        }
-        s->label = fan_jobs_label(o->some, m, label, sizeof label);
-        fan_k_many a = {.table = table + o->kinds[k].at,
-                        .factor = o->kinds[k].factor,
-                        .rows = (int64_t)o->kinds[k].rows,
-                        .sources = (int64_t)o->kinds[k].sources,
-                        .tiles = (int64_t)o->kinds[k].tiles,
-                        .scaled = o->kinds[k].scaled};
+        for (size_t i = 0; i < n; i++)
+            if (sorted->kind[i] == k)
+                sorted->some[m++] = jobs[i];
+        s->label = fan_jobs_label(sorted->some, m, label, sizeof label);
+        fan_k_many a = {.table = table + kind->at,
+                        .factor = kind->factor,
+                        .rows = (int64_t)kind->rows,
+                        .sources = (int64_t)kind->sources,
+                        .tiles = (int64_t)kind->tiles,
+                        .scaled = kind->scaled};
         fan_status status =
-            fan__launch_threads(s, s->part->many[o->kinds[k].which], a.tiles * FAN_K_WARP, &a, err);
-        for (size_t i = 0; i < n; i++) {
-            if (o->kind[i] == k)
+            fan__launch_threads(s, s->part->many[kind->which], a.tiles * FAN_K_WARP, &a, err);
+        for (size_t i = 0; i < n; i++)
+            if (sorted->kind[i] == k)
                 states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
-        }
         FAN_TRY(status);
-        fan_jobs_trace(&s->part->device, s->stream, o->some, m, label, -1, -1);
+        fan_jobs_trace(&s->part->device, s->stream, sorted->some, m, label, -1, -1);
     }
     return FAN_OK;
 }
 
-static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs,
+/* batch_place_tables: sets where the table of each kind begins; returns the bytes of all. */
+static size_t batch_place_tables(batch_sorted *sorted)
+{
+    size_t bytes = 0;
+    for (size_t k = 0; k < sorted->nkinds; k++) {
+        batch_many *kind = &sorted->kinds[k];
+        kind->at = bytes;
+        if (kind->rows <= 1)
+            continue;
+        size_t table = kind->rows * sizeof(fan_k_row);
+        table += kind->sources * sizeof(uint64_t);
+        table += kind->tiles * sizeof(uint32_t);
+        bytes += (table + 7) & ~(size_t)7;
+    }
+    return bytes;
+}
+
+/* batch_write_row: writes a job into the table of its kind. */
+static void batch_write_row(batch_many *kind, const fan_job *job, char *staging)
+{
+    fan_k_row *rows = (fan_k_row *)(void *)(staging + kind->at);
+    uint64_t *sources = (uint64_t *)(void *)(rows + kind->rows);
+    uint32_t *tiles = (uint32_t *)(void *)(sources + kind->sources);
+    uint64_t bits = fan__address_of(job->out);
+    size_t ntiles = batch_tiles(job, kind->which);
+    fan_k_row *row = &rows[kind->row];
+    *row = (fan_k_row){.out = bits,
+                       .count = (uint32_t)batch_numbers(job->out),
+                       .first = (uint32_t)kind->source,
+                       .tile = (uint32_t)kind->tile,
+                       .n = (uint16_t)job->n};
+    for (size_t j = 0; j < job->n; j++)
+        bits |= sources[kind->source++] = fan__address_of(job->in[j].array);
+    int flags = fan__fold_flags(kind->which, job->out, job->in[0].array);
+    if ((bits & 15) == 0)
+        flags |= FAN_K_ALIGNED;
+    row->flags = (uint16_t)flags;
+    for (size_t j = 0; j < ntiles; j++)
+        tiles[kind->tile++] = (uint32_t)kind->row;
+    kind->row++;
+}
+
+/* batch_send: copies the tables to the device, in pieces. */
+static fan_status batch_send(const fan__launch_ctx *s, uint64_t table, const char *staging,
+                             size_t bytes, fan_error *err)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(s->part);
+    for (size_t at = 0; at < bytes; at += PIECE) {
+        size_t piece = bytes - at;
+        if (piece > PIECE)
+            piece = PIECE;
+        FAN_TRY(fan__cuda_check(s->part,
+                                api->MemcpyHtoDAsync(table + at, staging + at, piece, s->on),
+                                "cuMemcpyHtoDAsync", err));
+    }
+    if (!s->part->reads_host || FAN_FAULT(CUDA_EARLY_HOST))
+        return FAN_OK;
+    return fan__cuda_pass(s->part, s->on, err);
+}
+
+/* batch_run_tables: writes the tables, copies them, and launches. Memory that it lacks is no
+ * failure: launching one by one needs none. */
+static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *sorted, const fan_job *jobs,
                                    size_t n, fan_job_state *states, fan_error *err)
 {
-    size_t bytes = 0, room;
     uint64_t table = 0;
-    for (size_t k = 0; k < o->nkinds; k++) {
-        o->kinds[k].at = bytes;
-        if (o->kinds[k].rows <= 1)
-            continue;
-        size_t table_bytes = o->kinds[k].rows * sizeof(fan_k_row);
-        table_bytes += o->kinds[k].sources * sizeof(uint64_t);
-        table_bytes += o->kinds[k].tiles * sizeof(uint32_t);
-        bytes += (table_bytes + 7) & ~(size_t)7;
-    }
+    size_t bytes = batch_place_tables(sorted);
+    size_t room = bytes;
     if (!bytes)
         return FAN_OK;
-    room = bytes;
     char *staging = batch_staging_take(s->part, &room);
     if (!staging)
-        return FAN_OK; /* launching one by one needs none */
+        return FAN_OK;
     for (size_t i = 0; i < n; i++)
-        if (batch_together(o, i)) {
-            batch_many *k = &o->kinds[o->kind[i]];
-            fan_k_row *rows = (fan_k_row *)(void *)(staging + k->at);
-            uint64_t *sources = (uint64_t *)(void *)(rows + k->rows);
-            uint64_t bits = fan__address_of(jobs[i].out);
-            uint32_t *tiles = (uint32_t *)(void *)(sources + k->sources);
-            size_t ntiles = batch_tiles(&jobs[i], k->which);
-            fan_k_row *r = &rows[k->row];
-            *r = (fan_k_row){.out = bits,
-                             .count = (uint32_t)batch_numbers(jobs[i].out),
-                             .first = (uint32_t)k->source,
-                             .tile = (uint32_t)k->tile,
-                             .n = (uint16_t)jobs[i].n};
-            for (size_t j = 0; j < jobs[i].n; j++)
-                bits |= sources[k->source++] = fan__address_of(jobs[i].in[j].array);
-            int flags = fan__fold_flags(k->which, jobs[i].out, jobs[i].in[0].array);
-            if ((bits & 15) == 0)
-                flags |= FAN_K_ALIGNED;
-            r->flags = (uint16_t)flags;
-            for (size_t j = 0; j < ntiles; j++)
-                tiles[k->tile++] = (uint32_t)k->row;
-            k->row++;
-        }
+        if (batch_together(sorted, i))
+            batch_write_row(&sorted->kinds[sorted->kind[i]], &jobs[i], staging);
     fan_status status = fan__cuda_scratch(s->stream, bytes, &table, err);
     if (status == FAN_OK) {
-        for (size_t at = 0; at < bytes && status == FAN_OK; at += PIECE) {
-            size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
-            status = fan__cuda_check(
-                s->part,
-                fan__cuda_api_of(s->part)->MemcpyHtoDAsync(table + at, staging + at, piece, s->on),
-                "cuMemcpyHtoDAsync", err);
-        }
-        if (status == FAN_OK && s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST))
-            status = fan__cuda_pass(s->part, s->on, err);
+        status = batch_send(s, table, staging, bytes, err);
         if (FAN_FAULT(CUDA_EARLY_TABLE))
             fan__cuda_free(&s->part->device, (void *)(uintptr_t)table, bytes);
         if (status == FAN_OK)
-            status = batch_launch_kinds(s, o, jobs, n, table, states, err);
+            status = batch_launch_kinds(s, sorted, jobs, n, table, states, err);
         if (!FAN_FAULT(CUDA_EARLY_TABLE))
             fan__cuda_scratch_free(s->stream, table);
     } else if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM) {
         status = FAN_OK;
     }
-    char *gone = staging;
-    (void)pthread_mutex_lock(&s->part->lock);
-    if (!s->part->staging && room <= STAGING_KEPT) {
-        s->part->staging = staging;
-        s->part->staging_bytes = room;
-        gone = NULL;
-    }
-    (void)pthread_mutex_unlock(&s->part->lock);
-    fan_free(gone);
+    batch_staging_give(s->part, staging, room);
     if (status == FAN_OK)
         return FAN_OK;
-    bool tried = false; /* false: it failed before any launch: all jobs fail */
     for (size_t i = 0; i < n; i++)
-        tried |= states[i] != FAN_JOB_PENDING;
-    for (size_t i = 0; i < n && !tried; i++) {
-        if (batch_together(o, i))
+        if (states[i] != FAN_JOB_PENDING)
+            return status;
+    /* it failed before any launch: all jobs fail */
+    for (size_t i = 0; i < n; i++)
+        if (batch_together(sorted, i))
             states[i] = FAN_JOB_FAILED;
-    }
     return status;
 }
 
@@ -356,33 +396,36 @@ fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs,
     fan__cuda_scope scope;
     fan_status status = FAN_OK;
     uint64_t capture;
-    batch_sorted o;
+    batch_sorted sorted;
     bool on_stack = n <= STACK_JOBS;
-    o.nkinds = 0;
-    o.kind = on_stack ? o.stack_kind : NULL;
-    o.some = on_stack ? o.stack_some : NULL;
-    FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
-    FAN_TRY(fan__cuda_enter(w.part, &scope, err));
-    int mode = fan__cuda_relax(w.part, FAN_CU_CAPTURE_MODE_RELAXED); /* once for all calls below */
+    sorted.nkinds = 0;
+    sorted.kind = NULL;
+    sorted.some = NULL;
+    FAN_TRY(fan__cuda_enter_on(s, &scope, err));
+    w.on = scope.on;
+    int mode = fan__cuda_relax(w.part); /* once for all calls below */
     FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
     if (capture || !w.part->pools)
         goto done;
     FAN_GO(fan_memory_scope_check(s, err));
-    if (!on_stack) {
-        o.kind = fan_alloc(n);
-        o.some = fan_alloc(n * sizeof *o.some);
+    if (on_stack) {
+        sorted.kind = sorted.stack_kind;
+        sorted.some = sorted.stack_some;
+    } else {
+        sorted.kind = fan_alloc(n);
+        sorted.some = fan_alloc(n * sizeof *sorted.some);
     }
-    if (!o.kind || !o.some)
+    if (!sorted.kind || !sorted.some)
         goto done;
     for (size_t i = 0; i < n; i++)
-        o.kind[i] = (uint8_t)batch_kind(&jobs[i], o.kinds, &o.nkinds);
-    status = batch_run_tables(&w, &o, jobs, n, states, err);
+        sorted.kind[i] = (uint8_t)batch_kind(&jobs[i], sorted.kinds, &sorted.nkinds);
+    status = batch_run_tables(&w, &sorted, jobs, n, states, err);
 done:
     if (!on_stack) {
-        fan_free(o.kind);
-        fan_free(o.some);
+        fan_free(sorted.kind);
+        fan_free(sorted.some);
     }
-    (void)fan__cuda_relax(w.part, mode);
+    fan__cuda_restore(w.part, mode);
     fan__cuda_leave(&scope);
     return status;
 }

@@ -136,54 +136,63 @@ static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a
     return s->part->fold_scatter[which];
 }
 
+static uint64_t scatter_least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* scatter_sort_begin: scratch memory for sorting lists of at most sort->entries entries, of rows of
+ * `bits` bits. */
+static fan_status scatter_sort_begin(const fan__launch_ctx *s, scatter_sort *sort, int bits,
+                                     fan_error *err)
+{
+    if (sort->entries < 2)
+        return FAN_OK;
+    sort->passes = (bits + FAN_K_DIGIT - 1) / FAN_K_DIGIT;
+    uint64_t list = scatter_list_bytes(sort->entries);
+    uint64_t digits = (uint64_t)4 << FAN_K_DIGIT;
+    uint64_t counts = digits * (uint64_t)scatter_tiles(sort->entries);
+    uint64_t lists = 1 + (sort->passes > 1);
+    FAN_TRY(
+        fan__cuda_scratch(s->stream, (size_t)(lists * list + counts + digits + 4), &sort->at, err));
+    sort->lists[0] = sort->at;
+    sort->lists[1] = sort->at + list;
+    sort->counts = sort->at + lists * list;
+    sort->totals = sort->counts + counts;
+    sort->unsorted = sort->totals + digits;
+    return FAN_OK;
+}
+
 static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const fan_array *into,
                               const fan_sparse *sp, fan_error *err)
 {
-    const uint64_t values = a->values, indices = a->coo.indices;
-    const int64_t entries = a->entries;
-    const int64_t most = s->part->cuda->most_entries;
+    const uint64_t values = a->values;
+    const uint64_t indices = a->coo.indices;
+    const uint64_t entries = (uint64_t)a->entries;
+    const uint64_t most = (uint64_t)s->part->cuda->most_entries;
     const uint64_t most_rows = (uint64_t)s->part->cuda->most_rows;
+    size_t size = fan_dtype_size(sp->values->dtype);
     fan_status status = FAN_OK;
     uint64_t rows = 1;
-    scatter_sort sort;
+    int64_t threads;
     for (int i = 0; i < a->coo.sparse; i++)
         rows *= (uint64_t)into->shape[i];
-    int64_t threads;
-    size_t size = fan_dtype_size(sp->values->dtype);
-    bool carried =
-        size <= 4 && sp->values->size == sp->values->shape[0] && !fan__is_anywhere(sp->values);
     a->entry = (fan_k_entry){.came_size = 4, .value_step = sp->values->strides[0]};
-    if (carried) {
+    bool carried = size <= 4 && sp->values->size == sp->values->shape[0];
+    if (carried && !fan__is_anywhere(sp->values)) {
         a->entry.came_size = (int32_t)size;
-        a->entry.values = fan__address_of(sp->values);
+        a->entry.values = values;
     }
-    fan_cu_function f = scatter_kernel(s, a, into, sp->values, &threads);
-    memset(&sort, 0, sizeof sort);
-    int64_t room = entries < most ? entries : most; /* of a list */
-    if (room >= 2) {
-        int bits = scatter_bits(rows < most_rows ? rows : most_rows);
-        sort.passes = (bits + FAN_K_DIGIT - 1) / FAN_K_DIGIT;
-        uint64_t list = scatter_list_bytes(room);
-        uint64_t digits = (uint64_t)4 << FAN_K_DIGIT;
-        uint64_t counts = digits * (uint64_t)scatter_tiles(room);
-        uint64_t lists = sort.passes > 1 ? 2 : 1;
-        FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(lists * list + counts + digits + 4), &sort.at,
-                                  err));
-        uint64_t at = sort.at;
-        sort.entries = room;
-        for (uint64_t i = 0; i < lists; i++, at += list)
-            sort.lists[i] = at;
-        sort.counts = at;
-        sort.totals = at + counts;
-        sort.unsorted = at + counts + digits;
-    }
+    fan_cu_function kernel = scatter_kernel(s, a, into, sp->values, &threads);
+    scatter_sort sort = {.entries = (int64_t)scatter_least(entries, most)};
+    FAN_TRY(scatter_sort_begin(s, &sort, scatter_bits(scatter_least(rows, most_rows)), err));
     for (uint64_t first = 0; first < rows; first += most_rows)
-        for (int64_t done = 0; done < entries; done += most) {
+        for (uint64_t done = 0; done < entries; done += most) {
             a->coo.first_row = first;
-            a->coo.nrows = (uint32_t)(rows - first < most_rows ? rows - first : most_rows);
-            a->coo.indices = indices + (uint64_t)(done * a->coo.index_step);
-            a->values = values + (uint64_t)(done * a->value_step);
-            a->entries = entries - done < most ? entries - done : most;
+            a->coo.nrows = (uint32_t)scatter_least(rows - first, most_rows);
+            a->coo.indices = indices + done * (uint64_t)a->coo.index_step;
+            a->values = values + done * (uint64_t)a->value_step;
+            a->entries = (int64_t)scatter_least(entries - done, most);
             a->unsorted = 0;
             if (a->entries > 1) {
                 if (a->entry.values)
@@ -196,7 +205,7 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
                 }
             }
             a->lanes = a->entries;
-            FAN_GO(fan__launch_threads(s, f, a->entries * threads, a, err));
+            FAN_GO(fan__launch_threads(s, kernel, a->entries * threads, a, err));
         }
 done:
     if (sort.at)

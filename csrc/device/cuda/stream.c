@@ -1,7 +1,14 @@
+/* Streams and events of the driver: the list of a device's streams, by their handles; captures, and
+ * streams that join them; waits of the host; and the table's entries for events. */
 #include "device/cuda/part.h"
 
 #include "base/fault.h"
 #include "base/mem.h"
+
+static bool stream_is_gone(const fan_stream *s)
+{
+    return atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed);
+}
 
 fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err)
 {
@@ -9,16 +16,23 @@ fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error
     if (q->thread && q->thread != fan_thread_id())
         return fan_fail(err, FAN_ERR_VALUE,
                         "stream 2 of cuda:%d is the per-thread default stream of another thread, "
-                        "and no call can use "
-                        "it on this thread; "
-                        "use a stream of your own",
+                        "and no call can use it on this thread; use a stream of your own",
                         s->device->index);
-    if (atomic_load_explicit(&q->gone, memory_order_relaxed))
+    if (stream_is_gone(s))
         return fan_fail_code(err, FAN_ERR_DEVICE, 709,
                              "stream %#llx of cuda:%d was destroyed: keep a stream until what was "
                              "added on it has been taken",
                              (unsigned long long)s->handle, s->device->index);
     *out = q->handle;
+    return FAN_OK;
+}
+
+fan_status fan__cuda_enter_on(const fan_stream *s, fan__cuda_scope *scope, fan_error *err)
+{
+    fan_cu_stream on;
+    FAN_TRY(fan__cuda_queue_of(s, &on, err));
+    FAN_TRY(fan__cuda_enter(fan__cuda_part_of(s->device), scope, err));
+    scope->on = on;
     return FAN_OK;
 }
 
@@ -43,7 +57,8 @@ fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph
         return fan_fail_code(
             err, FAN_ERR_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s",
             (unsigned long long)s->handle, s->device->index, fan__cuda_capture_advice(901));
-    *id = status == FAN_CU_CAPTURE_ACTIVE ? found : 0;
+    if (status == FAN_CU_CAPTURE_ACTIVE)
+        *id = found;
     return FAN_OK;
 }
 
@@ -53,11 +68,11 @@ static fan_stream *stream_among(fan_cuda_part *p, uint64_t handle, uint64_t thre
 {
     for (size_t i = 0; i < p->nstreams; i++) {
         fan_stream *s = p->streams[i];
-        if (!(s->handle == handle && fan__cuda_queue(s)->thread == thread &&
-              !atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed)))
+        fan__cuda_stream *q = fan__cuda_queue(s);
+        if (s->handle != handle || q->thread != thread || stream_is_gone(s))
             continue;
-        if (id && fan__cuda_queue(s)->id != id && !FAN_FAULT(CUDA_SAME_HANDLE))
-            atomic_store_explicit(&fan__cuda_queue(s)->gone, true, memory_order_relaxed);
+        if (id && q->id != id && !FAN_FAULT(CUDA_SAME_HANDLE))
+            atomic_store_explicit(&q->gone, true, memory_order_relaxed);
         else if (fan_stream_try_hold(s))
             return s;
     }
@@ -66,9 +81,9 @@ static fan_stream *stream_among(fan_cuda_part *p, uint64_t handle, uint64_t thre
 
 static fan_stream *stream_known(fan_cuda_part *p, uint64_t handle, uint64_t thread, uint64_t id)
 {
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     fan_stream *found = stream_among(p, handle, thread, id);
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     return found;
 }
 
@@ -89,7 +104,7 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     q->handle = (fan_cu_stream)(uintptr_t)handle;
     q->thread = thread;
     q->id = id;
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     fan_stream *other = stream_among(p, handle, thread, id);
     bool failed = false;
     if (!other)
@@ -97,7 +112,7 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
             fan_grow((void **)&p->streams, &p->streams_cap, p->nstreams + 1, sizeof *p->streams);
     if (!other && !failed)
         p->streams[p->nstreams++] = s;
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     if (other || failed) {
         fan_stream_drop(s);
         s = other;
@@ -109,9 +124,9 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
 static fan_status stream_is_of(fan_cuda_part *p, uint64_t handle, fan_error *err)
 {
     fan_cu_context of = NULL;
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     fan_cu_result code = fan__cuda_api_of(p)->StreamGetCtx((fan_cu_stream)(uintptr_t)handle, &of);
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     FAN_TRY(fan__cuda_check(p, code, "cuStreamGetCtx", err));
     if (of == p->context)
         return FAN_OK;
@@ -164,13 +179,13 @@ fan_stream *fan__cuda_current(fan_device *d)
 void fan__cuda_stream_fini(fan_stream *s)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     for (size_t i = 0; i < p->nstreams; i++)
         if (p->streams[i] == s) {
             p->streams[i] = p->streams[--p->nstreams];
             break;
         }
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     fan_free(s->impl);
 }
 
@@ -213,23 +228,23 @@ static fan_status capture_stream_new(fan_cuda_part *p, uint64_t *handle, fan_err
     fan__cuda_scope scope;
     fan_cu_stream made = NULL;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     fan_cu_result code = api->StreamCreate(&made, FAN_CU_STREAM_NON_BLOCKING);
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     fan_status status = fan__cuda_check(p, code, "cuStreamCreate", err);
     if (status == FAN_OK) {
         *handle = (uint64_t)(uintptr_t)made;
-        (void)pthread_mutex_lock(&p->lock);
+        fan__part_lock(p);
         bool failed = fan_grow((void **)&p->capture_streams, &p->capture_streams_cap,
                                p->ncapture_streams + 1, sizeof *p->capture_streams);
         if (!failed)
             p->capture_streams[p->ncapture_streams++] =
                 (fan__capture_stream){.handle = *handle, .asked = 1};
-        (void)pthread_mutex_unlock(&p->lock);
+        fan__part_unlock(p);
         if (failed) {
-            mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+            mode = fan__cuda_relax(p);
             (void)fan__cuda_check(p, api->StreamDestroy(made), "cuStreamDestroy", NULL);
-            (void)fan__cuda_relax(p, mode);
+            fan__cuda_restore(p, mode);
             status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
         }
     }
@@ -242,24 +257,24 @@ fan_status fan__cuda_capture_stream(fan_device *d, uint64_t id, fan_stream **out
     fan_cuda_part *p = fan__cuda_part_of(d);
     uint64_t handle = 0;
     *out = NULL;
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     fan__capture_stream *found = capture_stream_for(p, id);
     if (found) {
         handle = found->handle;
         found->capture = id;
         found->asked++;
     }
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     if (!handle)
         FAN_TRY(capture_stream_new(p, &handle, err));
     fan_status status = fan_cuda_stream(d, handle, out, err);
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     for (size_t i = 0; i < p->ncapture_streams; i++)
         if (p->capture_streams[i].handle == handle) {
             p->capture_streams[i].capture = id;
             p->capture_streams[i].asked--;
         }
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     return status;
 }
 
@@ -287,11 +302,11 @@ static bool stream_is_of_another_thread(const fan_stream *s)
 bool fan__cuda_stream_at(fan_cuda_part *p, size_t i, fan_stream **out)
 {
     *out = NULL;
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     bool exists = i < p->nstreams;
     if (exists && fan_stream_try_hold(p->streams[i]))
         *out = p->streams[i];
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
     return exists;
 }
 
@@ -319,22 +334,22 @@ fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error
 void fan__cuda_await_gone(fan_cuda_part *p)
 {
     bool some = false;
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     for (size_t i = 0; i < p->nstreams; i++)
-        some |= atomic_load_explicit(&fan__cuda_queue(p->streams[i])->gone, memory_order_relaxed);
-    (void)pthread_mutex_unlock(&p->lock);
+        some |= stream_is_gone(p->streams[i]);
+    fan__part_unlock(p);
     if (!some || fan__cuda_none_captured(p, "waited for", NULL) != FAN_OK)
         return;
     fan_cu_result code = fan__cuda_api_of(p)->CtxSynchronize();
     if (fan__cuda_check(p, code, "cuCtxSynchronize", NULL) != FAN_OK)
         return;
-    (void)pthread_mutex_lock(&p->lock);
+    fan__part_lock(p);
     for (size_t i = 0; i < p->nstreams; i++) {
-        fan__cuda_stream *queue = fan__cuda_queue(p->streams[i]);
-        if (atomic_load_explicit(&queue->gone, memory_order_relaxed))
-            atomic_store_explicit(&queue->passed, true, memory_order_release);
+        fan_stream *s = p->streams[i];
+        if (stream_is_gone(s))
+            atomic_store_explicit(&fan__cuda_queue(s)->passed, true, memory_order_release);
     }
-    (void)pthread_mutex_unlock(&p->lock);
+    fan__part_unlock(p);
 }
 
 fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
@@ -426,17 +441,16 @@ fan_status fan__cuda_note(fan_event *e, fan_stream *s, fan_error *err)
 fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);
+    fan_cuda_part *of = fan__cuda_part_of(e->device);
     fan__cuda_scope scope;
-    fan_cu_stream on;
-    if (fan__cuda_part_of(e->device)->cuda != p->cuda)
+    if (of->cuda != p->cuda)
         return fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another driver");
-    if (atomic_load_explicit(&fan__cuda_part_of(e->device)->dead, memory_order_acquire))
-        return fan__cuda_refuse_dead(fan__cuda_part_of(e->device), err);
-    FAN_TRY(fan__cuda_queue_of(s, &on, err));
-    FAN_TRY(fan__cuda_enter(p, &scope, err));
+    if (atomic_load_explicit(&of->dead, memory_order_acquire))
+        return fan__cuda_refuse_dead(of, err);
+    FAN_TRY(fan__cuda_enter_on(s, &scope, err));
     fan_cu_result code = 0;
     if (!FAN_FAULT(CUDA_NO_WAIT))
-        code = fan__cuda_api_of(p)->StreamWaitEvent(on, e->impl, 0);
+        code = fan__cuda_api_of(p)->StreamWaitEvent(scope.on, e->impl, 0);
     fan_status status = fan__cuda_check(p, code, "cuStreamWaitEvent", err);
     fan__cuda_leave(&scope);
     return status;
@@ -444,9 +458,9 @@ fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
 
 static fan_status event_free_to_ask(fan_event *e, fan_error *err)
 {
-    (void)pthread_mutex_lock(&e->device->lock); /* another thread may be recording it */
+    fan__device_lock(e->device); /* another thread may be recording it */
     bool captured = e->capture != 0;
-    (void)pthread_mutex_unlock(&e->device->lock);
+    fan__device_unlock(e->device);
     if (!captured)
         return FAN_OK;
     return fan_fail_code(err, FAN_ERR_CAPTURE, 907,
@@ -461,9 +475,9 @@ fan_status fan__cuda_query(fan_event *e, bool *done, fan_error *err)
     fan__cuda_scope scope;
     FAN_TRY(event_free_to_ask(e, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     fan_cu_result code = fan__cuda_api_of(p)->EventQuery(e->impl);
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     *done = code == 0;
     fan_status status = FAN_OK;
     if (code != FAN_CU_NOT_READY)
@@ -486,9 +500,9 @@ fan_status fan__cuda_event_sync(fan_event *e, fan_error *err)
     fan__cuda_scope scope;
     FAN_TRY(event_free_to_ask(e, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(p);
     fan_cu_result code = fan__cuda_api_of(p)->EventSynchronize(e->impl);
-    (void)fan__cuda_relax(p, mode);
+    fan__cuda_restore(p, mode);
     fan_status status = fan__cuda_check(p, code, "cuEventSynchronize", err);
     fan__cuda_leave(&scope);
     if (status == FAN_OK)

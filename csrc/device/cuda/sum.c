@@ -58,8 +58,9 @@ static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_arr
     fan_k_fold a;
     uint64_t low = 0;
     memset(&a, 0, sizeof a - sizeof a.in);
-    a.parts = fan_dtype_kind(out->dtype) == 'c' ? 2 : 1;
-    a.out = s->blind ? 0 : fan__address_of(out);
+    a.parts = fan__parts_of(out->dtype);
+    if (!s->blind)
+        a.out = fan__address_of(out);
     a.count = out->size * a.parts;
     a.n = (int32_t)n;
     a.scaled = scale && scale->on;
@@ -410,7 +411,7 @@ static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out
     reduce_put_axes(&a, &stay, &go);
     a.out = fan__address_of(out);
     a.in = fan__address_of(in);
-    a.parts = fan_dtype_kind(in->dtype) == 'c' ? 2 : 1;
+    a.parts = fan__parts_of(in->dtype);
     a.in_part = (int64_t)fan_dtype_size(in->dtype) / a.parts;
     a.out_part = (int64_t)fan_dtype_size(out->dtype) / a.parts;
     a.numbers = out->size * a.parts;
@@ -444,38 +445,6 @@ static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out
     for (int i = 0; i < MOST_LEVELS && scratch[i]; i++)
         fan__cuda_scratch_free(s->stream, scratch[i]);
     return status;
-}
-
-/* A host copy of an array's memory: the same strides, no gaps. */
-typedef struct copy_twin {
-    char *bytes;
-    size_t size;
-    int64_t lo;
-    fan_array array;
-} copy_twin;
-
-static fan_status copy_twin_begin(copy_twin *t, const fan_array *of, fan_error *err)
-{
-    int64_t hi;
-    fan_array_reach(of, &t->lo, &hi);
-    t->size = (size_t)(hi - t->lo);
-    t->bytes = fan_alloc_data(t->size);
-    if (!t->bytes)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s beside a device", t->size,
-                        FAN_PLURAL(t->size));
-    t->array = (fan_array){.data = t->bytes - t->lo,
-                           .dtype = of->dtype,
-                           .ndim = of->ndim,
-                           .size = of->size,
-                           .shape = of->shape,
-                           .strides = of->strides,
-                           .writable = true};
-    return FAN_OK;
-}
-
-static void copy_twin_end(copy_twin *t)
-{
-    fan_free_data(t->bytes, t->size);
 }
 
 /* copy_packed: makes memory for `like` in a dtype without gaps, in scratch memory of the stream;
@@ -532,74 +501,82 @@ fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, cons
     return status;
 }
 
-/* copy_send: copies from host memory, which may be reused on return. Blocks if the device itself
- * reads such memory. */
-static fan_status copy_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes,
-                            fan_error *err)
+/* copy_bytes: copies between the device and host memory that is not pinned, which may be reused on
+ * return. Blocks for a download, or if the device itself reads such memory. */
+static fan_status copy_bytes(const fan__launch_ctx *s, uint64_t device, char *host, size_t bytes,
+                             bool upload, fan_error *err)
 {
-    int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to, from, bytes, s->on);
-    (void)fan__cuda_relax(s->part, mode);
-    FAN_TRY(fan__cuda_check(s->part, code, "cuMemcpyHtoDAsync", err));
-    if (!s->part->reads_host || FAN_FAULT(CUDA_EARLY_HOST))
+    const fan_cuda_api *api = fan__cuda_api_of(s->part);
+    const char *call = "cuMemcpyDtoHAsync";
+    fan_cu_result code;
+    int mode = fan__cuda_relax(s->part);
+    if (upload) {
+        call = "cuMemcpyHtoDAsync";
+        code = api->MemcpyHtoDAsync(device, host, bytes, s->on);
+    } else
+        code = api->MemcpyDtoHAsync(host, device, bytes, s->on);
+    fan__cuda_restore(s->part, mode);
+    FAN_TRY(fan__cuda_check(s->part, code, call, err));
+    if (upload && (!s->part->reads_host || FAN_FAULT(CUDA_EARLY_HOST)))
         return FAN_OK;
     return fan__cuda_pass(s->part, s->on, err);
+}
+
+/* copy_across: copies between arrays of the device and of the host. An array with gaps is copied
+ * through scratch memory without any; the host's through a copy with the device's strides. */
+static fan_status copy_across(const fan__launch_ctx *s, const fan_array *device,
+                              const fan_array *host, bool upload, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    int64_t lo;
+    int64_t hi;
+    if (device->size == 0)
+        return FAN_OK;
+    if (!fan_array_dense(device)) {
+        fan_array packed;
+        int64_t room[2 * FAN_MAX_NDIM];
+        FAN_TRY(copy_packed(s, device, device->dtype, &packed, room, err));
+        if (!upload)
+            status = fan__cuda_copy(s, &packed, device, err);
+        if (status == FAN_OK)
+            status = copy_across(s, &packed, host, upload, err);
+        if (upload && status == FAN_OK)
+            status = fan__cuda_copy(s, device, &packed, err);
+        fan__cuda_scratch_free(s->stream, fan__address_of(&packed));
+        return status;
+    }
+    fan_array_reach(device, &lo, &hi);
+    size_t bytes = (size_t)(hi - lo);
+    char *memory = fan_alloc_data(bytes);
+    if (!memory)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s beside a device", bytes,
+                        FAN_PLURAL(bytes));
+    fan_array near = {.data = memory - lo,
+                      .dtype = device->dtype,
+                      .ndim = device->ndim,
+                      .size = device->size,
+                      .shape = device->shape,
+                      .strides = device->strides,
+                      .writable = true};
+    if (upload)
+        fan_array_copy(&near, host);
+    status = copy_bytes(s, fan__address_of(device) + (uint64_t)lo, memory, bytes, upload, err);
+    if (status == FAN_OK && !upload)
+        fan_array_copy(host, &near);
+    fan_free_data(memory, bytes);
+    return status;
 }
 
 fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
                             fan_error *err)
 {
-    fan_status status;
-    copy_twin t = {.bytes = NULL};
-    fan_array near;
-    int64_t room[2 * FAN_MAX_NDIM];
-    if (out->size == 0)
-        return FAN_OK;
-    if (!fan_array_dense(out)) {
-        FAN_TRY(copy_packed(s, out, out->dtype, &near, room, err));
-        status = fan__cuda_upload(s, &near, in, err);
-        if (status == FAN_OK)
-            status = fan__cuda_copy(s, out, &near, err);
-        fan__cuda_scratch_free(s->stream, fan__address_of(&near));
-        return status;
-    }
-    FAN_GO(copy_twin_begin(&t, out, err)); /* memory that is certainly not pinned */
-    fan_array_copy(&t.array, in);
-    status = copy_send(s, fan__address_of(out) + (uint64_t)t.lo, t.bytes, t.size, err);
-done:
-    copy_twin_end(&t);
-    return status;
+    return copy_across(s, out, in, true, err);
 }
 
 fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, const fan_array *src,
                               fan_error *err)
 {
-    const fan_cuda_api *api = fan__cuda_api_of(s->part);
-    fan_status status;
-    copy_twin t = {.bytes = NULL};
-    fan_array near;
-    int64_t room[2 * FAN_MAX_NDIM];
-    if (src->size == 0)
-        return FAN_OK;
-    if (!fan_array_dense(src)) {
-        FAN_TRY(copy_packed(s, src, src->dtype, &near, room, err));
-        status = fan__cuda_copy(s, &near, src, err);
-        if (status == FAN_OK)
-            status = fan__cuda_download(s, dst, &near, err);
-        fan__cuda_scratch_free(s->stream, fan__address_of(&near));
-        return status;
-    }
-    FAN_GO(copy_twin_begin(&t, src, err));
-    int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code =
-        api->MemcpyDtoHAsync(t.bytes, fan__address_of(src) + (uint64_t)t.lo, t.size, s->on);
-    (void)fan__cuda_relax(s->part, mode);
-    FAN_GO(fan__cuda_check(s->part, code, "cuMemcpyDtoHAsync", err));
-    FAN_GO(fan__cuda_pass(s->part, s->on, err));
-    fan_array_copy(dst, &t.array);
-done:
-    copy_twin_end(&t);
-    return status;
+    return copy_across(s, src, dst, false, err);
 }
 
 fan_status fan__cuda_exact(const fan__launch_ctx *s, const fan_job *job, fan_error *err)

@@ -24,14 +24,14 @@ static void table_lock_all(void)
     (void)pthread_mutex_lock(&opened_lock);
     for (fan_cuda *c = opened; c; c = c->next)
         for (int i = 0; i < c->count; i++)
-            (void)pthread_mutex_lock(&c->parts[i].lock);
+            fan__part_lock(&c->parts[i]);
 }
 
 static void table_unlock_all(void)
 {
     for (fan_cuda *c = opened; c; c = c->next)
         for (int i = 0; i < c->count; i++)
-            (void)pthread_mutex_unlock(&c->parts[i].lock);
+            fan__part_unlock(&c->parts[i]);
     (void)pthread_mutex_unlock(&opened_lock);
 }
 
@@ -93,7 +93,7 @@ static void table_part_fini(fan_cuda_part *p)
     fan__cuda_scope scope;
     if (p->context && fan__cuda_usable(p)) {
         if (fan__cuda_enter(p, &scope, NULL) == FAN_OK) {
-            int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+            int mode = fan__cuda_relax(p);
             fan__cuda_blocks_fini(p);
             if (p->pool)
                 (void)api->MemPoolDestroy(p->pool);
@@ -103,13 +103,14 @@ static void table_part_fini(fan_cuda_part *p)
                 (void)api->StreamDestroy((fan_cu_stream)(uintptr_t)p->capture_streams[i].handle);
             if (p->module)
                 (void)api->ModuleUnload(p->module);
-            (void)fan__cuda_relax(p, mode);
+            fan__cuda_restore(p, mode);
             fan__cuda_leave(&scope);
         }
-        int mode = fan__cuda_usable(p) ? fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED) : -1;
-        if (fan__cuda_usable(p))
+        if (fan__cuda_usable(p)) {
+            int mode = fan__cuda_relax(p);
             (void)api->DevicePrimaryCtxRelease(p->ordinal);
-        (void)fan__cuda_relax(p, mode);
+            fan__cuda_restore(p, mode);
+        }
     }
     fan__cuda_blocks_fini(p);
     fan_free(p->staging);
@@ -236,9 +237,9 @@ int fan_cuda_holding(fan_cuda *c, uint64_t address)
     int index = -1;
     if (fan__cuda_forked(c) || c->count == 0)
         return -1;
-    int mode = fan__cuda_relax(&c->parts[0], FAN_CU_CAPTURE_MODE_RELAXED);
+    int mode = fan__cuda_relax(&c->parts[0]);
     fan_cu_result code = c->api.PointerGetAttribute(&index, FAN_CU_POINTER_DEVICE_ORDINAL, address);
-    (void)fan__cuda_relax(&c->parts[0], mode);
+    fan__cuda_restore(&c->parts[0], mode);
     if (code)
         return -1;
     if (index < 0 || index >= c->count)
@@ -355,7 +356,7 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants,
     *wants = 0;
     if (index < 0 || index >= c->count)
         return fan_fail(err, FAN_ERR_VALUE, "no device cuda:%d: the driver has %d device%s", index,
-                        c->count, c->count == 1 ? "" : "s");
+                        c->count, FAN_PLURAL(c->count));
     fan_cuda_part *p = &c->parts[index];
     if (fan__cuda_forked(c))
         return fan__cuda_refuse_child(p, err);
@@ -366,10 +367,10 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants,
         status = fan__cuda_refuse_dead(p, err);
     } else if (!ready) {
         /* another thread may be capturing */
-        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+        int mode = fan__cuda_relax(p);
         p->image.wanted = false;
         status = table_make_ready(p, err);
-        (void)fan__cuda_relax(p, mode);
+        fan__cuda_restore(p, mode);
         /* Here: without the lock, another thread could give kernels between the failure and the
          * question. */
         if (status != FAN_OK && p->image.wanted)
@@ -414,7 +415,8 @@ fan_status fan_cuda_give_kernels(fan_cuda *c, int index, const void *code, size_
 fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan_error *err)
 {
     char name[128] = "";
-    int major = 0, minor = 0;
+    int major = 0;
+    int minor = 0;
     fan_cu_device ordinal;
     fan_cuda_part *p = &c->parts[index];
     if (fan__cuda_forked(c))

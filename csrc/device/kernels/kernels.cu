@@ -778,7 +778,8 @@ DEVICE uint64_t low_bits(int dtype, double x)
 /* store: writes a wide number that the dtype holds exactly. */
 DEVICE void store(int dtype, uint64_t p, int anywhere, wide w)
 {
-    int size = number_size(dtype), form = form_of(dtype);
+    int size = number_size(dtype);
+    int form = form_of(dtype);
     put(p, size, anywhere,
         form == WIDE_I64 || form == WIDE_U64 ? (uint64_t)w.i : low_bits(dtype, w.re));
     if (form == WIDE_C128)
@@ -820,7 +821,10 @@ NOINLINE_DEVICE wide times(int acc, wide a, wide f)
         r.re = a.re * f.re - a.im * f.im;
         r.im = a.re * f.im + a.im * f.re;
     } else if (acc == FAN_DT_COMPLEX64) {
-        float re = (float)a.re, im = (float)a.im, fr = (float)f.re, fi = (float)f.im;
+        float re = (float)a.re;
+        float im = (float)a.im;
+        float fr = (float)f.re;
+        float fi = (float)f.im;
         r.re = (double)(re * fr - im * fi);
         r.im = (double)(re * fi + im * fr);
     } else if (acc == FAN_DT_FLOAT64) {
@@ -890,7 +894,8 @@ DEVICE inline wide sum_at(const fan_k_any *a, const place *at)
     wide sum = {0, 0, 0};
     const int64_t *source = a->words + 2 * a->ndim + 1;
     for (int k = 0; k < a->n; k++, source += 2 + a->ndim) {
-        int from = (int)(source[1] & 0xff), now = (int)(source[1] >> 8);
+        int from = (int)(source[1] & 0xff);
+        int now = (int)(source[1] >> 8);
         wide x =
             convert(load(from, address(source[0], a->ndim, a->words, source + 2, at), a->anywhere),
                     form_of(from), now);
@@ -907,7 +912,8 @@ DEVICE inline wide sum_at(const fan_k_any *a, const place *at)
 
 KERNEL fan_any(ARGS(fan_k_any, a))
 {
-    const int64_t *extent = a.words, *out = extent + a.ndim;
+    const int64_t *extent = a.words;
+    const int64_t *out = extent + a.ndim;
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
         place here = place_of(at, a.ndim, extent);
         store(a.out, address(out[0], a.ndim, extent, out + 1, &here), a.anywhere,
@@ -926,7 +932,8 @@ DEVICE bool has_nonfinite(const fan_k_any *a, int k, const place *at)
 
 KERNEL fan_fold_stats_any(ARGS(fan_k_any, a))
 {
-    const int64_t *extent = a.words, *out = extent + a.ndim;
+    const int64_t *extent = a.words;
+    const int64_t *out = extent + a.ndim;
     fan_stats_partial mine = row_of_nothing();
     int form = form_of(a.out);
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
@@ -976,7 +983,8 @@ KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
  * along the last reduced axis. */
 DEVICE inline uint64_t gone_at(const fan_k_reduce *a, int64_t k, int64_t *more)
 {
-    const int64_t *extent = a->words + 3 * a->stay, *step = extent + a->go;
+    const int64_t *extent = a->words + 3 * a->stay;
+    const int64_t *step = extent + a->go;
     place at = place_of(k, a->go, extent);
     *more = a->go ? (extent[a->go - 1] - 1 - at.index[0]) >> a->lanes : 0;
     return address(0, a->go, extent, step, &at);
@@ -1071,7 +1079,8 @@ DEVICE int64_t whole_number(uint64_t p, int size)
 /* coo_row: returns the row of entry `e`; nrows: it is outside. */
 DEVICE uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
 {
-    uint64_t p = a->indices + (uint64_t)(e * a->index_step), row = 0;
+    uint64_t p = a->indices + (uint64_t)(e * a->index_step);
+    uint64_t row = 0;
     UNROLL(1)
     for (int i = 0; i < a->sparse; i++, p += (uint64_t)a->index_row) {
         int64_t index = whole_number(p, a->index_size);
@@ -1151,7 +1160,8 @@ DEVICE bool sort_begins(const fan_k_sort *a)
 DEVICE uint32_t before_lane(uint32_t mine, uint32_t *all)
 {
     SHARED uint32_t sums[FAN_K_BLOCK], groups[FAN_K_BLOCK / 16];
-    uint32_t before = 0, sum = 0;
+    uint32_t before = 0;
+    uint32_t sum = 0;
     sums[LANE] = mine;
     SYNC_BLOCK;
     for (int i = LANE & ~15; i < LANE; i++)
@@ -1171,8 +1181,9 @@ DEVICE uint32_t before_lane(uint32_t mine, uint32_t *all)
 KERNEL fan_sort_count(ARGS(fan_k_sort, a))
 {
     SHARED uint32_t count[1 << FAN_K_DIGIT];
-    const int64_t begin = BLOCK * FAN_K_ENTRIES, rest = a.entries - begin,
-                  end = begin + (rest < FAN_K_ENTRIES ? rest : FAN_K_ENTRIES);
+    const int64_t begin = BLOCK * FAN_K_ENTRIES;
+    const int64_t rest = a.entries - begin;
+    const int64_t end = begin + (rest < FAN_K_ENTRIES ? rest : FAN_K_ENTRIES);
     bool falls = false;
     if (!a.coo.indices && !sort_begins(&a))
         return;
@@ -1202,8 +1213,9 @@ KERNEL fan_sort_scan(ARGS(fan_k_sort, a))
     if (!sort_begins(&a))
         return;
     const uint64_t counts = a.counts + 4 * (uint64_t)(BLOCK * a.tiles);
-    const int64_t share = (a.tiles + FAN_K_BLOCK - 1) / FAN_K_BLOCK, begin = LANE * share,
-                  end = begin + share < a.tiles ? begin + share : a.tiles;
+    const int64_t share = (a.tiles + FAN_K_BLOCK - 1) / FAN_K_BLOCK;
+    const int64_t begin = LANE * share;
+    const int64_t end = begin + share < a.tiles ? begin + share : a.tiles;
     uint32_t sum = 0, all;
     for (int64_t i = begin; i < end; i++)
         sum += four_at(counts, i);
@@ -1262,7 +1274,8 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
     uint32_t row[FAN_K_PER_LANE], came[FAN_K_PER_LANE], rank[FAN_K_PER_LANE];
     if (!sort_begins(&a))
         return;
-    const int64_t begin = BLOCK * FAN_K_ENTRIES, rest = a.entries - begin;
+    const int64_t begin = BLOCK * FAN_K_ENTRIES;
+    const int64_t rest = a.entries - begin;
     const int n = (int)(rest < FAN_K_ENTRIES ? rest : FAN_K_ENTRIES),
               each = (n + FAN_K_BLOCK - 1) / FAN_K_BLOCK, warp = LANE / FAN_K_WARP,
               from = warp * each * FAN_K_WARP + LANE % FAN_K_WARP;
@@ -1283,8 +1296,9 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
             came[j] = sort_came(&a, begin + at);
             digit = row[j] >> a.shift & mask;
         }
-        uint32_t same = SAME_IN_WARP(digit), before = same & ((1u << LANE % FAN_K_WARP) - 1),
-                 old = at < n ? counts[warp][digit] : 0;
+        uint32_t same = SAME_IN_WARP(digit);
+        uint32_t before = same & ((1u << LANE % FAN_K_WARP) - 1);
+        uint32_t old = at < n ? counts[warp][digit] : 0;
         rank[j] = old + (uint32_t)BITS_IN(before);
         SYNC_WARP;
         if (at < n && before == 0)
@@ -1345,7 +1359,8 @@ DEVICE bool scatter_begins(const fan_k_scatter *a, bool sorted, int64_t i, uint3
 
 DEVICE uint64_t scatter_to(const fan_k_scatter *a, uint32_t row)
 {
-    const int64_t *extent = a->words, *stride = extent + a->coo.sparse;
+    const int64_t *extent = a->words;
+    const int64_t *stride = extent + a->coo.sparse;
     int64_t rest = (int64_t)(a->coo.first_row + row);
     uint64_t p = a->into;
     UNROLL(1)
@@ -1375,14 +1390,18 @@ DEVICE void scatter_one(const fan_k_scatter *a, uint64_t to, uint64_t from)
 
 KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
 {
-    const int64_t *extent = a.words + (a.pointers ? 3 : 2 * a.coo.sparse), *into = extent + a.inner,
-                  *values = into + a.inner;
+    const int64_t *extent = a.words + (a.pointers ? 3 : 2 * a.coo.sparse);
+    const int64_t *into = extent + a.inner;
+    const int64_t *values = into + a.inner;
     const bool sorted = !a.pointers && scatter_sorted(&a);
     for (int64_t t = THREAD; t < a.lanes * a.inside; t += THREADS) {
-        int64_t worker = t, begin, end = a.entries;
+        int64_t worker = t;
+        int64_t begin;
+        int64_t end = a.entries;
         place here = place_of(divided(&worker, a.inside), a.inner, extent);
-        uint64_t to_offset = address(0, a.inner, extent, into, &here), to = 0,
-                 from = address((int64_t)a.values, a.inner, extent, values, &here);
+        uint64_t to_offset = address(0, a.inner, extent, into, &here);
+        uint64_t to = 0;
+        uint64_t from = address((int64_t)a.values, a.inner, extent, values, &here);
         uint32_t row = 0;
         begin = worker;
         if (a.pointers) {

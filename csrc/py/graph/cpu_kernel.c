@@ -1,6 +1,7 @@
-/* cpu_kernel: kernels that are Python callables, on the CPU (device/cpu/recording.h): a call with
- * its arguments, or NumPy's inner loop in its place; arrays and launches inside functions of graph
- * trees. */
+/* cpu_kernel: kernels that are Python callables, on the CPU (device/cpu/recording.h).
+ *
+ * Sections: a call with its arguments; NumPy's inner loop in its place; and arrays and launches
+ * inside functions of graph trees. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 
@@ -40,13 +41,14 @@ static int check_kept(PyObject *call)
 {
     if (is_ufunc(PyTuple_GET_ITEM(call, 0)))
         return 0;
-    for (Py_ssize_t i = CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
-        if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1)
+    for (Py_ssize_t i = CALL_ARGS; i < PyTuple_GET_SIZE(call); i++) {
+        PyObject *x = PyTuple_GET_ITEM(call, i);
+        if (PyArray_Check(x) && Py_REFCNT(x) > 1)
             return fan_set_error(PyExc_RuntimeError,
                                  "kernel %R kept its argument %zd after its run, when the memory "
-                                 "may be reused: keep a copy, "
-                                 "view.copy()",
+                                 "may be reused: keep a copy, view.copy()",
                                  PyTuple_GET_ITEM(call, 1), i - CALL_ARGS);
+    }
     return 0;
 }
 
@@ -56,70 +58,42 @@ static fan_status call_run(void *ctx, fan_error *err)
 {
     PyTupleObject *call = ctx;
     PyObject *names = call->ob_item[2] == Py_None ? NULL : call->ob_item[2];
-    size_t n = (size_t)Py_SIZE(call) - CALL_ARGS - (names ? 1 : 0);
+    size_t n = (size_t)Py_SIZE(call) - CALL_ARGS - (names != NULL);
     PyObject *before = fan_kernel_running_set(call->ob_item[1]);
     PyObject *result = PyObject_Vectorcall(call->ob_item[0], call->ob_item + CALL_ARGS, n, names);
     (void)fan_kernel_running_set(before);
     if (!result)
         return fan_from_python(err);
     Py_DECREF(result);
-    return check_kept((PyObject *)call) < 0 ? fan_from_python(err) : FAN_OK;
-}
-
-/* call_new: the call fn(*reads, *writes). New reference, or NULL with an exception. */
-static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i);
-static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2])
-{
-    Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
-    bool by_out = is_ufunc(fn) && all == reads + 1;
-    PyObject *call = PyTuple_New(all + CALL_ARGS),
-             *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
-    if (!call || !names) {
-        Py_XDECREF(call);
-        Py_XDECREF(names);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
-    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
-    PyTuple_SET_ITEM(call, 2, names);
-    for (Py_ssize_t i = 0; i < all; i++) {
-        bool write = i >= reads;
-        Py_ssize_t at = write ? i - reads : i;
-        PyObject *made = argument(name, PyTuple_GET_ITEM(lists[write], at), write, at);
-        if (!made) {
-            Py_DECREF(call);
-            return NULL;
-        }
-        PyTuple_SET_ITEM(call, i + CALL_ARGS, made);
-    }
-    return call;
+    if (check_kept((PyObject *)call) < 0)
+        return fan_from_python(err);
+    return FAN_OK;
 }
 
 /* call_record: adds the call to a recording; its first `reads` arguments are read, the others
- * written. how: its run, drop and ctx, which is taken also on failure. */
-static fan_status call_record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_cpu_call how,
-                              fan_error *err)
+ * written. added: its run, drop and ctx, which is taken also on failure. */
+static fan_status call_record(fan_recording *recording, PyObject *call, Py_ssize_t reads,
+                              fan_cpu_call added, fan_error *err)
 {
-    Py_ssize_t all = PyTuple_GET_SIZE(call) - CALL_ARGS;
-    fan_cpu_access *accesses = fan_calloc(((size_t)all + 1) * sizeof *accesses);
-    const char *name = name_text(PyTuple_GET_ITEM(call, 1));
+    Py_ssize_t all = PyTuple_GET_SIZE(call);
+    fan_cpu_access *accesses = fan_calloc((size_t)all * sizeof *accesses);
     if (!accesses) {
-        if (how.drop)
-            how.drop(how.ctx);
+        added.drop(added.ctx);
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     }
-    how.name = name;
-    how.accesses = accesses;
-    for (Py_ssize_t i = 0; i < all; i++) {
-        PyObject *x = PyTuple_GET_ITEM(call, i + CALL_ARGS);
-        const char *lo;
+    added.name = name_text(PyTuple_GET_ITEM(call, 1));
+    added.accesses = accesses;
+    for (Py_ssize_t i = CALL_ARGS; i < all; i++) {
+        PyObject *x = PyTuple_GET_ITEM(call, i);
         if (!PyArray_CheckExact(x))
             continue;
-        fan_ndarray_extent(x, &lo, &accesses[how.n].bytes);
-        accesses[how.n].data = lo;
-        accesses[how.n++].write = i >= reads;
+        fan_cpu_access *access = &accesses[added.n++];
+        const char *lo;
+        fan_ndarray_extent(x, &lo, &access->bytes);
+        access->data = lo;
+        access->write = i >= reads + CALL_ARGS;
     }
-    fan_status status = fan_recording_call(r, &how, err);
+    fan_status status = fan_recording_call(recording, &added, err);
     fan_free(accesses);
     return status;
 }
@@ -138,28 +112,26 @@ typedef struct inner_loop {
 
 static fan_status run_loop(void *ctx, fan_error *err)
 {
-    inner_loop *l = ctx;
+    inner_loop *loop = ctx;
     char *at[LOOP_ARGS];
-    npy_intp count = l->count;
+    npy_intp count = loop->count;
     (void)err;
-    memcpy(at, l->at, sizeof at);
-    l->run(at, &count, l->steps, l->data);
+    memcpy(at, loop->at, sizeof at);
+    loop->run(at, &count, loop->steps, loop->data);
     return FAN_OK;
 }
 
-static void drop_loop(void *ctx)
-{
-    PyMem_RawFree(ctx);
-}
-
 /* loop_of: the index of a ufunc's loop for exactly these types; -1: none. */
-static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
+static int loop_of(const PyUFuncObject *ufunc, PyObject *const *args, PyArrayObject *out)
 {
-    for (int i = 0; i < f->ntypes; i++) {
-        bool same = f->functions[i] != NULL;
-        for (int j = 0; same && j < f->nargs; j++)
-            same = f->types[i * f->nargs + j] ==
-                   (char)PyArray_TYPE(PyArray_Check(args[j]) ? (PyArrayObject *)args[j] : out);
+    for (int i = 0; i < ufunc->ntypes; i++) {
+        bool same = ufunc->functions[i] != NULL;
+        for (int j = 0; same && j < ufunc->nargs; j++) {
+            PyArrayObject *like = out;
+            if (PyArray_Check(args[j]))
+                like = (PyArrayObject *)args[j];
+            same = ufunc->types[i * ufunc->nargs + j] == (char)PyArray_TYPE(like);
+        }
         if (same)
             return i;
     }
@@ -170,58 +142,70 @@ static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject 
  * number with floats. */
 static bool loop_takes(PyObject *x, PyArrayObject *out)
 {
-    if (!PyArray_CheckExact(x))
-        return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) &&
-               (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
+    if (!PyArray_CheckExact(x)) {
+        bool number = PyFloat_CheckExact(x) || PyLong_CheckExact(x);
+        return number && PyTypeNum_ISFLOAT(PyArray_TYPE(out));
+    }
     PyArrayObject *a = (PyArrayObject *)x;
-    bool disjoint = PyArray_BYTES(a) == PyArray_BYTES(out) ||
-                    !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
-                                    PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
-    int both = PyArray_FLAGS(a) & PyArray_FLAGS(out); /* one inner loop covers all of it */
-    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && disjoint && both & NPY_ARRAY_ALIGNED &&
-           both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) &&
-           PyArray_NDIM(a) == PyArray_NDIM(out) &&
-           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) &&
-           PyArray_ISNOTSWAPPED(a);
+    int ndim = PyArray_NDIM(a);
+    int both = PyArray_FLAGS(a) & PyArray_FLAGS(out);
+    if (!PyTypeNum_ISNUMBER(PyArray_TYPE(a)) || !PyArray_ISNOTSWAPPED(a))
+        return false;
+    /* one inner loop covers all of it */
+    if (!(both & NPY_ARRAY_ALIGNED) || !(both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)))
+        return false;
+    if (ndim != PyArray_NDIM(out) ||
+        !PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), ndim))
+        return false;
+    return PyArray_BYTES(a) == PyArray_BYTES(out) ||
+           !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a), PyArray_BYTES(out),
+                           (uint64_t)PyArray_NBYTES(out));
 }
 
-/* call_loop: how->run, drop and ctx of the direct loop; false, without an exception: there is
- * none. */
-static bool call_loop(PyObject *call, fan_cpu_call *how)
+/* call_loop: writes run, drop and ctx of the direct loop into *added; false, without an exception:
+ * there is none. */
+static bool call_loop(PyObject *call, fan_cpu_call *added)
 {
     PyObject *const *args = ((PyTupleObject *)call)->ob_item + CALL_ARGS;
     Py_ssize_t n = Py_SIZE(call) - CALL_ARGS;
-    if (!is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
+    const PyUFuncObject *ufunc = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
+    if (!is_ufunc((PyObject *)ufunc) || n < 2 || n > LOOP_ARGS)
         return false;
-    const PyUFuncObject *f = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
-    if (f->core_enabled || f->nargs != n || f->nout != 1)
+    if (ufunc->core_enabled || ufunc->nargs != n || ufunc->nout != 1)
         return false;
     PyArrayObject *out = (PyArrayObject *)args[n - 1];
-    bool simple =
-        PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
-    for (Py_ssize_t i = 0; i < n && simple; i++)
-        simple = loop_takes(args[i], out);
-    int which = simple ? loop_of(f, args, out) : -1;
-    inner_loop *l = which < 0 ? NULL : PyMem_RawCalloc(1, sizeof *l);
-    if (!l)
+    if (PyArray_SIZE(out) == 0 || PyArray_NBYTES(out) > LOOP_BYTES || PyArray_ITEMSIZE(out) > 32)
         return false;
-    l->run = f->functions[which];
-    l->data = f->data ? f->data[which] : NULL;
-    l->count = PyArray_SIZE(out);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (!loop_takes(args[i], out))
+            return false;
+    int which = loop_of(ufunc, args, out);
+    if (which < 0)
+        return false;
+    inner_loop *loop = PyMem_RawCalloc(1, sizeof *loop);
+    if (!loop)
+        return false;
+    loop->run = ufunc->functions[which];
+    if (ufunc->data)
+        loop->data = ufunc->data[which];
+    loop->count = PyArray_SIZE(out);
     for (Py_ssize_t i = 0; i < n; i++) {
-        bool array = PyArray_Check(args[i]);
-        l->at[i] = array ? PyArray_BYTES((PyArrayObject *)args[i]) : l->numbers[i];
-        if (array) {
-            l->steps[i] = PyArray_ITEMSIZE((PyArrayObject *)args[i]);
-        } else if (PyArray_SETITEM(out, l->numbers[i], args[i]) < 0) {
+        if (PyArray_Check(args[i])) {
+            PyArrayObject *array = (PyArrayObject *)args[i];
+            loop->at[i] = PyArray_BYTES(array);
+            loop->steps[i] = PyArray_ITEMSIZE(array);
+            continue;
+        }
+        loop->at[i] = loop->numbers[i];
+        if (PyArray_SETITEM(out, loop->numbers[i], args[i]) < 0) {
             PyErr_Clear();
-            PyMem_RawFree(l);
+            PyMem_RawFree(loop);
             return false;
         }
     }
-    how->run = run_loop;
-    how->drop = drop_loop;
-    how->ctx = l;
+    added->run = run_loop;
+    added->drop = PyMem_RawFree;
+    added->ctx = loop;
     return true;
 }
 
@@ -268,22 +252,18 @@ static void drop_storage(PyObject *capsule)
     fan_storage_drop(PyCapsule_GetPointer(capsule, FAN_KERNEL_MEMORY));
 }
 
-/* storage_capsule: takes the hold, also on failure. */
-static PyObject *storage_capsule(fan_storage *s)
-{
-    PyObject *made = PyCapsule_New(s, FAN_KERNEL_MEMORY, drop_storage);
-    if (!made)
-        fan_storage_drop(s);
-    return made;
-}
-
 /* view_of: an array of fanin's on the CPU as an ndarray for a kernel. */
 static PyObject *view_of(const fan_array *a, bool write)
 {
-    fan_storage *whole = fan_tree_memory_under(a);
-    PyObject *base = storage_capsule(fan_storage_hold(whole ? whole : a->storage));
-    PyObject *made = base ? fan_ndarray_over(a, write, base) : NULL;
-    Py_XDECREF(base);
+    fan_storage *memory = fan_tree_memory_under(a);
+    memory = fan_storage_hold(memory ? memory : a->storage);
+    PyObject *base = PyCapsule_New(memory, FAN_KERNEL_MEMORY, drop_storage);
+    if (!base) {
+        fan_storage_drop(memory);
+        return NULL;
+    }
+    PyObject *made = fan_ndarray_over(a, write, base);
+    Py_DECREF(base);
     return made;
 }
 
@@ -297,60 +277,97 @@ static PyObject *ndarray_view(PyArrayObject *x, bool write)
     return made;
 }
 
+/* read_number: a number as it is, or NULL with an exception: reads[i] is none. */
+static PyObject *read_number(PyObject *name, PyObject *x, Py_ssize_t i)
+{
+    bool number = PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x);
+    if (number || PyArray_IsScalar(x, Generic))
+        return Py_NewRef(x);
+    bool text = PyUnicode_Check(x) || PyBytes_Check(x);
+    const char *advice = "";
+    if (PySequence_Check(x) && !text)
+        advice = ": pass np.asarray(x) to the function as an operand, or give its numbers one by "
+                 "one";
+    return PyErr_Format(
+        PyExc_TypeError,
+        "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s%s", name,
+        i, FAN_TYPE_TEXT(x), advice);
+}
+
 /* argument: converts an argument of a launch for its kernel (i: its index among reads or writes);
  * new reference. */
 static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
 {
-    fan_device *d = NULL;
-    const fan_array *a = fan_array_arg(x, &d);
-    if (a && d == fan_cpu()) {
+    fan_device *device = NULL;
+    const fan_array *a = fan_array_arg(x, &device);
+    if (a && device == fan_cpu()) {
         if (fan_array_usable(a) < 0)
             return NULL;
         if (!write || a->writable)
             return view_of(a, write);
         return PyErr_Format(PyExc_ValueError, "%U: writes[%zd] is read-only", name, i);
     }
-    if (PyArray_CheckExact(x) && (!write || fan_ndarray_may_write((PyArrayObject *)x)))
-        return fan_ndarray_check_known(x, name_text(name)) < 0
-                   ? NULL
-                   : ndarray_view((PyArrayObject *)x, write);
-    if (!write &&
-        (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
-        return Py_NewRef(x);
-    if (!write && PySequence_Check(x) && !PyUnicode_Check(x) && !PyBytes_Check(x))
-        return PyErr_Format(
-            PyExc_TypeError,
-            "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s: pass "
-            "np.asarray(x) to the function as an operand, or give its numbers one by one",
-            name, i, FAN_TYPE_TEXT(x));
-    return PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got %s", name,
-                        write ? "writes" : "reads", i,
-                        write ? "writes writable arrays" : "reads arrays on the CPU and numbers",
-                        FAN_TYPE_TEXT(x));
+    if (PyArray_CheckExact(x) && (!write || fan_ndarray_may_write((PyArrayObject *)x))) {
+        if (fan_ndarray_check_known(x, name_text(name)) < 0)
+            return NULL;
+        return ndarray_view((PyArrayObject *)x, write);
+    }
+    if (!write)
+        return read_number(name, x, i);
+    return PyErr_Format(PyExc_TypeError,
+                        "%U: writes[%zd]: a kernel on the CPU writes writable arrays, got %s", name,
+                        i, FAN_TYPE_TEXT(x));
+}
+
+/* call_new: the call fn(*reads, *writes). New reference, or NULL with an exception. */
+static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2])
+{
+    Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]);
+    Py_ssize_t all = reads + PyTuple_GET_SIZE(lists[1]);
+    PyObject *call = PyTuple_New(all + CALL_ARGS);
+    if (!call)
+        return NULL;
+    bool by_out = is_ufunc(fn) && all == reads + 1;
+    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
+    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
+    PyTuple_SET_ITEM(call, 2, by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None));
+    bool made = PyTuple_GET_ITEM(call, 2) != NULL;
+    for (Py_ssize_t i = 0; made && i < all; i++) {
+        bool write = i >= reads;
+        Py_ssize_t at = write ? i - reads : i;
+        PyObject *x = argument(name, PyTuple_GET_ITEM(lists[write], at), write, at);
+        PyTuple_SET_ITEM(call, i + CALL_ARGS, x);
+        made = x != NULL;
+    }
+    if (!made)
+        Py_CLEAR(call);
+    return call;
 }
 
 /* cpu_launch: calls fn(*reads, *writes) now, or at each launch of this thread's recording. */
 static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *call = call_new(a[0], a[1], a + 2);
-    fan_recording *r = fan_recording_here();
+    fan_recording *recording = fan_recording_here();
     fan_error err = {0};
+    fan_status status;
+    PyObject *call = call_new(a[0], a[1], a + 2);
     if (!call)
         return NULL;
-    fan_status status;
-    if (!r) {
+    if (!recording) {
         status = call_run(call, &err);
-    } else {
-        tree_kernel *k = fan_calloc(sizeof *k);
-        if (k) {
-            k->name = Py_NewRef(PyTuple_GET_ITEM(call, 1));
-            if (!call_loop(call, &k->loop))
-                k->call = Py_NewRef(call);
-        }
-        const fan_cpu_call how = {.run = kernel_run, .drop = kernel_drop, .ctx = k};
-        status = k ? call_record(r, call, PyTuple_GET_SIZE(a[2]), how, &err)
-                   : fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+        Py_DECREF(call);
+        return fan_done(status, &err);
     }
+    tree_kernel *kernel = fan_calloc(sizeof *kernel);
+    if (!kernel) {
+        Py_DECREF(call);
+        return fan_done(fan_fail(&err, FAN_ERR_NOMEM, "out of memory"), &err);
+    }
+    kernel->name = Py_NewRef(PyTuple_GET_ITEM(call, 1));
+    if (!call_loop(call, &kernel->loop))
+        kernel->call = Py_NewRef(call);
+    const fan_cpu_call added = {.run = kernel_run, .drop = kernel_drop, .ctx = kernel};
+    status = call_record(recording, call, PyTuple_GET_SIZE(a[2]), added, &err);
     Py_DECREF(call);
     return fan_done(status, &err);
 }
@@ -359,18 +376,17 @@ static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
  * memory. */
 static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    PyObject *made = NULL;
     FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM];
-    fan_dtype d;
+    fan_dtype dtype;
     fan_array *a = NULL;
     fan_error err = {0};
-    int ndim;
-    if ((ndim = fan_shape_tuple(values[0], dims)) < 0 || fan_dtype_parse(values[1], &d) < 0)
+    int ndim = fan_shape_tuple(values[0], dims);
+    if (ndim < 0 || fan_dtype_parse(values[1], &dtype) < 0)
         return NULL;
-    fan_status status = fan_device_array(fan_cpu(), NULL, d, ndim, dims, NULL, &a, &err);
+    fan_status status = fan_device_array(fan_cpu(), NULL, dtype, ndim, dims, NULL, &a, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    made = fan_array_wrap(a, fan_cpu());
+    PyObject *made = fan_array_wrap(a, fan_cpu());
     fan_array_drop(a);
     return made;
 }

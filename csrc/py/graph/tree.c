@@ -1,4 +1,5 @@
-/* graph_tree: fanin.GraphTree, and its steps. */
+/* graph_tree: fanin.GraphTree: made and freed; its steps, which are objects of their own; then its
+ * methods: functions, close, pictures, statistics. */
 #include "py/graph/tree_object.h"
 #include "py/device/backends.h"
 #include "py/base/args.h"
@@ -21,9 +22,10 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
         STRICT,
         VERIFY
     };
-    PyObject *where = a[DEVICE];
-    int64_t memory = (int64_t)64 << 20, limit = 8, verify = 0;
-    fan_device *d = NULL;
+    int64_t memory = (int64_t)64 << 20;
+    int64_t limit = 8;
+    int64_t verify = 0;
+    fan_device *device = NULL;
     fan_error err = {0};
     fan_status status;
     if (fan_number_arg(a[MEMORY], "GraphTree: memory", &memory) < 0 ||
@@ -35,29 +37,31 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
             PyExc_ValueError,
             "GraphTree: verify: expected a number of replays from 0 to 2**31 - 1, got %lld",
             (long long)verify);
-    if (memory < 256 || limit < 1 || limit > 1 << 20)
-        return PyErr_Format(PyExc_ValueError, "GraphTree: %s",
-                            memory < 256
-                                ? "memory is a number of bytes, at least 256"
-                                : "limit is how often a function is recorded anew, 1 to 2**20");
-    if (fan_device_arg(where, &d) < 0)
+    if (memory < 256)
+        return PyErr_Format(PyExc_ValueError,
+                            "GraphTree: memory is a number of bytes, at least 256");
+    if (limit < 1 || limit > 1 << 20)
+        return PyErr_Format(
+            PyExc_ValueError,
+            "GraphTree: limit is how often a function is recorded anew, 1 to 2**20");
+    if (fan_device_arg(a[DEVICE], &device) < 0)
         return NULL;
-    if (!d)
+    if (!device)
         return PyErr_Format(PyExc_TypeError,
                             "GraphTree: expected a device, as in \"sim:0\", not None");
     fan_graph_tree_object *self = (fan_graph_tree_object *)type->tp_alloc(type, 0);
     if (!self) {
-        fan_device_drop(d);
+        fan_device_drop(device);
         return NULL;
     }
-    self->d = d;
+    self->d = device;
     self->verify = (unsigned)verify;
     fan_tree_options options = {.memory = (uint64_t)memory,
                                 .limit = (unsigned)limit,
                                 .strict = a[STRICT] == Py_True,
-                                .verify = (unsigned)verify};
+                                .verify = self->verify};
     Py_BEGIN_ALLOW_THREADS
-        status = fan_tree_new(d, &options, &self->t, &err);
+        status = fan_tree_new(device, &options, &self->t, &err);
     Py_END_ALLOW_THREADS
     if (status != FAN_OK) {
         fan_raise(status, &err);
@@ -213,12 +217,8 @@ static fan_tree_stats stats_of(PyObject *o)
 static PyObject *tree_get_stats(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_tree_stats s = stats_of(o);
-    return fan_call(TREES, "GraphStats", "(KKKKKKKKKK)", (unsigned long long)s.nodes,
-                    (unsigned long long)s.bytes, (unsigned long long)s.in_use,
-                    (unsigned long long)s.high_water, (unsigned long long)s.warmed,
-                    (unsigned long long)s.recorded, (unsigned long long)s.replayed,
-                    (unsigned long long)s.eager, (unsigned long long)s.restored,
-                    (unsigned long long)s.driver_bytes);
+    return fan_call(TREES, "GraphStats", "(KKKKKKKKKK)", s.nodes, s.bytes, s.in_use, s.high_water,
+                    s.warmed, s.recorded, s.replayed, s.eager, s.restored, s.driver_bytes);
 }
 
 /* list_append: an item for the list of a visit, which has the tree's lock, not the interpreter's;
@@ -235,10 +235,8 @@ static void recording_show(void *ctx, const fan_tree_recording_info *s)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return;
-    list_append(ctx,
-                Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function,
-                              (unsigned long long)s->owns, (unsigned long long)s->reaches,
-                              (unsigned long long)s->replays, s->current ? Py_True : Py_False));
+    list_append(ctx, Py_BuildValue("(iisKKKN)", s->node, s->parent, s->function, s->owns,
+                                   s->reaches, s->replays, PyBool_FromLong(s->current)));
     fan_gil_leave(&gil);
 }
 
@@ -248,6 +246,8 @@ static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
     Py_BEGIN_ALLOW_THREADS
         fan_tree_visit(tree_self(o)->t, recording_show, &list);
     Py_END_ALLOW_THREADS
+    if (list && PyList_Reverse(list) < 0) /* the first recording first */
+        Py_CLEAR(list);
     return list;
 }
 
@@ -256,8 +256,8 @@ static void piece_show(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return;
-    list_append(ctx, Py_BuildValue("(iKKO)", node, (unsigned long long)lo, (unsigned long long)hi,
-                                   owns ? Py_True : Py_False));
+    list_append(ctx, Py_BuildValue("(iKKN)", node, (unsigned long long)lo, (unsigned long long)hi,
+                                   PyBool_FromLong(owns)));
     fan_gil_leave(&gil);
 }
 
@@ -286,7 +286,7 @@ static PyObject *tree_repr(PyObject *o)
     char text[32];
     return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
                                 fan_device_text(tree_self(o)->d, text, sizeof text),
-                                (unsigned long long)stats_of(o).nodes);
+                                stats_of(o).nodes);
 }
 
 #include "py/declared/GraphTree.h"
