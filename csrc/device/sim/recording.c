@@ -178,7 +178,7 @@ void fan__recording_drop_all(fan_sim *machine)
 int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
 {
     fan__sim_lock(machine);
-    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
+    fan__sim_access_state(machine, OF_CAPTURES, FAN_SCHED_READ);
     const fan_sim_recording *r = fan__queue_of(s)->recording;
     uint64_t capture = 0;
     fan_sim_graph *recorded = NULL;
@@ -196,21 +196,26 @@ int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id, fan_sim
     return state;
 }
 
-fan_status fan_sim_unsafe(fan_sim *machine, const char *call, bool always, fan_error *err)
+fan_status fan__recording_break_all(fan_sim *machine, const char *call, bool always,
+                                    fan_capture_mode mine, fan_error *err)
 {
     fan_status status = FAN_OK;
-    uint64_t thread = fan_thread_id();
-    fan__sim_lock(machine);
-    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0),
-                    machine->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
     for (fan_sim_recording *r = machine->recordings; r; r = r->next) {
-        bool in_progress = always && !r->capture.ended;
-        if (!in_progress && !fan_capture_forbids(&r->capture, thread, thread_mode))
+        if (!always && !fan_capture_forbids(&r->capture, fan_thread_id(), mine))
             continue;
         int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
         status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call,
                                fan_capture_words(code), code);
     }
+    return status;
+}
+
+fan_status fan_sim_unsafe(fan_sim *machine, const char *call, bool always, fan_error *err)
+{
+    fan__sim_lock(machine);
+    fan__sim_access_state(machine, OF_CAPTURES,
+                          machine->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
+    fan_status status = fan__recording_break_all(machine, call, always, thread_mode, err);
     fan__sim_unlock(machine);
     return status;
 }
