@@ -196,7 +196,7 @@ fan_status fan_sim_join(fan_sim *machine, fan_error *err);
  * machine. */
 typedef struct fan_sim_chooser {
     int (*choose)(void *ctx, uint32_t enabled);
-    void (*access)(void *ctx, uint64_t object, fan_sched_mode how);
+    void (*access)(void *ctx, uint64_t object, fan_sched_mode mode);
     /* returns one of n possible answers (Queries); NULL: the true state */
     int (*pick)(void *ctx, int n);
     void *ctx;

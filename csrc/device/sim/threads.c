@@ -91,7 +91,7 @@ static uint64_t thread_name(void *ctx)
     return MADE_HERE | (machine->serial & 0xfff) << 47 | number;
 }
 
-static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mode how)
+static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mode mode)
 {
     static const int kinds[] = {
         [FAN_THING_LOCKED] = OF_MUTEX,      [FAN_THING_BUDGET] = OF_BUDGET,
@@ -104,12 +104,12 @@ static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mod
         number = thread_mutex_number(machine, id);
     if (thing == FAN_THING_HOST_MEMORY || thing == FAN_THING_GRAPH)
         number = (uint64_t)fan__sim_here.apart;
-    fan__sim_access(machine, FAN__NAME(kinds[thing], number), how);
+    fan__sim_access(machine, FAN__NAME(kinds[thing], number), mode);
     if (thing != FAN_THING_LOCKED)
         return;
     fan__sim_lock(machine); /* state guarded by the mutex was written before */
     (void)fan_race_check_locked(machine->race_check, fan__sim_lane(machine), id);
-    if (how == FAN_SCHED_WRITE || how == FAN_SCHED_COUNT)
+    if (mode == FAN_SCHED_WRITE || mode == FAN_SCHED_COUNT)
         (void)fan_race_check_unlocking(machine->race_check, fan__sim_lane(machine), id);
     fan__sim_unlock(machine);
 }
