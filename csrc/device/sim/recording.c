@@ -1,17 +1,9 @@
-/* Captures of streams that are in progress. */
+/* Captures of streams that are in progress: the calls that they refuse, the commands that they
+ * record, their end and their state. */
 #include "base/mem.h"
 #include "device/sim/machine.h"
 
 #include <string.h>
-
-static _Thread_local fan_capture_mode thread_mode;
-
-int fan_sim_capture_mode(int mode)
-{
-    int old = (int)thread_mode;
-    thread_mode = (fan_capture_mode)mode;
-    return old;
-}
 
 void fan__recording_drop(fan_sim_recording *r)
 {
@@ -210,28 +202,14 @@ fan_status fan__recording_break_all(fan_sim *machine, const char *call, bool alw
     return status;
 }
 
+#ifdef FAN_TEST
 fan_status fan_sim_unsafe(fan_sim *machine, const char *call, bool always, fan_error *err)
 {
     fan__sim_lock(machine);
     fan__sim_access_state(machine, OF_CAPTURES,
                           machine->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
-    fan_status status = fan__recording_break_all(machine, call, always, thread_mode, err);
+    fan_status status = fan__recording_break_all(machine, call, always, FAN_CAPTURE_GLOBAL, err);
     fan__sim_unlock(machine);
     return status;
 }
-
-bool fan_sim_event_captured(fan_sim *machine, const fan_event *e)
-{
-    fan__sim_lock(machine);
-    bool captured = ((const fan_sim_event *)e->impl)->recording != NULL;
-    fan__sim_unlock(machine);
-    return captured;
-}
-
-double fan_sim_event_us(fan_sim *machine, const fan_event *e)
-{
-    fan__sim_lock(machine);
-    double us = ((const fan_sim_event *)e->impl)->us;
-    fan__sim_unlock(machine);
-    return us;
-}
+#endif

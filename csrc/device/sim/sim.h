@@ -109,18 +109,12 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
 /* fan_sim_recorder: the entries for graph trees (device/backend.h). */
 extern const fan_recorder fan_sim_recorder;
 void fan_sim_graph_drop(fan_sim_graph *g); /* g may be NULL */
+#ifdef FAN_TEST
 /* fan_sim_unsafe: a call that is illegal beside a capture (as cudaMalloc; `always`: in any mode, as
- * one that waits for the whole device): FAN_ERR_CAPTURE, and the captures that it disturbs
- * break. */
+ * one that waits for the whole device), on a thread whose own mode is global: FAN_ERR_CAPTURE, and
+ * the captures that it disturbs break. */
 fan_status fan_sim_unsafe(fan_sim *machine, const char *call, bool always, fan_error *err);
-/* fan_sim_event_captured: returns whether e was last recorded on a captured stream. */
-bool fan_sim_event_captured(fan_sim *machine, const fan_event *e);
-/* fan_sim_event_us: returns the time at which e's record will be reached; 0: it was never
- * recorded. */
-double fan_sim_event_us(fan_sim *machine, const fan_event *e);
-/* fan_sim_capture_mode: sets the mode of the calling thread, which decides which unsafe calls it
- * may make; returns the mode before. */
-int fan_sim_capture_mode(int mode);
+#endif
 uint64_t fan_sim_seed(const fan_sim *machine);
 
 /* fan_sim_launch: queues a kernel of the user. `fn` is called later, by the thread that runs the
