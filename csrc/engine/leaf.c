@@ -168,14 +168,19 @@ static void waits_remove(const waiting *me)
 
 /* ---- claims ---- */
 
+fan_status fan__leaf_lock_init(fan_mutex *lock, fan_cond *changed, fan_error *err)
+{
+    if (fan_mutex_init(lock) != 0)
+        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
+    if (fan_cond_init(changed) == 0)
+        return FAN_OK;
+    fan_mutex_fini(lock);
+    return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
+}
+
 fan_status fan_leaf_claim_init(fan_leaf_claim *claim, fan_error *err)
 {
-    if (fan_mutex_init(&claim->lock) != 0)
-        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
-    if (fan_cond_init(&claim->changed) != 0) {
-        fan_mutex_fini(&claim->lock);
-        return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
-    }
+    FAN_TRY(fan__leaf_lock_init(&claim->lock, &claim->changed, err));
     claim->thread = 0;
     claim->leaf = NULL;
     claim->owner_generation = fan_fork_generation() + 1;

@@ -85,6 +85,8 @@ typedef struct fan_leaf_caller {
     const struct fan_leaf_caller *outer; /* the one that the caller runs nodes for */
 } fan_leaf_caller;
 
+/* fan__leaf_lock_init: makes a lock, of a leaf or of a pass, and its condition. FAN_ERR_STATE. */
+fan_status fan__leaf_lock_init(fan_mutex *lock, fan_cond *changed, fan_error *err);
 fan_status fan_leaf_claim_init(fan_leaf_claim *claim, fan_error *err);
 /* fan_leaf_claim_fini: ends it; accepts a zeroed one. */
 void fan_leaf_claim_fini(fan_leaf_claim *claim);

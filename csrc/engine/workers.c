@@ -112,14 +112,10 @@ fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper
     fan_task_workers *workers = fan_calloc(sizeof *workers + nhelpers * sizeof(fan_task_helper));
     if (!workers)
         return fan__task_no_memory(err);
-    if (fan_mutex_init(&workers->lock) != 0) {
+    fan_status status = fan__leaf_lock_init(&workers->lock, &workers->changed, err);
+    if (status != FAN_OK) {
         fan_free(workers);
-        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
-    }
-    if (fan_cond_init(&workers->changed) != 0) {
-        fan_mutex_fini(&workers->lock);
-        fan_free(workers);
-        return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
+        return status;
     }
     workers->owner_generation = fan_fork_generation();
     workers->caller = fan_leaf_caller_here();
@@ -136,7 +132,6 @@ fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper
     member *members = NULL;
     size_t n = 0;
     size_t cap = 0;
-    fan_status status = FAN_OK;
     for (uint32_t i = 0; i < pass->nnodes && status == FAN_OK; i++) {
         const fan_node *node = pass->nodes[i].node;
         const void *group = node->ops->leaf ? NULL : pass->frontend->group(node);

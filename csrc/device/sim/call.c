@@ -1,5 +1,5 @@
-/* The checks at the start of each call on a machine, its footprints, the text of a race; holds of a
- * machine. */
+/* What calls on a machine share, in this order: names of objects and footprints, the checks at the
+ * start of each call, the text of a race, holds of a machine. */
 #include "base/fault.h"
 #include "device/memory.h"
 #include "device/sim/machine.h"
@@ -80,11 +80,8 @@ fan_status fan__sim_enter(fan_sim *machine, const char *call, fan_error *err)
 
 void fan__sim_keep_race(fan_sim *machine, const fan_race *race)
 {
-    machine->races++;
-    if (!machine->has_first) {
+    if (machine->races++ == 0)
         machine->first = *race;
-        machine->has_first = true;
-    }
 }
 
 /* on_host: returns whether the operation is the host's own, or a copy to it, for which it waits. */
@@ -245,6 +242,23 @@ fan_status fan__sim_raise_pending(fan_sim *machine, fan_error *err)
     return fan__sim_raise(machine, &machine->pending, err);
 }
 
+fan_status fan__sim_enter_on(fan_sim *machine, fan_sim_queue *queue, const char *call,
+                             const char *what, fan_error *err)
+{
+    FAN_TRY(fan__sim_enter(machine, call, err));
+    FAN_TRY(fan__sim_raise_pending(machine, err));
+    FAN_TRY(fan__recording_none(queue, what, err));
+    return fan__stream_barrier(machine, queue, err);
+}
+
+fan_status fan__sim_part(fan_sim *machine, int device, fan_sim_device_part **out, fan_error *err)
+{
+    if (device < 0 || device >= machine->config.devices)
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
+                        machine->config.devices);
+    *out = &machine->parts[device];
+    return FAN_OK;
+}
 
 fan_sim *fan_sim_hold(fan_sim *machine)
 {

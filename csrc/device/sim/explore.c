@@ -596,21 +596,22 @@ fan_status fan_explore_status(const fan_explore *search)
     return search->status;
 }
 
-char fan_explore_char(unsigned char choice)
+void fan_explore_write(const unsigned char *choices, size_t n, char *buf, size_t size)
 {
-    if (choice >= FAN_ANSWER)
-        return FAN_ANSWERS[choice - FAN_ANSWER];
-    return actors[choice];
+    if (size == 0)
+        return;
+    if (n > size - 1)
+        n = size - 1;
+    for (size_t i = 0; i < n; i++) {
+        if (choices[i] >= FAN_ANSWER)
+            buf[i] = FAN_ANSWERS[choices[i] - FAN_ANSWER];
+        else
+            buf[i] = actors[choices[i]];
+    }
+    buf[n] = '\0';
 }
 
 void fan_explore_schedule(const fan_explore *search, char *buf, size_t size)
 {
-    if (size == 0)
-        return;
-    size_t n = size - 1;
-    if (n > search->depth)
-        n = search->depth;
-    for (size_t i = 0; i < n; i++)
-        buf[i] = fan_explore_char(search->order[i]);
-    buf[n] = '\0';
+    fan_explore_write(search->order, search->depth, buf, size);
 }

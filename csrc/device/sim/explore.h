@@ -99,7 +99,8 @@ void fan_explore_sample(fan_explore *search, uint64_t seed);
 /* fan_explore_strayed: returns whether a scenario was not repeatable: an actor that acted in an
  * earlier run, or that a replayed schedule names, could not act. */
 bool fan_explore_strayed(const fan_explore *search);
-char fan_explore_char(unsigned char choice); /* its character in a schedule */
+/* fan_explore_write: writes n choices as a schedule, one character each; truncates. */
+void fan_explore_write(const unsigned char *choices, size_t n, char *buf, size_t size);
 /* fan_explore_status: FAN_ERR_NOMEM: the search is incomplete. */
 fan_status fan_explore_status(const fan_explore *search);
 

@@ -1,4 +1,5 @@
-/* Begins and ends captures of streams, and launches the resulting graphs. */
+/* Begins and ends captures of streams, launches the resulting graphs, and has the recorder's
+ * entries for graph trees. */
 #include "base/mem.h"
 #include "device/sim/machine.h"
 #include "device/sim/race_check.h"
@@ -282,10 +283,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
         fan_clock_init(&marks[i].clock);
     fan_yield();
     fan__sim_lock(machine);
-    FAN_GO(fan__sim_enter(machine, "launch", err));
-    FAN_GO(fan__sim_raise_pending(machine, err));
-    FAN_GO(fan__recording_none(queue, "launch a graph", err));
-    FAN_GO(fan__stream_barrier(machine, queue, err));
+    FAN_GO(fan__sim_enter_on(machine, queue, "launch", "launch a graph", err));
     const fan_clock *now = fan_race_check_clock(machine->race_check, queue->lane);
     FAN_GO(graph_after(machine, queue, now, err)); /* this host queues it */
     if (!g->queues)

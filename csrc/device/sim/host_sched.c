@@ -554,14 +554,7 @@ bool fan_host_sched_stuck(fan_host_sched *sched, int me)
 
 void fan_host_sched_schedule(fan_host_sched *sched, char *buf, size_t size)
 {
-    if (size == 0)
-        return;
     sched_lock(sched);
-    size_t n = size - 1;
-    if (n > sched->norder)
-        n = sched->norder;
-    for (size_t i = 0; i < n; i++)
-        buf[i] = fan_explore_char(sched->order[i]);
-    buf[n] = '\0';
+    fan_explore_write(sched->order, sched->norder, buf, size);
     sched_unlock(sched);
 }

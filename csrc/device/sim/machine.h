@@ -205,8 +205,7 @@ struct fan_sim {
     uint64_t made[1 + FAN_ACTORS]; /* how many objects each thread has named */
     double device_us;
     uint64_t races, unsound, calls;
-    fan_race first;
-    bool has_first;
+    fan_race first;   /* if there is one */
     fan_race pending; /* found by a release */
     bool has_pending;
     fan_sim_donation *donations;
@@ -420,6 +419,12 @@ fan_status fan__sim_alive(fan_sim *machine, fan_error *err);
  * given up, or if this call is planned to fail. */
 fan_status fan__sim_enter(fan_sim *machine, const char *call, fan_error *err);
 fan_status fan__sim_raise(fan_sim *machine, const fan_race *race, fan_error *err);
+/* fan__sim_enter_on: the same for a call `what` that uses a stream, which must not be captured:
+ * raises a pending race, and queues the barrier of the legacy stream. */
+fan_status fan__sim_enter_on(fan_sim *machine, fan_sim_queue *queue, const char *call,
+                             const char *what, fan_error *err);
+/* fan__sim_part: sets *out to the part of a device. FAN_ERR_VALUE: there is none of that number. */
+fan_status fan__sim_part(fan_sim *machine, int device, fan_sim_device_part **out, fan_error *err);
 /* fan__sim_raise_pending: raises a race that a release found; the first later call that can fail
  * does it. */
 fan_status fan__sim_raise_pending(fan_sim *machine, fan_error *err);

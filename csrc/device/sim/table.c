@@ -1,5 +1,5 @@
-/* The backend's entries and its table; makes and ends machines; the machines that a thread has
- * entered. */
+/* The backend's entries: memory; streams and events. Its table; makes and ends machines. The
+ * machines that a thread has entered. */
 #define _POSIX_C_SOURCE 200809L
 #include "array/nditer.h"
 #include "base/mem.h"
@@ -165,10 +165,7 @@ static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_a
                       .kernel = {.reads = &source, .nreads = 1},
                       .kept = KEPT_BY_HOST};
     fan__sim_lock(machine);
-    FAN_GO(fan__sim_enter(machine, "read", err));
-    FAN_GO(fan__sim_raise_pending(machine, err));
-    FAN_GO(fan__recording_none(queue, "read", err));
-    FAN_GO(fan__stream_barrier(machine, queue, err));
+    FAN_GO(fan__sim_enter_on(machine, queue, "read", "read", err));
     fan__sim_access(machine, queue->name, true);
     fan__sim_access_state(machine, OF_PROGRESS, false);
     fan__access_report(machine, &work);
@@ -184,29 +181,26 @@ static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_a
         status = fan__sim_raise(machine, &race, err);
 done:
     fan__sim_unlock(machine);
-    if (status == FAN_OK) {
-        if (machine->config.run_work)
-            fan_array_copy(dst, src);
-        else
-            fan_fill_zero(dst);
-        fan_sync_trace(s->device, s, NULL);
-    }
-    return status;
+    FAN_TRY(status);
+    if (machine->config.run_work)
+        fan_array_copy(dst, src);
+    else
+        fan_fill_zero(dst);
+    fan_sync_trace(s->device, s, NULL);
+    return FAN_OK;
 }
 
 fan_status fan_sim_array(fan_sim *machine, int device, fan_dtype dtype, int ndim,
                          const int64_t *shape, const fan_array *init, fan_array **out,
                          fan_error *err)
 {
-    *out = NULL;
-    if (device < 0 || device >= machine->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
-                        machine->config.devices);
+    fan_sim_device_part *part;
     fan_array *a;
+    *out = NULL;
+    FAN_TRY(fan__sim_part(machine, device, &part, err));
     if (init)
-        FAN_TRY(fan_memory_scope_upload(&machine->parts[device].device, err));
-    FAN_TRY(
-        fan_device_array(&machine->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
+        FAN_TRY(fan_memory_scope_upload(&part->device, err));
+    FAN_TRY(fan_device_array(&part->device, NULL, dtype, ndim, shape, init, &a, err));
     fan__sim_lock(machine);
     fan_block *b = fan__access_block(machine, a->storage->data);
     if (b)
@@ -581,10 +575,7 @@ static fan_status fan__sim_sync(fan_stream *s, fan_error *err)
     if (machine->dying)
         return FAN_OK;
     fan__sim_lock(machine);
-    FAN_GO(fan__sim_enter(machine, "sync", err));
-    FAN_GO(fan__sim_raise_pending(machine, err));
-    FAN_GO(fan__recording_none(queue, "synchronize", err));
-    FAN_GO(fan__stream_barrier(machine, queue, err));
+    FAN_GO(fan__sim_enter_on(machine, queue, "sync", "synchronize", err));
     fan__sim_access(machine, queue->name, queue->blocking);
     fan__sim_access_state(machine, OF_PROGRESS, false);
     FAN_GO(fan__run_finish(machine, queue, err));
@@ -724,7 +715,6 @@ static void sim_begin_anew(fan_sim *machine)
     machine->calls = 0;
     machine->races = 0;
     machine->unsound = 0;
-    machine->has_first = false;
     machine->has_pending = false;
     machine->last = 0;
     machine->device_us = 0;

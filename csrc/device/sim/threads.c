@@ -389,7 +389,7 @@ uint64_t fan_sim_races(fan_sim *machine)
 bool fan_sim_first_race(fan_sim *machine, fan_race *out)
 {
     fan__sim_lock(machine);
-    bool some = machine->has_first;
+    bool some = machine->races > 0;
     if (some)
         *out = machine->first;
     fan__sim_unlock(machine);

@@ -1,4 +1,9 @@
-/* The queues of streams, and the work in them. */
+/* The queues of streams, and the work in them.
+ *
+ *   queues     made, freed, appended to
+ *   run        which head runs next; runs it; waits for a point
+ *   streams    barriers of the legacy default stream; new streams
+ *   work       checks it and queues it, or records it in a capture; the table's entries */
 #include "base/mem.h"
 #include "base/rng.h"
 #include "device/memory.h"
@@ -431,28 +436,25 @@ fan_status fan__stream_barrier(fan_sim *machine, fan_sim_queue *queue, fan_error
 fan_status fan_sim_stream(fan_sim *machine, int device, bool blocking, fan_stream **out,
                           fan_error *err)
 {
-    fan_sim_queue *queue = NULL;
+    fan_sim_queue *queue;
+    fan_sim_device_part *part;
+    fan_status status;
     *out = NULL;
-    if (device < 0 || device >= machine->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
-                        machine->config.devices);
+    FAN_TRY(fan__sim_part(machine, device, &part, err));
     fan_yield();
     fan__sim_lock(machine);
-    fan_status status = fan__sim_alive(machine, err);
-    if (status == FAN_OK)
-        status = fan__queue_new(machine, device, machine->handle + 1, blocking,
-                                fan_race_check_clock(machine->race_check, fan__sim_lane(machine)),
-                                &queue, err);
-    if (status == FAN_OK) {
-        fan__sim_access_state(machine, OF_STREAMS, FAN_SCHED_COUNT);
-        machine->handle++;
-        *out = fan_stream_new(&machine->parts[device].device, queue->handle, queue);
-        if (!*out) {
-            fan__queue_drop(queue);
-            fan__queue_sweep(machine);
-            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-        }
+    FAN_GO(fan__sim_alive(machine, err));
+    const fan_clock *now = fan_race_check_clock(machine->race_check, fan__sim_lane(machine));
+    FAN_GO(fan__queue_new(machine, device, machine->handle + 1, blocking, now, &queue, err));
+    fan__sim_access_state(machine, OF_STREAMS, FAN_SCHED_COUNT);
+    machine->handle++;
+    *out = fan_stream_new(&part->device, queue->handle, queue);
+    if (!*out) {
+        fan__queue_drop(queue);
+        fan__queue_sweep(machine);
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     }
+done:
     fan__sim_unlock(machine);
     return status;
 }
