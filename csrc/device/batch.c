@@ -207,23 +207,16 @@ void fan_batch_flush(fan_batch *b)
 
 /* ---- sparse data ---- */
 
-/* sparse_to_host: copies a part of sparse data to the host, in the order of s. NULL stays NULL. */
+/* sparse_to_host: copies a part of sparse data (NULL: none) to the host, in the order of s. *out is
+ * NULL before; the caller drops it, also on failure. sparse_to_device: the other way. */
 static fan_status sparse_to_host(fan_device *d, fan_stream *s, const fan_array *part,
                                  fan_array **out, fan_error *err)
 {
-    *out = NULL;
     if (!part)
         return FAN_OK;
-    fan_array *host;
-    FAN_TRY(fan_array_new(part->dtype, part->ndim, part->shape, part, &host, err));
+    FAN_TRY(fan_array_new(part->dtype, part->ndim, part->shape, part, out, err));
     fan_yield();
-    fan_status status = d->backend->read(s, host, part, err);
-    if (status != FAN_OK) {
-        fan_array_drop(host);
-        return status;
-    }
-    *out = host;
-    return FAN_OK;
+    return d->backend->read(s, *out, part, err);
 }
 
 static fan_status sparse_upload(fan_device *d, fan_stream *s, const fan_array *out,
@@ -237,18 +230,10 @@ static fan_status sparse_upload(fan_device *d, fan_stream *s, const fan_array *o
 static fan_status sparse_to_device(fan_device *d, fan_stream *s, const fan_array *part,
                                    fan_array **out, fan_error *err)
 {
-    *out = NULL;
     if (!part)
         return FAN_OK;
-    fan_array *on = NULL;
-    FAN_TRY(fan_device_array(d, s, part->dtype, part->ndim, part->shape, part, &on, err));
-    fan_status status = sparse_upload(d, s, on, part, err);
-    if (status != FAN_OK) {
-        fan_array_drop(on);
-        return status;
-    }
-    *out = on;
-    return FAN_OK;
+    FAN_TRY(fan_device_array(d, s, part->dtype, part->ndim, part->shape, part, out, err));
+    return sparse_upload(d, s, *out, part, err);
 }
 
 /* sparse_moved: makes a copy with every part moved by `move`. */
@@ -311,10 +296,8 @@ static fan_status sparse_queue_copy(fan_device *d, fan_stream *s, const fan_arra
         return FAN_OK;
     FAN_TRY(fan_array_slice(dst, axis, start, src->shape[axis], &into, err));
     fan_operand from = {.array = src, .acc = dst->dtype};
-    fan_status status = fan_device_run(
-        d, s,
-        &(fan_job){.kind = FAN_JOB_COPY, .out = into, .in = &from, .n = 1, .label = "concatenate"},
-        err);
+    fan_job job = {.kind = FAN_JOB_COPY, .out = into, .in = &from, .n = 1, .label = "concatenate"};
+    fan_status status = fan_device_run(d, s, &job, err);
     fan_array_drop(into);
     return status;
 }

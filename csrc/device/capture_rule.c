@@ -1,4 +1,5 @@
-/* The rule for a wait across captures (capture_rule.h). */
+/* The rule for a wait across captures, row by row of the table in capture_rule.h: a pure
+ * function. */
 #include "device/capture_rule.h"
 
 fan_capture_answer fan_capture_rule(uint64_t s_capture, uint64_t t_capture, bool s_free,

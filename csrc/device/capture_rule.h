@@ -7,8 +7,10 @@
  *   none        none                   go
  *   capture x   x                      go
  *   none        capture x              redirect: t replaces s, if s may be replaced
- *                                      error: s is the legacy default stream, which cannot be
- * captured else go: s joins the capture, a legal fork capture x   none, or another one   error
+ *                                      error: s is the legacy default stream,
+ *                                      which cannot be captured
+ *                                      else go: s joins the capture, a legal fork
+ *   capture x   none, or another one   error
  *
  * A worked case. The caller captures stream 7 and adds a gradient made there to a buffer that was
  * made outside, on the legacy default stream: s is in none, t in 7's capture. With redirection on

@@ -89,13 +89,37 @@ static uint64_t event_ticket_end(const fan_stream *s, uint64_t first)
     return s->count + 1;
 }
 
+/* event_was_recorded: counts a record, and writes its trace line. */
+static void event_was_recorded(const fan_event *e, const fan_stream *s)
+{
+    atomic_fetch_add_explicit(&s->device->events, 1, memory_order_relaxed);
+    fan__device_trace(FAN_TRACE_RECORD, s->device, s, NULL, e->id, 0);
+}
+
+/* event_record_pooled: makes a pooled event of ticket `first`, and records it on s; without a hold
+ * on the device. */
+static fan_status event_record_pooled(fan_stream *s, uint64_t *first, fan_event **out,
+                                      fan_error *err)
+{
+    fan_device *d = s->device;
+    FAN_TRY(event_make(d, true, out, err));
+    fan_status status = event_ticket_begin(s, first, &(*out)->clock, err);
+    if (status == FAN_OK) {
+        fan_yield();
+        status = d->backend->record(*out, s, err);
+    }
+    if (status == FAN_OK)
+        event_was_recorded(*out, s);
+    else
+        event_to_pool(*out);
+    return status;
+}
+
 fan_status fan_event_new(fan_device *d, fan_event **out, fan_error *err)
 {
     *out = NULL;
-    fan_event *e = NULL;
-    FAN_TRY(event_make(d, false, &e, err));
+    FAN_TRY(event_make(d, false, out, err));
     fan_device_hold(d);
-    *out = e;
     return FAN_OK;
 }
 
@@ -103,27 +127,16 @@ fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
 {
     *out = NULL;
     fan_device *d = s->device;
-    fan_event *e = NULL;
-    FAN_TRY(event_make(d, true, &e, err));
-    fan_status status = fan_stream_capture(s, &e->capture, err);
-    uint64_t first = 0;
-    if (status == FAN_OK)
-        status = event_ticket_begin(s, &first, &e->clock, err);
-    if (status == FAN_OK) {
-        fan_yield();
-        status = d->backend->record(e, s, err);
-    }
-    if (status != FAN_OK) {
-        event_to_pool(e);
-        return status;
-    }
-    e->device = fan_device_hold(d);
+    fan_event *e;
+    uint64_t first, capture;
+    FAN_TRY(fan_stream_capture(s, &capture, err));
+    FAN_TRY(event_record_pooled(s, &first, &e, err));
+    fan_device_hold(d);
     e->stream = fan_stream_hold(s);
+    e->capture = capture;
     fan__device_lock(d);
     e->count = event_ticket_end(s, first);
     fan__device_unlock(d);
-    atomic_fetch_add_explicit(&d->events, 1, memory_order_relaxed);
-    fan__device_trace(FAN_TRACE_RECORD, d, s, NULL, e->id, 0);
     *out = e;
     return FAN_OK;
 }
@@ -175,11 +188,9 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     fan__device_unlock(d);
     fan_clock_fini(&clock);
     fan_stream_drop(old);
-    if (status != FAN_OK)
-        return status;
-    atomic_fetch_add_explicit(&d->events, 1, memory_order_relaxed);
-    fan__device_trace(FAN_TRACE_RECORD, d, s, NULL, e->id, 0);
-    return FAN_OK;
+    if (status == FAN_OK)
+        event_was_recorded(e, s);
+    return status;
 }
 
 fan_stream *fan_event_stream(fan_event *e)
@@ -234,7 +245,8 @@ bool fan_event_covers(const fan_event *newer, const fan_event *e)
     bool same_stream = newer->stream && newer->stream == e->stream;
     bool recorded = newer->recording == 0 && e->recording == 0;
     bool covers = same_stream && recorded && newer->capture == e->capture;
-    covers = covers && fan_clock_get(&newer->clock, e->stream->lane) >= e->count;
+    if (covers)
+        covers = fan_clock_get(&newer->clock, e->stream->lane) >= e->count;
     fan__device_unlock(d);
     return covers;
 }
@@ -251,6 +263,25 @@ typedef struct event_clock {
     uint64_t count, number;
     fan_clock clock;
 } event_clock;
+
+static void event_clock_read(const fan_event *e, event_clock *l)
+{
+    *l = (event_clock){.lane = FAN_NO_LANE};
+    fan_clock_init(&l->clock);
+    fan__device_lock(e->device);
+    bool still = e->recording == 0;
+    bool recorded = e->stream && still;
+    /* The clock of a captured event is valid only inside its graph: a stream that joins a capture
+     * leaves its earlier work behind. */
+    bool has_clock = e->count != UINT64_MAX && !e->capture;
+    l->never = !e->stream && still;
+    l->any = recorded && has_clock && fan_clock_copy(&l->clock, &e->clock) == 0;
+    l->number = e->records;
+    l->count = e->count;
+    if (l->any)
+        l->lane = e->stream->lane;
+    fan__device_unlock(e->device);
+}
 
 /* event_across_captures: applies S7 to a wait of s for e before the driver is called. (The buffer
  * decides whether another stream replaces s.) */
@@ -300,20 +331,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
                         fan_device_text(e->device, theirs, sizeof theirs));
     }
     event_clock l;
-    fan_clock_init(&l.clock);
-    fan__device_lock(e->device);
-    l.never = !e->stream && e->recording == 0;
-    /* The clock of a captured event is valid only inside its graph: a stream that joins a capture
-     * leaves its earlier work behind. */
-    bool has_clock = e->count != UINT64_MAX && !e->capture;
-    l.any = e->stream && e->recording == 0 && has_clock;
-    l.any = l.any && fan_clock_copy(&l.clock, &e->clock) == 0;
-    l.number = e->records;
-    l.count = e->count;
-    l.lane = FAN_NO_LANE;
-    if (l.any)
-        l.lane = e->stream->lane;
-    fan__device_unlock(e->device);
+    event_clock_read(e, &l);
     bool elide = false;
     if (l.any && s->handle != FAN_LEGACY) {
         fan__device_lock(d);
@@ -363,22 +381,13 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
 fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
 {
     fan_device *d = s->device;
-    fan_event *e = NULL; /* private to this call: it needs no hold and no second check */
+    fan_event *e; /* private to this call: it needs no hold and no second check */
     uint64_t first;
     assert(other->device == d);
-    FAN_TRY(event_make(d, true, &e, err));
+    FAN_TRY(event_record_pooled(other, &first, &e, err));
     e->capture = 0;
-    fan_status status = event_ticket_begin(other, &first, &e->clock, err);
-    if (status == FAN_OK) {
-        fan_yield();
-        status = d->backend->record(e, other, err);
-    }
-    if (status == FAN_OK) {
-        atomic_fetch_add_explicit(&d->events, 1, memory_order_relaxed);
-        fan__device_trace(FAN_TRACE_RECORD, d, other, NULL, e->id, 0);
-        fan_yield();
-        status = d->backend->wait(s, e, err);
-    }
+    fan_yield();
+    fan_status status = d->backend->wait(s, e, err);
     if (status == FAN_OK) {
         fan__device_lock(d);
         if (first != UINT64_MAX)

@@ -59,15 +59,15 @@ void fan_job_run(const fan_job *job, bool parallel)
         fan_sparse_scatter(job->out, job->sparse);
         return;
     case FAN_JOB_STATS: {
-        fan_stats s, of;
-        fan_stats_of(job->in[0].array, &s);
-        bool has_nonfinite = s.nonfinite > 0;
-        s.bad = SIZE_MAX;
-        for (size_t k = job->first_suspect; has_nonfinite && k < job->n && s.bad == SIZE_MAX; k++) {
-            fan_stats_of(job->in[k].array, &of);
-            s.bad = of.nonfinite > 0 ? k : SIZE_MAX;
-        }
-        job_write_stats(job, &s);
+        fan_stats of = {.nonfinite = 0};
+        size_t first = job->first_suspect;
+        fan_stats_of(job->in[0].array, &stats);
+        for (; stats.nonfinite && first < job->n && !of.nonfinite; first++)
+            fan_stats_of(job->in[first].array, &of);
+        stats.bad = SIZE_MAX;
+        if (of.nonfinite)
+            stats.bad = first - 1;
+        job_write_stats(job, &stats);
         return;
     }
     }

@@ -197,12 +197,14 @@ void fan_device_flush(fan_device *d)
         fan_memory *m = list;
         list = m->next;
         for (size_t i = 0; i < m->n; i++) {
-            if (m->events[i]) {
-                (void)m->events[i]->device->backend->event_sync(m->events[i], NULL);
-                fan__event_note_end(m->device, m->events[i]);
-            } else if (m->streams[i]) {
-                (void)m->streams[i]->device->backend->sync(m->streams[i], NULL);
-                fan_stream_drop(m->streams[i]);
+            fan_event *e = m->events[i];
+            fan_stream *s = m->streams[i];
+            if (e) {
+                (void)e->device->backend->event_sync(e, NULL);
+                fan__event_note_end(m->device, e);
+            } else if (s) {
+                (void)s->device->backend->sync(s, NULL);
+                fan_stream_drop(s);
             }
         }
         memory_free(m);
@@ -290,32 +292,32 @@ static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_s
 static bool memory_share_notes(fan_memory *m, memory_notes *notes)
 {
     for (size_t i = 0; i < m->n; i++) {
-        if (!m->streams[i])
+        fan_stream *s = m->streams[i];
+        if (!s)
             continue;
-        const memory_note *note = memory_note_of(notes, m->device, m->streams[i]);
-        bool captured;
-        if (note)
-            captured = note->captured;
-        else
-            captured = memory_is_captured(&m->streams[i], 1);
+        const memory_note *note = memory_note_of(notes, m->device, s);
+        bool captured = note && note->captured;
+        if (!note)
+            captured = memory_is_captured(&s, 1);
         if (captured)
             return false;
     }
     /* memory_record_users does those without a note, and those of lost devices */
     for (size_t i = 0; i < m->n; i++) {
-        if (!m->streams[i])
+        fan_stream *s = m->streams[i];
+        if (!s)
             continue;
-        memory_note *note = memory_note_of(notes, m->device, m->streams[i]);
-        if (!note || memory_is_lost(m->streams[i]->device))
+        memory_note *note = memory_note_of(notes, m->device, s);
+        if (!note || memory_is_lost(s->device))
             continue;
         if (!note->tried)
-            note->event = fan__event_note(m->device, m->streams[i]);
+            note->event = fan__event_note(m->device, s);
         note->tried = true;
         if (!note->event)
             continue;
         m->events[i] = fan_event_hold(note->event);
-        fan_stream_drop(m->streams[i]);
         m->streams[i] = NULL;
+        fan_stream_drop(s);
     }
     memory_record_users(m);
     return true;
@@ -340,11 +342,12 @@ static void memory_leave_all(void)
         fan_device_drop(d);
     }
     for (size_t i = 0; i < notes.n; i++) {
-        if (notes.all[i].event)
-            fan__event_note_end(notes.all[i].owner, notes.all[i].event);
-        fan_stream_drop(notes.all[i].stream);
-        memory_poll(notes.all[i].owner, GLANCE);
-        fan_device_drop(notes.all[i].owner);
+        const memory_note *note = &notes.all[i];
+        if (note->event)
+            fan__event_note_end(note->owner, note->event);
+        fan_stream_drop(note->stream);
+        memory_poll(note->owner, GLANCE);
+        fan_device_drop(note->owner);
     }
 }
 
@@ -391,11 +394,10 @@ static void memory_release(fan_storage *st)
     }
     memory_behind behind = {.n = 0};
     memory_record_users(m);
-    if (memory_passed(m, &behind)) {
+    if (memory_passed(m, &behind))
         memory_free(m);
-    } else {
+    else
         memory_defer(m);
-    }
     memory_poll(d, GLANCE);
     fan_device_drop(d);
 }
@@ -423,9 +425,10 @@ static bool memory_reclaim(fan_device *d)
         memory_record_users(m);
         bool can = true; /* false: a stream cannot be waited for, because it is captured or freed */
         for (size_t i = 0; i < m->n && can; i++) {
+            fan_event *e = m->events[i];
             fan_stream *s = m->streams[i];
-            can = !m->events[i] ||
-                  m->events[i]->device->backend->event_sync(m->events[i], NULL) == FAN_OK;
+            if (e)
+                can = e->device->backend->event_sync(e, NULL) == FAN_OK;
             if (!s || !can)
                 continue;
             /* the whole stream: no event can be recorded on it */
@@ -518,6 +521,28 @@ fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err)
                     in->who, fan_device_text(d, text, sizeof text));
 }
 
+/* memory_make: makes the record of `bytes` of device memory and its storage, without a hold on d.
+ * NULL: out of memory. */
+static fan_memory *memory_make(fan_device *d, void *data, size_t bytes, fan_storage **out)
+{
+    fan_memory *m = fan_calloc(sizeof *m);
+    *out = NULL;
+    if (m)
+        *out = fan_storage_wrap(data, bytes, memory_release, m);
+    if (!*out) {
+        fan_free(m);
+        return NULL;
+    }
+    m->device = d;
+    m->data = data;
+    m->bytes = bytes;
+    m->streams = m->few_streams;
+    m->events = m->few_events;
+    m->cap = USERS;
+    m->n = 1; /* the owner's place */
+    return m;
+}
+
 /* memory_new: allocates `bytes` of device memory owned by stream `owner` (may be NULL), as a
  * storage whose release follows Lifetime. On the CPU: fan_storage_new. */
 static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out,
@@ -536,23 +561,13 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
                             FAN_PLURAL(bytes));
         return FAN_OK;
     }
-    fan_memory *m = fan_calloc(sizeof *m);
-    fan_storage *st = NULL;
-    if (m)
-        st = fan_storage_wrap(NULL, bytes, memory_release, m);
-    if (!st) {
-        fan_free(m);
+    fan_storage *st;
+    fan_memory *m = memory_make(d, NULL, bytes, &st);
+    if (!m)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s on a device", bytes,
                         FAN_PLURAL(bytes));
-    }
-    m->device = d;
-    m->bytes = bytes;
     if (bytes == 0)
-        m->bytes = 1; /* empty memory needs an address of its own */
-    m->streams = m->few_streams;
-    m->events = m->few_events;
-    m->cap = USERS;
-    m->n = 1;
+        m->bytes = 1;                             /* empty memory needs an address of its own */
     bool capture = memory_is_captured(&owner, 1); /* K2: no query and no wait then */
     if (!capture && !(memory_leaving.depth && memory_leaving.polled))
         memory_poll(d, GLANCE);
@@ -600,23 +615,13 @@ static fan_memory *memory_of(const fan_storage *st)
 fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx,
                            fan_storage **out, fan_error *err)
 {
-    fan_memory *m = fan_calloc(sizeof *m);
-    *out = NULL;
-    if (m)
-        *out = fan_storage_wrap(data, 0, memory_release, m);
-    if (!*out) {
-        fan_free(m);
+    fan_memory *m = memory_make(d, data, 0, out);
+    if (!m)
         return fan_fail(err, FAN_ERR_NOMEM,
                         "out of memory for the block table of an array's memory");
-    }
-    m->device = fan_device_hold(d);
-    m->data = data;
+    fan_device_hold(d);
     m->release = release;
     m->ctx = ctx;
-    m->streams = m->few_streams;
-    m->events = m->few_events;
-    m->cap = USERS;
-    m->n = 1; /* the owner's place */
     return FAN_OK;
 }
 
@@ -690,13 +695,22 @@ void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx))
     return m->ctx;
 }
 
+/* memory_has_user: returns whether s uses the memory. The device's lock is held. */
+static bool memory_has_user(const fan_memory *m, const fan_stream *s)
+{
+    for (size_t i = 0; i < m->n; i++) {
+        if (m->streams[i] == s)
+            return true;
+    }
+    return false;
+}
+
 /* memory_add_user: returns 1: s was added, 0: it was a user; -1: out of memory, nothing changed.
  * The device's lock is held. */
 static int memory_add_user(fan_memory *m, fan_stream *s)
 {
-    for (size_t i = 0; i < m->n; i++)
-        if (m->streams[i] == s)
-            return 0;
+    if (memory_has_user(m, s))
+        return 0;
     if (m->n == m->cap) {
         size_t cap = 2 * m->cap;
         fan_stream **streams = fan_calloc(cap * (sizeof *streams + sizeof(fan_event *)));
@@ -742,13 +756,7 @@ static bool memory_lacks(const fan_memory *m, const fan_stream *s)
 {
     if (!m)
         return false;
-    if (m->device != s->device)
-        return true;
-    for (size_t i = 0; i < m->n; i++) {
-        if (m->streams[i] == s)
-            return false;
-    }
-    return true;
+    return m->device != s->device || !memory_has_user(m, s);
 }
 
 fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s,

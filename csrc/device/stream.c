@@ -22,9 +22,19 @@ static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static fan_device *devices;
 
-static void device_lock_all(void)
+static void device_lock_list(void)
 {
     (void)pthread_mutex_lock(&devices_lock);
+}
+
+static void device_unlock_list(void)
+{
+    (void)pthread_mutex_unlock(&devices_lock);
+}
+
+static void device_lock_all(void)
+{
+    device_lock_list();
     for (fan_device *d = devices; d; d = d->next)
         fan__device_lock(d);
 }
@@ -33,7 +43,7 @@ static void device_unlock_all(void)
 {
     for (fan_device *d = devices; d; d = d->next)
         fan__device_unlock(d);
-    (void)pthread_mutex_unlock(&devices_lock);
+    device_unlock_list();
 }
 
 static fan_fork device_fork = {.lock = device_lock_all, .unlock = device_unlock_all};
@@ -51,22 +61,22 @@ int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index,
     d->id = atomic_fetch_add(&last_device, 1) + 1;
     d->pending_free_end = &d->pending_free;
     (void)fan_fork_add(&device_fork);
-    (void)pthread_mutex_lock(&devices_lock);
+    device_lock_list();
     d->next = devices;
     devices = d;
-    (void)pthread_mutex_unlock(&devices_lock);
+    device_unlock_list();
     return 0;
 }
 
 void fan_device_fini(fan_device *d)
 {
-    (void)pthread_mutex_lock(&devices_lock);
-    for (fan_device **at = &devices; *at; at = &(*at)->next)
-        if (*at == d) {
-            *at = d->next;
-            break;
-        }
-    (void)pthread_mutex_unlock(&devices_lock);
+    device_lock_list();
+    fan_device **at = &devices;
+    while (*at && *at != d)
+        at = &(*at)->next;
+    if (*at)
+        *at = d->next;
+    device_unlock_list();
     (void)pthread_mutex_destroy(&d->lock);
 }
 
@@ -132,15 +142,16 @@ fan_stream *fan_stream_new(fan_device *d, uint64_t handle, void *impl)
     fan_clock_init(&s->clock);
     s->lane = FAN_NO_LANE;
     (void)fan_fork_add(&stream_fork);
-    (void)pthread_mutex_lock(&lanes_lock);
-    for (uint32_t i = 0; i < LANES; i++)
-        if (!lane_taken[i]) {
-            lane_taken[i] = true;
-            s->lane = i;
-            s->count = lane_count[i];
-            break;
-        }
-    (void)pthread_mutex_unlock(&lanes_lock);
+    stream_lock_lanes();
+    uint32_t lane = 0;
+    while (lane < LANES && lane_taken[lane])
+        lane++;
+    if (lane < LANES) {
+        lane_taken[lane] = true;
+        s->lane = lane;
+        s->count = lane_count[lane];
+    }
+    stream_unlock_lanes();
     return s;
 }
 
@@ -170,10 +181,10 @@ void fan_stream_drop(fan_stream *s)
     if (d->backend->stream_fini)
         d->backend->stream_fini(s);
     if (s->lane != FAN_NO_LANE) {
-        (void)pthread_mutex_lock(&lanes_lock);
+        stream_lock_lanes();
         lane_taken[s->lane] = false;
         lane_count[s->lane] = s->count;
-        (void)pthread_mutex_unlock(&lanes_lock);
+        stream_unlock_lanes();
     }
     fan_clock_fini(&s->clock);
     fan_free(s);
@@ -194,12 +205,10 @@ static _Thread_local fan_stream_set *entered;   /* below them; held by its fan_s
 
 atomic_size_t fan__streams_used; /* pushed streams, and sets */
 
-static void streams_used(bool begins)
+/* streams_used: adds `by`, 1 or SIZE_MAX (for -1). */
+static void streams_used(size_t by)
 {
-    if (begins)
-        atomic_fetch_add_explicit(&fan__streams_used, 1, memory_order_relaxed);
-    else
-        atomic_fetch_sub_explicit(&fan__streams_used, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&fan__streams_used, by, memory_order_relaxed);
 }
 
 fan_stream_set *fan_stream_set_hold(fan_stream_set *set)
@@ -216,7 +225,7 @@ void fan_stream_set_drop(fan_stream_set *set)
     for (size_t i = 0; i < set->n; i++)
         fan_stream_drop(set->all[i]);
     fan_free(set);
-    streams_used(false);
+    streams_used(SIZE_MAX);
 }
 
 fan_stream *fan_stream_set_find(const fan_stream_set *set, const fan_device *d)
@@ -240,7 +249,7 @@ static fan_stream_set *set_new(size_t cap)
     if (set) {
         atomic_init(&set->refs, 1);
         set->n = 0;
-        streams_used(true);
+        streams_used(1);
     }
     return set;
 }
@@ -320,7 +329,7 @@ fan_status fan_stream_push(fan_stream *s, fan_error *err)
     p->stream = fan_stream_hold(s);
     p->outer = pushed;
     pushed = p;
-    streams_used(true);
+    streams_used(1);
     return FAN_OK;
 }
 
@@ -330,7 +339,7 @@ static void pushed_free(fan_pushed_stream *p)
     fan_stream_set_drop(p->set);
     fan_stream_drop(p->stream);
     fan_free(p);
-    streams_used(false);
+    streams_used(SIZE_MAX);
 }
 
 void fan_stream_pop(fan_stream *s)

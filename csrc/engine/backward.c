@@ -17,7 +17,7 @@
 
 static _Thread_local unsigned depth;
 
-/* drop_all: drops the holds among n pointers, and leaves NULLs. */
+/* drop_all: drops the holds among n pointers, and sets them to NULL. */
 static void drop_all(const fan_backward *pass, void **objects, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -25,7 +25,7 @@ static void drop_all(const fan_backward *pass, void **objects, size_t n)
         if (!object)
             continue;
         objects[i] = NULL;
-        pass->config.frontend->drop(object);
+        pass->frontend->drop(object);
     }
 }
 
@@ -115,7 +115,8 @@ static fan_status list_add(fan_stream_list *list, fan_stream *stream, fan_error 
     return FAN_OK;
 }
 
-/* tail_of: returns that of a stream of the caller's; NULL when out of memory. */
+/* tail_of: returns the tail of a stream of the caller's, which it makes if needed.
+ * NULL: out of memory. */
 static fan_task_tail *tail_of(fan_backward *pass, fan_stream *caller)
 {
     fan_task_streams *streams = &pass->streams;
@@ -131,25 +132,13 @@ static fan_task_tail *tail_of(fan_backward *pass, fan_stream *caller)
     return tail;
 }
 
-/* tail_add: at the end the caller's stream waits for `on`. */
+/* tail_add: lets the caller's stream wait for `on` at the end. */
 static fan_status tail_add(fan_backward *pass, fan_stream *caller, fan_stream *on, fan_error *err)
 {
     fan_task_tail *tail = tail_of(pass, caller);
     if (!tail)
         return fan__task_no_memory(err);
     return list_add(&tail->streams, on, err);
-}
-
-/* place_for_caller: a gradient's value, and the caller's stream on its device; called with other
- * streams current. */
-static fan_status place_for_caller(const fan_backward *pass, void *gradient, fan_value *value,
-                                   fan_stream **caller, fan_error *err)
-{
-    fan_streams_outer outer;
-    fan_streams_enter(pass->streams.caller, &outer);
-    fan_status status = pass->config.frontend->place(gradient, value, caller, err);
-    fan_streams_leave(&outer);
-    return status;
 }
 
 static fan_status wait_for(fan_stream *stream, fan_stream *other, fan_error *err)
@@ -161,8 +150,8 @@ static fan_status wait_for(fan_stream *stream, fan_stream *other, fan_error *err
     return status;
 }
 
-/* leaf_wait: once in a pass. The stream is listed after its wait: another worker may be here
- * too. */
+/* leaf_wait: lets the leaf's stream wait for the caller's, once in a pass. The stream is listed
+ * after its wait: another worker may be here, too. */
 static fan_status leaf_wait(fan_backward *pass, fan_stream *caller, fan_stream *on, fan_error *err)
 {
     if (caller == on || FAN_FAULT(LEAF_WITHOUT_WAIT))
@@ -189,19 +178,21 @@ static fan_status tail_keep(fan_task_tail *tail, const fan_value *value, fan_err
 static fan_status tie(fan_backward *pass, void *object, fan_stream *own, fan_stream **leaf,
                       fan_error *err)
 {
-    const fan_engine_frontend *frontend = pass->config.frontend;
+    fan_streams_outer outer;
     fan_stream *current = NULL;
     fan_stream *caller = NULL;
     fan_value here, same;
     if (!object)
         return FAN_OK;
-    FAN_TRY(frontend->place(object, &here, &current, err));
+    FAN_TRY(pass->frontend->place(object, &here, &current, err));
     if (!current)
         return FAN_OK;
     fan_stream *on = own ? own : current;
     if (leaf)
         *leaf = fan_stream_hold(on);
-    fan_status status = place_for_caller(pass, object, &same, &caller, err);
+    fan_streams_enter(pass->streams.caller, &outer);
+    fan_status status = pass->frontend->place(object, &same, &caller, err);
+    fan_streams_leave(&outer);
     if (status == FAN_OK) {
         status = tail_add(pass, caller, on, err);
         if (status == FAN_OK && leaf)
@@ -209,16 +200,16 @@ static fan_status tie(fan_backward *pass, void *object, fan_stream *own, fan_str
         if (status == FAN_OK && !leaf)
             status = tail_keep(tail_of(pass, caller), &same, err);
         if (status != FAN_OK || leaf)
-            frontend->place_drop(&same);
+            pass->frontend->place_drop(&same);
         fan_stream_drop(caller);
     }
-    frontend->place_drop(&here);
+    pass->frontend->place_drop(&here);
     fan_stream_drop(current);
     return status;
 }
 
-/* keep_stream: at the end the caller's stream waits for that of a node that delivered no gradient.
- */
+/* keep_stream: lets the caller's stream wait, at the end, for that of a node that delivered no
+ * gradient. */
 static fan_status keep_stream(fan_backward *pass, fan_stream *on, fan_error *err)
 {
     fan_streams_outer outer;
@@ -232,7 +223,7 @@ static fan_status keep_stream(fan_backward *pass, fan_stream *on, fan_error *err
     return status;
 }
 
-/* end_tails: returns the first error, after the waits of all tails. */
+/* end_tails: carries out the waits of all tails, and ends them. Returns the first error. */
 static fan_status end_tails(fan_backward *pass, fan_error *err)
 {
     fan_task_streams *streams = &pass->streams;
@@ -252,7 +243,7 @@ static fan_status end_tails(fan_backward *pass, fan_error *err)
         list_fini(&tail->streams);
         list_fini(&tail->waited);
         for (size_t i = 0; i < tail->nvalues; i++)
-            pass->config.frontend->place_drop(&tail->values[i]);
+            pass->frontend->place_drop(&tail->values[i]);
         fan_stream_drop(tail->caller);
         fan_free(tail->values);
     }
@@ -267,7 +258,7 @@ fan_status fan_backward_join(fan_backward *pass, fan_error *err)
     return FAN_OK;
 }
 
-/* join_capture: K1, before a node runs. */
+/* join_capture: makes a node's stream part of the caller's capture (K1), before the node runs. */
 static fan_status join_capture(fan_backward *pass, fan_stream *on, fan_error *err)
 {
     fan_stream *captured = pass->streams.captured;
@@ -290,7 +281,7 @@ static inline bool is_traced(void)
     return atomic_load_explicit(&fan_traces, memory_order_relaxed) != 0;
 }
 
-/* timeline_begin: what this thread records from now on belongs to the worker's node. */
+/* timeline_begin: lets all that this thread traces from now on belong to the worker's node. */
 static void timeline_begin(fan_task_timeline *timeline, const fan_task_worker *worker)
 {
     const fan_backward *pass = worker->pass;
@@ -354,7 +345,7 @@ static void running_end(fan_task_running *here)
     }
 }
 
-/* walk_end: the walk's node no longer counts as running. */
+/* walk_end: marks the walk's node as not running. */
 static void walk_end(fan_backward *pass)
 {
     if (pass->is_running)
@@ -362,8 +353,9 @@ static void walk_end(fan_backward *pass)
     pass->is_running = false;
 }
 
-/* find_running: the innermost pass in which this thread runs the node, else the latest walk that
- * waits for it; NULL: none. */
+/* find_running: returns the innermost pass in which this thread runs the node, else the latest walk
+ * that waits for it.
+ * NULL: there is none. */
 static const fan_task_running *find_running(const fan_node *node, uint32_t edge)
 {
     uint64_t thread = fan_thread_id();
@@ -401,19 +393,18 @@ static void dependency_done(fan_backward *pass, uint32_t at)
         fan__queue_push(&pass->queue, pass->nodes, at);
 }
 
-/* make_buffer: unless the node has one. Two workers may both make one; the second drops its own.
- * The acquire without the lock pairs with the release of the worker that made it. */
+/* make_buffer: makes a node's buffer, unless it has one. Two workers may both make one; the second
+ * drops its own. The acquire without the lock pairs with the release of the worker that made it. */
 static fan_status make_buffer(fan_backward *pass, fan_task_node *to, fan_stream *on, void *gradient,
                               fan_error *err)
 {
-    const fan_engine_frontend *frontend = pass->config.frontend;
     void *made = NULL;
     void *other = NULL;
     if (pass->workers && fan_sched_active())
         fan_sched_access(FAN_THING_LOCKED, pass->workers->lock.id, FAN_SCHED_READ);
     if (atomic_load_explicit(&to->buffer, memory_order_acquire))
         return FAN_OK;
-    FAN_TRY(frontend->buffer_new(&pass->config, to->node, on, gradient, &made, err));
+    FAN_TRY(pass->frontend->buffer_new(&pass->config, to->node, on, gradient, &made, err));
 
     fan__task_lock(pass);
     if (!FAN_FAULT(BUFFER_TWICE))
@@ -422,23 +413,22 @@ static fan_status make_buffer(fan_backward *pass, fan_task_node *to, fan_stream 
         atomic_store_explicit(&to->buffer, made, memory_order_release);
     fan__task_unlock(pass);
     if (other)
-        frontend->buffer_free(made);
+        pass->frontend->buffer_free(made);
     return FAN_OK;
 }
 
-/* deliver: along an edge that leads somewhere. The hold on *gradient stays the caller's, or is
- * taken and it is NULL. */
+/* deliver: delivers a gradient along an edge that leads somewhere. The hold on *gradient stays the
+ * caller's, or is taken and set to NULL. */
 static fan_status deliver(fan_backward *pass, fan_task_edge *edge, void **gradient,
                           fan_producer *producer, fan_error *err)
 {
-    const fan_engine_frontend *frontend = pass->config.frontend;
     fan_task_node *to = &pass->nodes[edge->to];
     fan_task_slot *slot = &pass->slots[to->slots + edge->slot];
     bool forwards = slot->producers == 1 && !pass->config.detect;
     edge->defined = *gradient != NULL;
     edge->from_hook = producer->from_hook;
     if (forwards && *gradient)
-        forwards = frontend->can_forward(to->node, edge->slot, *gradient);
+        forwards = pass->frontend->can_forward(to->node, edge->slot, *gradient);
     if (forwards) {
         slot->forwarded = *gradient;
         *gradient = NULL;
@@ -451,7 +441,7 @@ static fan_status deliver(fan_backward *pass, fan_task_edge *edge, void **gradie
         FAN_TRY(make_buffer(pass, to, there.own, *gradient, err));
         if (FAN_FAULT(KEY_BY_ARRIVAL))
             key = pass->arrivals++;
-        FAN_TRY(frontend->add(to->buffer, edge->slot, key, *gradient, producer, err));
+        FAN_TRY(pass->frontend->add(to->buffer, edge->slot, key, *gradient, producer, err));
     }
     edge->delivered = true;
     if (is_traced() && producer->node && edge->defined) {
@@ -492,7 +482,7 @@ static fan_status node_deliver(fan_task_worker *worker, void **gradients, const 
     if (!pass->config.keep_graph) {
         if (!entry->node->freed_by)
             entry->node->freed_by = pass->id;
-        status = pass->config.frontend->release(entry->node, err);
+        status = pass->frontend->release(entry->node, err);
     }
 
     /* A stream of a node that delivers none: no buffer waits for it. */
@@ -513,7 +503,7 @@ static fan_status node_deliver(fan_task_worker *worker, void **gradients, const 
             fan__task_unlock(pass);
         }
         if (node_hooks)
-            producer.from_hook = pass->config.frontend->is_from_hook(node_hooks, producer.index);
+            producer.from_hook = pass->frontend->is_from_hook(node_hooks, producer.index);
         status = deliver(pass, edge, &gradients[producer.index], &producer, err);
         if (status == FAN_OK && !pass->workers)
             dependency_done(pass, edge->to);
@@ -527,7 +517,7 @@ static fan_status node_deliver(fan_task_worker *worker, void **gradients, const 
 
 /* ---- a node's sums ---- */
 
-/* take_sums: those that were not forwarded. */
+/* take_sums: takes the sums that were not forwarded. */
 static fan_status take_sums(const fan_task_worker *worker, void *buffer, void **sums,
                             fan_error *err)
 {
@@ -536,7 +526,7 @@ static fan_status take_sums(const fan_task_worker *worker, void *buffer, void **
     for (uint32_t i = 0; i < entry->node->inputs; i++) {
         if (sums[i] || !pass->slots[entry->slots + i].producers)
             continue;
-        FAN_TRY(pass->config.frontend->take(entry->node, buffer, i, &sums[i], err));
+        FAN_TRY(pass->frontend->take(entry->node, buffer, i, &sums[i], err));
         if (sums[i] && pass->config.detect)
             FAN_TRY(fan__explain_sum(worker, i, buffer, err));
     }
@@ -547,7 +537,6 @@ static fan_status take_sums(const fan_task_worker *worker, void *buffer, void **
 static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_hooks, fan_error *err)
 {
     fan_backward *pass = worker->pass;
-    const fan_engine_frontend *frontend = pass->config.frontend;
     fan_task_node *entry = &pass->nodes[worker->now];
     fan_task_slot *slots = &pass->slots[entry->slots];
     uint32_t inputs = entry->node->inputs;
@@ -561,7 +550,7 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
     if (buffer) {
         fan_status status = take_sums(worker, buffer, sums, err);
         atomic_store_explicit(&entry->buffer, NULL, memory_order_relaxed);
-        frontend->buffer_free(buffer);
+        pass->frontend->buffer_free(buffer);
         FAN_TRY(status);
     }
 
@@ -579,7 +568,7 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
     bool elsewhere = FAN_FAULT(HOOK_ON_CALLER);
     if (elsewhere)
         fan_streams_enter(pass->streams.caller, &outer);
-    fan_status status = frontend->hooks(entry->node, sums, node_hooks, err);
+    fan_status status = pass->frontend->hooks(entry->node, sums, node_hooks, err);
     if (elsewhere)
         fan_streams_leave(&outer);
     if (status != FAN_OK || !entry->captured)
@@ -593,7 +582,7 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
         for (; wanted; wanted = pass->same[wanted - 1]) {
             pass->results[wanted - 1] = sums[i];
             if (sums[i])
-                frontend->hold(sums[i]);
+                pass->frontend->hold(sums[i]);
         }
     }
     return FAN_OK;
@@ -601,17 +590,16 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
 
 /* ---- a leaf, a node ---- */
 
-/* accumulate_leaf: L, with S20 before and after it. *sum may be taken. */
+/* accumulate_leaf: accumulates the sum (L), with S20 before and after it. *sum may be taken. */
 static fan_status accumulate_leaf(fan_backward *pass, fan_node *leaf, void **sum, void *node_hooks,
                                   fan_error *err)
 {
-    const fan_engine_frontend *frontend = pass->config.frontend;
     fan_stream *on = NULL;
     fan_status status = tie(pass, *sum, run_streams(pass, leaf).own, &on, err);
     if (status == FAN_OK)
-        status = frontend->accumulate(&pass->config, leaf, sum, node_hooks, err);
+        status = pass->frontend->accumulate(&pass->config, leaf, sum, node_hooks, err);
     if (status == FAN_OK && on) {
-        void *gradient = frontend->leaf_grad(leaf);
+        void *gradient = pass->frontend->leaf_grad(leaf);
         status = tie(pass, gradient, on, NULL, err);
         drop_all(pass, &gradient, 1);
     }
@@ -619,7 +607,7 @@ static fan_status accumulate_leaf(fan_backward *pass, fan_node *leaf, void **sum
     return status;
 }
 
-/* is_function: whether the worker's node is one whose function runs. */
+/* is_function: returns whether the worker's node is one whose function runs. */
 static inline bool is_function(const fan_task_worker *worker)
 {
     const fan_task_node *entry = &worker->pass->nodes[worker->now];
@@ -652,8 +640,7 @@ static fan_status run_node(fan_task_worker *worker, fan_error *err)
         running_begin(&here, worker, worker->thread);
     fan_status status = node_sums(worker, sums, &node_hooks, err);
     if (status == FAN_OK && runs)
-        status = pass->config.frontend->run(entry->node, sums, node_hooks, gradients, entry->nedges,
-                                            err);
+        status = pass->frontend->run(entry->node, sums, node_hooks, gradients, entry->nedges, err);
     else if (status == FAN_OK && entry->runs && sums[0])
         status = accumulate_leaf(pass, entry->node, &sums[0], node_hooks, err);
     if (runs)
@@ -672,8 +659,8 @@ static fan_status run_node(fan_task_worker *worker, fan_error *err)
     return status;
 }
 
-/* run_on_streams: run_node with the node's streams current (E4), in a span of the trace if one is
- * on. */
+/* run_on_streams: calls run_node with the node's streams current (E4), in a span of the trace if
+ * one is on. */
 static fan_status run_on_streams(fan_task_worker *worker, fan_error *err)
 {
     const fan_backward *pass = worker->pass;
@@ -697,12 +684,12 @@ static fan_status run_on_streams(fan_task_worker *worker, fan_error *err)
 #define FETCH_FROM 4096
 #define AHEAD 4
 
-/* next_of_one: on one thread: a ready leaf, else the first ready node, or the schedule's choice;
+/* next_of_one: takes, on one thread, a ready leaf, else the first ready node, or the schedule's
+ * choice.
  * worker->now FAN_NOWHERE: none is left. */
 static fan_status next_of_one(fan_task_worker *worker, fan_error *err)
 {
     fan_backward *pass = worker->pass;
-    const fan_engine_frontend *frontend = pass->config.frontend;
     worker->now = FAN_NOWHERE;
     if (pass->config.progress)
         FAN_TRY(fan__task_progress(pass, err));
@@ -710,7 +697,7 @@ static fan_status next_of_one(fan_task_worker *worker, fan_error *err)
         worker->now = fan__queue_pop_leaf(&pass->queue, pass->nodes);
         return FAN_OK;
     }
-    FAN_TRY(frontend->check_signals(err));
+    FAN_TRY(pass->frontend->check_signals(err));
     size_t place = fan_ready_first(&pass->queue.nodes, 0);
     if (place == FAN_READY_NONE) {
         if (pass->ran == pass->to_run)
@@ -718,7 +705,7 @@ static fan_status next_of_one(fan_task_worker *worker, fan_error *err)
         return fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
     }
     if (pass->config.schedule)
-        FAN_TRY(frontend->pick(pass->config.schedule, pass, &place, err));
+        FAN_TRY(pass->frontend->pick(pass->config.schedule, pass, &place, err));
     bool stays = FAN_FAULT(RUN_TWICE) && !pass->nodes[place].nedges && pass->arrivals++ == 0;
     if (!stays)
         fan_ready_remove(&pass->queue.nodes, place);
@@ -730,13 +717,13 @@ static fan_status next_of_one(fan_task_worker *worker, fan_error *err)
             entry[2 * AHEAD].node,
             entry[3 * AHEAD].node,
         };
-        frontend->fetch(ahead);
+        pass->frontend->fetch(ahead);
     }
     return FAN_OK;
 }
 
-/* next_node: ends leaves and captured nodes, up to the next node that runs; worker->now
- * FAN_NOWHERE: none is left. */
+/* next_node: ends leaves and captured nodes, up to the next node that runs.
+ * worker->now FAN_NOWHERE: none is left. */
 static fan_status next_node(fan_task_worker *worker, fan_error *err)
 {
     const fan_backward *pass = worker->pass;
@@ -757,7 +744,7 @@ static fan_status next_node(fan_task_worker *worker, fan_error *err)
     return FAN_OK;
 }
 
-/* run_nodes: until none is left. */
+/* run_nodes: runs nodes until none is left. */
 static fan_status run_nodes(fan_task_worker *worker, fan_error *err)
 {
     worker->thread = fan_thread_id();
@@ -769,15 +756,14 @@ static fan_status run_nodes(fan_task_worker *worker, fan_error *err)
     }
 }
 
-/* help: a helper's part, on its thread. */
+/* help: does a helper's part, on its thread. */
 static void help(void *arg)
 {
     fan_task_helper *helper = arg;
     const fan_backward *pass = helper->worker.pass;
-    const fan_engine_frontend *frontend = pass->config.frontend;
     fan_task_workers *workers = pass->workers;
     fan_leaf_work_for(&workers->caller);
-    if (frontend->worker_enter(helper->around)) {
+    if (pass->frontend->worker_enter(helper->around)) {
         fan_error err;
         err.text[0] = '\0';
         depth = pass->depth;
@@ -785,15 +771,15 @@ static void help(void *arg)
         if (status != FAN_OK)
             fan__task_workers_failed(&helper->worker, status, &err);
         if (workers->forked)
-            frontend->orphaned(workers->error);
+            pass->frontend->orphaned(workers->error);
         depth = 0;
-        frontend->worker_leave(helper->around);
+        pass->frontend->worker_leave(helper->around);
     }
     fan__task_workers_lock(workers);
     helper->state = FAN_HELPER_GONE;
     workers->inside--;
     fan_cond_broadcast(&workers->changed);
-    fan_mutex_unlock(&workers->lock); /* from here on the pass may be freed */
+    fan__task_workers_unlock(workers); /* from here on the pass may be freed */
     fan_leaf_work_for(NULL);
 }
 
@@ -802,13 +788,12 @@ static void help(void *arg)
 /* hold_config: copies the configuration and holds what it names. */
 static fan_status hold_config(fan_backward *pass, const fan_backward_config *config, fan_error *err)
 {
-    const fan_engine_frontend *frontend = config->frontend;
     fan_backward_config *own = &pass->config;
     *own = *config;
     if (own->schedule)
-        frontend->hold(own->schedule);
+        pass->frontend->hold(own->schedule);
     if (own->progress)
-        frontend->hold(own->progress);
+        pass->frontend->hold(own->progress);
     own->nroots = 0;
     own->nwanted = 0;
     own->roots = fan_alloc(config->nroots * sizeof *own->roots);
@@ -820,7 +805,7 @@ static fan_status hold_config(fan_backward *pass, const fan_backward_config *con
         own->roots[own->nroots] = root;
         root.node->ops->hold(root.node);
         if (root.gradient)
-            frontend->hold(root.gradient);
+            pass->frontend->hold(root.gradient);
     }
     for (; own->nwanted < config->nwanted; own->nwanted++) {
         fan_wanted wanted = config->wanted[own->nwanted];
@@ -838,6 +823,7 @@ fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **
     if (!pass)
         return fan__task_no_memory(err);
     pass->id = fan_mark_new();
+    pass->frontend = config->frontend;
     pass->queue.leaves = FAN_NOWHERE;
     pass->queue.leaves_last = FAN_NOWHERE;
     pass->caller.pass = pass;
@@ -886,7 +872,7 @@ void fan_backward_end(fan_backward *pass)
         drop_all(pass, &pass->slots[i].forwarded, 1);
     for (size_t i = 0; i < pass->nnodes; i++) {
         if (pass->nodes[i].buffer)
-            config->frontend->buffer_free(pass->nodes[i].buffer);
+            pass->frontend->buffer_free(pass->nodes[i].buffer);
     }
     if (pass->results)
         drop_all(pass, pass->results, config->nwanted);
@@ -923,16 +909,17 @@ fan_status fan_backward_seed(fan_backward *pass, fan_error *err)
     fan_streams_outer outer;
     fan_status status = FAN_OK;
     fan_streams_enter(pass->streams.caller, &outer);
-    for (size_t i = 0; i < pass->config.nroots && status == FAN_OK; i++) {
-        void **gradient = &pass->config.roots[i].gradient;
-        fan_task_edge *edge = &pass->edges[i];
-        fan_producer producer = {.call = pass->config.call, .index = (uint32_t)i};
+    fan_producer producer = {.call = pass->config.call};
+    for (; producer.index < pass->config.nroots && status == FAN_OK; producer.index++) {
+        void **gradient = &pass->config.roots[producer.index].gradient;
+        fan_task_edge *edge = &pass->edges[producer.index];
         if (edge->to != FAN_NOWHERE)
             status = deliver(pass, edge, gradient, &producer, err);
-        if (edge->to != FAN_NOWHERE && status == FAN_OK)
+        if (status != FAN_OK)
+            break;
+        if (edge->to != FAN_NOWHERE)
             dependency_done(pass, edge->to);
-        if (status == FAN_OK)
-            drop_all(pass, gradient, 1);
+        drop_all(pass, gradient, 1);
     }
     fan_streams_leave(&outer);
     pass->seeded = status == FAN_OK;
@@ -971,7 +958,8 @@ fan_status fan_backward_run(fan_backward *pass, fan_error *err)
 
 /* ---- walk ---- */
 
-/* current_node: the caller's, running or failed; NULL: none. */
+/* current_node: returns the caller's node, running or failed.
+ * NULL: it has none. */
 static fan_node *current_node(const fan_backward *pass)
 {
     uint32_t now = pass->caller.now;
@@ -1060,7 +1048,7 @@ bool fan_backward_error_has_location(const fan_backward *pass)
     return pass->workers && pass->workers->failed;
 }
 
-/* visit_held: 0 for NULL. */
+/* visit_held: visits an object; returns 0 for NULL. */
 static int visit_held(void *held, int (*object)(void *object, void *arg), void *arg)
 {
     return held ? object(held, arg) : 0;

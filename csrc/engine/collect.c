@@ -51,18 +51,17 @@ static fan_status grow(void **items, size_t *cap, size_t want, size_t size, fan_
         next = want;
     if (next < 16)
         next = 16;
-    if (!keeps_pages(*cap, size) && !keeps_pages(next, size)) {
-        more = fan_realloc(*items, next * size);
-    } else {
+    bool copies = keeps_pages(*cap, size) || keeps_pages(next, size);
+    if (copies)
         more = memory_new(next, size);
-        if (more) {
-            if (*cap)
-                memcpy(more, *items, *cap * size);
-            fan__collect_free(*items, *cap, size);
-        }
-    }
+    else
+        more = fan_realloc(*items, next * size);
     if (!more)
         return fan__task_no_memory(err);
+    if (copies && *cap)
+        memcpy(more, *items, *cap * size);
+    if (copies)
+        fan__collect_free(*items, *cap, size);
     *items = more;
     *cap = next;
     return FAN_OK;
@@ -78,7 +77,7 @@ typedef struct reached {
     uint64_t slots;
 } reached;
 
-/* room_for: `more` nodes and edges. */
+/* room_for: makes room for `more` nodes and edges. */
 static fan_status room_for(fan_backward *pass, reached *found, size_t more, fan_error *err)
 {
     size_t nodes = pass->nnodes + more;
@@ -88,7 +87,8 @@ static fan_status room_for(fan_backward *pass, reached *found, size_t more, fan_
     return grow((void **)&pass->edges, &pass->cap_edges, edges, sizeof(fan_task_edge), err);
 }
 
-/* reach: the pass's edge to this node (NULL: none), which it adds if needed. There must be room. */
+/* reach: returns the pass's edge to a node (NULL: to none), which it adds if needed. There must be
+ * room. */
 static inline fan_task_edge reach(fan_backward *pass, reached *found, fan_node *node, uint32_t slot)
 {
     if (!node)
@@ -178,7 +178,7 @@ static void move(const fan_backward *pass, fan_task_node *nodes, fan_task_edge *
     }
 }
 
-/* sort_nodes: the newest first. */
+/* sort_nodes: sorts the nodes, the newest first. */
 static fan_status sort_nodes(fan_backward *pass, const reached *found, fan_error *err)
 {
     size_t n = pass->nnodes;
@@ -210,7 +210,7 @@ static fan_status sort_nodes(fan_backward *pass, const reached *found, fan_error
 
 /* ---- 3. what is needed (E8) ---- */
 
-/* need_one: a node whose edge leads to a needed node is needed, and runs. */
+/* need_one: marks a node whose edge leads to a needed node: it is needed, and runs. */
 static void need_one(const fan_backward *pass, fan_task_node *entry, const fan_task_edge *edge)
 {
     if (edge->to == FAN_NOWHERE || !pass->nodes[edge->to].needed)
@@ -219,8 +219,8 @@ static void need_one(const fan_backward *pass, fan_task_node *entry, const fan_t
     entry->runs = true;
 }
 
-/* need_by_depth: depth first, with a list for a stack; of a node on the list `dependencies` counts
- * the edges that were followed. */
+/* need_by_depth: marks what is needed, depth first, with a list for a stack; of a node on the list
+ * `dependencies` counts the edges that were followed. */
 static fan_status need_by_depth(fan_backward *pass, fan_error *err)
 {
     uint32_t *path = fan_alloc(pass->nnodes * sizeof *path);

@@ -22,7 +22,7 @@
 typedef struct fan_backward fan_backward;
 typedef struct fan_backward_config fan_backward_config;
 
-/* The source of a gradient, for messages (V3) and streams. */
+/* The producer of a gradient, for messages (V3) and streams. */
 typedef struct fan_producer {
     const fan_node *node; /* NULL: the caller of the pass */
     const char *call;     /* name of the public function, "backward" */
@@ -53,67 +53,70 @@ typedef struct fan_text {
 typedef struct fan_engine_frontend {
     void (*hold)(void *object);
     void (*drop)(void *object);
-    /* can_forward: whether a slot's only gradient may be forwarded as it is (A14): it matches the
-     * slot's declaration and needs no conversion. Otherwise it goes through a buffer, which
-     * converts it or raises. */
+    /* can_forward: returns whether a slot's only gradient may be forwarded as it is (A14): it
+     * matches the slot's declaration and needs no conversion. Otherwise it goes through a buffer,
+     * which converts it or raises. */
     bool (*can_forward)(const fan_node *to, uint32_t slot, void *gradient);
-    /* place: the value of a gradient (or NULL) on a device with streams, with holds for place_drop,
-     * and the stream that is current there (S4). Both NULL on the CPU, at almost no cost. */
+    /* place: writes the value of a gradient (or of NULL) on a device with streams, with holds for
+     * place_drop, and a hold on the stream that is current there (S4).
+     * *current NULL: it is on the CPU; this costs almost nothing. */
     fan_status (*place)(void *gradient, fan_value *value, fan_stream **current, fan_error *err);
     void (*place_drop)(fan_value *value);
-    /* buffer_new: for the fan-ins of a node; `consumer`: C; `gradient`: the first one.
-     * buffer_free: with its contents. */
+    /* buffer_new: makes a buffer for the fan-ins of a node; `consumer`: C; `gradient`: the first
+     * one. buffer_free: frees it with its contents. */
     fan_status (*buffer_new)(const fan_backward_config *c, const fan_node *n, fan_stream *consumer,
                              void *gradient, void **buffer, fan_error *err);
     void (*buffer_free)(void *buffer);
-    /* add: one gradient, NULL for undefined; the buffer takes its own hold. take: *sum is a
-     * hold. */
+    /* add: adds one gradient, NULL for undefined, of which the buffer takes its own hold. take:
+     * takes the sum of a slot; *sum is a hold, or NULL. */
     fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient,
                       const fan_producer *producer, fan_error *err);
     fan_status (*take)(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err);
-    /* read_stats: after a take in a pass with detect: fills *found's elements and key. nonfinite:
-     * raises the error for it; producer NULL: every gradient was finite. */
+    /* read_stats: after a take in a pass with detect: writes the elements and the key of *found.
+     * nonfinite: raises the error for it; producer NULL: every gradient was finite. */
     fan_status (*read_stats)(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
     fan_status (*nonfinite)(const fan_nonfinite *found, const fan_producer *producer,
                             fan_error *err);
-    /* hooks: runs those of the slots, which may replace sums (E9). *node_hooks: a hold on the
+    /* hooks: runs the hooks of the slots, which may replace sums (E9). *node_hooks: a hold on the
      * node's other hooks as they are now, for `run`; NULL: none. */
     fan_status (*hooks)(fan_node *n, void **sums, void **node_hooks, fan_error *err);
-    /* run: the node's function with its other hooks. Fills `gradients`, all NULL before, with
-     * holds, also on failure. The sums, which hooks may replace, stay the caller's. */
+    /* run: calls the node's function and its other hooks. Writes holds into `gradients`, all NULL
+     * before, also on failure. The sums, which hooks may replace, stay the caller's. */
     fan_status (*run)(fan_node *n, void **sums, void *node_hooks, void **gradients,
                       uint32_t ngradients, fan_error *err);
-    /* is_from_hook: after run: whether one of these post-hooks returned the gradient. */
+    /* is_from_hook: after run: returns whether one of these post-hooks returned the gradient. */
     bool (*is_from_hook)(const void *node_hooks, uint32_t index);
     /* fetch: prefetches three nodes that are likely to run next, the nearest first: of the farthest
      * the node itself, of the second its function, of the nearest what that function reads. Calls
      * nothing. */
     void (*fetch)(const fan_node *const ahead[3]);
-    /* accumulate: a leaf's sum, which is defined (L). *sum stays the caller's, or is taken and set
-     * to NULL. */
+    /* accumulate: adds a sum, which is defined, to a leaf's gradient (L). *sum stays the caller's,
+     * or is taken and set to NULL. */
     fan_status (*accumulate)(const fan_backward_config *c, fan_node *leaf, void **sum,
                              void *node_hooks, fan_error *err);
-    /* leaf_grad: a hold on the leaf's gradient; NULL: none, or it cannot be read. */
+    /* leaf_grad: returns a hold on the leaf's gradient.
+     * NULL: it has none, or it cannot be read. */
     void *(*leaf_grad)(fan_node *leaf);
     /* release: drops the node's function (E10). */
     fan_status (*release)(fan_node *n, fan_error *err);
-    /* check_signals: between nodes (E14); any error ends the pass. */
+    /* check_signals: runs the handlers of signals, between nodes (E14); an error ends the pass. */
     fan_status (*check_signals)(fan_error *err);
-    /* The rest of this block: with several workers. group: nodes with the same pointer do not run
-     * at once; NULL: no group. allow_threads_begin, _end: around a wait, so that other threads can
-     * enter the interpreter. */
+    /* The rest of this block is called with several workers alone. group: returns the same pointer
+     * for nodes that must not run at once; NULL: no group. allow_threads_begin, _end: called around
+     * a wait, so that other threads can enter the interpreter. */
     const void *(*group)(const fan_node *n);
     void *(*allow_threads_begin)(void);
     void (*allow_threads_end)(void *left);
-    /* worker_new: an object with the context that a thread needs to run nodes for this one.
-     * worker_enter: such a thread enters the interpreter; false: the interpreter is gone.
-     * worker_leave: it leaves. */
+    /* worker_new: makes an object with the context that a thread needs to run nodes for this one.
+     * worker_enter: lets such a thread enter the interpreter; false: the interpreter is gone.
+     * worker_leave: lets it leave. */
     fan_status (*worker_new)(void **worker, fan_error *err);
     bool (*worker_enter)(void *worker);
     void (*worker_leave)(void *worker);
-    /* error_take: the error of this thread as an object that has its location: node `n` (NULL:
-     * between nodes), after `ran` nodes. error_both: the more important of two, with a note of the
-     * other: takes both holds, returns one. error_put: sets it as this thread's error. */
+    /* error_take: returns the error of this thread as an object that has its location: node `n`
+     * (NULL: between nodes), after `ran` nodes. error_both: returns the more important of two, with
+     * a note of the other; takes both holds, returns one. error_put: sets it as this thread's
+     * error. */
     void *(*error_take)(const fan_backward *pass, const fan_node *n, uint32_t ran,
                         fan_status status, const fan_error *err);
     void *(*error_both)(void *first, void *second);
@@ -121,7 +124,7 @@ typedef struct fan_engine_frontend {
     /* orphaned: a worker forked: the child has only that thread and no caller to raise to. Prints
      * the error and ends the process. Does not return. */
     void (*orphaned)(void *error);
-    /* pick: the user's schedule: one of the ready nodes, by its place. */
+    /* pick: calls the user's schedule, which chooses one of the ready nodes: *place. */
     fan_status (*pick)(void *schedule, const fan_backward *pass, size_t *place, fan_error *err);
     /* progress: calls the user's callback: `ran` of `all` nodes have run. */
     fan_status (*progress)(void *progress, uint32_t ran, uint32_t all, fan_error *err);
@@ -157,7 +160,8 @@ struct fan_backward_config {
     void *progress;    /* callback, held from begin on; NULL: none */
 };
 
-/* fan_backward_begin: collects. On failure nothing has changed; otherwise call fan_backward_end. */
+/* fan_backward_begin: makes a pass, and collects its nodes. On failure nothing has changed;
+ * otherwise call fan_backward_end. */
 fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out,
                               fan_error *err);
 fan_status fan_backward_seed(fan_backward *pass, fan_error *err);
@@ -167,51 +171,57 @@ fan_status fan_backward_run(fan_backward *pass, fan_error *err);
 fan_status fan_backward_join(fan_backward *pass, fan_error *err);
 /* fan_backward_end: accepts NULL. */
 void fan_backward_end(fan_backward *pass);
-/* fan_backward_result: the sum of the i-th wanted slot; the caller gets the hold. NULL: none. */
+/* fan_backward_result: returns the sum of the i-th wanted slot, with its hold.
+ * NULL: none. */
 void *fan_backward_result(fan_backward *pass, size_t i);
 
 /* fan_backward_depth: adds `by` (1 or -1) to this thread's depth of nested passes.
- * false: too deep; undo it also then. */
+ * false: too deep; undo it then, too. */
 bool fan_backward_depth(int by);
-/* fan_backward_too_deep: the error for it (E7). */
+/* fan_backward_too_deep: returns the error for it (E7). */
 fan_status fan_backward_too_deep(fan_error *err);
 
-/* walk(), instead of fan_backward_run. fan_backward_next: accumulates leaves, then makes the next
- * ready node current; NULL: the pass is done. fan_backward_sums: holds of its sums, after the hooks
- * of its slots, and of `node_hooks`. fan_backward_give: its gradients, after `node_hooks`; takes
- * the holds, also on failure. */
+/* The calls of walk(), instead of fan_backward_run.
+ * fan_backward_next: accumulates leaves, then makes the next ready node current.
+ * *out NULL: the pass is done. */
 fan_status fan_backward_next(fan_backward *pass, fan_node **out, fan_error *err);
+/* fan_backward_sums: writes holds of its sums, after the hooks of its slots, and of `node_hooks`.
+ */
 fan_status fan_backward_sums(fan_backward *pass, void **sums, void **node_hooks, fan_error *err);
+/* fan_backward_give: delivers its gradients, after `node_hooks`; takes the holds, also on
+ * failure. */
 fan_status fan_backward_give(fan_backward *pass, void **gradients, const void *node_hooks,
                              fan_error *err);
 
-/* fan_backward_walk_runs: marks the current node as running until `give`: inside a call on this
- * thread, between calls on any. */
+/* fan_backward_walk_runs: marks the current node as running until fan_backward_give: inside a call
+ * on this thread, between calls on any. */
 void fan_backward_walk_runs(fan_backward *pass, bool inside);
 /* fan_backward_enter: makes the current node's streams current on this thread (E4), until
  * fan_streams_leave. Use around user code that runs between `next` and `give`. */
 void fan_backward_enter(const fan_backward *pass, fan_streams_outer *outer);
-/* fan_backward_ready: the first ready node at *place or later, and its place; NULL: none. */
+/* fan_backward_ready: returns the first ready node at *place or later, and sets *place to its
+ * place.
+ * NULL: there is none. */
 fan_node *fan_backward_ready(const fan_backward *pass, size_t *place);
-/* fan_backward_edges: how many gradients the current node returns. */
+/* fan_backward_edges: returns how many gradients the current node returns. */
 uint32_t fan_backward_edges(const fan_backward *pass);
-/* fan_backward_at: the current node, or the one that failed; NULL: none. *ran of *all nodes have
- * run. */
+/* fan_backward_at: returns the current node, or the one that failed; *ran of *all nodes have run.
+ * NULL: there is none. */
 const fan_node *fan_backward_at(const fan_backward *pass, uint32_t *ran, uint32_t *all);
 bool fan_backward_seeded(const fan_backward *pass);
-/* fan_backward_id: a mark (fan_mark_new) that was new when the pass began. */
+/* fan_backward_id: returns a mark (fan_mark_new) that was new when the pass began. */
 uint64_t fan_backward_id(const fan_backward *pass);
-/* fan_backward_explain: for each node that has not run, or for `only`: the edges that it waits for,
- * and the gradients that it holds (E17). fan_backward_lost: the gradients that a pass which ends
- * early loses. Both may write nothing. */
+/* fan_backward_explain: writes, for each node that has not run or for `only`, the edges that it
+ * waits for, and the gradients that it holds (E17). fan_backward_lost: writes the gradients that a
+ * pass which ends early loses. Both may write nothing. */
 void fan_backward_explain(const fan_backward *pass, const fan_node *only, const fan_text *out);
 void fan_backward_lost(const fan_backward *pass, const fan_text *out);
-/* fan_backward_error_has_location: whether error_take has already added the location to the pass's
+/* fan_backward_error_has_location: returns whether error_take has added the location to the pass's
  * error. */
 bool fan_backward_error_has_location(const fan_backward *pass);
-/* fan_backward_needs: whether the gradient of an edge is used: by the innermost pass in which this
- * thread runs the node, else by the latest walk that waits for it, else whether the edge leads to a
- * node at all. */
+/* fan_backward_needs: returns whether the gradient of an edge is used: by the innermost pass in
+ * which this thread runs the node, else by the latest walk that waits for it, else whether the edge
+ * leads to a node at all. */
 bool fan_backward_needs(const fan_node *node, uint32_t edge);
 /* fan_backward_visit: for garbage collection: calls `object` for every object and `node` for every
  * node that the pass holds; stops at the first result that is not 0 and returns it. */

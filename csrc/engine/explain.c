@@ -2,6 +2,7 @@
  * whose gradients have come or are missing, and those whose gradients are lost (E17). */
 #include "engine/task.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,7 +21,8 @@ typedef struct in_edges {
     uint32_t index;       /* of the producer's edges, or of the roots */
 } in_edges;
 
-/* next_in_edge: the next edge; false: there is none. */
+/* next_in_edge: moves to the next edge.
+ * false: there is none. */
 static bool next_in_edge(in_edges *in)
 {
     const fan_backward *pass = in->pass;
@@ -49,11 +51,10 @@ fan_status fan__explain_sum(const fan_task_worker *worker, uint32_t slot, void *
                             fan_error *err)
 {
     const fan_backward *pass = worker->pass;
-    const fan_engine_frontend *frontend = pass->config.frontend;
     const fan_node *node = pass->nodes[worker->now].node;
     fan_nonfinite found = {.to = node, .slot = slot, .key = FAN_NOWHERE};
     in_edges in = {.pass = pass, .to = worker->now};
-    FAN_TRY(frontend->read_stats(buffer, slot, &found, err));
+    FAN_TRY(pass->frontend->read_stats(buffer, slot, &found, err));
     if (!found.elements)
         return FAN_OK;
     while (found.key != FAN_NOWHERE && next_in_edge(&in)) {
@@ -65,15 +66,21 @@ fan_status fan__explain_sum(const fan_task_worker *worker, uint32_t slot, void *
             .index = in.index,
             .from_hook = in.edge->from_hook,
         };
-        return frontend->nonfinite(&found, &producer, err);
+        return pass->frontend->nonfinite(&found, &producer, err);
     }
-    return frontend->nonfinite(&found, NULL, err);
+    return pass->frontend->nonfinite(&found, NULL, err);
 }
 
 /* ---- E17 ---- */
 
-static void write_text(const fan_text *out, const char *text)
+__attribute__((format(printf, 2, 3))) static void write_text(const fan_text *out,
+                                                             const char *format, ...)
 {
+    char text[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
     out->write(out->to, text);
 }
 
@@ -83,35 +90,30 @@ static void write_node(const fan_text *out, const fan_node *node)
     char name[128], number[40];
     node->ops->text(node, name, sizeof name);
     snprintf(number, sizeof number, "%s %llu", kind, (unsigned long long)node->number);
-    write_text(out, name);
-    if (strcmp(name, number) == 0) /* the node has no name */
-        return;
-    write_text(out, " (");
-    write_text(out, number);
-    write_text(out, ")");
+    write_text(out, "%s", name);
+    if (strcmp(name, number) != 0) /* else the node has no name */
+        write_text(out, " (%s)", number);
 }
 
 static void write_in_edge(const fan_text *out, const in_edges *in)
 {
-    char text[32];
-    snprintf(text, sizeof text, in->from ? "edge %u of " : "root %u", in->index);
-    write_text(out, text);
-    if (in->from)
-        write_node(out, in->from);
+    if (!in->from) {
+        write_text(out, "root %u", in->index);
+        return;
+    }
+    write_text(out, "edge %u of ", in->index);
+    write_node(out, in->from);
 }
 
-/* write_more: how many of n are not listed. */
+/* write_more: writes how many of n are not listed. */
 static void write_more(const fan_text *out, const char *between, size_t n, size_t listed)
 {
-    char text[64];
-    if (n <= listed)
-        return;
-    snprintf(text, sizeof text, "%sand %zu more", between, n - listed);
-    write_text(out, text);
+    if (n > listed)
+        write_text(out, "%sand %zu more", between, n - listed);
 }
 
-/* write_in_edges: of the edges that lead to a place, those that have delivered, or those that have
- * not. */
+/* write_in_edges: writes, of the edges that lead to a place, those that have delivered, or those
+ * that have not. */
 static void write_in_edges(const fan_backward *pass, uint32_t to, bool delivered,
                            const fan_text *out)
 {
@@ -121,19 +123,17 @@ static void write_in_edges(const fan_backward *pass, uint32_t to, bool delivered
         if (in.edge->delivered != delivered || n++ >= EDGES)
             continue;
         const char *state = "got None by";
-        char text[64];
         if (!delivered)
             state = "waits for";
         else if (in.edge->defined)
             state = "holds";
-        snprintf(text, sizeof text, "%s slot %u %s ", n > 1 ? "," : "", in.edge->slot, state);
-        write_text(out, text);
+        write_text(out, "%s slot %u %s ", n > 1 ? "," : "", in.edge->slot, state);
         write_in_edge(out, &in);
     }
     write_more(out, ", ", n, EDGES);
 }
 
-/* any_delivered: whether an edge that leads to a place has delivered. */
+/* any_delivered: returns whether an edge that leads to a place has delivered. */
 static bool any_delivered(const fan_backward *pass, uint32_t to)
 {
     in_edges in = {.pass = pass, .to = to};
@@ -144,7 +144,7 @@ static bool any_delivered(const fan_backward *pass, uint32_t to)
     return false;
 }
 
-/* write_state: what a node of the pass waits for and holds. */
+/* write_state: writes what a node of the pass waits for and holds. */
 static void write_state(const fan_backward *pass, uint32_t at, const fan_text *out)
 {
     const fan_task_node *entry = &pass->nodes[at];
@@ -161,7 +161,7 @@ static void write_state(const fan_backward *pass, uint32_t at, const fan_text *o
         write_text(out, " is at work");
         return;
     }
-    write_text(out, entry->dependencies ? " has not run:" : " is ready:");
+    write_text(out, "%s", entry->dependencies ? " has not run:" : " is ready:");
     write_in_edges(pass, at, false, out);
     if (entry->dependencies && any_delivered(pass, at))
         write_text(out, ";");
@@ -189,7 +189,7 @@ void fan_backward_explain(const fan_backward *pass, const fan_node *only, const 
     }
 }
 
-/* is_lost: whether a gradient was delivered to a node that has not begun. */
+/* is_lost: returns whether a gradient was delivered to a node that has not begun. */
 static bool is_lost(const fan_backward *pass, const fan_task_edge *edge)
 {
     if (edge->to == FAN_NOWHERE || edge->to == pass->caller.now)
@@ -211,7 +211,7 @@ void fan_backward_lost(const fan_backward *pass, const fan_text *out)
         in.to = edge->to;
         in.next = i;
         (void)next_in_edge(&in);
-        write_text(out, n > 1 ? ", " : "lost with the pass: ");
+        write_text(out, "%s", n > 1 ? ", " : "lost with the pass: ");
         write_in_edge(out, &in);
         write_text(out, " to ");
         write_node(out, pass->nodes[edge->to].node);

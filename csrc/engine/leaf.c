@@ -67,7 +67,8 @@ void fan_leaf_work_for(const fan_leaf_caller *caller)
     works_for = caller;
 }
 
-/* is_kept: whether a claim is not released before the waiting thread has what it waits for. */
+/* is_kept: returns whether a claim is not released before the waiting thread has what it waits
+ * for. */
 static bool is_kept(const fan_leaf_claim *claim, const waiting *wait)
 {
     if (!claim->thread)
@@ -81,7 +82,8 @@ static bool is_kept(const fan_leaf_claim *claim, const waiting *wait)
     return false;
 }
 
-/* find_circle: breadth first: the one that `me` waits for, at the end, and whose claim `me` keeps;
+/* find_circle: searches, breadth first, for the wait that `me` waits for, at the end, and whose
+ * claim `me` keeps.
  * NULL: there is no circle. */
 static const waiting *find_circle(waiting *me)
 {
@@ -113,7 +115,7 @@ static const char *leaf_name(const fan_leaf_claim *claim, char *buf, size_t size
     return buf;
 }
 
-/* check_circle: FAN_ERR_STATE if the wait could not end. */
+/* check_circle: checks that the wait can end. FAN_ERR_STATE. */
 static fan_status check_circle(waiting *me, fan_error *err)
 {
     const waiting *wait = NULL;
@@ -166,14 +168,19 @@ static void waits_remove(const waiting *me)
 
 /* ---- claims ---- */
 
+fan_status fan__leaf_lock_init(fan_mutex *lock, fan_cond *changed, fan_error *err)
+{
+    if (fan_mutex_init(lock) != 0)
+        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
+    if (fan_cond_init(changed) == 0)
+        return FAN_OK;
+    fan_mutex_fini(lock);
+    return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
+}
+
 fan_status fan_leaf_claim_init(fan_leaf_claim *claim, fan_error *err)
 {
-    if (fan_mutex_init(&claim->lock) != 0)
-        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
-    if (fan_cond_init(&claim->changed) != 0) {
-        fan_mutex_fini(&claim->lock);
-        return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
-    }
+    FAN_TRY(fan__leaf_lock_init(&claim->lock, &claim->changed, err));
     claim->thread = 0;
     claim->leaf = NULL;
     claim->owner_generation = fan_fork_generation() + 1;
@@ -188,8 +195,8 @@ void fan_leaf_claim_fini(fan_leaf_claim *claim)
     fan_cond_fini(&claim->changed);
 }
 
-/* claim_wait: until the claim changes, outside of the interpreter, so that its holder can run. With
- * the lock, which it releases meanwhile. */
+/* claim_wait: waits until the claim changes, outside of the interpreter, so that its holder can
+ * run. Called with the lock, which it releases meanwhile. */
 static fan_status claim_wait(fan_leaf_claim *claim, const fan_frontend *frontend, fan_error *err)
 {
     fan_status status = FAN_OK;

@@ -65,7 +65,7 @@ typedef struct fan_leaf_plan {
     unsigned rule; /* the number of the L-rule; 0: none */
 } fan_leaf_plan;
 
-/* fan_plan_leaf: a pure function. */
+/* fan_plan_leaf: returns the plan. A pure function. */
 fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *facts);
 
 /* The holder of a leaf. */
@@ -85,8 +85,10 @@ typedef struct fan_leaf_caller {
     const struct fan_leaf_caller *outer; /* the one that the caller runs nodes for */
 } fan_leaf_caller;
 
+/* fan__leaf_lock_init: makes a lock, of a leaf or of a pass, and its condition. FAN_ERR_STATE. */
+fan_status fan__leaf_lock_init(fan_mutex *lock, fan_cond *changed, fan_error *err);
 fan_status fan_leaf_claim_init(fan_leaf_claim *claim, fan_error *err);
-/* fan_leaf_claim_fini: accepts a zeroed one. */
+/* fan_leaf_claim_fini: ends it; accepts a zeroed one. */
 void fan_leaf_claim_fini(fan_leaf_claim *claim);
 /* fan_leaf_claim_begin: waits, outside of the interpreter, until no thread has the leaf.
  * FAN_ERR_STATE: this thread has it, or its holder waits for this thread, directly or not. */
@@ -94,10 +96,10 @@ fan_status fan_leaf_claim_begin(fan_leaf_claim *claim, const fan_frontend *front
                                 fan_error *err);
 /* fan_leaf_claim_end: releases the leaf. */
 void fan_leaf_claim_end(fan_leaf_claim *claim);
-/* fan_leaf_caller_here: for a pass that this thread begins. */
+/* fan_leaf_caller_here: returns the caller of a pass that this thread begins. */
 fan_leaf_caller fan_leaf_caller_here(void);
-/* fan_leaf_work_for: this thread runs nodes for `caller`, which must live until a call with NULL.
- */
+/* fan_leaf_work_for: from now on this thread runs nodes for `caller`, which must live until a call
+ * with NULL. */
 void fan_leaf_work_for(const fan_leaf_caller *caller);
 /* fan_leaf_touch: reports a read or write of the leaf's gradient to the search of host orders
  * (base/thread.h). */

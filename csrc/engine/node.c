@@ -84,7 +84,7 @@ void fan_node_link(fan_node *node, fan_node *next, uint32_t slot)
     add_edge(node, next, slot);
 }
 
-/* reaches: whether a path leads from one node to another. FAN_ERR_NOMEM: it is not known. */
+/* reaches: sets *yes to whether a path leads from one node to another. FAN_ERR_NOMEM. */
 static fan_status reaches(fan_node *from, const fan_node *to, bool *yes, fan_error *err)
 {
     uint64_t mark = fan_mark_new();

@@ -26,10 +26,10 @@ typedef struct fan_node_ops {
     bool leaf;
     void (*hold)(fan_node *n);
     void (*drop)(fan_node *n);
-    /* free: after the last reference and the edges are gone: the rest, and the node itself. May run
-     * arbitrary code. */
+    /* free: frees the rest, and the node itself, after the last reference and the edges are gone.
+     * May run arbitrary code. */
     void (*free)(fan_node *n);
-    /* text: the node's name, for messages. */
+    /* text: writes the node's name, for messages. */
     void (*text)(const fan_node *n, char *buf, size_t size);
 } fan_node_ops;
 
@@ -60,7 +60,7 @@ struct fan_node {
     fan_edge inline_edges[FAN_INLINE_EDGES];
 };
 
-/* fan_node_init: of zeroed memory; cannot fail. */
+/* fan_node_init: initializes a node in zeroed memory; cannot fail. */
 void fan_node_init(fan_node *node, const fan_node_ops *ops, uint32_t inputs);
 /* fan_node_room: makes room for `edges` more. */
 fan_status fan_node_room(fan_node *node, size_t edges, fan_error *err);
@@ -73,12 +73,12 @@ void fan_node_link(fan_node *node, fan_node *next, uint32_t slot);
 fan_status fan_node_append(fan_node *node, fan_node *next, uint32_t slot, fan_error *err);
 /* fan_node_unlink: drops all its edges. */
 void fan_node_unlink(fan_node *node);
-/* fan_node_end: the last reference is gone: unlinks and frees the node, or, inside another
- * fan_node_end, queues it. */
+/* fan_node_end: called when the last reference is gone: unlinks and frees the node, or, inside
+ * another fan_node_end, queues it. */
 void fan_node_end(fan_node *node);
 
-/* fan_node_stream: its own stream; NULL: none. fan_node_device: where it runs (E3). Both
- * borrowed. */
+/* fan_node_stream: returns its own stream, borrowed; NULL: none. fan_node_device: returns where it
+ * runs (E3), borrowed. */
 static inline fan_stream *fan_node_stream(const fan_node *node)
 {
     if (!node->streams || node->host)
@@ -93,9 +93,9 @@ static inline fan_device *fan_node_device(const fan_node *node)
 }
 
 #define FAN_FREED_BY_USER UINT64_MAX
-/* fan_node_freed: FAN_ERR_STATE, with the pass that freed the node (E10). */
+/* fan_node_freed: returns FAN_ERR_STATE, with the pass that freed the node (E10). */
 fan_status fan_node_freed(const fan_node *node, fan_error *err);
-/* fan_mark_new: a new number for a search or a pass, from 1. */
+/* fan_mark_new: returns a new number for a search or a pass, from 1. */
 uint64_t fan_mark_new(void);
 
 #endif

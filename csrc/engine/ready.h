@@ -18,7 +18,8 @@ typedef struct fan_ready {
     size_t front; /* 1 + the element that is kept apart; 0: none */
 } fan_ready;
 
-/* fan_ready_init: an empty set; -1: out of memory. */
+/* fan_ready_init: makes an empty set.
+ * -1: out of memory. */
 int fan_ready_init(fan_ready *ready, size_t n);
 void fan_ready_fini(fan_ready *ready);
 void fan__ready_set(fan_ready *ready, size_t place);
@@ -40,7 +41,7 @@ static inline void fan_ready_add(fan_ready *ready, size_t place)
     }
 }
 
-/* fan_ready_remove: `place` must be an element. */
+/* fan_ready_remove: removes `place`, which must be an element. */
 static inline void fan_ready_remove(fan_ready *ready, size_t place)
 {
     if (ready->front == place + 1)
@@ -49,7 +50,7 @@ static inline void fan_ready_remove(fan_ready *ready, size_t place)
         fan__ready_unset(ready, place);
 }
 
-/* fan_ready_first: the smallest element that is at least `from`, or FAN_READY_NONE. */
+/* fan_ready_first: returns the smallest element that is at least `from`, or FAN_READY_NONE. */
 static inline size_t fan_ready_first(const fan_ready *ready, size_t from)
 {
     if (ready->front > from)

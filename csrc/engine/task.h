@@ -120,6 +120,7 @@ typedef struct fan_task_streams {
 struct fan_backward {
     uint64_t id;
     fan_backward_config config; /* with copies of its arrays */
+    const fan_engine_frontend *frontend;
     fan_task_node *nodes;
     fan_task_slot *slots;
     fan_task_edge *edges;
@@ -148,7 +149,8 @@ static inline fan_status fan__task_no_memory(fan_error *err)
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
 }
 
-/* fan__dependency_done: counts one gradient; true: it was the node's last, so the node is ready. */
+/* fan__dependency_done: counts one gradient.
+ * true: it was the node's last, so the node is ready. */
 static inline bool fan__dependency_done(fan_task_node *entry)
 {
     assert(entry->dependencies > 0);
@@ -158,7 +160,7 @@ static inline bool fan__dependency_done(fan_task_node *entry)
     return entry->dependencies == 0;
 }
 
-/* fan__queue_push: a ready node. Leaves have a list of their own (E2). */
+/* fan__queue_push: adds a ready node. Leaves have a list of their own (E2). */
 static inline void fan__queue_push(fan_task_queue *queue, fan_task_node *nodes, uint32_t at)
 {
     if (!nodes[at].leaf) {
@@ -172,7 +174,7 @@ static inline void fan__queue_push(fan_task_queue *queue, fan_task_node *nodes, 
     queue->leaves_last = at;
 }
 
-/* fan__queue_pop_leaf: the list of leaves is not empty. */
+/* fan__queue_pop_leaf: removes and returns the first leaf; the list is not empty. */
 static inline uint32_t fan__queue_pop_leaf(fan_task_queue *queue, fan_task_node *nodes)
 {
     uint32_t at = queue->leaves;

@@ -15,7 +15,8 @@
 
 /* ---- devices ---- */
 
-/* device_of: the queue for a node on a device; NULL: it runs on the CPU. */
+/* device_of: returns the queue for a node on a device.
+ * NULL: the node runs on the CPU. */
 static fan_task_device *device_of(const fan_task_workers *workers, const fan_node *node)
 {
     const fan_stream *own = fan_node_stream(node);
@@ -28,7 +29,7 @@ static fan_task_device *device_of(const fan_task_workers *workers, const fan_nod
     return NULL;
 }
 
-/* device_is_own: whether this worker runs the device's nodes. */
+/* device_is_own: returns whether this worker runs the device's nodes. */
 static bool device_is_own(const fan_task_workers *workers, const fan_task_device *device,
                           const fan_task_worker *worker)
 {
@@ -40,7 +41,7 @@ static bool device_is_own(const fan_task_workers *workers, const fan_task_device
 
 /* ---- begin and free ---- */
 
-/* begin_devices: a queue for each device of the pass's nodes. */
+/* begin_devices: makes a queue for each device of the pass's nodes. */
 static fan_status begin_devices(const fan_backward *pass, fan_task_workers *workers, fan_error *err)
 {
     size_t cap = 0;
@@ -81,7 +82,7 @@ static int by_group(const void *a, const void *b)
     return (one > two) - (one < two);
 }
 
-/* begin_groups: from the members of all groups, in any order. */
+/* begin_groups: makes the groups from their members, in any order. */
 static fan_status begin_groups(const fan_backward *pass, fan_task_workers *workers, member *members,
                                size_t n, fan_error *err)
 {
@@ -105,21 +106,16 @@ static fan_status begin_groups(const fan_backward *pass, fan_task_workers *worke
 
 fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper), fan_error *err)
 {
-    const fan_engine_frontend *frontend = pass->config.frontend;
     uint32_t nhelpers = pass->config.workers - 1;
     if (nhelpers >= pass->nnodes)
         nhelpers = (uint32_t)pass->nnodes - 1;
     fan_task_workers *workers = fan_calloc(sizeof *workers + nhelpers * sizeof(fan_task_helper));
     if (!workers)
         return fan__task_no_memory(err);
-    if (fan_mutex_init(&workers->lock) != 0) {
+    fan_status status = fan__leaf_lock_init(&workers->lock, &workers->changed, err);
+    if (status != FAN_OK) {
         fan_free(workers);
-        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
-    }
-    if (fan_cond_init(&workers->changed) != 0) {
-        fan_mutex_fini(&workers->lock);
-        fan_free(workers);
-        return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
+        return status;
     }
     workers->owner_generation = fan_fork_generation();
     workers->caller = fan_leaf_caller_here();
@@ -129,17 +125,16 @@ fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper
         fan_task_helper *helper = &workers->helpers[i];
         helper->worker = (fan_task_worker){.pass = pass, .now = FAN_NOWHERE, .number = i + 1};
         helper->job = (fan_thread_job){.work = work, .arg = helper};
-        FAN_TRY(frontend->worker_new(&helper->around, err));
+        FAN_TRY(pass->frontend->worker_new(&helper->around, err));
     }
     FAN_TRY(begin_devices(pass, workers, err));
 
     member *members = NULL;
     size_t n = 0;
     size_t cap = 0;
-    fan_status status = FAN_OK;
     for (uint32_t i = 0; i < pass->nnodes && status == FAN_OK; i++) {
         const fan_node *node = pass->nodes[i].node;
-        const void *group = node->ops->leaf ? NULL : frontend->group(node);
+        const void *group = node->ops->leaf ? NULL : pass->frontend->group(node);
         if (!group)
             continue;
         if (fan_grow((void **)&members, &cap, n + 1, sizeof *members) != 0)
@@ -155,15 +150,14 @@ fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper
 
 void fan__task_workers_free(fan_backward *pass)
 {
-    const fan_engine_frontend *frontend = pass->config.frontend;
     fan_task_workers *workers = pass->workers;
     pass->workers = NULL;
     for (uint32_t i = 0; i < workers->nhelpers; i++) {
         if (workers->helpers[i].around)
-            frontend->drop(workers->helpers[i].around);
+            pass->frontend->drop(workers->helpers[i].around);
     }
     if (workers->error)
-        frontend->drop(workers->error);
+        pass->frontend->drop(workers->error);
     fan_cond_fini(&workers->changed);
     fan_mutex_fini(&workers->lock);
     for (uint32_t i = 0; i < workers->ndevices; i++)
@@ -204,7 +198,7 @@ void fan__task_workers_push(fan_backward *pass, uint32_t at)
     }
 }
 
-/* group_at: a node's group; NULL: none. */
+/* group_at: returns a node's group; NULL: none. */
 static fan_task_group *group_at(const fan_task_workers *workers, uint32_t at)
 {
     if (!workers->group_of || !workers->group_of[at])
@@ -212,7 +206,8 @@ static fan_task_group *group_at(const fan_task_workers *workers, uint32_t at)
     return &workers->groups[workers->group_of[at] - 1];
 }
 
-/* group_enter: false: another node of the group runs, and this one waits for it. */
+/* group_enter: marks the node's group as busy.
+ * false: another node of the group runs, and this one waits for it. */
 static bool group_enter(fan_backward *pass, uint32_t at)
 {
     fan_task_group *group = group_at(pass->workers, at);
@@ -230,7 +225,7 @@ static bool group_enter(fan_backward *pass, uint32_t at)
     return false;
 }
 
-/* group_leave: the next of the group's nodes that wait becomes ready. */
+/* group_leave: makes the next of the group's nodes that wait ready. */
 static void group_leave(fan_backward *pass, uint32_t at)
 {
     fan_task_group *group = group_at(pass->workers, at);
@@ -245,7 +240,8 @@ static void group_leave(fan_backward *pass, uint32_t at)
     fan__task_workers_push(pass, next);
 }
 
-/* pop: the next node of a queue that may run; FAN_NOWHERE: none. */
+/* pop: removes and returns the next node of a queue that may run.
+ * FAN_NOWHERE: there is none. */
 static uint32_t pop(fan_backward *pass, fan_task_queue *queue, uint32_t *ready)
 {
     while (*ready) {
@@ -254,7 +250,7 @@ static uint32_t pop(fan_backward *pass, fan_task_queue *queue, uint32_t *ready)
             return fan__queue_pop_leaf(queue, pass->nodes);
         uint32_t at = (uint32_t)fan_ready_first(&queue->nodes, 0);
         if (FAN_FAULT(NODE_TAKEN_TWICE)) { /* two steps, with the lock released between them */
-            fan_mutex_unlock(&pass->workers->lock);
+            fan__task_workers_unlock(pass->workers);
             fan_mutex_lock(&pass->workers->lock);
             if (fan_ready_first(&queue->nodes, at) != at)
                 return at;
@@ -266,7 +262,7 @@ static uint32_t pop(fan_backward *pass, fan_task_queue *queue, uint32_t *ready)
     return FAN_NOWHERE;
 }
 
-/* take_node: of this worker's devices first: they work while the CPU's nodes run. */
+/* take_node: takes a node, of this worker's devices first: they work while the CPU's nodes run. */
 static void take_node(fan_task_worker *worker)
 {
     fan_backward *pass = worker->pass;
@@ -289,20 +285,19 @@ static void take_node(fan_task_worker *worker)
 /* wait_for_change: releases the lock while it waits, for up to a twentieth of a second. */
 static fan_status wait_for_change(const fan_backward *pass, fan_error *err)
 {
-    const fan_engine_frontend *frontend = pass->config.frontend;
     fan_task_workers *workers = pass->workers;
-    void *left = frontend->allow_threads_begin();
+    void *left = pass->frontend->allow_threads_begin();
     workers->asleep++;
     fan_cond_wait(&workers->changed, &workers->lock);
     workers->asleep--;
-    fan_mutex_unlock(&workers->lock);
-    frontend->allow_threads_end(left);
-    fan_status status = frontend->check_signals(err);
+    fan__task_workers_unlock(workers);
+    pass->frontend->allow_threads_end(left);
+    fan_status status = pass->frontend->check_signals(err);
     fan__task_workers_lock(workers);
     return status;
 }
 
-/* find_helper: the first helper in this state; NULL: none. */
+/* find_helper: returns the first helper in this state; NULL: none. */
 static fan_task_helper *find_helper(fan_task_workers *workers, fan_helper_state state)
 {
     for (uint32_t i = 0; i < workers->nhelpers; i++) {
@@ -312,7 +307,7 @@ static fan_task_helper *find_helper(fan_task_workers *workers, fan_helper_state 
     return NULL;
 }
 
-/* idle_helper: one that has not started and has work to do; NULL: none. */
+/* idle_helper: returns a helper that has not started and has work to do; NULL: none. */
 static fan_task_helper *idle_helper(fan_task_workers *workers)
 {
     for (uint32_t i = 0; i < workers->ndevices; i++) {
@@ -328,8 +323,8 @@ static fan_task_helper *idle_helper(fan_task_workers *workers)
     return find_helper(workers, FAN_HELPER_NONE);
 }
 
-/* wake_others: this worker has a node, or no node is left for it. true: call start_helpers without
- * the lock. */
+/* wake_others: wakes workers for what this one does not do: it has a node, or none is left for it.
+ * true: call start_helpers without the lock. */
 static bool wake_others(const fan_task_worker *worker)
 {
     fan_task_workers *workers = worker->pass->workers;
@@ -345,7 +340,7 @@ static bool wake_others(const fan_task_worker *worker)
     return !workers->over && idle_helper(workers);
 }
 
-/* start_helpers: those for which there is work. Takes the lock. */
+/* start_helpers: starts the helpers for which there is work. Takes the lock. */
 static void start_helpers(fan_task_workers *workers)
 {
     bool others = true;
@@ -353,12 +348,12 @@ static void start_helpers(fan_task_workers *workers)
         fan__task_workers_lock(workers);
         fan_task_helper *helper = workers->over ? NULL : idle_helper(workers);
         if (!helper) {
-            fan_mutex_unlock(&workers->lock);
+            fan__task_workers_unlock(workers);
             return;
         }
         helper->state = FAN_HELPER_STARTS;
         workers->inside++;
-        fan_mutex_unlock(&workers->lock);
+        fan__task_workers_unlock(workers);
 
         bool started = fan_thread_job_start(&helper->job);
         fan__task_workers_lock(workers);
@@ -369,13 +364,13 @@ static void start_helpers(fan_task_workers *workers)
         if (workers->over || !started) /* the caller waits for it, or takes over its device */
             fan_cond_broadcast(&workers->changed);
         others = workers->ready_there != 0;
-        fan_mutex_unlock(&workers->lock);
+        fan__task_workers_unlock(workers);
     }
 }
 
 /* ---- the next node ---- */
 
-/* progress_due: a node has run since the last call, and no worker has failed. */
+/* progress_due: returns whether a node has run since the last call, and no worker has failed. */
 static bool progress_due(const fan_backward *pass)
 {
     if (pass->workers && pass->workers->failed)
@@ -403,7 +398,7 @@ fan_status fan__task_progress(fan_backward *pass, fan_error *err)
     return status;
 }
 
-/* count_node: what the worker's node has done. */
+/* count_node: counts what the worker's node has done. */
 static void count_node(fan_task_worker *worker)
 {
     fan_backward *pass = worker->pass;
@@ -420,8 +415,8 @@ static void count_node(fan_task_worker *worker)
     pass->workers->busy--;
 }
 
-/* report_progress: releases the lock meanwhile. First it wakes others for the nodes that this
- * worker cannot begin meanwhile; of a chain there are none. */
+/* report_progress: calls progress=, with the lock released. First it wakes others for the nodes
+ * that this worker cannot begin meanwhile; of a chain there are none. */
 static fan_status report_progress(fan_task_worker *worker, fan_error *err)
 {
     fan_task_workers *workers = worker->pass->workers;
@@ -430,7 +425,7 @@ static fan_status report_progress(fan_task_worker *worker, fan_error *err)
         others = true;
     others = others && wake_others(worker);
     worker->now = FAN_NOWHERE;
-    fan_mutex_unlock(&workers->lock);
+    fan__task_workers_unlock(workers);
     if (others)
         start_helpers(workers);
     fan_status status = fan__task_progress(worker->pass, err);
@@ -459,7 +454,7 @@ static fan_status take_or_wait(fan_task_worker *worker, fan_error *err)
         } else if (FAN_FAULT(WORKER_LEAVES)) {
             return FAN_OK;
         } else if (wake_others(worker)) { /* its last node made one ready on another's device */
-            fan_mutex_unlock(&workers->lock);
+            fan__task_workers_unlock(workers);
             start_helpers(workers);
             fan__task_workers_lock(workers);
         } else {
@@ -473,7 +468,7 @@ fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err)
 {
     const fan_backward *pass = worker->pass;
     fan_task_workers *workers = pass->workers;
-    fan_status status = pass->config.frontend->check_signals(err);
+    fan_status status = pass->frontend->check_signals(err);
     bool start = false;
     fan__task_workers_lock(workers);
     if (worker->now != FAN_NOWHERE)
@@ -489,7 +484,7 @@ fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err)
                           "the thread that forked, so the pass cannot continue here");
     if (workers->ready || workers->ready_there)
         start = wake_others(worker);
-    fan_mutex_unlock(&workers->lock);
+    fan__task_workers_unlock(workers);
     if (start)
         start_helpers(workers);
     return status;
@@ -500,7 +495,6 @@ fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err)
 void fan__task_workers_failed(fan_task_worker *worker, fan_status status, const fan_error *err)
 {
     fan_backward *pass = worker->pass;
-    const fan_engine_frontend *frontend = pass->config.frontend;
     fan_task_workers *workers = pass->workers;
     const fan_node *node = NULL;
     if (worker->now != FAN_NOWHERE)
@@ -512,15 +506,15 @@ void fan__task_workers_failed(fan_task_worker *worker, fan_status status, const 
     uint32_t ran = pass->ran;
     worker->ran = false;
     worker->delivered = false;
-    fan_mutex_unlock(&workers->lock);
+    fan__task_workers_unlock(workers);
 
-    void *error = frontend->error_take(pass, node, ran, status, err);
+    void *error = pass->frontend->error_take(pass, node, ran, status, err);
     fan__task_workers_lock(workers);
     while (workers->error) {
         void *other = workers->error;
         workers->error = NULL;
-        fan_mutex_unlock(&workers->lock);
-        error = frontend->error_both(other, error);
+        fan__task_workers_unlock(workers);
+        error = pass->frontend->error_both(other, error);
         fan__task_workers_lock(workers);
     }
     workers->error = error;
@@ -528,7 +522,7 @@ void fan__task_workers_failed(fan_task_worker *worker, fan_status status, const 
         workers->busy--;
     worker->now = FAN_NOWHERE;
     fan_cond_broadcast(&workers->changed);
-    fan_mutex_unlock(&workers->lock);
+    fan__task_workers_unlock(workers);
 }
 
 fan_status fan__task_workers_end(fan_backward *pass)
@@ -541,7 +535,7 @@ fan_status fan__task_workers_end(fan_backward *pass)
         fan_task_helper *helper = find_helper(workers, FAN_HELPER_STARTED);
         if (helper) { /* its job may not have begun */
             helper->state = FAN_HELPER_GONE;
-            fan_mutex_unlock(&workers->lock);
+            fan__task_workers_unlock(workers);
             bool cancelled = fan_thread_job_cancel(&helper->job);
             fan__task_workers_lock(workers);
             workers->inside -= cancelled;
@@ -550,15 +544,15 @@ fan_status fan__task_workers_end(fan_backward *pass)
         fan_status status = wait_for_change(pass, &err);
         if (status == FAN_OK)
             continue;
-        fan_mutex_unlock(&workers->lock); /* Ctrl-C; the helpers still finish their nodes */
+        fan__task_workers_unlock(workers); /* Ctrl-C; the helpers still finish their nodes */
         fan__task_workers_failed(&pass->caller, status, &err);
         fan__task_workers_lock(workers);
     }
-    fan_mutex_unlock(&workers->lock);
+    fan__task_workers_unlock(workers);
     void *error = workers->error;
     workers->error = NULL;
     if (!error)
         return FAN_OK;
-    pass->config.frontend->error_put(error);
+    pass->frontend->error_put(error);
     return FAN_ERR_EXTERN;
 }

@@ -78,14 +78,20 @@ typedef struct fan_task_workers {
     fan_task_helper helpers[];
 } fan_task_workers;
 
-/* fan__task_workers_begin: for a collected pass; work: a helper's part, of a fan_task_helper. */
+/* fan__task_workers_begin: makes the workers of a collected pass; `work`: what a helper's thread
+ * calls, with its fan_task_helper. */
 fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper), fan_error *err);
-/* fan__task_workers_free: after all helpers have ended. */
+/* fan__task_workers_free: frees them, after all helpers have ended. */
 void fan__task_workers_free(fan_backward *pass);
 
 /* fan__task_workers_lock: in a forked child, where the other threads are missing, it ends the
  * pass. */
 void fan__task_workers_lock(fan_task_workers *workers);
+
+static inline void fan__task_workers_unlock(fan_task_workers *workers)
+{
+    fan_mutex_unlock(&workers->lock);
+}
 
 static inline void fan__task_lock(const fan_backward *pass)
 {
@@ -96,21 +102,22 @@ static inline void fan__task_lock(const fan_backward *pass)
 static inline void fan__task_unlock(const fan_backward *pass)
 {
     if (pass->workers)
-        fan_mutex_unlock(&pass->workers->lock);
+        fan__task_workers_unlock(pass->workers);
 }
 
-/* fan__task_workers_push: with the lock: a ready node goes into the queue of its device (E3), or
+/* fan__task_workers_push: with the lock: puts a ready node into the queue of its device (E3), or
  * into the pass's. */
 void fan__task_workers_push(fan_backward *pass, uint32_t at);
 /* fan__task_progress: calls progress=, on one thread at a time, which also reports nodes that
  * others ran meanwhile. */
 fan_status fan__task_progress(fan_backward *pass, fan_error *err);
 /* fan__task_workers_next: counts what the worker's node has done, and takes the next one; waits
- * while other workers may make one ready. worker->now FAN_NOWHERE: none is left. */
+ * while other workers may make one ready.
+ * worker->now FAN_NOWHERE: none is left. */
 fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err);
-/* fan__task_workers_failed: a worker ends with an error; the first one is the pass's. */
+/* fan__task_workers_failed: ends a worker with an error; the first one is the pass's. */
 void fan__task_workers_failed(fan_task_worker *worker, fan_status status, const fan_error *err);
-/* fan__task_workers_end: on the caller's thread: waits for all helpers.
+/* fan__task_workers_end: waits, on the caller's thread, for all helpers.
  * FAN_ERR_EXTERN: the frontend has the error. */
 fan_status fan__task_workers_end(fan_backward *pass);
 

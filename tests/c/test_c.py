@@ -96,9 +96,9 @@ def test_a_lock_that_is_given_back_without_being_held_ends_the_run(
     source = tmp_path / "unlock.c"
     source.write_text(
         '#include "check.h"\n#include "device/sim/host_sched.h"\n'
-        "int main(void) { int a; bool first; fan_host_sched *t ="
+        "int main(void) { int a; fan_host_sched *t ="
         f" fan_host_sched_new(1); for (int i = 0; i < 2; i++)"
-        f" CHECK_OK(fan_host_sched_spawn(t, &a, &first, NULL)); {acts}"
+        f" CHECK_OK(fan_host_sched_spawn(t, &a, NULL)); {acts}"
         " fan_host_sched_end(t, 0); fan_host_sched_end(t, 1); fan_host_sched_free(t); return check_done(); }\n"
     )
     if dies:

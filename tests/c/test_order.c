@@ -25,7 +25,7 @@ static uint32_t below(uint32_t n)
 static uint32_t lane_new(fan_race_check *o)
 {
     uint32_t lane = UINT32_MAX;
-    CHECK_OK(fan_race_check_lane(o, &lane, NULL));
+    CHECK_OK(fan_race_check_lane(o, 7, &lane, NULL));
     return lane;
 }
 
@@ -494,18 +494,16 @@ static void a_lane_is_used_again_where_that_adds_no_order(void)
     fan_race race;
     uint32_t h = lane_new(o), a = lane_new(o), b = lane_new(o), again = UINT32_MAX;
     CHECK_OK(fan_race_check_host(o, h));
-    fan_race_check_name(o, a, 7);
     CHECK_OK(WRITE(a, 0, 8));
     fan_race_check_leave(o, a);
     /* it is in the history, and h does not know it */
-    CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), &again));
+    CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), 9, &again));
     CHECK_OK(fan_race_check_sync(o, b, fan_race_check_clock(o, h)));
     fan_clock seen; /* of one who knows */
     fan_clock_init(&seen);
     CHECK_INT(fan_clock_set(&seen, a, 1), 0);
-    CHECK(fan_race_check_reuse(o, &seen, &again));
+    CHECK(fan_race_check_reuse(o, &seen, 9, &again));
     CHECK_INT(again, a);
-    fan_race_check_name(o, again, 9);
     CHECK_INT(READ(b, 0, 8), FAN_ERR_RACE); /* whom the access belonged to is known still */
     CHECK_INT(race.first.owner, 7);
     CHECK_OK(READ(again, 0, 8)); /* it knows from its beginning */
@@ -513,9 +511,9 @@ static void a_lane_is_used_again_where_that_adds_no_order(void)
     CHECK_INT(READ(b, 8, 16), FAN_ERR_RACE);
     CHECK_INT(race.first.owner, 9);
     fan_race_check_leave(o, again);
-    CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), &again));
+    CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), 9, &again));
     fan_race_check_forget(o, 0, 16);
-    CHECK(fan_race_check_reuse(o, fan_race_check_clock(o, h), &again)); /* nothing of it is left */
+    CHECK(fan_race_check_reuse(o, fan_race_check_clock(o, h), 9, &again)); /* nothing of it is left */
     CHECK_INT(fan_race_check_lanes(o), 3);
     /* Whoever knew the old one does not know the new one. */
     CHECK_OK(WRITE(again, 0, 8));
@@ -548,7 +546,7 @@ static void lanes_fail_whole(void)
         fan_race_check *o = fan_race_check_new();
         for (int i = 0; o && i < 40; i++) {
             uint32_t lane;
-            fan_status status = fan_race_check_lane(o, &lane, NULL);
+            fan_status status = fan_race_check_lane(o, 7, &lane, NULL);
             CHECK(status == FAN_OK || status == FAN_ERR_NOMEM);
         }
         fan_mem_fail_at(-1, 0);

@@ -13,7 +13,9 @@ fan_cu_result fan_fake_ThreadExchangeStreamCaptureMode(int *mode)
     CALL(ThreadExchangeStreamCaptureMode);
     if (*mode < 0 || *mode > FAN_CU_CAPTURE_MODE_RELAXED)
         return INVALID_VALUE;
-    *mode = fan_sim_capture_mode(*mode);
+    int before = (int)fan__fake_here.mode;
+    fan__fake_here.mode = (fan_capture_mode)*mode;
+    *mode = before;
     return OK;
 }
 

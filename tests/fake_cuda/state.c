@@ -1,6 +1,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "fake_cuda/state.h"
 
+#include "device/sim/machine.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -142,9 +144,13 @@ fan_cu_result fan__fake_beside(int number)
     fan_error err = {.status = FAN_OK};
     if (beside[number] == LEGAL || !fan__fake.m)
         return OK;
-    return fan__fake_done(
-        fan_sim_unsafe(fan__fake.m, fan__fake_names[number], beside[number] == ALWAYS_BREAKS, &err),
-        &err);
+    fan__sim_lock(fan__fake.m);
+    fan__sim_access_state(fan__fake.m, OF_CAPTURES, FAN_SCHED_WRITE);
+    fan_status status =
+        fan__recording_break_all(fan__fake.m, fan__fake_names[number],
+                                 beside[number] == ALWAYS_BREAKS, fan__fake_here.mode, &err);
+    fan__sim_unlock(fan__fake.m);
+    return fan__fake_done(status, &err);
 }
 
 void fan__fake_synchronized(void)

@@ -4,6 +4,7 @@
 #define FAN_FAKE_STATE_H
 
 #include "device/event.h"
+#include "device/sim/capture.h"
 #include "fake_cuda/fake.h"
 
 enum {
@@ -94,8 +95,9 @@ extern struct fan__fake {
 } fan__fake;
 extern pthread_mutex_t fan__fake_mutex;
 
-/* The contexts of a thread. */
+/* The contexts of a thread, and its capture mode, which decides which unsafe calls it may make. */
 extern _Thread_local struct fan__fake_here {
+    fan_capture_mode mode;
     unsigned era;
     int depth;
     struct fan_cu_context *stack[MOST_DEPTH];

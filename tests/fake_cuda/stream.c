@@ -1,4 +1,5 @@
 /* Streams and events. */
+#include "device/sim/machine.h"
 #include "fake_cuda/entry.h"
 
 fan_cu_result fan_fake_CtxSynchronize(void)
@@ -205,6 +206,15 @@ fan_cu_result fan_fake_EventRecord(fan_cu_event e, fan_cu_stream handle)
     return code;
 }
 
+/* event_read: a copy of the machine's event, to be looked at alone. */
+static fan_sim_event event_read(const fan__thing *t)
+{
+    fan__sim_lock(fan__fake.m);
+    fan_sim_event event = *(const fan_sim_event *)t->event->impl;
+    fan__sim_unlock(fan__fake.m);
+    return event;
+}
+
 fan_cu_result fan_fake_EventQuery(fan_cu_event e)
 {
     fan_error err = {.status = FAN_OK};
@@ -214,7 +224,7 @@ fan_cu_result fan_fake_EventQuery(fan_cu_event e)
     fan__thing *t = fan__thing_find(AN_EVENT, e);
     if (!t)
         return INVALID_HANDLE;
-    if (!fan_sim_event_captured(fan__fake.m, t->event)) /* else it has no time at all */
+    if (!event_read(t).recording) /* else it has no time at all */
         BESIDE(EventQuery);
     fan_cu_result code =
         fan__fake_done(t->event->device->backend->query(t->event, &passed, &err), &err);
@@ -229,7 +239,7 @@ fan_cu_result fan_fake_EventSynchronize(fan_cu_event e)
     fan__thing *t = fan__thing_find(AN_EVENT, e);
     if (!t)
         return INVALID_HANDLE;
-    if (!fan_sim_event_captured(fan__fake.m, t->event))
+    if (!event_read(t).recording)
         BESIDE(EventSynchronize);
     fan__fake_note_races();
     fan_cu_result code =
@@ -255,8 +265,6 @@ fan_cu_result cuEventElapsedTime(float *ms, fan_cu_event start, fan_cu_event end
         if (code)
             return code;
     }
-    *ms = (float)((fan_sim_event_us(fan__fake.m, to->event) -
-                   fan_sim_event_us(fan__fake.m, from->event)) /
-                  1000);
+    *ms = (float)((event_read(to).us - event_read(from).us) / 1000);
     return OK;
 }

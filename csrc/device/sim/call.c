@@ -1,5 +1,5 @@
-/* The checks at the start of each call on a machine, its footprints, the text of a race; holds of a
- * machine. */
+/* What calls on a machine share, in this order: names of objects and footprints, the checks at the
+ * start of each call, the text of a race, holds of a machine. */
 #include "base/fault.h"
 #include "device/memory.h"
 #include "device/sim/machine.h"
@@ -25,7 +25,7 @@ uint64_t fan__sim_new_name(fan_sim *machine, int kind)
     return FAN__NAME(kind, (uint64_t)by << 40 | ++machine->made[by]);
 }
 
-void fan__sim_access(const fan_sim *machine, uint64_t name, fan_sched_mode how)
+void fan__sim_access(const fan_sim *machine, uint64_t name, fan_sched_mode access)
 {
     const fan_sim *mine = fan__sim_here.machine;
     if (FAN_FAULT_IS(FAN_FAULT_NO_TURNS + (fan_fault_id)(name >> 56 & 0x7f)))
@@ -34,7 +34,7 @@ void fan__sim_access(const fan_sim *machine, uint64_t name, fan_sched_mode how)
         return;
     if (mine != machine)
         name |= OF_ANOTHER;
-    mine->chooser.access(mine->chooser.ctx, name, how);
+    mine->chooser.access(mine->chooser.ctx, name, access);
 }
 
 void fan__sim_call_site(const fan_sim *machine, char *buf, size_t size)
@@ -62,13 +62,13 @@ fan_status fan__sim_enter(fan_sim *machine, const char *call, fan_error *err)
 {
     FAN_TRY(fan__sim_alive(machine, err));
     machine->calls++;
-    fan__sim_access(machine, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
+    fan__sim_access_state(machine, OF_CALLS, FAN_SCHED_COUNT);
     /* a call may join a capture, or break it */
-    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0),
-                    machine->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
+    fan__sim_access_state(machine, OF_CAPTURES,
+                          machine->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
 #ifdef FAN_TEST
     if (machine->planned) /* calls after the failed one depend on it, too */
-        fan__sim_access(machine, FAN__NAME(OF_FAULTS, 0), true);
+        fan__sim_access_state(machine, OF_FAULTS, true);
     if (machine->fail_at >= 0 && machine->fail_at-- == 0)
         return fan_fail_code(err, machine->fail_with,
                              machine->fail_with == FAN_ERR_DEVICE ? 999 : 2,
@@ -80,11 +80,8 @@ fan_status fan__sim_enter(fan_sim *machine, const char *call, fan_error *err)
 
 void fan__sim_keep_race(fan_sim *machine, const fan_race *race)
 {
-    machine->races++;
-    if (!machine->has_first) {
+    if (machine->races++ == 0)
         machine->first = *race;
-        machine->has_first = true;
-    }
 }
 
 /* on_host: returns whether the operation is the host's own, or a copy to it, for which it waits. */
@@ -110,8 +107,14 @@ static void stream_call(const fan_op *op, char *buf, size_t size)
              (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner));
 }
 
-static void host_text(const fan_sim *machine, const fan_op *op, char *buf, size_t size)
+/* owner_text: writes "stream 3 of sim:0", "host thread 1" or "the host": where the operation
+ * runs. */
+static void owner_text(const fan_sim *machine, const fan_op *op, char *buf, size_t size)
 {
+    if (!on_host(op)) {
+        stream_text(op, buf, size);
+        return;
+    }
     uint64_t actor = FAN_SIM_OWNER_HANDLE(fan_race_check_owner(machine->race_check, op->host));
     if (actor == FAN_MAIN)
         snprintf(buf, size, "the host");
@@ -130,16 +133,14 @@ static void site_text(const fan_op *op, const char *before, char *buf, size_t si
 static void race_text_operation(const fan_sim *machine, const fan_op *op, char *buf, size_t size)
 {
     char text[64];
-    buf[0] = '\0';
+    owner_text(machine, op, text, sizeof text);
     if (on_host(op)) {
-        host_text(machine, op, text, sizeof text);
-        fan_append(buf, size, "%s", text);
+        snprintf(buf, size, "%s", text);
         if (op->call_site[0])
             fan_append(buf, size, " (%s)", op->call_site);
         return;
     }
-    stream_text(op, text, sizeof text);
-    fan_append(buf, size, "'%s' (%s", op->name, text);
+    snprintf(buf, size, "'%s' (%s", op->name, text);
     site_text(op, ", ", buf, size);
     fan_append(buf, size, ")");
 }
@@ -151,14 +152,8 @@ static void race_text_missing(const fan_sim *machine, const fan_race *r, char *b
     char a[64], b[64], first[64], second[64];
     bool host1 = on_host(&r->first);
     bool host2 = on_host(&r->second);
-    if (host1)
-        host_text(machine, &r->first, a, sizeof a);
-    else
-        stream_text(&r->first, a, sizeof a);
-    if (host2)
-        host_text(machine, &r->second, b, sizeof b);
-    else
-        stream_text(&r->second, b, sizeof b);
+    owner_text(machine, &r->first, a, sizeof a);
+    owner_text(machine, &r->second, b, sizeof b);
     stream_call(&r->first, first, sizeof first);
     stream_call(&r->second, second, sizeof second);
     if (host1 && host2)
@@ -184,21 +179,16 @@ static const char *access_word(bool writes)
  * held. */
 static void fan__sim_race_text(fan_sim *machine, const fan_race *r, char *buf, size_t size)
 {
-    int device = -1;
     char first[224], second[224], a[64], call[64];
     char where[32] = "unowned memory";
     const char *second_does = access_word(r->second_writes);
-    for (int i = 0; i < machine->config.devices; i++) {
-        if (r->lo - machine->parts[i].arena.base < machine->parts[i].arena.bytes)
-            device = i;
-    }
-    if (device >= 0)
-        snprintf(where, sizeof where, "sim:%d", device);
+    const fan_sim_device_part *part = fan__access_part(machine, r->lo);
+    if (part)
+        fan_device_text(&part->device, where, sizeof where);
     race_text_operation(machine, &r->first, first, sizeof first);
     race_text_operation(machine, &r->second, second, sizeof second);
-    buf[0] = '\0';
-    fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo),
-               FAN_PLURAL(r->hi - r->lo), where);
+    snprintf(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo),
+             FAN_PLURAL(r->hi - r->lo), where);
 
     if (r->released && r->release) {
         fan_append(buf, size, "memory is freed");
@@ -252,6 +242,23 @@ fan_status fan__sim_raise_pending(fan_sim *machine, fan_error *err)
     return fan__sim_raise(machine, &machine->pending, err);
 }
 
+fan_status fan__sim_enter_on(fan_sim *machine, fan_sim_queue *queue, const char *call,
+                             const char *what, fan_error *err)
+{
+    FAN_TRY(fan__sim_enter(machine, call, err));
+    FAN_TRY(fan__sim_raise_pending(machine, err));
+    FAN_TRY(fan__recording_none(queue, what, err));
+    return fan__stream_barrier(machine, queue, err);
+}
+
+fan_status fan__sim_part(fan_sim *machine, int device, fan_sim_device_part **out, fan_error *err)
+{
+    if (device < 0 || device >= machine->config.devices)
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
+                        machine->config.devices);
+    *out = &machine->parts[device];
+    return FAN_OK;
+}
 
 fan_sim *fan_sim_hold(fan_sim *machine)
 {
@@ -270,17 +277,14 @@ void fan_sim_drop(fan_sim *machine)
     int n = 0;
     fan__sim_lock(machine);
     bool last = --machine->users == 0;
-    if (last)
-        for (int i = 0; i < machine->config.devices; i++)
-            if (machine->parts[i].current) {
-                gone[n++] = machine->parts[i].current;
-                machine->parts[i].current = NULL;
-            }
+    for (; last && n < machine->config.devices; n++) {
+        gone[n] = machine->parts[n].current;
+        machine->parts[n].current = NULL;
+    }
     fan__sim_unlock(machine);
-    while (n > 0)
-        fan_stream_drop(gone[--n]);
-    if (last)
-        for (int i = 0; i < machine->config.devices; i++)
-            fan_device_orphan(&machine->parts[i].device);
+    for (int i = 0; i < n; i++)
+        fan_stream_drop(gone[i]);
+    for (int i = 0; i < n; i++)
+        fan_device_orphan(&machine->parts[i].device);
     fan_device_drop(&machine->parts[0].device); /* its devices share its count */
 }

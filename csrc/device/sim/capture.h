@@ -14,8 +14,9 @@
  *   | the end on another stream than the beginning | 903 |
  *   | the end while some member's work is not ordered before the first stream's next work | 904 |
  *   | a captured stream waits for work outside | 905 |
- *   | the legacy stream, beside a captured blocking stream of its device, or joining a capture |
- * 906 | | the time of a captured event | 907 | | the end on another thread, unless relaxed | 908 |
+ *   | the legacy stream, beside a captured blocking stream or joining a capture | 906 |
+ *   | the time of a captured event | 907 |
+ *   | the end on another thread, unless relaxed | 908 |
  *   | synchronizing a captured stream or its device, an unsafe call | 900 | */
 #ifndef FAN_DEVICE_SIM_CAPTURE_H
 #define FAN_DEVICE_SIM_CAPTURE_H

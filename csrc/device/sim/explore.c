@@ -19,13 +19,13 @@
 /* footprints: the state of a search, and the accesses of its steps: which of them commute
  * (explore.h, Sleep sets, Persistent sets of one). */
 #define FAN__FOOTPRINT_ACTORS 32 /* FAN_EXPLORE_ACTORS, which is defined higher */
-#define FAN__FOOTPRINT_BIT(how) (1u << (how))
+#define FAN__FOOTPRINT_BIT(mode) (1u << (mode))
 
 typedef struct fan_explore fan_explore;
 
 typedef struct fan__footprint_item {
     uint64_t object;
-    unsigned how; /* bits: 1 << fan_sched_mode */
+    unsigned modes; /* bits: 1 << fan_sched_mode */
 } fan__footprint_item;
 
 /* The accesses of one step. Owned by the node at which it ran; deeper nodes borrow it. */
@@ -39,7 +39,7 @@ typedef struct fan__footprint {
 typedef struct fan__footprint_known {
     uint64_t object;
     bool used;
-    unsigned char how[FAN__FOOTPRINT_ACTORS];
+    unsigned char modes[FAN__FOOTPRINT_ACTORS];
 } fan__footprint_known;
 
 /* A node of the search: the orders that share their first steps. */
@@ -107,7 +107,16 @@ static void fan__footprint_give(fan_explore *search, fan__footprint *f)
     search->free_footprints = f;
 }
 
-static bool print_weighed(const fan_explore *search, uint64_t object)
+/* node_end: gives back the footprints of a node, but for those that it borrows. */
+static void node_end(fan_explore *search, const fan__explore_node *node)
+{
+    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++) {
+        if (node->of[a] && !(node->asleep >> a & 1))
+            fan__footprint_give(search, node->of[a]);
+    }
+}
+
+static bool footprint_decides(const fan_explore *search, uint64_t object)
 {
     for (size_t i = 0; i < search->ndecided; i++)
         if (search->decided[i] == object)
@@ -122,17 +131,21 @@ static bool footprint_commute(const fan_explore *search, uint64_t object, unsign
     unsigned either = a | b;
     if (!(either & (FAN__FOOTPRINT_BIT(FAN_SCHED_WRITE) | FAN__FOOTPRINT_BIT(FAN_SCHED_COUNT))))
         return true;
-    return either == FAN__FOOTPRINT_BIT(FAN_SCHED_COUNT) && !print_weighed(search, object);
+    return either == FAN__FOOTPRINT_BIT(FAN_SCHED_COUNT) && !footprint_decides(search, object);
 }
 
 static bool fan__footprint_independent(const fan_explore *search, const fan__footprint *a,
                                        const fan__footprint *b)
 {
-    for (size_t i = 0; i < a->n; i++)
-        for (size_t j = 0; j < b->n; j++)
-            if (a->items[i].object == b->items[j].object &&
-                !footprint_commute(search, a->items[i].object, a->items[i].how, b->items[j].how))
+    for (size_t i = 0; i < a->n; i++) {
+        const fan__footprint_item *one = &a->items[i];
+        for (size_t j = 0; j < b->n; j++) {
+            const fan__footprint_item *two = &b->items[j];
+            if (one->object == two->object &&
+                !footprint_commute(search, one->object, one->modes, two->modes))
                 return false;
+        }
+    }
     return true;
 }
 
@@ -147,10 +160,11 @@ static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t
 }
 
 static bool conflicts_with(const fan_explore *search, const fan__footprint_known *row, int actor,
-                           unsigned how)
+                           unsigned modes)
 {
     for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++)
-        if (a != actor && row->how[a] && !footprint_commute(search, row->object, how, row->how[a]))
+        if (a != actor && row->modes[a] &&
+            !footprint_commute(search, row->object, modes, row->modes[a]))
             return true;
     return false;
 }
@@ -159,12 +173,13 @@ static bool conflicts_with(const fan_explore *search, const fan__footprint_known
  * step. */
 static bool fan__footprint_alone(const fan_explore *search, int actor, const fan__footprint *f)
 {
-    for (size_t i = 0; i < f->n; i++)
-        if (conflicts_with(
-                search,
-                footprint_place(search->known_footprints, search->known_cap, f->items[i].object),
-                actor, f->items[i].how))
+    for (size_t i = 0; i < f->n; i++) {
+        const fan__footprint_item *item = &f->items[i];
+        const fan__footprint_known *row =
+            footprint_place(search->known_footprints, search->known_cap, item->object);
+        if (conflicts_with(search, row, actor, item->modes))
             return false;
+    }
     return true;
 }
 
@@ -190,11 +205,7 @@ void fan_explore_free(fan_explore *search)
     if (!search)
         return;
     for (size_t i = 0; i < search->n; i++)
-        for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (search->nodes[i].of[a] && !(search->nodes[i].asleep >> a & 1)) {
-                fan_free(search->nodes[i].of[a]->items);
-                fan_free(search->nodes[i].of[a]);
-            }
+        node_end(search, &search->nodes[i]);
     for (fan__footprint *f = search->free_footprints, *next; f; f = next) {
         next = f->next;
         fan_free(f->items);
@@ -348,10 +359,9 @@ int fan_explore_choose(fan_explore *search, uint32_t enabled)
         return explore_note(search, explore_sample(search, enabled));
     if (search->depth < search->n) {
         const fan__explore_node *at = &search->nodes[search->depth];
-        if (at->enabled == enabled && !at->answer)
-            return explore_note(search, at->chosen);
-        search->strayed = true;
-        if (enabled >> at->chosen & 1)
+        bool same = at->enabled == enabled && !at->answer;
+        search->strayed |= !same;
+        if (same || enabled >> at->chosen & 1)
             return explore_note(search, at->chosen);
         return explore_note(search, lowest_bit(enabled));
     }
@@ -433,11 +443,11 @@ static fan_status explore_no_memory(fan_explore *search)
     return FAN_ERR_NOMEM;
 }
 
-fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mode how)
+fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mode access)
 {
     if (search->redundant) /* what an abandoned run still does is no step */
         return FAN_OK;
-    if (how == FAN_SCHED_DECIDE && search->now == SEARCH && !print_weighed(search, object)) {
+    if (access == FAN_SCHED_DECIDE && search->now == SEARCH && !footprint_decides(search, object)) {
         if (fan_grow((void **)&search->decided, &search->decided_cap, search->ndecided + 1,
                      sizeof *search->decided))
             return explore_no_memory(search);
@@ -452,7 +462,7 @@ fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mo
     if (!at) /* before the first step no other actor runs */
         return FAN_OK;
     fan__footprint *f = at->of[at->chosen];
-    unsigned bit = FAN__FOOTPRINT_BIT(how);
+    unsigned bit = FAN__FOOTPRINT_BIT(access);
     if (2 * (search->nknown + 1) > search->known_cap) {
         size_t cap = search->known_cap ? 2 * search->known_cap : 64;
         fan__footprint_known *more = fan_calloc(cap * sizeof *more);
@@ -472,15 +482,15 @@ fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mo
     search->nknown += !row->used;
     row->used = true;
     row->object = object;
-    if (!(row->how[at->chosen] & bit)) {
+    if (!(row->modes[at->chosen] & bit)) {
         /* The first to conflict with a step that was a persistent set: orders may have been left
          * out wrongly. */
         search->again |= search->pruned && conflicts_with(search, row, at->chosen, bit);
-        row->how[at->chosen] |= (unsigned char)bit;
+        row->modes[at->chosen] |= (unsigned char)bit;
     }
     for (size_t i = 0; i < f->n; i++) {
         if (f->items[i].object == object) {
-            f->items[i].how |= bit;
+            f->items[i].modes |= bit;
             return FAN_OK;
         }
     }
@@ -488,6 +498,32 @@ fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mo
         return explore_no_memory(search);
     f->items[f->n++] = (fan__footprint_item){object, bit};
     return FAN_OK;
+}
+
+/* node_next: chooses the next actor, or answer, at the last node of the path.
+ * false: none is left to be tried. */
+static bool node_next(fan_explore *search, fan__explore_node *last)
+{
+    last->done |= UINT32_C(1) << last->chosen;
+    uint32_t left = last->enabled & ~last->asleep & ~last->done;
+    bool may_prune = search->prune && search->reduce && !last->answer;
+    if (!left)
+        return false;
+    if (may_prune && fan__footprint_alone(search, last->chosen, last->of[last->chosen])) {
+        search->pruned = true;
+        return false;
+    }
+    int next = lowest_bit(left);
+    /* With another answer the same step continues: its accesses are added to the earlier ones. */
+    if (!last->answer) {
+        last->of[next] = fan__footprint_take(search);
+        if (!last->of[next]) {
+            search->status = FAN_ERR_NOMEM;
+            return true;
+        }
+    }
+    last->chosen = next;
+    return true;
 }
 
 void fan_explore_end(fan_explore *search)
@@ -512,9 +548,7 @@ void fan_explore_end(fan_explore *search)
      * again. */
     if (search->again) {
         for (size_t i = 0; i < search->n; i++)
-            for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-                if (search->nodes[i].of[a] && !(search->nodes[i].asleep >> a & 1))
-                    fan__footprint_give(search, search->nodes[i].of[a]);
+            node_end(search, &search->nodes[i]);
         search->n = 0;
         search->pruned = false;
         search->runs = 0;
@@ -523,33 +557,9 @@ void fan_explore_end(fan_explore *search)
     }
     while (search->n > 0) {
         fan__explore_node *last = &search->nodes[search->n - 1];
-        last->done |= UINT32_C(1) << last->chosen;
-        uint32_t left = last->enabled & ~last->asleep & ~last->done;
-        bool may_prune = search->prune && search->reduce && !last->answer;
-        if (left && may_prune &&
-            fan__footprint_alone(search, last->chosen, last->of[last->chosen])) {
-            left = 0;
-            search->pruned = true;
-        }
-        /* the same step continues with another answer: its accesses are added to the earlier
-         * ones */
-        if (left && last->answer) {
-            last->chosen = lowest_bit(left);
+        if (node_next(search, last))
             return;
-        }
-        if (left) {
-            fan__footprint *f = fan__footprint_take(search);
-            if (!f) {
-                search->status = FAN_ERR_NOMEM;
-                return;
-            }
-            last->chosen = lowest_bit(left);
-            last->of[last->chosen] = f;
-            return;
-        }
-        for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (last->of[a] && !(last->asleep >> a & 1))
-                fan__footprint_give(search, last->of[a]);
+        node_end(search, last);
         search->n--;
     }
     search->exhausted = !search->again;
@@ -586,21 +596,22 @@ fan_status fan_explore_status(const fan_explore *search)
     return search->status;
 }
 
-char fan_explore_char(unsigned char choice)
+void fan_explore_write(const unsigned char *choices, size_t n, char *buf, size_t size)
 {
-    if (choice >= FAN_ANSWER)
-        return FAN_ANSWERS[choice - FAN_ANSWER];
-    return actors[choice];
+    if (size == 0)
+        return;
+    if (n > size - 1)
+        n = size - 1;
+    for (size_t i = 0; i < n; i++) {
+        if (choices[i] >= FAN_ANSWER)
+            buf[i] = FAN_ANSWERS[choices[i] - FAN_ANSWER];
+        else
+            buf[i] = actors[choices[i]];
+    }
+    buf[n] = '\0';
 }
 
 void fan_explore_schedule(const fan_explore *search, char *buf, size_t size)
 {
-    if (size == 0)
-        return;
-    size_t n = size - 1;
-    if (n > search->depth)
-        n = search->depth;
-    for (size_t i = 0; i < n; i++)
-        buf[i] = fan_explore_char(search->order[i]);
-    buf[n] = '\0';
+    fan_explore_write(search->order, search->depth, buf, size);
 }

@@ -64,19 +64,20 @@ void fan_explore_prune(fan_explore *search); /* call before the first run: Persi
 /* fan_explore_begin: starts the next run; returns false if all orders (or `limit` of them) have
  * been run, or fan_explore_status is a failure. */
 bool fan_explore_begin(fan_explore *search);
-/* fan_explore_choose: returns the one of `enabled` (bit mask, not 0) that acts next.
- * FAN_EXPLORE_NONE: all are asleep, the run is redundant: abandon it (fan_explore_end); also when
- * out of memory. */
+/* fan_explore_choose: returns the one of `enabled` (a bit mask, not 0) that acts next.
+ * FAN_EXPLORE_NONE: all are asleep, so the run is redundant: abandon it (fan_explore_end); or out
+ * of memory. */
 int fan_explore_choose(fan_explore *search, uint32_t enabled);
 /* fan_explore_pick: returns one of n <= 32 answers that a query may give to the step just chosen
- * (or to code before the first step); each is tried. -1 when out of memory. */
+ * (or to code before the first step); the search tries each.
+ * -1: out of memory. */
 int fan_explore_pick(fan_explore *search, int n);
 /* fan_explore_access: reports an access of the step just chosen to `object`. FAN_ERR_NOMEM, which
  * fan_explore_status keeps. FAN_SCHED_DECIDE makes COUNTS conflict from the next run on; earlier
  * searches are repeated. */
-fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mode how);
+fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mode access);
 void fan_explore_end(fan_explore *search);
-/* all orders were run, none left out by the limit */
+/* fan_explore_complete: returns whether all orders were run, none left out by the limit. */
 bool fan_explore_complete(const fan_explore *search);
 uint64_t fan_explore_runs(const fan_explore *search); /* complete runs */
 uint64_t fan_explore_abandoned(const fan_explore *search);
@@ -98,8 +99,9 @@ void fan_explore_sample(fan_explore *search, uint64_t seed);
 /* fan_explore_strayed: returns whether a scenario was not repeatable: an actor that acted in an
  * earlier run, or that a replayed schedule names, could not act. */
 bool fan_explore_strayed(const fan_explore *search);
-char fan_explore_char(unsigned char choice); /* how a schedule writes it */
-/* FAN_OK, or FAN_ERR_NOMEM: the search is incomplete */
+/* fan_explore_write: writes n choices as a schedule, one character each; truncates. */
+void fan_explore_write(const unsigned char *choices, size_t n, char *buf, size_t size);
+/* fan_explore_status: FAN_ERR_NOMEM: the search is incomplete. */
 fan_status fan_explore_status(const fan_explore *search);
 
 #endif

@@ -1,4 +1,5 @@
-/* Begins and ends captures of streams, and launches the resulting graphs. */
+/* Begins and ends captures of streams, launches the resulting graphs, and has the recorder's
+ * entries for graph trees. */
 #include "base/mem.h"
 #include "device/sim/machine.h"
 #include "device/sim/race_check.h"
@@ -13,7 +14,7 @@ fan_status fan_sim_capture_begin(fan_sim *machine, fan_stream *s, int mode, fan_
     fan_status status;
     fan_yield();
     fan__sim_lock(machine);
-    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
+    fan__sim_access_state(machine, OF_CAPTURES, FAN_SCHED_WRITE);
     if (queue->legacy || queue->recording) {
         int code = FAN_CAPTURE_VALUE;
         if (queue->legacy)
@@ -96,7 +97,7 @@ fan_status fan_sim_capture_end(fan_sim *machine, fan_stream *s, fan_sim_graph **
     *out = NULL;
     fan_yield();
     fan__sim_lock(machine);
-    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
+    fan__sim_access_state(machine, OF_CAPTURES, FAN_SCHED_WRITE);
     fan_sim_recording *r = queue->recording;
     int code = FAN_CAPTURE_VALUE;
     if (r)
@@ -164,18 +165,36 @@ static void graph_work_fini(void *ctx)
     fan_free(r);
 }
 
-/* graph_follow: orders all that is queued on `queue` from now on after all that is queued on
- * `other`. */
+static fan_status graph_no_memory(fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+}
+
+/* graph_after: orders all that is queued on `queue` from now on after the clock, in the checker;
+ * the calling thread queues it. */
+static fan_status graph_after(fan_sim *machine, const fan_sim_queue *queue, const fan_clock *clock,
+                              fan_error *err)
+{
+    if (fan_race_check_wait(machine->race_check, queue->lane, fan__sim_lane(machine), clock))
+        return graph_no_memory(err);
+    return FAN_OK;
+}
+
+/* graph_wait: the same for a point of another queue, which has that clock. */
+static fan_status graph_wait(fan_sim *machine, fan_sim_queue *queue, fan_sim_point point,
+                             const fan_clock *clock, fan_error *err)
+{
+    FAN_TRY(fan__queue_wait(machine, queue, point, err));
+    queue->end_us = fan__later(queue->end_us, point.queue->end_us);
+    return graph_after(machine, queue, clock, err);
+}
+
+/* graph_follow: the same for all that is queued on `other`. */
 static fan_status graph_follow(fan_sim *machine, fan_sim_queue *queue, fan_sim_queue *other,
                                fan_error *err)
 {
-    FAN_TRY(fan__queue_wait(machine, queue, (fan_sim_point){other, other->queued}, err));
-    queue->end_us = fan__later(queue->end_us, other->end_us);
-    const fan_clock *after = fan_race_check_clock(machine->race_check, other->lane);
-    if (fan_race_check_wait(machine->race_check, queue->lane, fan__sim_lane(machine), after) !=
-        FAN_OK)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
-    return FAN_OK;
+    return graph_wait(machine, queue, (fan_sim_point){other, other->queued},
+                      fan_race_check_clock(machine->race_check, other->lane), err);
 }
 
 /* The host's time for a launch: a share of a kernel's, and one for each node. As CUDA's graphs: 2.5
@@ -189,15 +208,18 @@ typedef struct graph_record {
     fan_clock clock;
 } graph_record;
 
-/* command_accesses: how to visit what a command accesses: with the returned function, of *what. */
-static fan__visit *command_accesses(const fan_sim_command *c, const void **what)
+/* command_work: returns the work of a command, as a launch queues it. */
+static fan__work command_work(const fan_sim_command *c)
 {
-    if (c->njobs == 1) {
-        *what = c->jobs;
-        return fan__visit_job;
-    }
-    *what = &c->kernel;
-    return fan__visit_kernel;
+    return (fan__work){.name = c->name,
+                       .call_site = c->call_site,
+                       .jobs = c->jobs,
+                       .njobs = c->njobs,
+                       .kernel = c->kernel,
+                       .us = c->us,
+                       .launched = true,
+                       .kept = KEPT_BY_GRAPH,
+                       .by_user = c->njobs == 0};
 }
 
 static fan_status graph_replay(fan_sim *machine, fan_sim_graph *g, const fan_sim_command *c,
@@ -207,12 +229,9 @@ static fan_status graph_replay(fan_sim *machine, fan_sim_graph *g, const fan_sim
     graph_record *k = &marks[c->event];
     switch (c->kind) {
     case FAN_COMMAND_WORK: {
-        fan__work w = {.name = c->name,
-                       .us = c->us,
-                       .launched = true,
-                       .by_user = c->njobs == 0,
-                       .kept = machine->config.bare ? KEPT_BY_NONE : KEPT_BY_GRAPH};
-        w.next = command_accesses(c, &w.what);
+        fan__work w = command_work(c);
+        if (machine->config.bare)
+            w.kept = KEPT_BY_NONE;
         graph_work *r = NULL;
         if (machine->config.run_work) {
             w.op = fan__op_new(c->jobs, c->njobs);
@@ -220,7 +239,7 @@ static fan_status graph_replay(fan_sim *machine, fan_sim_graph *g, const fan_sim
             if (!w.op || !r) {
                 fan_free(w.op);
                 fan_free(r);
-                return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+                return graph_no_memory(err);
             }
             *r = (graph_work){g, &c->kernel};
             g->queued++;
@@ -228,7 +247,7 @@ static fan_status graph_replay(fan_sim *machine, fan_sim_graph *g, const fan_sim
             w.op->fini = graph_work_fini;
             w.op->ctx = r;
         }
-        fan_status status = fan__work_enqueue(machine, g->queues[c->member], &w, c->call_site, err);
+        fan_status status = fan__work_enqueue(machine, queue, &w, err);
         if (status != FAN_OK && status != FAN_ERR_RACE) {
             if (r)
                 g->queued--;
@@ -241,15 +260,10 @@ static fan_status graph_replay(fan_sim *machine, fan_sim_graph *g, const fan_sim
         k->point = (fan_sim_point){queue, queue->queued};
         if (fan_race_check_record(machine->race_check, queue->lane, fan__sim_lane(machine),
                                   &k->clock) != FAN_OK)
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+            return graph_no_memory(err);
         break;
     case FAN_COMMAND_WAIT:
-        FAN_TRY(fan__queue_wait(machine, queue, k->point, err));
-        queue->end_us = fan__later(queue->end_us, k->point.queue->end_us);
-        if (fan_race_check_wait(machine->race_check, queue->lane, fan__sim_lane(machine),
-                                &k->clock) != FAN_OK)
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
-        break;
+        return graph_wait(machine, queue, k->point, &k->clock, err);
     }
     return FAN_OK;
 }
@@ -264,23 +278,18 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     size_t work = 0;
     graph_record *marks = fan_calloc(((size_t)g->events + 1) * sizeof *marks);
     if (!marks)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+        return graph_no_memory(err);
     for (uint32_t i = 0; i < g->events; i++)
         fan_clock_init(&marks[i].clock);
     fan_yield();
     fan__sim_lock(machine);
-    FAN_GO(fan__sim_enter(machine, "launch", err));
-    FAN_GO(fan__sim_raise_pending(machine, err));
-    FAN_GO(fan__recording_none(queue, "launch a graph", err));
-    FAN_GO(fan__stream_barrier(machine, queue, err));
+    FAN_GO(fan__sim_enter_on(machine, queue, "launch", "launch a graph", err));
     const fan_clock *now = fan_race_check_clock(machine->race_check, queue->lane);
-    if (fan_race_check_wait(machine->race_check, queue->lane, fan__sim_lane(machine),
-                            now)) /* this host queues it */
-        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
+    FAN_GO(graph_after(machine, queue, now, err)); /* this host queues it */
     if (!g->queues)
         g->queues = fan_calloc(g->members * sizeof *g->queues);
     if (!g->queues)
-        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
+        FAN_GO(graph_no_memory(err));
     /* reused in each launch: so two launches of one graph run one after the other */
     for (uint32_t i = 0; i < g->members; i++) {
         now = fan_race_check_clock(machine->race_check, queue->lane);
@@ -290,7 +299,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     }
     for (const fan_sim_command *c = g->head; c; c = c->next)
         work += c->kind == FAN_COMMAND_WORK;
-    machine->host_us[fan__sim_host(machine)] +=
+    *fan__host_clock(machine) +=
         machine->config.launch_us * (LAUNCH_SHARE + NODE_SHARE * (double)work);
     for (uint32_t i = 0; i < g->members; i++)
         FAN_GO(graph_follow(machine, g->queues[i], queue, err));
@@ -354,7 +363,7 @@ static double recorder_clock(fan_device *d, fan_stream *origin)
 {
     fan_sim *machine = fan__sim_machine(d);
     fan__sim_lock(machine);
-    double us = fan__later(fan__queue_of(origin)->end_us, machine->host_us[fan__sim_host(machine)]);
+    double us = fan__later(fan__queue_of(origin)->end_us, *fan__host_clock(machine));
     fan__sim_unlock(machine);
     return us;
 }
@@ -369,12 +378,11 @@ static void recorder_accesses(const fan_recording *recording, fan_recording_visi
     const fan_sim_graph *g = (const fan_sim_graph *)recording;
     for (const fan_sim_command *c = g->head; c; c = c->next) {
         const fan_array *a = NULL;
-        const void *what;
         bool write;
         if (c->kind != FAN_COMMAND_WORK)
             continue;
-        fan__visit *next = command_accesses(c, &what);
-        for (size_t i = 0; next(what, i, &a, &write); i++) {
+        fan__work work = command_work(c);
+        for (size_t i = 0; fan__work_access(&work, i, &a, &write); i++) {
             int64_t lo, hi;
             if (!a || !a->size)
                 continue;

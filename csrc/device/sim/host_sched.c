@@ -64,6 +64,16 @@ struct fan_host_sched {
     char text[FAN_ERROR_TEXT]; /* of the deadlock */
 };
 
+static void sched_lock(fan_host_sched *sched)
+{
+    (void)pthread_mutex_lock(&sched->lock);
+}
+
+static void sched_unlock(fan_host_sched *sched)
+{
+    (void)pthread_mutex_unlock(&sched->lock);
+}
+
 fan_host_sched *fan_host_sched_new(uint64_t seed)
 {
     fan_host_sched *sched = fan_calloc(sizeof *sched);
@@ -111,15 +121,19 @@ void fan_host_sched_reset(fan_host_sched *sched, uint64_t seed)
 
 void fan_host_sched_set_hooks(fan_host_sched *sched, const fan_host_sched_hooks *hooks)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     sched->hooks = *hooks;
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
 }
 
-fan_give_up fan_host_sched_given_up(const fan_host_sched *sched)
+fan_give_up fan_host_sched_given_up(fan_host_sched *sched)
 {
-    return (fan_give_up)atomic_load_explicit(&((fan_host_sched *)(uintptr_t)sched)->given_up,
-                                             memory_order_relaxed);
+    return (fan_give_up)atomic_load_explicit(&sched->given_up, memory_order_relaxed);
+}
+
+static bool sched_goes_on(fan_host_sched *sched)
+{
+    return fan_host_sched_given_up(sched) == FAN_GOING;
 }
 
 /* ---- which actors may act, and which one does; the lock is held ---- */
@@ -132,16 +146,16 @@ static int sched_holder(const fan_host_sched *sched, uint64_t mutex)
     return NO_ACTOR;
 }
 
-static bool sched_can_act(const fan_host_sched *sched, const actor *a)
+static bool sched_can_act(fan_host_sched *sched, const actor *a)
 {
     if (a->state == NEW || a->state == READY)
-        return a->asked < FAN_ASKS || fan_host_sched_given_up(sched) != FAN_GOING;
+        return a->asked < FAN_ASKS || !sched_goes_on(sched);
     if (a->state != WAITING || sched_holder(sched, a->mutex) != NO_ACTOR)
         return false;
     return !a->condition || a->woken;
 }
 
-static uint32_t sched_enabled(const fan_host_sched *sched)
+static uint32_t sched_enabled(fan_host_sched *sched)
 {
     uint32_t mask = 0;
     for (int i = 0; i < sched->n; i++)
@@ -149,18 +163,11 @@ static uint32_t sched_enabled(const fan_host_sched *sched)
     return mask;
 }
 
-static int by_seed(fan_host_sched *sched, uint32_t mask)
-{
-    for (uint64_t skip = fan_rng(&sched->random) % (uint64_t)__builtin_popcount(mask); skip > 0;
-         skip--)
-        mask &= mask - 1;
-    return __builtin_ctz(mask);
-}
 
 /* sched_give_up: ends the run; actors that have not started never do. */
-static void sched_give_up(fan_host_sched *sched, fan_give_up how)
+static void sched_give_up(fan_host_sched *sched, fan_give_up reason)
 {
-    atomic_store(&sched->given_up, (int)how);
+    atomic_store(&sched->given_up, (int)reason);
     for (int i = 0; i < sched->n; i++)
         if (sched->actors[i].state == NEW) {
             sched->actors[i].state = ENDED;
@@ -168,11 +175,10 @@ static void sched_give_up(fan_host_sched *sched, fan_give_up how)
         }
 }
 
-static int sched_note(fan_host_sched *sched, int choice)
+static void sched_note(fan_host_sched *sched, int choice)
 {
     if (fan_grow((void **)&sched->order, &sched->order_cap, sched->norder + 1, 1) == 0)
         sched->order[sched->norder++] = (unsigned char)choice;
-    return choice;
 }
 
 #define LATELY 1000
@@ -189,9 +195,8 @@ static void sched_end_long_run(fan_host_sched *sched)
 {
     size_t acted[FAN_ACTORS] = {0};
     size_t from = 0;
-    if (sched->limit == 0 || sched->norder < sched->limit)
-        return;
-    if (fan_host_sched_given_up(sched) != FAN_GOING)
+    bool is_long = sched->limit > 0 && sched->norder >= sched->limit;
+    if (!is_long || !sched_goes_on(sched))
         return;
     if (sched->norder > LATELY)
         from = sched->norder - LATELY;
@@ -217,7 +222,7 @@ static void sched_end_deadlock(fan_host_sched *sched)
     bool left = false;
     for (int i = 0; i < sched->n; i++)
         left |= sched->actors[i].state != ENDED;
-    if (!left || atomic_load(&sched->given_up) != FAN_GOING)
+    if (!left || !sched_goes_on(sched))
         return;
     snprintf(sched->text, sizeof sched->text, "deadlock:");
     for (int i = 0; i < sched->n; i++) {
@@ -244,30 +249,40 @@ static void sched_end_deadlock(fan_host_sched *sched)
     sched_give_up(sched, FAN_DEADLOCKED);
 }
 
+/* sched_choose: returns the one of the actors `mask` that acts next, as a mask. A choice that is
+ * none of them abandons the run: then it returns all actors that may still act. */
+static uint32_t sched_choose(fan_host_sched *sched, uint32_t mask)
+{
+    int next = -1;
+    if (sched->hooks.choose) {
+        next = sched->hooks.choose(sched->hooks.ctx, mask);
+    } else {
+        uint32_t left = mask;
+        for (uint64_t skip = fan_rng(&sched->random) % (uint64_t)__builtin_popcount(mask); skip > 0;
+             skip--)
+            left &= left - 1;
+        next = __builtin_ctz(left);
+    }
+    if (next < 0 || next >= sched->n || !(mask >> next & 1)) {
+        sched_give_up(sched, FAN_ABANDONED);
+        return sched_enabled(sched);
+    }
+    sched_note(sched, next);
+    for (int i = 0; i < sched->n; i++) {
+        if (i != next)
+            sched->actors[i].asked = 0;
+    }
+    return UINT32_C(1) << next;
+}
+
 /* sched_hand_on: chooses the next actor, and wakes it. */
 static void sched_hand_on(fan_host_sched *sched)
 {
     sched->turn = NO_ACTOR;
     sched_end_long_run(sched);
     uint32_t mask = sched_enabled(sched);
-    if (mask && atomic_load(&sched->given_up) == FAN_GOING) {
-        int next;
-        if (sched->hooks.choose)
-            next = sched->hooks.choose(sched->hooks.ctx, mask);
-        else
-            next = by_seed(sched, mask);
-        if (next < 0 || next >= sched->n || !(mask >> next & 1)) {
-            sched_give_up(sched, FAN_ABANDONED);
-            mask = sched_enabled(sched);
-        } else {
-            (void)sched_note(sched, next);
-            mask = UINT32_C(1) << next;
-            for (int i = 0; i < sched->n; i++) {
-                if (i != next)
-                    sched->actors[i].asked = 0;
-            }
-        }
-    }
+    if (mask && sched_goes_on(sched))
+        mask = sched_choose(sched, mask);
     if (!mask) {
         sched_end_deadlock(sched);
         mask = sched_enabled(sched); /* an actor whose query failed may continue now */
@@ -291,26 +306,39 @@ static void sched_hand_on(fan_host_sched *sched)
     (void)pthread_cond_broadcast(&sched->actors[sched->turn].go);
 }
 
+/* sched_before_block, sched_after_block: call the frontend's hook around a wait, with the lock
+ * released. */
+static void *sched_before_block(fan_host_sched *sched)
+{
+    fan_host_sched_hooks hooks = sched->hooks;
+    if (!hooks.before_block)
+        return NULL;
+    sched_unlock(sched);
+    void *before = hooks.before_block(hooks.block_ctx);
+    sched_lock(sched);
+    return before;
+}
+
+static void sched_after_block(fan_host_sched *sched, void *before)
+{
+    fan_host_sched_hooks hooks = sched->hooks;
+    if (!hooks.after_block)
+        return;
+    sched_unlock(sched);
+    hooks.after_block(hooks.block_ctx, before);
+    sched_lock(sched);
+}
+
 /* sched_await: waits until the actor is chosen: true; or until others have ended it: false. Called
  * with the lock held; releases it, and the frontend's own, while it waits. */
 static bool sched_await(fan_host_sched *sched, actor *a)
 {
     int me = (int)(a - sched->actors);
     if (sched->turn != me && a->state != ENDED) {
-        fan_host_sched_hooks h = sched->hooks;
-        void *before = NULL;
-        if (h.before_block) {
-            (void)pthread_mutex_unlock(&sched->lock);
-            before = h.before_block(h.block_ctx);
-            (void)pthread_mutex_lock(&sched->lock);
-        }
+        void *before = sched_before_block(sched);
         while (sched->turn != me && a->state != ENDED)
             (void)pthread_cond_wait(&a->go, &sched->lock);
-        if (h.after_block) {
-            (void)pthread_mutex_unlock(&sched->lock);
-            h.after_block(h.block_ctx, before);
-            (void)pthread_mutex_lock(&sched->lock);
-        }
+        sched_after_block(sched, before);
     }
     sched_set_stuck(a, false);
     if (sched->turn != me)
@@ -322,15 +350,14 @@ static bool sched_await(fan_host_sched *sched, actor *a)
 
 /* ---- what actors call ---- */
 
-fan_status fan_host_sched_spawn(fan_host_sched *sched, int *out, bool *first, fan_error *err)
+fan_status fan_host_sched_spawn(fan_host_sched *sched, int *out, fan_error *err)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     bool all_ended = true;
     for (int i = 0; i < sched->n; i++)
         all_ended &= sched->actors[i].state == ENDED;
     if (all_ended)
         sched->n = 0;
-    *first = sched->n == 0;
     *out = -1;
     if (sched->n < FAN_ACTORS) {
         *out = sched->n++;
@@ -341,7 +368,7 @@ fan_status fan_host_sched_spawn(fan_host_sched *sched, int *out, bool *first, fa
         a->asked = 0;
         a->call_site[0] = '\0';
     }
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
     if (*out < 0)
         return fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time",
                         FAN_ACTORS);
@@ -351,43 +378,45 @@ fan_status fan_host_sched_spawn(fan_host_sched *sched, int *out, bool *first, fa
 size_t fan_host_sched_count(fan_host_sched *sched)
 {
     size_t n = 0;
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     for (int i = 0; i < sched->n; i++)
         n += sched->actors[i].state != ENDED;
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
     return n;
 }
 
 bool fan_host_sched_begin(fan_host_sched *sched, int me)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     bool go = me >= 0 && me < sched->n && sched_await(sched, &sched->actors[me]);
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
     return go;
 }
 
 bool fan_host_sched_refused(fan_host_sched *sched, int number)
 {
-    (void)pthread_mutex_lock(&sched->lock);
-    bool refused = sched->actors[number].state == ENDED && !sched->actors[number].begun;
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_lock(sched);
+    const actor *a = &sched->actors[number];
+    bool refused = a->state == ENDED && !a->begun;
+    sched_unlock(sched);
     return refused;
 }
 
 void fan_host_sched_yield(fan_host_sched *sched, int me)
 {
-    if (fan_host_sched_given_up(sched) != FAN_GOING)
+    actor *a = &sched->actors[me];
+    if (!sched_goes_on(sched))
         return;
-    (void)pthread_mutex_lock(&sched->lock);
-    sched->actors[me].state = READY;
+    sched_lock(sched);
+    a->state = READY;
     sched_hand_on(sched);
-    (void)sched_await(sched, &sched->actors[me]);
-    (void)pthread_mutex_unlock(&sched->lock);
+    (void)sched_await(sched, a);
+    sched_unlock(sched);
 }
 
 void fan_host_sched_wait(fan_host_sched *sched, int me, uint64_t mutex, const char *call_site)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     actor *a = &sched->actors[me];
     a->state = WAITING;
     a->mutex = mutex;
@@ -396,62 +425,63 @@ void fan_host_sched_wait(fan_host_sched *sched, int me, uint64_t mutex, const ch
     snprintf(a->call_site, sizeof a->call_site, "%s", call_site);
     sched_hand_on(sched);
     (void)sched_await(sched, a);
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
 }
 
 void fan_host_sched_locked(fan_host_sched *sched, int me, uint64_t mutex)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     if (fan_grow((void **)&sched->held, &sched->held_cap, sched->nheld + 1, sizeof *sched->held) ==
         0)
         sched->held[sched->nheld++] = (holding){mutex, me};
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
 }
 
 void fan_host_sched_unlocking(fan_host_sched *sched, int me, uint64_t mutex)
 {
     bool held = false;
-    (void)pthread_mutex_lock(&sched->lock);
-    for (size_t i = 0; i < sched->nheld && !held; i++)
-        if (sched->held[i].mutex == mutex && sched->held[i].actor == me) {
-            sched->held[i] = sched->held[--sched->nheld];
-            held = true;
-        }
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_lock(sched);
+    for (size_t i = 0; i < sched->nheld && !held; i++) {
+        holding *place = &sched->held[i];
+        held = place->mutex == mutex && place->actor == me;
+        if (held)
+            *place = sched->held[--sched->nheld];
+    }
+    sched_unlock(sched);
     assert(held); /* a thread unlocks only what it locked */
     (void)held;
 }
 
 void fan_host_sched_changed(fan_host_sched *sched, int me, uint64_t mutex)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     for (int i = 0; i < sched->n; i++) {
         actor *a = &sched->actors[i];
         if (i != me && a->state == WAITING && a->mutex == mutex)
             a->woken = true;
     }
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
 }
 
 void fan_host_sched_polled(fan_host_sched *sched, int me, bool in_vain)
 {
-    (void)pthread_mutex_lock(&sched->lock);
-    if (in_vain)
-        sched->actors[me].asked++;
-    else
-        sched->actors[me].asked = 0;
-    (void)pthread_mutex_unlock(&sched->lock);
+    actor *a = &sched->actors[me];
+    sched_lock(sched);
+    a->asked++;
+    if (!in_vain)
+        a->asked = 0;
+    sched_unlock(sched);
 }
 
 int fan_host_sched_pick(fan_host_sched *sched, int n)
 {
     int answer = -1;
-    (void)pthread_mutex_lock(&sched->lock);
-    if (sched->hooks.pick && fan_host_sched_given_up(sched) == FAN_GOING)
+    sched_lock(sched);
+    if (sched->hooks.pick && sched_goes_on(sched))
         answer = sched->hooks.pick(sched->hooks.ctx, n);
     if (answer >= 0)
-        (void)sched_note(sched, FAN_ANSWER + answer);
-    (void)pthread_mutex_unlock(&sched->lock);
+        sched_note(sched, FAN_ANSWER + answer);
+    sched_unlock(sched);
     return answer;
 }
 
@@ -462,82 +492,69 @@ void fan_host_sched_limit(fan_host_sched *sched, size_t steps)
 
 size_t fan_host_sched_steps(fan_host_sched *sched)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     size_t n = sched->norder;
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
     return n;
 }
 
 int fan_host_sched_break(fan_host_sched *sched, const char *text)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     int stuck = sched->turn;
-    if (stuck >= 0 && sched->actors[stuck].state == ACTING &&
-        fan_host_sched_given_up(sched) == FAN_GOING) {
+    bool acts = stuck >= 0 && sched->actors[stuck].state == ACTING;
+    if (acts && sched_goes_on(sched)) {
         snprintf(sched->text, sizeof sched->text, "%s", text);
         sched_give_up(sched, FAN_DEADLOCKED);
         sched_hand_on(sched);
     } else {
         stuck = NO_ACTOR;
     }
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
     return stuck;
 }
 
 void fan_host_sched_end(fan_host_sched *sched, int me)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     bool mine = sched->turn == me;
     if (me >= 0 && me < sched->n)
         sched->actors[me].state = ENDED;
     if (mine)
         sched_hand_on(sched);
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
 }
 
 fan_status fan_host_sched_join(fan_host_sched *sched, fan_error *err)
 {
     fan_status status = FAN_OK;
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     sched->over = false;
     sched_hand_on(sched);
-    fan_host_sched_hooks h = sched->hooks;
-    bool let_go = !sched->over && h.before_block;
-    void *before = NULL;
-    if (let_go) {
-        (void)pthread_mutex_unlock(&sched->lock);
-        before = h.before_block(h.block_ctx);
-        (void)pthread_mutex_lock(&sched->lock);
+    if (!sched->over) {
+        void *before = sched_before_block(sched);
+        while (!sched->over)
+            (void)pthread_cond_wait(&sched->done, &sched->lock);
+        sched_after_block(sched, before);
     }
-    while (!sched->over)
-        (void)pthread_cond_wait(&sched->done, &sched->lock);
     if (fan_host_sched_given_up(sched) == FAN_DEADLOCKED)
         status = fan_fail(err, FAN_ERR_DEADLOCK, "%s", sched->text);
-    (void)pthread_mutex_unlock(&sched->lock);
-    if (let_go && h.after_block)
-        h.after_block(h.block_ctx, before);
+    sched_unlock(sched);
     return status;
 }
 
 bool fan_host_sched_stuck(fan_host_sched *sched, int me)
 {
-    (void)pthread_mutex_lock(&sched->lock);
+    sched_lock(sched);
     bool known = me >= 0 && me < sched->n;
     bool stuck = known && sched->over && sched->actors[me].state != ENDED;
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_unlock(sched);
     return stuck;
 }
 
 void fan_host_sched_schedule(fan_host_sched *sched, char *buf, size_t size)
 {
-    if (size == 0)
-        return;
-    (void)pthread_mutex_lock(&sched->lock);
-    size_t n = size - 1;
-    if (n > sched->norder)
-        n = sched->norder;
-    for (size_t i = 0; i < n; i++)
-        buf[i] = fan_explore_char(sched->order[i]);
-    buf[n] = '\0';
-    (void)pthread_mutex_unlock(&sched->lock);
+    sched_lock(sched);
+    fan_explore_write(sched->order, sched->norder, buf, size);
+    sched_unlock(sched);
 }

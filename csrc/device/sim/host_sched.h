@@ -52,12 +52,12 @@ fan_host_sched *fan_host_sched_new(uint64_t seed); /* NULL when out of memory */
 void fan_host_sched_free(fan_host_sched *sched);   /* no thread may be in it; `sched` may be NULL */
 void fan_host_sched_set_hooks(fan_host_sched *sched, const fan_host_sched_hooks *hooks);
 
-/* fan_host_sched_spawn: adds an actor; FAN_ERR_VALUE if there are FAN_ACTORS. Numbers start at 0
- * again once all have ended, which *first reports. */
-fan_status fan_host_sched_spawn(fan_host_sched *sched, int *actor, bool *first, fan_error *err);
+/* fan_host_sched_spawn: adds an actor, and sets *actor to its number. Numbers start at 0 again once
+ * all actors have ended. FAN_ERR_VALUE: there are FAN_ACTORS. */
+fan_status fan_host_sched_spawn(fan_host_sched *sched, int *actor, fan_error *err);
 size_t fan_host_sched_count(fan_host_sched *sched); /* actors of this round that have not ended */
-/* fan_host_sched_begin: called by the actor's thread; blocks until it is chosen. false: it must not
- * run at all (and counts as ended). */
+/* fan_host_sched_begin: called by the actor's thread; blocks until it is chosen.
+ * false: it must not run at all (and counts as ended). */
 bool fan_host_sched_begin(fan_host_sched *sched, int actor);
 /* fan_host_sched_refused: returns whether the actor ended without ever acting (Giving up). */
 bool fan_host_sched_refused(fan_host_sched *sched, int actor);
@@ -69,7 +69,8 @@ void fan_host_sched_wait(fan_host_sched *sched, int actor, uint64_t mutex, const
  * resets the count after any other act. */
 void fan_host_sched_polled(fan_host_sched *sched, int actor, bool in_vain);
 /* fan_host_sched_pick: returns the answer, 0 to n - 1, that the hooks choose; it becomes part of
- * the schedule. -1: no choice. */
+ * the schedule.
+ * -1: no choice. */
 int fan_host_sched_pick(fan_host_sched *sched, int n);
 /* fan_host_sched_limit: limits the choices of a round, which is then given up like a deadlock; 0:
  * no limit. No thread may be in it. */
@@ -92,7 +93,7 @@ void fan_host_sched_end(fan_host_sched *sched, int actor);
  * FAN_ERR_DEADLOCK, with a text about the actors and their waits. */
 fan_status fan_host_sched_join(fan_host_sched *sched, fan_error *err);
 
-fan_give_up fan_host_sched_given_up(const fan_host_sched *sched);
+fan_give_up fan_host_sched_given_up(fan_host_sched *sched);
 /* fan_host_sched_stuck: returns whether the actor will never end (Giving up). */
 bool fan_host_sched_stuck(fan_host_sched *sched, int actor);
 /* fan_host_sched_schedule: writes the choices so far, one character each, as in explore.h;

@@ -205,8 +205,7 @@ struct fan_sim {
     uint64_t made[1 + FAN_ACTORS]; /* how many objects each thread has named */
     double device_us;
     uint64_t races, unsound, calls;
-    fan_race first;
-    bool has_first;
+    fan_race first;   /* if there is one */
     fan_race pending; /* found by a release */
     bool has_pending;
     fan_sim_donation *donations;
@@ -228,6 +227,13 @@ struct fan_sim {
     atomic_size_t captures;
 };
 
+static inline double fan__later(double a, double b)
+{
+    if (b > a)
+        return b;
+    return a;
+}
+
 static inline fan_sim *fan__sim_machine(const fan_device *d)
 {
     return d->self;
@@ -244,19 +250,6 @@ static inline void fan__sim_unlock(fan_sim *machine)
 /* access: the memory that an operation accesses: reported to the search, and checked against
  * happens-before. */
 
-/* Visits the accesses of an operation; returns false after the last. */
-typedef bool fan__visit(const void *what, size_t i, const fan_array **a, bool *write);
-
-bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write);
-bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *write);
-
-fan_sim_device_part *fan__access_part(fan_sim *machine, uintptr_t address);
-fan_block *fan__access_block(fan_sim *machine, const void *address);
-/* fan__access_bytes: the block of an array's bytes; NULL: it has none, or they are elsewhere.
- * Accepts NULL. */
-fan_block *fan__access_bytes(fan_sim *machine, const fan_array *a);
-void fan__access_report(fan_sim *machine, fan__visit *next, const void *what);
-
 /* The owner of the accessed memory until the operation has run: none, the graph that contains it,
  * or the host thread that waits for it. */
 typedef enum keeper {
@@ -265,25 +258,14 @@ typedef enum keeper {
     KEPT_BY_HOST
 } fan__keeper;
 
-/* fan__access_judge: checks an operation on `lane` against all earlier ones, and, if a kernel of
- * the user's (`by_user`) is what accesses it, that the memory was not donated. FAN_ERR_RACE with
- * *race; FAN_ERR_NOMEM leaves the history unchanged. */
-fan_status fan__access_judge(fan_sim *machine, uint32_t lane, const char *name,
-                             const char *call_site, fan__keeper kept, bool by_user,
-                             fan__visit *next, const void *what, fan_race *race, fan_error *err);
-
-/* fan__access_take_back: ends each donation of these bytes. */
-void fan__access_take_back(fan_sim *machine, fan_extent bytes);
-fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate,
-                        fan_error *err);
-void fan__sim_returned(fan_device *d, const fan_array *a);
-
-/* work: work queued or captured: jobs of the table, kernels of users. */
-
+/* Work that is queued or captured: one job of the table; several in one launch, whose accesses are
+ * the kernel's; or (njobs 0) a kernel of the user's. */
 typedef struct fan__work {
     const char *name;
-    fan__visit *next;
-    const void *what;
+    const char *call_site;
+    const fan_job *jobs;
+    size_t njobs;
+    fan_sim_kernel kernel;
     double us;     /* its duration */
     bool launched; /* as part of a graph's launch, which is counted once */
     fan__keeper kept;
@@ -293,10 +275,35 @@ typedef struct fan__work {
     double start, end; /* filled in */
 } fan__work;
 
+/* fan__work_access: sets *a (NULL: none) and *write to the i-th access of the work.
+ * false: it has no more. */
+bool fan__work_access(const fan__work *work, size_t i, const fan_array **a, bool *write);
+
+fan_sim_device_part *fan__access_part(fan_sim *machine, uintptr_t address);
+fan_block *fan__access_block(fan_sim *machine, const void *address);
+/* fan__access_bytes: the block of an array's bytes; NULL: it has none, or they are elsewhere.
+ * Accepts NULL. */
+fan_block *fan__access_bytes(fan_sim *machine, const fan_array *a);
+void fan__access_report(fan_sim *machine, const fan__work *work);
+
+/* fan__access_judge: checks work on `lane` against all earlier operations; and that a kernel of the
+ * user's accesses no donated memory.
+ * FAN_ERR_RACE: *race describes it. FAN_ERR_NOMEM: the history is unchanged. */
+fan_status fan__access_judge(fan_sim *machine, uint32_t lane, const fan__work *work, fan_race *race,
+                             fan_error *err);
+
+/* fan__access_take_back: ends each donation of these bytes. */
+void fan__access_take_back(fan_sim *machine, fan_extent bytes);
+fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate,
+                        fan_error *err);
+void fan__sim_returned(fan_device *d, const fan_array *a);
+
+/* work: work queued or captured: jobs of the table, kernels of users. */
+
 /* fan__work_enqueue: checks work and queues it on q. On FAN_ERR_RACE it is queued, and *err
  * describes the race; other failures change nothing. */
-fan_status fan__work_enqueue(fan_sim *machine, fan_sim_queue *queue, fan__work *w,
-                             const char *call_site, fan_error *err);
+fan_status fan__work_enqueue(fan_sim *machine, fan_sim_queue *queue, fan__work *work,
+                             fan_error *err);
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
 fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n,
                              fan_job_state *states, fan_error *err);
@@ -372,6 +379,18 @@ static inline uint32_t fan__sim_lane(const fan_sim *machine)
 {
     return machine->host_lane[fan__sim_host(machine)];
 }
+
+/* fan__host_clock: returns the clock of the calling thread, in microseconds. fan__host_until: moves
+ * it on to `us`. */
+static inline double *fan__host_clock(fan_sim *machine)
+{
+    return &machine->host_us[fan__sim_host(machine)];
+}
+static inline void fan__host_until(fan_sim *machine, double us)
+{
+    double *host = fan__host_clock(machine);
+    *host = fan__later(*host, us);
+}
 /* fan__sim_maker: returns a number for the thread that makes an object on m; threads of other
  * machines share one. */
 size_t fan__sim_maker(void);
@@ -380,7 +399,18 @@ size_t fan__sim_maker(void);
 uint64_t fan__sim_new_name(fan_sim *machine, int kind);
 /* fan__sim_access: reports an access to the search of the calling thread's machine, whichever
  * machine owns the object. */
-void fan__sim_access(const fan_sim *machine, uint64_t name, fan_sched_mode how);
+void fan__sim_access(const fan_sim *machine, uint64_t name, fan_sched_mode access);
+/* fan__sim_access_state: the same for the machine's only object of a kind. */
+static inline void fan__sim_access_state(const fan_sim *machine, int kind, fan_sched_mode access)
+{
+    fan__sim_access(machine, FAN__NAME(kind, 0), access);
+}
+/* fan__sim_picks: returns whether a search chooses what queries answer (sim.h, Queries). */
+static inline bool fan__sim_picks(const fan_sim *machine)
+{
+    return machine->has_chooser && machine->chooser.pick;
+}
+
 #define FAN__SITE 96
 
 void fan__sim_call_site(const fan_sim *machine, char *buf, size_t size);
@@ -389,6 +419,12 @@ fan_status fan__sim_alive(fan_sim *machine, fan_error *err);
  * given up, or if this call is planned to fail. */
 fan_status fan__sim_enter(fan_sim *machine, const char *call, fan_error *err);
 fan_status fan__sim_raise(fan_sim *machine, const fan_race *race, fan_error *err);
+/* fan__sim_enter_on: the same for a call `what` that uses a stream, which must not be captured:
+ * raises a pending race, and queues the barrier of the legacy stream. */
+fan_status fan__sim_enter_on(fan_sim *machine, fan_sim_queue *queue, const char *call,
+                             const char *what, fan_error *err);
+/* fan__sim_part: sets *out to the part of a device. FAN_ERR_VALUE: there is none of that number. */
+fan_status fan__sim_part(fan_sim *machine, int device, fan_sim_device_part **out, fan_error *err);
 /* fan__sim_raise_pending: raises a race that a release found; the first later call that can fail
  * does it. */
 fan_status fan__sim_raise_pending(fan_sim *machine, fan_error *err);
@@ -402,13 +438,6 @@ void fan__sim_keep_race(fan_sim *machine, const fan_race *race);
 static inline fan_sim_queue *fan__queue_of(const fan_stream *s)
 {
     return s->impl;
-}
-
-static inline double fan__later(double a, double b)
-{
-    if (b > a)
-        return b;
-    return a;
 }
 
 fan_status fan__queue_host(fan_sim *machine, size_t host, uint64_t actor, fan_error *err);
@@ -440,6 +469,10 @@ fan_status fan__recording_refuse(const fan_sim_queue *queue, int code, const cha
                                  fan_error *err);
 /* fan__recording_none: fails if q is captured, for calls that a captured stream does not allow. */
 fan_status fan__recording_none(const fan_sim_queue *queue, const char *what, fan_error *err);
+/* fan__recording_break_all: breaks the captures in progress that a call of the thread in mode
+ * `mine` disturbs (`always`: all of them), and then refuses the call. */
+fan_status fan__recording_break_all(fan_sim *machine, const char *call, bool always,
+                                    fan_capture_mode mine, fan_error *err);
 /* fan__recording_has_time: the same for an event. */
 fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what,
                                    fan_error *err);
@@ -468,9 +501,15 @@ void fan__run_stand_by(fan_sim *machine);
 /* fan__run_until: runs work, in any allowed order, until point has passed; queue NULL: until all is
  * idle. Stops at the first kernel that fails. */
 fan_status fan__run_until(fan_sim *machine, fan_sim_point point, fan_error *err);
-/* fan__run_join: joins the clock `what` to the calling thread's in the checker. A release of memory
- * needs it (fan__sim_dropped). */
-fan_status fan__run_join(fan_sim *machine, const fan_clock *what, fan_error *err);
+/* fan__lane_after: orders what `lane` does from now on after `clock`, in the checker. */
+fan_status fan__lane_after(fan_sim *machine, uint32_t lane, const fan_clock *clock, fan_error *err);
+/* fan__run_join: the same for the calling thread; a release of memory needs it
+ * (fan__sim_dropped). */
+fan_status fan__run_join(fan_sim *machine, const fan_clock *clock, fan_error *err);
+/* fan__run_to: runs work until `point` has passed; orders the calling thread after `clock`, and
+ * moves its time on to `us`. */
+fan_status fan__run_to(fan_sim *machine, fan_sim_point point, const fan_clock *clock, double us,
+                       fan_error *err);
 /* fan__run_finish: runs work until all that q has queued by now has run; orders the calling thread
  * after it. */
 fan_status fan__run_finish(fan_sim *machine, fan_sim_queue *queue, fan_error *err);

@@ -176,46 +176,52 @@ void fan_arena_reset(fan_arena *a)
 }
 #endif
 
-bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
+static bool access_of_job(const fan_job *job, size_t i, const fan_array **a, bool *write)
 {
-    const fan_job *job = what;
     const fan_stats_out *stats = job->stats_out;
+    const fan_sparse *sparse = job->sparse;
+    size_t n = job->n;
+    if (job->kind == FAN_JOB_UPLOAD) /* the checker does not track host memory */
+        n = 0;
     *write = false;
-    if (job->kind != FAN_JOB_UPLOAD) { /* the checker does not track host memory */
-        if (i < job->n) {
-            *a = job->in[i].array;
-            return true;
-        }
-        i -= job->n;
+    if (i < n) {
+        *a = job->in[i].array;
+        return true;
     }
-    if (stats && stats->before) {
-        *a = stats->before;
-        if (i-- == 0)
-            return true;
-    }
+    enum {
+        BEFORE,
+        WORDS,
+        INDICES,
+        VALUES,
+        POINTERS,
+        SUMMAND,
+        OUT,
+        OTHERS
+    };
+    const fan_array *others[OTHERS] = {[OUT] = job->out};
     if (stats) {
-        *a = stats->words;
-        *write = i == 0;
-        if (i-- == 0)
-            return true;
+        others[BEFORE] = stats->before;
+        others[WORDS] = stats->words;
     }
     if (job->kind == FAN_JOB_SCATTER) {
-        const fan_array *parts[] = {job->sparse->indices, job->sparse->values,
-                                    job->sparse->pointers, job->out};
-        if (i < 4) {
-            *a = parts[i];
-            return true;
-        }
-        i -= 4;
+        others[INDICES] = sparse->indices;
+        others[VALUES] = sparse->values;
+        others[POINTERS] = sparse->pointers;
+        others[SUMMAND] = job->out;
     }
-    *write = true;
-    *a = job->out;
-    return i == 0;
+    i -= n;
+    if (i >= OTHERS)
+        return false;
+    *a = others[i];
+    *write = i == WORDS || i == OUT;
+    return true;
 }
 
-bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *write)
+bool fan__work_access(const fan__work *work, size_t i, const fan_array **a, bool *write)
 {
-    const fan_sim_kernel *k = what;
+    const fan_sim_kernel *k = &work->kernel;
+    if (work->njobs == 1)
+        return access_of_job(work->jobs, i, a, write);
     *write = i >= k->nreads;
     if (i >= k->nreads + k->nwrites)
         return false;
@@ -249,13 +255,13 @@ fan_block *fan__access_bytes(fan_sim *machine, const fan_array *a)
     return fan__access_block(machine, a->data);
 }
 
-void fan__access_report(fan_sim *machine, fan__visit *next, const void *what)
+void fan__access_report(fan_sim *machine, const fan__work *work)
 {
     const fan_array *a = NULL;
     bool write;
     if (!fan__sim_here.machine || !fan__sim_here.machine->has_chooser)
         return;
-    for (size_t i = 0; next(what, i, &a, &write); i++) {
+    for (size_t i = 0; fan__work_access(work, i, &a, &write); i++) {
         const fan_block *block = fan__access_bytes(machine, a);
         if (block)
             fan__sim_access(machine, block->name, write);
@@ -363,35 +369,36 @@ void fan__sim_returned(fan_device *d, const fan_array *a)
 
 /* ---- judged ---- */
 
-fan_status fan__access_judge(fan_sim *machine, uint32_t lane, const char *name,
-                             const char *call_site, fan__keeper kept, bool by_user,
-                             fan__visit *next, const void *what, fan_race *race, fan_error *err)
+fan_status fan__access_judge(fan_sim *machine, uint32_t lane, const fan__work *work, fan_race *race,
+                             fan_error *err)
 {
+    fan_race_check *check = machine->race_check;
     const fan_array *a = NULL;
     bool write;
     uint64_t op;
     fan_status worst = FAN_OK;
     if (!machine->checking)
         return FAN_OK;
-    for (size_t i = 0; next(what, i, &a, &write); i++)
+    for (size_t i = 0; fan__work_access(work, i, &a, &write); i++) {
         if (a)
-            fan_race_check_plan(machine->race_check, a);
-    FAN_TRY(fan_race_check_begin(machine->race_check, lane, fan__sim_lane(machine), name, call_site,
+            fan_race_check_plan(check, a);
+    }
+    FAN_TRY(fan_race_check_begin(check, lane, fan__sim_lane(machine), work->name, work->call_site,
                                  &op, err));
-    if (kept != KEPT_BY_NONE)
-        fan_race_check_over(machine->race_check, op, kept == KEPT_BY_HOST);
-    for (size_t i = 0; next(what, i, &a, &write); i++) {
-        bool first = worst == FAN_OK;
-        fan_status status = FAN_OK;
-        if (a)
-            status = fan_race_check_access(machine->race_check, op, a, write, first ? race : NULL);
+    if (work->kept != KEPT_BY_NONE)
+        fan_race_check_over(check, op, work->kept == KEPT_BY_HOST);
+    for (size_t i = 0; fan__work_access(work, i, &a, &write); i++) {
+        if (!a)
+            continue;
+        fan_race *first = worst == FAN_OK ? race : NULL;
+        fan_status status = fan_race_check_access(check, op, a, write, first);
         if (status == FAN_ERR_NOMEM)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
         if (status != FAN_OK)
             worst = status;
-        if (worst != FAN_OK || !by_user || !machine->donations)
+        if (worst != FAN_OK || !work->by_user)
             continue;
-        if (access_is_donated(machine, fan_race_check_op(machine->race_check, op), a, write, race))
+        if (access_is_donated(machine, fan_race_check_op(check, op), a, write, race))
             worst = FAN_ERR_RACE;
     }
     if (worst == FAN_ERR_RACE)

@@ -58,6 +58,12 @@ typedef struct fan__place {
     uint32_t i;
 } fan__place;
 
+/* Room in the history: for so many more ranges and reads, of accesses that cross `crossed` existing
+ * ranges. */
+typedef struct history_room {
+    size_t ranges, reads, crossed;
+} history_room;
+
 typedef struct fan__op_slot {
     fan_op op;
     uint32_t refs; /* ranges and reads that refer to it, plus 1 while it is its lane's latest */
@@ -93,9 +99,9 @@ struct fan_race_check {
     fan__op_slot *ops;
     size_t nops, ops_cap;
     uint32_t free_op;
-    uint64_t number;                              /* operations so far */
-    size_t want_ranges, want_reads, want_crossed; /* the room requested by fan_race_check_plan */
-    fan__lock *mutexes;                           /* open addressing; a power of two */
+    uint64_t number;    /* operations so far */
+    history_room want;  /* requested by fan_race_check_plan */
+    fan__lock *mutexes; /* open addressing; a power of two */
     size_t nmutexes, mutexes_cap;
     fan_clock gate; /* the G of a release; kept for its memory */
 };
@@ -166,13 +172,16 @@ static inline uint64_t fan__count_in(const fan_clock *clock, uint32_t at)
     return clock->lanes[at];
 }
 
-static inline fan__range *fan__history_at(const fan_race_check *check, fan__place p)
+/* history_below: returns the range at p if it begins below `hi`.
+ * NULL: it does not, or p is the end. */
+static inline fan__range *history_below(const fan_race_check *check, fan__place p, uintptr_t hi)
 {
-    return &check->dir[p.c]->r[p.i];
-}
-static inline bool fan__history_is_end(const fan_race_check *check, fan__place p)
-{
-    return p.c >= check->ndir;
+    if (p.c >= check->ndir)
+        return NULL;
+    fan__range *r = &check->dir[p.c]->r[p.i];
+    if (r->lo >= hi)
+        return NULL;
+    return r;
 }
 
 static void fan__history_free_chunk(fan_race_check *check, fan__chunk *c)
@@ -236,6 +245,13 @@ static fan__place fan__history_after(const fan_race_check *check, fan__place p)
     return p;
 }
 
+/* history_next: moves *p to the next range and returns it, as history_below does. */
+static fan__range *history_next(const fan_race_check *check, fan__place *p, uintptr_t hi)
+{
+    *p = fan__history_after(check, *p);
+    return history_below(check, *p, hi);
+}
+
 /* fan__history_find: returns the first range that ends after `x`. */
 static fan__place fan__history_find(const fan_race_check *check, uintptr_t x)
 {
@@ -249,7 +265,7 @@ static fan__place fan__history_find(const fan_race_check *check, uintptr_t x)
         else
             p.c = mid + 1;
     }
-    if (fan__history_is_end(check, p))
+    if (p.c == check->ndir)
         return p;
     const fan__chunk *c = check->dir[p.c];
     uint32_t last = c->n - 1;
@@ -281,7 +297,7 @@ static fan__chunk *history_open_chunk(fan_race_check *check, size_t c)
  * exist. */
 static fan__place history_insert(fan_race_check *check, fan__place p, const fan__range *r)
 {
-    if (fan__history_is_end(check, p)) {
+    if (p.c == check->ndir) {
         if (check->ndir == 0)
             history_open_chunk(check, 0);
         p.c = check->ndir - 1;
@@ -312,38 +328,30 @@ static fan__place history_insert(fan_race_check *check, fan__place p, const fan_
  * Returns the place that follows them. */
 static fan__place fan__history_erase(fan_race_check *check, fan__place p, uintptr_t hi)
 {
-    size_t empty = 0;
-    size_t first_empty = 0;
-    fan__place q = p;
-    while (!fan__history_is_end(check, q)) {
-        fan__chunk *c = check->dir[q.c];
-        uint32_t end = q.i;
+    size_t kept = p.c; /* the next place of the directory for a chunk that keeps ranges */
+    size_t at = p.c;
+    uint32_t from = p.i;
+    bool more = true;
+    for (; more && at < check->ndir; at++) {
+        fan__chunk *c = check->dir[at];
+        uint32_t end = from;
         while (end < c->n && c->r[end].lo < hi) {
             history_clear_reads(check, &c->r[end]);
             fan__history_drop_op(check, c->r[end].op);
             end++;
         }
-        bool more = end == c->n;
-        memmove(&c->r[q.i], &c->r[end], (c->n - end) * sizeof c->r[0]);
-        c->n -= end - q.i;
-        if (c->n == 0) {
-            if (empty++ == 0)
-                first_empty = q.c;
+        more = end == c->n;
+        memmove(&c->r[from], &c->r[end], (c->n - end) * sizeof c->r[0]);
+        c->n -= end - from;
+        if (c->n)
+            check->dir[kept++] = c;
+        else
             fan__history_free_chunk(check, c);
-        }
-        if (!more)
-            break;
-        q.c++;
-        q.i = 0;
+        from = 0;
     }
-    if (empty) {
-        memmove(&check->dir[first_empty], &check->dir[first_empty + empty],
-                (check->ndir - first_empty - empty) * sizeof *check->dir);
-        check->ndir -= empty;
-        if (first_empty == p.c)
-            return (fan__place){p.c, 0};
-    }
-    if (!fan__history_is_end(check, p) && p.i >= check->dir[p.c]->n)
+    memmove(&check->dir[kept], &check->dir[at], (check->ndir - at) * sizeof *check->dir);
+    check->ndir -= at - kept;
+    if (p.c < check->ndir && p.i >= check->dir[p.c]->n)
         return (fan__place){p.c + 1, 0};
     return p;
 }
@@ -353,35 +361,33 @@ static fan__place fan__history_erase(fan_race_check *check, fan__place p, uintpt
 static fan__place fan__history_cut(fan_race_check *check, uintptr_t x)
 {
     fan__place p = fan__history_find(check, x);
-    if (fan__history_is_end(check, p) || fan__history_at(check, p)->lo >= x)
+    fan__range *r = history_below(check, p, x);
+    if (!r)
         return p;
-    fan__range left = *fan__history_at(check, p);
+    fan__range left = *r;
     left.hi = x;
     if (left.op != FAN__NONE)
         check->ops[left.op].refs++;
     left.reads = FAN__NONE;
-    for (uint32_t at = fan__history_at(check, p)->reads; at != FAN__NONE;
-         at = check->reads[at].next) {
+    for (uint32_t at = r->reads; at != FAN__NONE; at = check->reads[at].next) {
         uint32_t copy = history_take_read(check);
         check->reads[copy] = check->reads[at];
         check->reads[copy].next = left.reads;
         left.reads = copy;
         check->ops[check->reads[at].op].refs++;
     }
-    fan__history_at(check, p)->lo = x;
+    r->lo = x;
     return fan__history_after(check, history_insert(check, p, &left));
 }
 
-/* fan__history_reserve: makes room for `ranges` more ranges and `reads` more reads, for accesses
- * that cross `crossed` existing ranges. */
-static int fan__history_reserve(fan_race_check *check, size_t ranges, size_t reads, size_t crossed)
+/* fan__history_reserve: makes room. -1: out of memory. */
+static int fan__history_reserve(fan_race_check *check, history_room room)
 {
     /* Every full chunk that is crossed may be split once; the halves then take CHUNK/2 each. */
-    size_t chunks = crossed / FAN__CHUNK + ranges / (FAN__CHUNK / 2) + 4;
-    if (chunks > ranges + 1)
-        chunks = ranges + 1;
-    if (check->ndir + chunks > check->dir_cap &&
-        fan_grow((void **)&check->dir, &check->dir_cap, check->ndir + chunks, sizeof *check->dir))
+    size_t chunks = room.crossed / FAN__CHUNK + room.ranges / (FAN__CHUNK / 2) + 4;
+    if (chunks > room.ranges + 1)
+        chunks = room.ranges + 1;
+    if (fan_grow((void **)&check->dir, &check->dir_cap, check->ndir + chunks, sizeof *check->dir))
         return -1;
     while (check->nfree < chunks) {
         fan__chunk *c = fan_alloc(sizeof *c);
@@ -389,9 +395,9 @@ static int fan__history_reserve(fan_race_check *check, size_t ranges, size_t rea
             return -1;
         fan__history_free_chunk(check, c);
     }
-    if (check->free_reads < reads) {
+    if (check->free_reads < room.reads) {
         size_t was = check->reads_cap;
-        size_t want = was + (reads - check->free_reads);
+        size_t want = was + (room.reads - check->free_reads);
         if (want >= FAN__NONE ||
             fan_grow((void **)&check->reads, &check->reads_cap, want, sizeof *check->reads))
             return -1;
@@ -400,37 +406,31 @@ static int fan__history_reserve(fan_race_check *check, size_t ranges, size_t rea
     return 0;
 }
 
-/* fan__history_measure: computes the most that noting [lo, hi) can take, read or write: two cuts,
- * each copying a list of reads; a read on every range and every gap. */
+/* fan__history_measure: adds to *room the most that noting [lo, hi) can take, read or write: two
+ * cuts, each copying a list of reads; a read on every range and every gap. */
 static void fan__history_measure(const fan_race_check *check, uintptr_t lo, uintptr_t hi,
-                                 size_t *ranges, size_t *reads, size_t *crossed)
+                                 history_room *room)
 {
-    size_t k = 0;
-    size_t copies = 0;
     fan__place p = fan__history_find(check, lo);
-    for (; !fan__history_is_end(check, p); p = fan__history_after(check, p)) {
-        const fan__range *r = fan__history_at(check, p);
-        if (r->lo >= hi)
-            break;
-        k++;
+    room->ranges += 3;
+    room->reads++;
+    for (const fan__range *r = history_below(check, p, hi); r; r = history_next(check, &p, hi)) {
+        room->ranges++;
+        room->reads += 2;
+        room->crossed++;
         if (r->lo < lo)
-            copies += history_count_reads(check, r);
+            room->reads += history_count_reads(check, r);
         if (r->hi > hi)
-            copies += history_count_reads(check, r) + 1;
+            room->reads += history_count_reads(check, r) + 1;
     }
-    *ranges += k + 3;
-    *reads += 2 * k + 1 + copies;
-    *crossed += k;
 }
 
 /* history_make_room: for one access to [lo, hi). */
 static int history_make_room(fan_race_check *check, uintptr_t lo, uintptr_t hi)
 {
-    size_t ranges = 0;
-    size_t reads = 0;
-    size_t crossed = 0;
-    fan__history_measure(check, lo, hi, &ranges, &reads, &crossed);
-    return fan__history_reserve(check, ranges, reads, crossed);
+    history_room room = {0};
+    fan__history_measure(check, lo, hi, &room);
+    return fan__history_reserve(check, room);
 }
 
 /* fan__history_add_read: notes a read and drops the reads that it covers. */
@@ -475,22 +475,22 @@ static void fan__history_set_write(fan_race_check *check, fan__range *r, uint32_
 static void fan__history_note_write(fan_race_check *check, uint32_t op, uintptr_t lo, uintptr_t hi,
                                     bool released)
 {
-    fan__place p = fan__history_cut(check, lo);
+    fan__history_cut(check, lo);
     fan__history_cut(check, hi);
-    p = fan__history_find(check, lo);
-    if (!fan__history_is_end(check, p) && fan__history_at(check, p)->lo < hi) {
-        fan__range *r = fan__history_at(check, p);
-        r->lo = lo;
-        bool whole = r->hi == hi;
-        r->hi = hi;
-        fan__history_set_write(check, r, op, released);
-        if (!whole)
-            fan__history_erase(check, fan__history_after(check, p), hi);
+    fan__place p = fan__history_find(check, lo);
+    fan__range *first = history_below(check, p, hi);
+    if (!first) {
+        fan__range r = {.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
+        fan__history_set_write(check, &r, op, released);
+        history_insert(check, p, &r);
         return;
     }
-    fan__range r = {.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
-    fan__history_set_write(check, &r, op, released);
-    history_insert(check, p, &r);
+    bool whole = first->hi == hi;
+    first->lo = lo;
+    first->hi = hi;
+    fan__history_set_write(check, first, op, released);
+    if (!whole)
+        fan__history_erase(check, fan__history_after(check, p), hi);
 }
 
 /* fan__lane_room: makes room for `n` lanes in the clock. Its counts stay. */
@@ -509,18 +509,7 @@ static int fan__lane_room(fan_clock *c, size_t n)
  * (fan__lane_room_to_join). */
 static void fan__lane_join(fan_race_check *check, uint32_t to, uint32_t from)
 {
-    if (to == from)
-        return;
-    fan_clock *clock = &check->lanes[to].clock;
-    const fan_clock *other = &check->lanes[from].clock;
-    uint64_t *mine = clock->heap ? clock->heap : clock->lanes;
-    const uint64_t *theirs = other->heap ? other->heap : other->lanes;
-    while (clock->n < other->n)
-        mine[clock->n++] = 0;
-    for (uint32_t i = 0; i < other->n; i++) {
-        if (mine[i] < theirs[i])
-            mine[i] = theirs[i];
-    }
+    (void)fan_clock_join(&check->lanes[to].clock, &check->lanes[from].clock);
 }
 
 static int fan__lane_room_to_join(fan_race_check *check, uint32_t to, uint32_t from)
@@ -528,7 +517,7 @@ static int fan__lane_room_to_join(fan_race_check *check, uint32_t to, uint32_t f
     return fan__lane_room(&check->lanes[to].clock, check->lanes[from].clock.n);
 }
 
-fan_status fan_race_check_lane(fan_race_check *check, uint32_t *out, fan_error *err)
+fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *out, fan_error *err)
 {
     size_t n = check->nlanes + 1;
     bool fits = n < FAN__NONE &&
@@ -541,7 +530,7 @@ fan_status fan_race_check_lane(fan_race_check *check, uint32_t *out, fan_error *
         return fan_fail(err, FAN_ERR_NOMEM,
                         "out of memory for a lane of the happens-before checker");
     fan__lane *l = &check->lanes[check->nlanes];
-    *l = (fan__lane){.open = FAN__NONE};
+    *l = (fan__lane){.owner = owner, .open = FAN__NONE};
     fan_clock_init(&l->clock);
     *out = (uint32_t)check->nlanes++;
     return FAN_OK;
@@ -554,12 +543,6 @@ fan_status fan_race_check_host(fan_race_check *check, uint32_t at)
         return FAN_ERR_NOMEM;
     check->lanes[at].host = true;
     return FAN_OK;
-}
-
-void fan_race_check_name(fan_race_check *check, uint32_t at, uint64_t owner)
-{
-    assert(at < check->nlanes);
-    check->lanes[at].owner = owner;
 }
 
 uint64_t fan_race_check_owner(const fan_race_check *check, uint32_t at)
@@ -575,7 +558,8 @@ size_t fan_race_check_lanes(const fan_race_check *check)
 }
 #endif
 
-bool fan_race_check_reuse(fan_race_check *check, const fan_clock *seen, uint32_t *out)
+bool fan_race_check_reuse(fan_race_check *check, const fan_clock *seen, uint64_t owner,
+                          uint32_t *out)
 {
     for (size_t i = 0; i < check->nlanes; i++) {
         fan__lane *lane = &check->lanes[i];
@@ -587,6 +571,7 @@ bool fan_race_check_reuse(fan_race_check *check, const fan_clock *seen, uint32_t
         if (fan_clock_set(&lane->clock, at, lane->count))
             continue;
         lane->left = false;
+        lane->owner = owner;
         *out = at;
         return true;
     }
@@ -722,14 +707,11 @@ static void race_clear(fan_race_check *check)
     check->nreads = 0;
     check->nops = 0;
     check->number = 0;
-    check->want_ranges = 0;
-    check->want_reads = 0;
-    check->want_crossed = 0;
-    if (check->nmutexes)
-        for (size_t i = 0; i < check->mutexes_cap; i++) {
-            check->mutexes[i].id = 0;
-            check->mutexes[i].clock.n = 0;
-        }
+    check->want = (history_room){0};
+    for (size_t i = 0; check->nmutexes && i < check->mutexes_cap; i++) {
+        check->mutexes[i].id = 0;
+        check->mutexes[i].clock.n = 0;
+    }
     check->nmutexes = 0;
 }
 
@@ -765,52 +747,73 @@ void fan_race_check_free(fan_race_check *check)
 static void race_put_text(char *to, size_t size, const char *from)
 {
     size_t n = 0;
-    if (from)
-        while (n + 1 < size && from[n]) {
-            to[n] = from[n];
-            n++;
-        }
+    for (; from && n + 1 < size && from[n]; n++)
+        to[n] = from[n];
     to[n] = '\0';
 }
 
-static void race_fill(const fan_race_check *check, fan_race *race, uint32_t first,
-                      bool first_writes, const fan_op *second, bool second_writes,
-                      const fan__range *r, uintptr_t lo, uintptr_t hi)
+/* An access of the run [lo, hi), or its release, which an operation makes. */
+typedef struct race_access {
+    const fan_op *acting;
+    const fan_clock *now; /* of the operation; of a release: the gate */
+    bool writes, releases;
+    uintptr_t lo, hi;
+    fan_race *race; /* filled in; NULL: not wanted */
+} race_access;
+
+/* race_is_ordered: returns whether `op`, the count-th operation of its lane, comes before the
+ * access. A release need not wait for an operation that is over. */
+static bool race_is_ordered(const fan_race_check *check, const race_access *access, uint32_t op,
+                            uint32_t lane, uint64_t count)
 {
-    if (!race)
-        return;
+    if (access->releases && check->ops[op].op.over)
+        return true;
+    return fan__count_in(access->now, lane) >= count;
+}
+
+/* is_race: returns whether the access races with the history of one range. */
+static bool is_race(const fan_race_check *check, const fan__range *r, const race_access *access)
+{
+    uint32_t first = FAN__NONE; /* the operation that nothing orders before the access */
+    bool wrote = r->op != FAN__NONE;
+    if (wrote && (r->released || !race_is_ordered(check, access, r->op, r->lane, r->count)))
+        first = r->op;
+    uint32_t at = FAN__NONE;
+    if (access->writes && first == FAN__NONE)
+        at = r->reads;
+    for (; at != FAN__NONE && first == FAN__NONE; at = check->reads[at].next) {
+        const fan__reading *read = &check->reads[at];
+        wrote = false;
+        if (!race_is_ordered(check, access, read->op, read->lane, read->count))
+            first = read->op;
+    }
+    fan_race *race = access->race;
+    if (first == FAN__NONE || !race)
+        return first != FAN__NONE;
     *race = (fan_race){.first = check->ops[first].op,
-                       .second = *second,
-                       .first_writes = first_writes,
-                       .second_writes = second_writes,
-                       .released = first_writes && r->released,
-                       .lo = lo,
-                       .hi = hi};
+                       .second = *access->acting,
+                       .first_writes = wrote,
+                       .second_writes = access->writes,
+                       .release = access->releases,
+                       .released = wrote && r->released,
+                       .lo = access->lo,
+                       .hi = access->hi};
     if (race->lo < r->lo)
         race->lo = r->lo;
     if (race->hi > r->hi)
         race->hi = r->hi;
+    return true;
 }
 
-/* is_race: returns whether the access of op `second`, whose clock is `now`, races with the history
- * of one range. */
-static bool is_race(const fan_race_check *check, const fan__range *r, const fan_clock *now,
-                    const fan_op *second, bool write, uintptr_t lo, uintptr_t hi, fan_race *race)
+/* races_from: the same for all ranges from p on that begin below the run's end. */
+static fan_status races_from(const fan_race_check *check, fan__place p, const race_access *access)
 {
-    if (r->op != FAN__NONE && (r->released || fan__count_in(now, r->lane) < r->count)) {
-        race_fill(check, race, r->op, true, second, write, r, lo, hi);
-        return true;
+    const fan__range *r = history_below(check, p, access->hi);
+    for (; r; r = history_next(check, &p, access->hi)) {
+        if (is_race(check, r, access))
+            return FAN_ERR_RACE;
     }
-    if (!write)
-        return false;
-    for (uint32_t at = r->reads; at != FAN__NONE; at = check->reads[at].next) {
-        const fan__reading *read = &check->reads[at];
-        if (fan__count_in(now, read->lane) < read->count) {
-            race_fill(check, race, read->op, false, second, true, r, lo, hi);
-            return true;
-        }
-    }
-    return false;
+    return FAN_OK;
 }
 
 /* race_note_read: on every range in [lo, hi); the gaps become new ranges. There must be room. */
@@ -821,17 +824,18 @@ static void race_note_read(fan_race_check *check, uint32_t op, const fan_clock *
     fan__history_cut(check, hi);
     fan__place p = fan__history_find(check, lo);
     while (lo < hi) {
-        uintptr_t next = hi;
-        if (!fan__history_is_end(check, p) && fan__history_at(check, p)->lo < hi)
-            next = fan__history_at(check, p)->lo;
-        if (next > lo) {
-            fan__range gap = {.lo = lo, .hi = next, .op = FAN__NONE, .reads = FAN__NONE};
+        fan__range gap = {.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
+        fan__range *r = history_below(check, p, hi);
+        if (r)
+            gap.hi = r->lo;
+        if (gap.hi > lo) {
             fan__history_add_read(check, &gap, now, op);
             p = history_insert(check, p, &gap);
+            lo = gap.hi;
         } else {
-            fan__history_add_read(check, fan__history_at(check, p), now, op);
+            fan__history_add_read(check, r, now, op);
+            lo = r->hi;
         }
-        lo = fan__history_at(check, p)->hi;
         p = fan__history_after(check, p);
     }
 }
@@ -842,34 +846,25 @@ static fan_status race_touch(fan_race_check *check, uint32_t op, uintptr_t lo, u
 {
     const fan_op *acting = &check->ops[op].op;
     const fan_clock *now = &check->lanes[acting->lane].clock;
-    bool raced = false;
+    race_access access = {
+        .acting = acting, .now = now, .writes = write, .lo = lo, .hi = hi, .race = race};
     fan__place p = fan__history_find(check, lo);
-    fan__range *r = NULL;
-    if (!fan__history_is_end(check, p))
-        r = fan__history_at(check, p);
-    if (r && r->lo == lo && r->hi == hi) {
-        if (check->free_reads == 0 && fan__history_reserve(check, 0, 1, 0))
-            return FAN_ERR_NOMEM;
-        raced = is_race(check, r, now, acting, write, lo, hi, race);
-        if (write)
-            fan__history_set_write(check, r, op, false);
-        else
-            fan__history_add_read(check, r, now, op);
-        return raced ? FAN_ERR_RACE : FAN_OK;
-    }
-    if (history_make_room(check, lo, hi))
+    fan__range *r = history_below(check, p, hi);
+    bool exact = r && r->lo == lo && r->hi == hi;
+    if (exact && check->free_reads == 0 && fan__history_reserve(check, (history_room){.reads = 1}))
         return FAN_ERR_NOMEM;
-    for (; !raced && !fan__history_is_end(check, p); p = fan__history_after(check, p)) {
-        r = fan__history_at(check, p);
-        if (r->lo >= hi)
-            break;
-        raced = is_race(check, r, now, acting, write, lo, hi, race);
-    }
-    if (write)
+    if (!exact && history_make_room(check, lo, hi))
+        return FAN_ERR_NOMEM;
+    fan_status status = races_from(check, p, &access);
+    if (exact && write)
+        fan__history_set_write(check, r, op, false);
+    else if (exact)
+        fan__history_add_read(check, r, now, op);
+    else if (write)
         fan__history_note_write(check, op, lo, hi, false);
     else
         race_note_read(check, op, now, lo, hi);
-    return raced ? FAN_ERR_RACE : FAN_OK;
+    return status;
 }
 
 void fan_race_check_plan(fan_race_check *check, const fan_array *a)
@@ -879,8 +874,7 @@ void fan_race_check_plan(fan_race_check *check, const fan_array *a)
     if (r.bytes == 0)
         return;
     do {
-        fan__history_measure(check, r.base, r.base + r.bytes, &check->want_ranges,
-                             &check->want_reads, &check->want_crossed);
+        fan__history_measure(check, r.base, r.base + r.bytes, &check->want);
     } while (fan__runs_next(&r));
 }
 
@@ -892,25 +886,25 @@ fan_status fan_race_check_begin(fan_race_check *check, uint32_t at, uint32_t hos
     uint32_t new_ = l->open;
     /* An access may cut ranges that another access of the same operation then crosses: twice their
      * sum is room enough for all accesses that do not overlap themselves. */
-    size_t ranges = 2 * check->want_ranges + 4;
-    size_t reads = 2 * check->want_reads + 4;
-    size_t crossed = 2 * check->want_crossed;
-    check->want_ranges = 0;
-    check->want_reads = 0;
-    check->want_crossed = 0;
-    if (fan__history_reserve(check, ranges, reads, crossed) ||
-        fan__lane_room(&l->clock, (size_t)at + 1) || fan__lane_room_to_join(check, at, host))
+    history_room *want = &check->want;
+    history_room room = {2 * want->ranges + 4, 2 * want->reads + 4, 2 * want->crossed};
+    *want = (history_room){0};
+    /* of an operation that the history does not refer to, the place is used again */
+    bool again = new_ != FAN__NONE && check->ops[new_].refs == 1;
+    bool grows = !again && check->free_op == FAN__NONE;
+    bool fits = !fan__history_reserve(check, room) && !fan__lane_room(&l->clock, (size_t)at + 1) &&
+                !fan__lane_room_to_join(check, at, host);
+    if (fits && grows)
+        fits = check->nops + 1 < FAN__NONE && !fan_grow((void **)&check->ops, &check->ops_cap,
+                                                        check->nops + 1, sizeof *check->ops);
+    if (!fits)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
-    if (new_ == FAN__NONE || check->ops[new_].refs > 1) {
-        if (check->free_op != FAN__NONE) {
-            new_ = check->free_op;
-            check->free_op = check->ops[new_].next;
-        } else {
-            if (check->nops + 1 >= FAN__NONE || fan_grow((void **)&check->ops, &check->ops_cap,
-                                                         check->nops + 1, sizeof *check->ops))
-                return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
+    if (!again) {
+        new_ = check->free_op;
+        if (grows)
             new_ = (uint32_t)check->nops++;
-        }
+        else
+            check->free_op = check->ops[new_].next;
         check->ops[new_].refs = 1;
         check->ops[new_].op.lane = at;
         l->ops++;
@@ -919,13 +913,12 @@ fan_status fan_race_check_begin(fan_race_check *check, uint32_t at, uint32_t hos
     }
     fan__lane_join(check, at, host);
     fan_op *acting = &check->ops[new_].op;
-    acting->number = check->number++;
-    acting->lane = at;
-    acting->host = host;
-    acting->owner = l->owner;
-    acting->over = l->host;
-    acting->awaited = false;
-    acting->count = fan__count_in(&l->clock, at) + 1;
+    *acting = (fan_op){.number = check->number++,
+                       .lane = at,
+                       .host = host,
+                       .owner = l->owner,
+                       .over = l->host,
+                       .count = fan__count_in(&l->clock, at) + 1};
     fan_clock_set(&l->clock, at, acting->count); /* there is room */
     race_put_text(acting->name, sizeof acting->name, name);
     race_put_text(acting->call_site, sizeof acting->call_site, call_site);
@@ -976,34 +969,6 @@ fan_status fan_race_check_access(fan_race_check *check, uint64_t op, const fan_a
     return worst;
 }
 
-/* race_is_open: returns whether operation `op`, the count-th of its lane, is neither over nor in
- * `gate`. */
-static bool race_is_open(const fan_race_check *check, const fan_clock *gate, uint32_t op,
-                         uint32_t lane, uint64_t count)
-{
-    return !check->ops[op].op.over && fan__count_in(gate, lane) < count;
-}
-
-/* race_left_behind: returns whether this range has history that is not in `gate`. */
-static bool race_left_behind(const fan_race_check *check, const fan__range *r,
-                             const fan_clock *gate, const fan_op *second, uintptr_t lo,
-                             uintptr_t hi, fan_race *race)
-{
-    bool written = r->op != FAN__NONE;
-    if (written && (r->released || race_is_open(check, gate, r->op, r->lane, r->count))) {
-        race_fill(check, race, r->op, true, second, true, r, lo, hi);
-        return true;
-    }
-    for (uint32_t at = r->reads; at != FAN__NONE; at = check->reads[at].next) {
-        const fan__reading *read = &check->reads[at];
-        if (race_is_open(check, gate, read->op, read->lane, read->count)) {
-            race_fill(check, race, read->op, false, second, true, r, lo, hi);
-            return true;
-        }
-    }
-    return false;
-}
-
 fan_status fan_race_check_let_go(fan_race_check *check, uint32_t host, const uint32_t *lanes,
                                  size_t n, uintptr_t lo, uintptr_t hi, const char *call_site,
                                  fan_race *race)
@@ -1022,17 +987,14 @@ fan_status fan_race_check_let_go(fan_race_check *check, uint32_t host, const uin
                      .count = fan__count_in(&check->gate, host) + 1};
     race_put_text(acting.name, sizeof acting.name, "release");
     race_put_text(acting.call_site, sizeof acting.call_site, call_site);
-    bool raced = false;
-    fan__place p = fan__history_find(check, lo);
-    for (; !raced && !fan__history_is_end(check, p); p = fan__history_after(check, p)) {
-        const fan__range *r = fan__history_at(check, p);
-        if (r->lo >= hi)
-            break;
-        raced = race_left_behind(check, r, &check->gate, &acting, lo, hi, race);
-    }
-    if (raced && race)
-        race->release = true;
-    return raced ? FAN_ERR_RACE : FAN_OK;
+    race_access access = {.acting = &acting,
+                          .now = &check->gate,
+                          .writes = true,
+                          .releases = true,
+                          .lo = lo,
+                          .hi = hi,
+                          .race = race};
+    return races_from(check, fan__history_find(check, lo), &access);
 }
 
 fan_status fan_race_check_release(fan_race_check *check, uint32_t host, const uint32_t *lanes,
@@ -1053,8 +1015,7 @@ void fan_race_check_forget(fan_race_check *check, uintptr_t lo, uintptr_t hi)
 {
     if (lo >= hi)
         return;
-    fan__place p = fan__history_find(check, lo);
-    if (fan__history_is_end(check, p) || fan__history_at(check, p)->lo >= hi)
+    if (!history_below(check, fan__history_find(check, lo), hi))
         return;
     if (history_make_room(check, lo, hi) == 0) {
         fan__history_cut(check, lo);
@@ -1062,9 +1023,7 @@ void fan_race_check_forget(fan_race_check *check, uintptr_t lo, uintptr_t hi)
         /* without room to cut, the rest of the range is dropped, too: that can hide a race, but not
          * invent one */
     }
-    p = fan__history_find(check, lo);
-    if (!fan__history_is_end(check, p))
-        fan__history_erase(check, p, hi);
+    fan__history_erase(check, fan__history_find(check, lo), hi);
 }
 
 #ifdef FAN_TEST

@@ -40,14 +40,16 @@
  * streams at one time, and clocks are no wider. */
 typedef struct fan_race_check fan_race_check;
 
-/* fan_race_check_lane: makes a lane (for a stream or a host thread); FAN_ERR_NOMEM. */
-fan_status fan_race_check_lane(fan_race_check *check, uint32_t *lane, fan_error *err);
-/* fan_race_check_reuse: returns a retired lane for a maker with clock `seen` (Reuse of lanes);
- * false: none. fan_race_check_leave: retires `lane`, on which nothing is queued any more.
- * fan_race_check_name: gives later operations of `lane` the number `owner` (0 at first). */
-bool fan_race_check_reuse(fan_race_check *check, const fan_clock *seen, uint32_t *lane);
+/* fan_race_check_lane: makes a lane for a stream or a host thread, whose operations get the number
+ * `owner`. FAN_ERR_NOMEM. */
+fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *lane,
+                               fan_error *err);
+/* fan_race_check_reuse: finds a retired lane for a maker with clock `seen` (Reuse of lanes).
+ * false: there is none. */
+bool fan_race_check_reuse(fan_race_check *check, const fan_clock *seen, uint64_t owner,
+                          uint32_t *lane);
+/* fan_race_check_leave: retires `lane`, on which nothing is queued any more. */
 void fan_race_check_leave(fan_race_check *check, uint32_t lane);
-void fan_race_check_name(fan_race_check *check, uint32_t lane, uint64_t owner);
 uint64_t fan_race_check_owner(const fan_race_check *check, uint32_t lane);
 /* fan_race_check_host: marks `lane` as a host thread. Its own accesses end when its call returns,
  * and until then it holds the memory: so a release need not wait for them. A sync of a host thread
@@ -78,7 +80,7 @@ typedef struct fan_op {
     uint64_t number;     /* counts operations */
     uint32_t lane, host; /* host: the lane that queued it */
     uint64_t count;      /* of its lane */
-    uint64_t owner;      /* the stream or thread of the lane at that time (fan_race_check_name) */
+    uint64_t owner;      /* the stream or thread of the lane at that time (fan_race_check_lane) */
     bool over, awaited;  /* fan_race_check_over */
     char name[48];       /* "mul", "sum" */
     char call_site[96];  /* "train.py:31", or "" */

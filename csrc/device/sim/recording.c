@@ -1,17 +1,9 @@
-/* Captures of streams that are in progress. */
+/* Captures of streams that are in progress: the calls that they refuse, the commands that they
+ * record, their end and their state. */
 #include "base/mem.h"
 #include "device/sim/machine.h"
 
 #include <string.h>
-
-static _Thread_local fan_capture_mode thread_mode;
-
-int fan_sim_capture_mode(int mode)
-{
-    int old = (int)thread_mode;
-    thread_mode = (fan_capture_mode)mode;
-    return old;
-}
 
 void fan__recording_drop(fan_sim_recording *r)
 {
@@ -178,7 +170,7 @@ void fan__recording_drop_all(fan_sim *machine)
 int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
 {
     fan__sim_lock(machine);
-    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
+    fan__sim_access_state(machine, OF_CAPTURES, FAN_SCHED_READ);
     const fan_sim_recording *r = fan__queue_of(s)->recording;
     uint64_t capture = 0;
     fan_sim_graph *recorded = NULL;
@@ -196,37 +188,28 @@ int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id, fan_sim
     return state;
 }
 
-fan_status fan_sim_unsafe(fan_sim *machine, const char *call, bool always, fan_error *err)
+fan_status fan__recording_break_all(fan_sim *machine, const char *call, bool always,
+                                    fan_capture_mode mine, fan_error *err)
 {
     fan_status status = FAN_OK;
-    uint64_t thread = fan_thread_id();
-    fan__sim_lock(machine);
-    fan__sim_access(machine, FAN__NAME(OF_CAPTURES, 0),
-                    machine->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
     for (fan_sim_recording *r = machine->recordings; r; r = r->next) {
-        bool in_progress = always && !r->capture.ended;
-        if (!in_progress && !fan_capture_forbids(&r->capture, thread, thread_mode))
+        if (!always && !fan_capture_forbids(&r->capture, fan_thread_id(), mine))
             continue;
         int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
         status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call,
                                fan_capture_words(code), code);
     }
-    fan__sim_unlock(machine);
     return status;
 }
 
-bool fan_sim_event_captured(fan_sim *machine, const fan_event *e)
+#ifdef FAN_TEST
+fan_status fan_sim_unsafe(fan_sim *machine, const char *call, bool always, fan_error *err)
 {
     fan__sim_lock(machine);
-    bool captured = ((const fan_sim_event *)e->impl)->recording != NULL;
+    fan__sim_access_state(machine, OF_CAPTURES,
+                          machine->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
+    fan_status status = fan__recording_break_all(machine, call, always, FAN_CAPTURE_GLOBAL, err);
     fan__sim_unlock(machine);
-    return captured;
+    return status;
 }
-
-double fan_sim_event_us(fan_sim *machine, const fan_event *e)
-{
-    fan__sim_lock(machine);
-    double us = ((const fan_sim_event *)e->impl)->us;
-    fan__sim_unlock(machine);
-    return us;
-}
+#endif

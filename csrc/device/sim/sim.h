@@ -108,20 +108,13 @@ int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id, fan_sim
 fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err);
 /* fan_sim_recorder: the entries for graph trees (device/backend.h). */
 extern const fan_recorder fan_sim_recorder;
-fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g);
 void fan_sim_graph_drop(fan_sim_graph *g); /* g may be NULL */
+#ifdef FAN_TEST
 /* fan_sim_unsafe: a call that is illegal beside a capture (as cudaMalloc; `always`: in any mode, as
- * one that waits for the whole device): FAN_ERR_CAPTURE, and the captures that it disturbs
- * break. */
+ * one that waits for the whole device), on a thread whose own mode is global: FAN_ERR_CAPTURE, and
+ * the captures that it disturbs break. */
 fan_status fan_sim_unsafe(fan_sim *machine, const char *call, bool always, fan_error *err);
-/* fan_sim_event_captured: returns whether e was last recorded on a captured stream. */
-bool fan_sim_event_captured(fan_sim *machine, const fan_event *e);
-/* fan_sim_event_us: returns the time at which e's record will be reached; 0: it was never
- * recorded. */
-double fan_sim_event_us(fan_sim *machine, const fan_event *e);
-/* fan_sim_capture_mode: sets the mode of the calling thread, which decides which unsafe calls it
- * may make; returns the mode before. */
-int fan_sim_capture_mode(int mode);
+#endif
 uint64_t fan_sim_seed(const fan_sim *machine);
 
 /* fan_sim_launch: queues a kernel of the user. `fn` is called later, by the thread that runs the
@@ -152,7 +145,7 @@ fan_status fan_sim_step(fan_sim *machine, bool *ran, fan_error *err);
 
 /* Races. The first is kept; a release cannot fail, so its race is raised by the machine's next
  * call. */
-uint64_t fan_sim_races(const fan_sim *machine);
+uint64_t fan_sim_races(fan_sim *machine);
 /* fan_sim_pending: raises (once) a race that was not raised yet. */
 fan_status fan_sim_pending(fan_sim *machine, fan_error *err);
 /* fan_sim_check: switches the checker off and on (initially on). */
@@ -164,12 +157,12 @@ void fan_sim_leave_out(fan_sim *machine, uint64_t plan_bits);
  * event_init, record, wait, query, event_sync, run, launch) fails with `status` (FAN_ERR_DEVICE,
  * FAN_ERR_DEVICE_NOMEM), once, and changes nothing. < 0: none does. */
 void fan_sim_fail_at(fan_sim *machine, int64_t index, fan_status status);
-uint64_t fan_sim_calls(const fan_sim *machine); /* calls so far */
+uint64_t fan_sim_calls(fan_sim *machine); /* calls so far */
 /* fan_sim_unsound: returns how many elided waits did not hold (must be 0: Elision). */
-uint64_t fan_sim_unsound(const fan_sim *machine);
+uint64_t fan_sim_unsound(fan_sim *machine);
 #endif
-double fan_sim_host_us(const fan_sim *machine);   /* the clock: host time spent queueing */
-double fan_sim_device_us(const fan_sim *machine); /* end of the last work queued */
+double fan_sim_host_us(fan_sim *machine);   /* the clock: host time spent queueing */
+double fan_sim_device_us(fan_sim *machine); /* end of the last work queued */
 
 /* Host threads (D30). The machine runs its spawned threads one at a time. */
 /* fan_sim_spawn: registers a host thread (its lane starts after the spawner's clock); sets *actor
@@ -197,7 +190,7 @@ fan_status fan_sim_join(fan_sim *machine, fan_error *err);
  * machine. */
 typedef struct fan_sim_chooser {
     int (*choose)(void *ctx, uint32_t enabled);
-    void (*access)(void *ctx, uint64_t object, fan_sched_mode how);
+    void (*access)(void *ctx, uint64_t object, fan_sched_mode mode);
     /* returns one of n possible answers (Queries); NULL: the true state */
     int (*pick)(void *ctx, int n);
     void *ctx;
@@ -222,10 +215,12 @@ bool fan_sim_stuck(fan_sim *machine, int actor);
 /* the choices so far, as in explore.h */
 void fan_sim_host_schedule(const fan_sim *machine, char *buf, size_t size);
 
-#ifdef FAN_TEST
-bool fan_sim_first_race(const fan_sim *machine, fan_race *out);
-/* fan_sim_gave_up: abandoned, or in a deadlock: waiting threads need not wait any longer. */
+/* fan_sim_gave_up: returns whether the run was abandoned, or is in a deadlock: waiting threads need
+ * not wait any longer. */
 bool fan_sim_gave_up(const fan_sim *machine);
+
+#ifdef FAN_TEST
+bool fan_sim_first_race(fan_sim *machine, fan_race *out);
 /* fan_sim_host_read: runs the machine until `s` (NULL: the device's current stream) is idle, notes
  * a host read of `a` and copies it to `dst`. */
 fan_status fan_sim_host_read(fan_sim *machine, fan_stream *s, const fan_array *dst,

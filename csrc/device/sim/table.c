@@ -1,5 +1,5 @@
-/* The backend's entries and its table; makes and ends machines; the machines that a thread has
- * entered. */
+/* The backend's entries: memory; streams and events. Its table; makes and ends machines. The
+ * machines that a thread has entered. */
 #define _POSIX_C_SOURCE 200809L
 #include "array/nditer.h"
 #include "base/mem.h"
@@ -16,13 +16,14 @@ static fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes
                                  fan_error *err)
 {
     fan_sim *machine = fan__sim_machine(d);
-    fan_arena *a = &machine->parts[d->index].arena;
+    fan_sim_device_part *part = &machine->parts[d->index];
+    fan_arena *a = &part->arena;
     bool host = false;
     (void)stream;
     fan__sim_lock(machine);
     fan_status status = fan__sim_enter(machine, "alloc", err);
-    machine->parts[d->index].given += bytes + 128;
-    bool decides = machine->parts[d->index].given > a->bytes;
+    part->given += bytes + 128;
+    bool decides = part->given > a->bytes;
     fan__sim_access(machine, FAN__NAME(OF_MEMORY, (uint64_t)d->index),
                     decides ? FAN_SCHED_DECIDE : FAN_SCHED_COUNT);
     if (status != FAN_OK)
@@ -50,14 +51,15 @@ done:
 static void fan__sim_free(fan_device *d, void *data, size_t bytes)
 {
     fan_sim *machine = fan__sim_machine(d);
+    fan_arena *a = &machine->parts[d->index].arena;
     (void)bytes;
     fan__sim_lock(machine);
     fan__sim_access(machine, FAN__NAME(OF_MEMORY, (uint64_t)d->index), FAN_SCHED_COUNT);
-    fan_block *b = fan_arena_find(&machine->parts[d->index].arena, (uintptr_t)data);
+    fan_block *b = fan_arena_find(a, (uintptr_t)data);
     if (b && b->graphs)
         b->left = true; /* K3 */
     else
-        fan_arena_free(&machine->parts[d->index].arena, (uintptr_t)data);
+        fan_arena_free(a, (uintptr_t)data);
     fan__sim_unlock(machine);
 }
 
@@ -76,69 +78,75 @@ static void lane_list_add(lane_list *l, uint32_t lane)
         l->list[l->n++] = lane;
 }
 
+/* lane_list_add_graph: adds the lanes of a launched graph that uses the block. */
+static void lane_list_add_graph(lane_list *l, const fan_sim_graph *g, const fan_block *b)
+{
+    size_t at = 0;
+    while (at < g->nblocks && g->blocks[at] != b->lo)
+        at++;
+    if (at == g->nblocks || !g->queues)
+        return;
+    for (uint32_t i = 0; i < g->members; i++) {
+        if (g->queues[i])
+            lane_list_add(l, g->queues[i]->lane);
+    }
+}
+
+/* check_release: checks that memory may be freed once `streams` have passed. A race is raised
+ * later. */
+static void check_release(fan_sim *machine, void *data, size_t bytes, fan_stream *const *streams,
+                          size_t n, const char *call_site)
+{
+    fan_race_check *check = machine->race_check;
+    lane_list after = {0};
+    fan_race race;
+    for (size_t i = 0; i < n; i++) {
+        const fan_sim_queue *queue = fan__queue_of(streams[i]);
+        lane_list_add(&after, queue->lane);
+        fan__sim_access(machine, queue->name, false);
+    }
+    /* The threads that held the memory have dropped it before, so what they waited for is over. */
+    for (size_t i = 0; i < 1 + FAN_ACTORS; i++) {
+        if (!machine->has_lane[i])
+            continue;
+        lane_list_add(&after, machine->host_lane[i]);
+        fan__sim_access(machine, FAN__NAME(OF_WAITED, i), false);
+    }
+    const fan_block *b = fan__access_block(machine, data);
+    bool kept = b && b->graphs; /* a graph that uses the block may be launched again */
+    if (b)
+        fan__sim_access(machine, b->name, true);
+    for (const fan_sim_graph *g = machine->graphs; g && kept; g = g->next)
+        lane_list_add_graph(&after, g, b);
+
+    uint32_t lane = fan__sim_lane(machine);
+    uintptr_t lo = (uintptr_t)data;
+    uintptr_t hi = lo + bytes;
+    fan_status status = FAN_OK;
+    if (!after.short_of_memory && kept)
+        status = fan_race_check_let_go(check, lane, after.list, after.n, lo, hi, call_site, &race);
+    else if (!after.short_of_memory)
+        status = fan_race_check_release(check, lane, after.list, after.n, lo, hi, call_site, &race);
+    fan_free(after.list);
+    if (status != FAN_ERR_RACE)
+        return;
+    fan__sim_keep_race(machine, &race);
+    if (!machine->has_pending)
+        machine->pending = race;
+    machine->has_pending = true;
+}
+
 static void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams,
                              size_t n)
 {
     fan_sim *machine = fan__sim_machine(d);
-    lane_list after = {0};
-    fan_race race;
     char call_site[FAN__SITE];
     fan__sim_call_site(machine, call_site, sizeof call_site);
     fan__sim_lock(machine);
     fan__access_take_back(machine, fan_extent_flat(data, bytes));
-    if (!machine->checking || machine->dying ||
-        fan_host_sched_given_up(machine->host_sched) != FAN_GOING)
-        goto done;
-    for (size_t i = 0; i < n; i++) {
-        lane_list_add(&after, fan__queue_of(streams[i])->lane);
-        fan__sim_access(machine, fan__queue_of(streams[i])->name, false);
-    }
-    /* The threads that held the memory have dropped it before, so what they waited for is over. */
-    for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
-        if (machine->has_lane[i]) {
-            lane_list_add(&after, machine->host_lane[i]);
-            fan__sim_access(machine, FAN__NAME(OF_WAITED, i), false);
-        }
-    const fan_block *b = fan__access_block(machine, data);
-    if (b) {
-        fan__sim_access(machine, b->name, true);
-        for (const fan_sim_graph *g = machine->graphs; g && b->graphs; g = g->next) {
-            bool uses = false;
-            for (size_t i = 0; i < g->nblocks && !uses; i++)
-                uses = g->blocks[i] == b->lo;
-            for (uint32_t i = 0; uses && g->queues && i < g->members; i++)
-                if (g->queues[i])
-                    lane_list_add(&after, g->queues[i]->lane);
-        }
-    }
-    if (after.short_of_memory)
-        goto done;
-    uint32_t lane = fan__sim_lane(machine);
-    uintptr_t lo = (uintptr_t)data;
-    fan_status status;
-    if (b && b->graphs) /* a graph that uses the block may be launched again */
-        status = fan_race_check_let_go(machine->race_check, lane, after.list, after.n, lo,
-                                       lo + bytes, call_site, &race);
-    else
-        status = fan_race_check_release(machine->race_check, lane, after.list, after.n, lo,
-                                        lo + bytes, call_site, &race);
-    if (status == FAN_ERR_RACE) {
-        fan__sim_keep_race(machine, &race);
-        if (!machine->has_pending) {
-            machine->pending = race;
-            machine->has_pending = true;
-        }
-    }
-done:
+    if (machine->checking && !machine->dying && !fan_sim_gave_up(machine))
+        check_release(machine, data, bytes, streams, n, call_site);
     fan__sim_unlock(machine);
-    fan_free(after.list);
-}
-
-static bool visit_read(const void *what, size_t i, const fan_array **a, bool *write)
-{
-    *a = what;
-    *write = false;
-    return i == 0;
 }
 
 static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src,
@@ -150,58 +158,55 @@ static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_a
     char call_site[FAN__SITE];
     fan_status status, found;
     fan__sim_call_site(machine, call_site, sizeof call_site);
-    fan__sim_lock(machine);
-    FAN_GO(fan__sim_enter(machine, "read", err));
-    FAN_GO(fan__sim_raise_pending(machine, err));
-    FAN_GO(fan__recording_none(queue, "read", err));
-    FAN_GO(fan__stream_barrier(machine, queue, err));
-    fan__sim_access(machine, queue->name, true);
-    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), false);
-    fan__access_report(machine, visit_read, src);
     /* a copy on `queue` that the host waits for */
-    found = fan__access_judge(machine, queue->lane, "read", call_site, KEPT_BY_HOST, false,
-                              visit_read, src, &race, err);
+    fan_array *source = (fan_array *)(uintptr_t)src;
+    fan__work work = {.name = "read",
+                      .call_site = call_site,
+                      .kernel = {.reads = &source, .nreads = 1},
+                      .kept = KEPT_BY_HOST};
+    fan__sim_lock(machine);
+    FAN_GO(fan__sim_enter_on(machine, queue, "read", "read", err));
+    fan__sim_access(machine, queue->name, true);
+    fan__sim_access_state(machine, OF_PROGRESS, false);
+    fan__access_report(machine, &work);
+    found = fan__access_judge(machine, queue->lane, &work, &race, err);
     if (found != FAN_OK && found != FAN_ERR_RACE) {
         status = found;
         goto done;
     }
     FAN_GO(fan__run_finish(machine, queue, err));
-    machine->host_us[fan__sim_host(machine)] += (double)fan_dtype_size(src->dtype) *
-                                                (double)src->size /
-                                                (machine->config.gbytes_per_s * 1e3);
+    *fan__host_clock(machine) += (double)fan_dtype_size(src->dtype) * (double)src->size /
+                                 (machine->config.gbytes_per_s * 1e3);
     if (found == FAN_ERR_RACE)
         status = fan__sim_raise(machine, &race, err);
 done:
     fan__sim_unlock(machine);
-    if (status == FAN_OK) {
-        if (machine->config.run_work)
-            fan_array_copy(dst, src);
-        else
-            fan_fill_zero(dst);
-        fan_sync_trace(s->device, s, NULL);
-    }
-    return status;
+    FAN_TRY(status);
+    if (machine->config.run_work)
+        fan_array_copy(dst, src);
+    else
+        fan_fill_zero(dst);
+    fan_sync_trace(s->device, s, NULL);
+    return FAN_OK;
 }
 
 fan_status fan_sim_array(fan_sim *machine, int device, fan_dtype dtype, int ndim,
                          const int64_t *shape, const fan_array *init, fan_array **out,
                          fan_error *err)
 {
-    *out = NULL;
-    if (device < 0 || device >= machine->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
-                        machine->config.devices);
+    fan_sim_device_part *part;
     fan_array *a;
+    *out = NULL;
+    FAN_TRY(fan__sim_part(machine, device, &part, err));
     if (init)
-        FAN_TRY(fan_memory_scope_upload(&machine->parts[device].device, err));
-    FAN_TRY(
-        fan_device_array(&machine->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
+        FAN_TRY(fan_memory_scope_upload(&part->device, err));
+    FAN_TRY(fan_device_array(&part->device, NULL, dtype, ndim, shape, init, &a, err));
     fan__sim_lock(machine);
     fan_block *b = fan__access_block(machine, a->storage->data);
     if (b)
         b->automatic = true;
     if (init)
-        machine->host_us[fan__sim_host(machine)] +=
+        *fan__host_clock(machine) +=
             (double)a->size * (double)fan_dtype_size(dtype) / (machine->config.gbytes_per_s * 1e3);
     fan__sim_unlock(machine);
     if (init && machine->config.run_work)
@@ -292,10 +297,11 @@ static fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_strea
 static void fan__sim_stream_fini(fan_stream *s)
 {
     fan_sim *machine = fan__sim_machine(s->device);
+    fan_sim_queue *queue = fan__queue_of(s);
     fan__sim_lock(machine);
-    if (fan__queue_of(s)->stream == s)
-        fan__queue_of(s)->stream = NULL;
-    fan__queue_drop(fan__queue_of(s));
+    if (queue->stream == s)
+        queue->stream = NULL;
+    fan__queue_drop(queue);
     fan__queue_sweep(machine);
     fan__sim_unlock(machine);
 }
@@ -304,9 +310,10 @@ static fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
 {
     (void)err;
     *id = 0;
-    fan__sim_access(fan__sim_machine(s->device), FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
-    if (atomic_load_explicit(&fan__sim_machine(s->device)->captures, memory_order_relaxed))
-        (void)fan_sim_capture_state(fan__sim_machine(s->device), s, id, NULL);
+    fan_sim *machine = fan__sim_machine(s->device);
+    fan__sim_access_state(machine, OF_CAPTURES, FAN_SCHED_READ);
+    if (atomic_load_explicit(&machine->captures, memory_order_relaxed))
+        (void)fan_sim_capture_state(machine, s, id, NULL);
     return FAN_OK;
 }
 
@@ -351,7 +358,7 @@ static fan_status fan__sim_event_init(fan_event *e, fan_error *err)
     fan_clock_init(&ev->place);
     fan__sim_lock(machine);
     fan_status status = FAN_OK;
-    if (fan_host_sched_given_up(machine->host_sched) == FAN_GOING) /* as in fan__sim_record */
+    if (!fan_sim_gave_up(machine)) /* as in fan__sim_record */
         status = fan__sim_enter(machine, "event_init", err);
     if (status == FAN_OK)
         ev->name = fan__sim_new_name(machine, OF_EVENT);
@@ -396,7 +403,7 @@ static void event_set_point(fan_sim *machine, fan_sim_event *ev, fan_sim_queue *
     fan__queue_drop(ev->point.queue);
     queue->refs++;
     ev->point = (fan_sim_point){queue, queue->queued};
-    ev->us = fan__later(queue->end_us, machine->host_us[fan__sim_host(machine)]);
+    ev->us = fan__later(queue->end_us, *fan__host_clock(machine));
 }
 
 static fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
@@ -406,7 +413,7 @@ static fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
     fan_sim_queue *queue = fan__queue_of(s);
     fan_status status;
     fan__sim_lock(machine);
-    if (fan_host_sched_given_up(machine->host_sched) != FAN_GOING) {
+    if (fan_sim_gave_up(machine)) {
         status = FAN_OK; /* nothing runs any more, and memory must still be freed */
         goto done;
     }
@@ -417,11 +424,8 @@ static fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
         goto done;
     }
     FAN_GO(fan__stream_barrier(machine, queue, err));
-    if (fan_race_check_record(machine->race_check, queue->lane, fan__sim_lane(machine),
-                              &ev->clock) != FAN_OK) {
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
-        goto done;
-    }
+    if (fan_race_check_record(machine->race_check, queue->lane, fan__sim_lane(machine), &ev->clock))
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event"));
     fan__sim_access(machine, queue->name, true);
     fan__sim_access(machine, ev->name, true);
     event_set_point(machine, ev, queue);
@@ -440,7 +444,7 @@ static fan_status fan__sim_note(fan_event *e, fan_stream *s, fan_error *err)
     fan_sim_queue *queue = fan__queue_of(s);
     fan_status status = FAN_OK;
     fan__sim_lock(machine);
-    if (fan_host_sched_given_up(machine->host_sched) != FAN_GOING)
+    if (fan_sim_gave_up(machine))
         goto done;
     FAN_GO(fan__sim_enter(machine, "record", err));
     FAN_GO(fan__recording_none(queue, "record", err));
@@ -461,11 +465,9 @@ static fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
     bool never = false, captured;
     fan__sim_lock(machine);
     FAN_GO(fan__sim_enter(machine, "wait", err));
-    if (fan__sim_machine(e->device) != machine) {
-        status =
-            fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another machine");
-        goto done;
-    }
+    if (fan__sim_machine(e->device) != machine)
+        FAN_GO(
+            fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another machine"));
     event_name(machine, e);
     fan__sim_access(machine, ev->name, false);
     FAN_GO(fan__recording_wait(queue, ev, &captured, err));
@@ -477,10 +479,7 @@ static fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
     FAN_GO(fan__stream_barrier(machine, queue, err));
     FAN_GO(fan__queue_wait(machine, queue, ev->point, err));
     /* The host's clock is not joined at a wait: an elided wait would not join it either. */
-    if (fan_race_check_sync(machine->race_check, queue->lane, &ev->clock) != FAN_OK) {
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
-        goto done;
-    }
+    FAN_GO(fan__lane_after(machine, queue->lane, &ev->clock, err));
     fan__sim_access(machine, queue->name, true);
     queue->end_us = fan__later(queue->end_us, ev->us);
 done:
@@ -500,14 +499,38 @@ static void fan__sim_elided(fan_stream *s, fan_event *e)
 {
     fan_sim *machine = fan__sim_machine(s->device);
     const fan_sim_event *ev = e->impl;
+    const fan_sim_queue *queue = fan__queue_of(s);
     fan__sim_lock(machine);
-    fan__sim_access(machine, fan__queue_of(s)->name, false);
+    fan__sim_access(machine, queue->name, false);
     fan__sim_access(machine, ev->name, false);
-    if (machine->checking &&
-        !fan_clock_leq(&ev->clock,
-                       fan_race_check_clock(machine->race_check, fan__queue_of(s)->lane)))
+    const fan_clock *now = fan_race_check_clock(machine->race_check, queue->lane);
+    if (machine->checking && !fan_clock_leq(&ev->clock, now))
         machine->unsound++;
     fan__sim_unlock(machine);
+}
+
+/* query_choose: the search chooses *done, where it may (sim.h, Queries). */
+static fan_status query_choose(fan_sim *machine, fan_sim_event *ev, bool *done, fan_error *err)
+{
+    const fan_clock *now = fan_race_check_clock(machine->race_check, fan__sim_lane(machine));
+    int answer = 1;
+    if (!fan__sim_picks(machine) || fan__sim_here.kernels || !machine->config.run_work)
+        return FAN_OK;
+    if (fan_clock_leq(&ev->clock, now))
+        return FAN_OK;
+    if (ev->denied < FAN_ASKS)
+        answer = fan_host_sched_pick(machine->host_sched, 2);
+    if (answer < 0)
+        return FAN_OK;
+    *done = answer == 1;
+    if (!*done) {
+        ev->denied++;
+        return FAN_OK;
+    }
+    FAN_TRY(fan__run_for(machine, ev->point, 0, done, err));
+    if (!*done)
+        fan_sched_not_ready(); /* it never will, unless another thread acts */
+    return FAN_OK;
 }
 
 static fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
@@ -519,30 +542,12 @@ static fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
     FAN_GO(fan__sim_enter(machine, "query", err));
     FAN_GO(fan__recording_has_time(ev, e, "query", err));
     fan__sim_access(machine, ev->name, false);
-    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), true);
-    fan__sim_access(machine, FAN__NAME(OF_QUEUED, 0), false);
+    fan__sim_access_state(machine, OF_PROGRESS, true);
+    fan__sim_access_state(machine, OF_QUEUED, false);
     fan__run_settle(machine);
-    *done = true;
-    if (ev->point.queue) {
-        bool has_pick = machine->has_chooser && machine->chooser.pick;
-        bool chosen = has_pick && !fan__sim_here.kernels && machine->config.run_work;
-        const fan_clock *now = fan_race_check_clock(machine->race_check, fan__sim_lane(machine));
-        *done = fan__run_has_passed(ev);
-        if (chosen && !fan_clock_leq(&ev->clock, now)) {
-            int said = 1;
-            if (ev->denied < FAN_ASKS)
-                said = fan_host_sched_pick(machine->host_sched, 2);
-            if (said >= 0) {
-                *done = said == 1;
-                if (!*done)
-                    ev->denied++;
-                else
-                    FAN_GO(fan__run_for(machine, ev->point, 0, done, err));
-                if (said == 1 && !*done)
-                    fan_sched_not_ready(); /* it never will, unless another thread acts */
-            }
-        }
-    }
+    *done = fan__run_has_passed(ev);
+    if (ev->point.queue)
+        FAN_GO(query_choose(machine, ev, done, err));
     if (*done && ev->point.queue)
         status = fan__run_join(machine, &ev->clock, err);
 done:
@@ -556,8 +561,8 @@ static bool fan__sim_peek(fan_event *e)
     fan__sim_lock(machine);
     fan__run_settle(machine);
     const fan_sim_event *ev = e->impl;
-    bool done = (fan__run_has_passed(ev) && !ev->recording) ||
-                fan_host_sched_given_up(machine->host_sched) != FAN_GOING;
+    bool done = fan__run_has_passed(ev) && !ev->recording;
+    done = done || fan_sim_gave_up(machine);
     fan__sim_unlock(machine);
     return done;
 }
@@ -570,12 +575,9 @@ static fan_status fan__sim_sync(fan_stream *s, fan_error *err)
     if (machine->dying)
         return FAN_OK;
     fan__sim_lock(machine);
-    FAN_GO(fan__sim_enter(machine, "sync", err));
-    FAN_GO(fan__sim_raise_pending(machine, err));
-    FAN_GO(fan__recording_none(queue, "synchronize", err));
-    FAN_GO(fan__stream_barrier(machine, queue, err));
+    FAN_GO(fan__sim_enter_on(machine, queue, "sync", "synchronize", err));
     fan__sim_access(machine, queue->name, queue->blocking);
-    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__sim_access_state(machine, OF_PROGRESS, false);
     FAN_GO(fan__run_finish(machine, queue, err));
 done:
     fan__sim_unlock(machine);
@@ -588,31 +590,19 @@ static fan_status fan__sim_event_sync(fan_event *e, fan_error *err)
 {
     fan_sim *machine = fan__sim_machine(e->device);
     const fan_sim_event *ev = e->impl;
-    fan_clock then;
     fan_status status;
     if (machine->dying)
         return FAN_OK;
-    fan_clock_init(&then);
     fan__sim_lock(machine);
     FAN_GO(fan__sim_enter(machine, "event_sync", err));
     FAN_GO(fan__sim_raise_pending(machine, err));
     FAN_GO(fan__recording_has_time(ev, e, "synchronize", err));
     fan__sim_access(machine, ev->name, false);
-    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), false);
-    double us = ev->us;
-    if (!ev->point.queue)
-        goto done;
-    if (fan_clock_copy(&then, &ev->clock)) {
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
-        goto done;
-    }
-    FAN_GO(fan__run_until(machine, ev->point, err));
-    status = fan__run_join(machine, &then, err);
-    machine->host_us[fan__sim_host(machine)] =
-        fan__later(machine->host_us[fan__sim_host(machine)], us);
+    fan__sim_access_state(machine, OF_PROGRESS, false);
+    if (ev->point.queue)
+        status = fan__run_to(machine, ev->point, &ev->clock, ev->us, err);
 done:
     fan__sim_unlock(machine);
-    fan_clock_fini(&then);
     if (status == FAN_OK)
         fan_sync_trace(e->device, NULL, e);
     return status;
@@ -633,14 +623,15 @@ static void sim_free_machine(fan_sim *machine)
     if (machine->parts) {
         fan__recording_drop_all(machine);
         fan__queue_drop_work(machine);
-        for (int i = 0; i < machine->config.devices; i++)
+        for (int i = 0; i < machine->config.devices; i++) {
             if (machine->parts[i].device.backend)
                 fan_device_flush(&machine->parts[i].device);
-        for (int i = 0; i < machine->config.devices; i++)
+        }
+        for (int i = 0; i < machine->config.devices; i++) {
             if (machine->parts[i].device.backend)
                 fan_device_clear(&machine->parts[i].device);
-        for (int i = 0; i < machine->config.devices; i++)
             fan_arena_fini(&machine->parts[i].arena);
+        }
     }
     for (size_t i = 0; i < machine->nqueues; i++)
         fan_free(machine->queues[i]);
@@ -749,7 +740,6 @@ static void sim_begin_anew(fan_sim *machine)
     machine->calls = 0;
     machine->races = 0;
     machine->unsound = 0;
-    machine->has_first = false;
     machine->has_pending = false;
     machine->last = 0;
     machine->device_us = 0;
@@ -851,8 +841,7 @@ uint64_t fan_sim_seed(const fan_sim *machine)
 #ifdef FAN_TEST
 fan_status fan_sim_reset(fan_sim *machine, fan_error *err)
 {
-    if (fan_host_sched_count(machine->host_sched) != 0 &&
-        fan_host_sched_given_up(machine->host_sched) == FAN_GOING)
+    if (fan_host_sched_count(machine->host_sched) != 0 && !fan_sim_gave_up(machine))
         return fan_fail(err, FAN_ERR_STATE,
                         "a machine with host threads cannot be reset: join them first");
     fan__queue_drop_work(machine);

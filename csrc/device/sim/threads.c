@@ -7,21 +7,17 @@
 fan_status fan_sim_spawn(fan_sim *machine, int *actor, fan_error *err)
 {
     int i = -1;
-    bool first;
     fan_status status;
     *actor = -1;
     fan__sim_lock(machine);
-    fan__sim_access(machine, FAN__NAME(OF_ACTORS, 0), FAN_SCHED_WRITE);
+    fan__sim_access_state(machine, OF_ACTORS, FAN_SCHED_WRITE);
     FAN_GO(fan__sim_alive(machine, err));
-    FAN_GO(fan_host_sched_spawn(machine->host_sched, &i, &first, err));
+    FAN_GO(fan_host_sched_spawn(machine->host_sched, &i, err));
     FAN_GO(fan__queue_host(machine, 1 + (size_t)i, (uint64_t)i, err));
-    if (fan_race_check_sync(machine->race_check, machine->host_lane[1 + i],
-                            fan_race_check_clock(machine->race_check, fan__sim_lane(machine))) !=
-        FAN_OK) {
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread");
-        goto done;
-    }
-    machine->host_us[1 + i] = machine->host_us[fan__sim_host(machine)];
+    const fan_clock *now = fan_race_check_clock(machine->race_check, fan__sim_lane(machine));
+    if (fan_race_check_sync(machine->race_check, machine->host_lane[1 + i], now) != FAN_OK)
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread"));
+    machine->host_us[1 + i] = *fan__host_clock(machine);
     *actor = i;
 done:
     fan__sim_unlock(machine);
@@ -33,23 +29,25 @@ done:
 static void thread_yield(void *ctx)
 {
     fan_sim *machine = ctx;
-    bool again = fan__sim_here.fresh;
-    fan__sim_here.fresh = false;
-    if (!fan__sim_here.kernels && !again)
-        fan_host_sched_yield(machine->host_sched, fan__sim_here.actor);
+    fan__sim_thread *here = &fan__sim_here;
+    bool again = here->fresh;
+    here->fresh = false;
+    if (!here->kernels && !again)
+        fan_host_sched_yield(machine->host_sched, here->actor);
 }
 
 static bool thread_begin(void *ctx)
 {
     fan_sim *machine = ctx;
-    if (fan__sim_here.kernels || FAN_FAULT(NO_TURNS))
+    fan__sim_thread *here = &fan__sim_here;
+    if (here->kernels || FAN_FAULT(NO_TURNS))
         return true;
-    if (!fan__sim_here.vain)
-        fan_host_sched_polled(machine->host_sched, fan__sim_here.actor, false);
-    fan__sim_here.vain = false;
-    fan_host_sched_yield(machine->host_sched, fan__sim_here.actor);
-    fan__sim_here.fresh = true;
-    return fan_host_sched_given_up(machine->host_sched) == FAN_GOING;
+    if (!here->vain)
+        fan_host_sched_polled(machine->host_sched, here->actor, false);
+    here->vain = false;
+    fan_host_sched_yield(machine->host_sched, here->actor);
+    here->fresh = true;
+    return !fan_sim_gave_up(machine);
 }
 
 static void thread_end(void *ctx)
@@ -93,7 +91,7 @@ static uint64_t thread_name(void *ctx)
     return MADE_HERE | (machine->serial & 0xfff) << 47 | number;
 }
 
-static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mode how)
+static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mode mode)
 {
     static const int kinds[] = {
         [FAN_THING_LOCKED] = OF_MUTEX,      [FAN_THING_BUDGET] = OF_BUDGET,
@@ -106,12 +104,12 @@ static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mod
         number = thread_mutex_number(machine, id);
     if (thing == FAN_THING_HOST_MEMORY || thing == FAN_THING_GRAPH)
         number = (uint64_t)fan__sim_here.apart;
-    fan__sim_access(machine, FAN__NAME(kinds[thing], number), how);
+    fan__sim_access(machine, FAN__NAME(kinds[thing], number), mode);
     if (thing != FAN_THING_LOCKED)
         return;
     fan__sim_lock(machine); /* state guarded by the mutex was written before */
     (void)fan_race_check_locked(machine->race_check, fan__sim_lane(machine), id);
-    if (how == FAN_SCHED_WRITE || how == FAN_SCHED_COUNT)
+    if (mode == FAN_SCHED_WRITE || mode == FAN_SCHED_COUNT)
         (void)fan_race_check_unlocking(machine->race_check, fan__sim_lane(machine), id);
     fan__sim_unlock(machine);
 }
@@ -207,28 +205,26 @@ bool fan_sim_thread_begin(fan_sim *machine, int actor)
         fan_sim_drop(machine);
         return false;
     }
-    fan__sim_here.machine = machine;
-    fan__sim_here.actor = actor;
-    fan__sim_here.fresh = false;
-    fan__sim_here.vain = false;
-    fan__sim_here.apart = 0;
-    fan__sim_here.hooks = (fan_thread_hooks){.yield = thread_yield,
-                                             .wait = thread_wait,
-                                             .await = thread_await,
-                                             .reached = thread_reached,
-                                             .locked = thread_locked,
-                                             .unlocking = thread_unlocking,
-                                             .begin = thread_begin,
-                                             .end = thread_end,
-                                             .not_ready = thread_not_ready,
-                                             .changed = thread_changed,
-                                             .access = thread_access,
-                                             .name = thread_name,
-                                             .spawn = thread_spawn,
-                                             .enter = thread_enter,
-                                             .leave = thread_leave,
-                                             .refused = thread_refused,
-                                             .ctx = machine};
+    fan__sim_here = (fan__sim_thread){.machine = machine,
+                                      .actor = actor,
+                                      .kernels = fan__sim_here.kernels,
+                                      .hooks = {.yield = thread_yield,
+                                                .wait = thread_wait,
+                                                .await = thread_await,
+                                                .reached = thread_reached,
+                                                .locked = thread_locked,
+                                                .unlocking = thread_unlocking,
+                                                .begin = thread_begin,
+                                                .end = thread_end,
+                                                .not_ready = thread_not_ready,
+                                                .changed = thread_changed,
+                                                .access = thread_access,
+                                                .name = thread_name,
+                                                .spawn = thread_spawn,
+                                                .enter = thread_enter,
+                                                .leave = thread_leave,
+                                                .refused = thread_refused,
+                                                .ctx = machine}};
     fan_thread_set_hooks(&fan__sim_here.hooks);
     return true;
 }
@@ -263,14 +259,14 @@ fan_status fan_sim_join(fan_sim *machine, fan_error *err)
         return FAN_OK;
     status = fan_host_sched_join(machine->host_sched, err);
     fan__sim_lock(machine);
-    for (size_t i = 1; i < 1 + FAN_ACTORS; i++)
-        if (machine->has_lane[i]) {
-            (void)fan_race_check_sync(
-                machine->race_check, machine->host_lane[0],
-                /* lanes have room for all lanes */
-                fan_race_check_clock(machine->race_check, machine->host_lane[i]));
-            machine->host_us[0] = fan__later(machine->host_us[0], machine->host_us[i]);
-        }
+    for (size_t i = 1; i < 1 + FAN_ACTORS; i++) {
+        if (!machine->has_lane[i])
+            continue;
+        const fan_clock *then = fan_race_check_clock(machine->race_check, machine->host_lane[i]);
+        /* lanes of threads have room for all lanes */
+        (void)fan_race_check_sync(machine->race_check, machine->host_lane[0], then);
+        machine->host_us[0] = fan__later(machine->host_us[0], machine->host_us[i]);
+    }
     fan__sim_unlock(machine);
     return status;
 }
@@ -293,8 +289,8 @@ fan_status fan_sim_after_thread(fan_sim *machine, int actor, fan_error *err)
 
 void fan_sim_read_all(fan_sim *machine)
 {
-    fan__sim_access(machine, FAN__NAME(OF_CALLS, 0), FAN_SCHED_DECIDE);
-    fan__sim_access(machine, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_DECIDE);
+    fan__sim_access_state(machine, OF_CALLS, FAN_SCHED_DECIDE);
+    fan__sim_access_state(machine, OF_STREAMS, FAN_SCHED_DECIDE);
 }
 
 /* ---- control ---- */
@@ -307,23 +303,17 @@ fan_status fan_sim_synchronize(fan_sim *machine, fan_error *err)
     fan_yield();
     fan__sim_lock(machine);
     FAN_GO(fan__sim_enter(machine, "synchronize", err));
-    for (fan_sim_recording *r = machine->recordings; r; r = r->next) {
-        int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-        status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "synchronize: %s (CUDA's code %d)",
-                               fan_capture_words(code), code);
-    }
-    if (status != FAN_OK)
-        goto done;
-    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), false);
-    fan__sim_access(machine, FAN__NAME(OF_QUEUED, 0), false);
+    FAN_GO(fan__recording_break_all(machine, "synchronize", true, FAN_CAPTURE_GLOBAL, err));
+    fan__sim_access_state(machine, OF_PROGRESS, false);
+    fan__sim_access_state(machine, OF_QUEUED, false);
     for (size_t i = 0; i < machine->nqueues; i++)
         fan__sim_access(machine, machine->queues[i]->name, false);
     FAN_GO(fan__run_until(machine, (fan_sim_point){NULL, 0}, err));
     for (size_t i = 0; i < machine->nqueues; i++) {
-        FAN_GO(fan__run_join(
-            machine, fan_race_check_clock(machine->race_check, machine->queues[i]->lane), err));
-        machine->host_us[fan__sim_host(machine)] =
-            fan__later(machine->host_us[fan__sim_host(machine)], machine->queues[i]->end_us);
+        const fan_sim_queue *queue = machine->queues[i];
+        const fan_clock *then = fan_race_check_clock(machine->race_check, queue->lane);
+        FAN_GO(fan__run_join(machine, then, err));
+        fan__host_until(machine, queue->end_us);
     }
     FAN_GO(fan__sim_raise_pending(machine, err));
 done:
@@ -342,8 +332,8 @@ fan_status fan_sim_step(fan_sim *machine, bool *ran, fan_error *err)
     fan__sim_lock(machine);
     FAN_GO(fan__sim_enter(machine, "step", err));
     FAN_GO(fan__sim_raise_pending(machine, err));
-    fan__sim_access(machine, FAN__NAME(OF_PROGRESS, 0), true);
-    fan__sim_access(machine, FAN__NAME(OF_QUEUED, 0), false);
+    fan__sim_access_state(machine, OF_PROGRESS, true);
+    fan__sim_access_state(machine, OF_QUEUED, false);
     while (machine->executor && machine->executor != fan_thread_id())
         fan__run_stand_by(machine);
     fan_sim_queue *queue = fan__run_pick(machine);
@@ -359,27 +349,27 @@ done:
 }
 
 /* control_count: reads a counter that other threads may change. */
-static uint64_t control_count(const fan_sim *machine, const uint64_t *count)
+static uint64_t control_count(fan_sim *machine, const uint64_t *count)
 {
-    fan__sim_lock((fan_sim *)(uintptr_t)machine);
+    fan__sim_lock(machine);
     uint64_t n = *count;
-    fan__sim_unlock((fan_sim *)(uintptr_t)machine);
+    fan__sim_unlock(machine);
     return n;
 }
 
-uint64_t fan_sim_races(const fan_sim *machine)
+uint64_t fan_sim_races(fan_sim *machine)
 {
     return control_count(machine, &machine->races);
 }
 
 #ifdef FAN_TEST
-bool fan_sim_first_race(const fan_sim *machine, fan_race *out)
+bool fan_sim_first_race(fan_sim *machine, fan_race *out)
 {
-    fan__sim_lock((fan_sim *)(uintptr_t)machine);
-    bool some = machine->has_first;
+    fan__sim_lock(machine);
+    bool some = machine->races > 0;
     if (some)
         *out = machine->first;
-    fan__sim_unlock((fan_sim *)(uintptr_t)machine);
+    fan__sim_unlock(machine);
     return some;
 }
 #endif
@@ -416,32 +406,32 @@ void fan_sim_fail_at(fan_sim *machine, int64_t index, fan_status status)
     fan__sim_unlock(machine);
 }
 
-uint64_t fan_sim_calls(const fan_sim *machine)
+uint64_t fan_sim_calls(fan_sim *machine)
 {
     return control_count(machine, &machine->calls);
 }
 
-uint64_t fan_sim_unsound(const fan_sim *machine)
+uint64_t fan_sim_unsound(fan_sim *machine)
 {
     return control_count(machine, &machine->unsound);
 }
 #endif
 
-double fan_sim_host_us(const fan_sim *machine)
+double fan_sim_host_us(fan_sim *machine)
 {
     double us = 0;
-    fan__sim_lock((fan_sim *)(uintptr_t)machine);
+    fan__sim_lock(machine);
     for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
         us = fan__later(us, machine->host_us[i]);
-    fan__sim_unlock((fan_sim *)(uintptr_t)machine);
+    fan__sim_unlock(machine);
     return us;
 }
 
-double fan_sim_device_us(const fan_sim *machine)
+double fan_sim_device_us(fan_sim *machine)
 {
-    fan__sim_lock((fan_sim *)(uintptr_t)machine);
+    fan__sim_lock(machine);
     double us = machine->device_us;
-    fan__sim_unlock((fan_sim *)(uintptr_t)machine);
+    fan__sim_unlock(machine);
     return us;
 }
 
@@ -465,12 +455,10 @@ bool fan_sim_abandoned(const fan_sim *machine)
     return fan_host_sched_given_up(machine->host_sched) == FAN_ABANDONED;
 }
 
-#ifdef FAN_TEST
 bool fan_sim_gave_up(const fan_sim *machine)
 {
     return fan_host_sched_given_up(machine->host_sched) != FAN_GOING;
 }
-#endif
 
 bool fan_sim_stuck(fan_sim *machine, int actor)
 {

@@ -1,4 +1,9 @@
-/* The queues of streams, and the work in them. */
+/* The queues of streams, and the work in them.
+ *
+ *   queues     made, freed, appended to
+ *   run        which head runs next; runs it; waits for a point
+ *   streams    barriers of the legacy default stream; new streams
+ *   work       checks it and queues it, or records it in a capture; the table's entries */
 #include "base/mem.h"
 #include "base/rng.h"
 #include "device/memory.h"
@@ -8,20 +13,13 @@
 #include <stdio.h>
 #include <string.h>
 
-static fan_status queue_lane(fan_sim *machine, int device, uint64_t handle, uint32_t *out,
-                             fan_error *err)
-{
-    FAN_TRY(fan_race_check_lane(machine->race_check, out, err));
-    fan_race_check_name(machine->race_check, *out, FAN_SIM_OWNER(device, handle));
-    return FAN_OK;
-}
-
 fan_status fan__queue_host(fan_sim *machine, size_t host, uint64_t actor, fan_error *err)
 {
     if (machine->has_lane[host])
         return FAN_OK;
-    FAN_TRY(queue_lane(machine, -1, actor, &machine->host_lane[host], err));
-    if (fan_race_check_host(machine->race_check, machine->host_lane[host]) != FAN_OK)
+    uint32_t *lane = &machine->host_lane[host];
+    FAN_TRY(fan_race_check_lane(machine->race_check, FAN_SIM_OWNER(-1, actor), lane, err));
+    if (fan_race_check_host(machine->race_check, *lane) != FAN_OK)
         /* the lane stays unused */
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread");
     machine->has_lane[host] = true;
@@ -38,10 +36,9 @@ fan_status fan__queue_new(fan_sim *machine, int device, uint64_t handle, bool bl
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     }
     fan_status status = FAN_OK;
-    if (seen && fan_race_check_reuse(machine->race_check, seen, &queue->lane))
-        fan_race_check_name(machine->race_check, queue->lane, FAN_SIM_OWNER(device, handle));
-    else
-        status = queue_lane(machine, device, handle, &queue->lane, err);
+    uint64_t owner = FAN_SIM_OWNER(device, handle);
+    if (!seen || !fan_race_check_reuse(machine->race_check, seen, owner, &queue->lane))
+        status = fan_race_check_lane(machine->race_check, owner, &queue->lane, err);
     if (status != FAN_OK) {
         fan_free(queue);
         return status;
@@ -156,14 +153,19 @@ fan_sim_op *fan__op_new(const fan_job *jobs, size_t n)
     return op;
 }
 
+/* point_passed: returns whether all that the point represents has run. */
+static bool point_passed(fan_sim_point point)
+{
+    return !point.queue || point.queue->done >= point.upto;
+}
+
 void fan__run_settle(fan_sim *machine)
 {
     for (bool moved = true; moved;) {
         moved = false;
         for (size_t i = 0; i < machine->nqueues; i++) {
             fan_sim_queue *queue = machine->queues[i];
-            while (queue->head && queue->head->wait.queue &&
-                   queue->head->wait.queue->done >= queue->head->wait.upto) {
+            while (queue->head && queue->head->wait.queue && point_passed(queue->head->wait)) {
                 fan_sim_op *op = fan__queue_pop(queue);
                 fan__queue_drop(op->wait.queue);
                 fan_free(op);
@@ -251,18 +253,19 @@ fan_status fan__run_one(fan_sim *machine, fan_sim_queue *queue, fan_error *err)
 
 void fan__run_stand_by(fan_sim *machine)
 {
+    const fan_sim_hooks *hooks = &machine->hooks;
     void *let_go = NULL;
     uint64_t other = machine->executor;
-    if (machine->hooks.before_block) {
+    if (hooks->before_block) {
         fan__sim_unlock(machine);
-        let_go = machine->hooks.before_block(machine->hooks.ctx);
+        let_go = hooks->before_block(hooks->ctx);
         fan__sim_lock(machine);
     }
     if (machine->executor == other)
         (void)pthread_cond_wait(&machine->ran, &machine->lock);
-    if (machine->hooks.after_block) {
+    if (hooks->after_block) {
         fan__sim_unlock(machine);
-        machine->hooks.after_block(machine->hooks.ctx, let_go);
+        hooks->after_block(hooks->ctx, let_go);
         fan__sim_lock(machine);
     }
 }
@@ -296,7 +299,7 @@ fan_status fan__run_until(fan_sim *machine, fan_sim_point point, fan_error *err)
         point.queue->refs++;
     while (status == FAN_OK) {
         fan__run_settle(machine);
-        bool over = !point.queue || point.queue->done >= point.upto;
+        bool over = point_passed(point);
         for (size_t i = 0; !point.queue && over && i < machine->nqueues; i++)
             over = machine->queues[i]->done >= machine->queues[i]->queued;
         if (over)
@@ -316,36 +319,44 @@ fan_status fan__run_until(fan_sim *machine, fan_sim_point point, fan_error *err)
     return status;
 }
 
-fan_status fan__run_join(fan_sim *machine, const fan_clock *what, fan_error *err)
+fan_status fan__lane_after(fan_sim *machine, uint32_t lane, const fan_clock *clock, fan_error *err)
 {
-    fan__sim_access(machine, FAN__NAME(OF_WAITED, fan__sim_host(machine)), true);
-    if (fan_race_check_sync(machine->race_check, fan__sim_lane(machine), what) != FAN_OK)
+    if (fan_race_check_sync(machine->race_check, lane, clock) != FAN_OK)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
     return FAN_OK;
 }
 
+fan_status fan__run_join(fan_sim *machine, const fan_clock *clock, fan_error *err)
+{
+    fan__sim_access(machine, FAN__NAME(OF_WAITED, fan__sim_host(machine)), true);
+    return fan__lane_after(machine, fan__sim_lane(machine), clock, err);
+}
+
+fan_status fan__run_to(fan_sim *machine, fan_sim_point point, const fan_clock *clock, double us,
+                       fan_error *err)
+{
+    fan_clock then; /* a copy: other threads may change it meanwhile */
+    fan_status status;
+    fan_clock_init(&then);
+    if (fan_clock_copy(&then, clock))
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait"));
+    FAN_GO(fan__run_until(machine, point, err));
+    FAN_GO(fan__run_join(machine, &then, err));
+    fan__host_until(machine, us);
+done:
+    fan_clock_fini(&then);
+    return status;
+}
+
 fan_status fan__run_finish(fan_sim *machine, fan_sim_queue *queue, fan_error *err)
 {
-    fan_clock then;
-    fan_clock_init(&then);
-    double us = queue->end_us;
-    fan_status status = FAN_OK;
-    if (fan_clock_copy(&then, fan_race_check_clock(machine->race_check, queue->lane)))
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
-    if (status == FAN_OK)
-        status = fan__run_until(machine, (fan_sim_point){queue, queue->queued}, err);
-    if (status == FAN_OK)
-        status = fan__run_join(machine, &then, err);
-    fan_clock_fini(&then);
-    if (status == FAN_OK)
-        machine->host_us[fan__sim_host(machine)] =
-            fan__later(machine->host_us[fan__sim_host(machine)], us);
-    return status;
+    const fan_clock *clock = fan_race_check_clock(machine->race_check, queue->lane);
+    return fan__run_to(machine, (fan_sim_point){queue, queue->queued}, clock, queue->end_us, err);
 }
 
 bool fan__run_has_passed(const fan_sim_event *ev)
 {
-    return !ev->point.queue || ev->point.queue->done >= ev->point.upto;
+    return point_passed(ev->point);
 }
 
 fan_status fan__run_for(fan_sim *machine, fan_sim_point point, size_t depth, bool *can,
@@ -354,8 +365,10 @@ fan_status fan__run_for(fan_sim *machine, fan_sim_point point, size_t depth, boo
     fan_status status = FAN_OK;
     fan_sim_queue *queue = point.queue;
     queue->refs++;
-    for (fan__run_settle(machine); status == FAN_OK && *can && queue->done < point.upto;
-         fan__run_settle(machine)) {
+    for (;;) {
+        fan__run_settle(machine);
+        if (status != FAN_OK || !*can || point_passed(point))
+            break;
         /* a chain of waits longer than the number of queues is a cycle */
         bool blocked = !queue->head || queue->running || depth > machine->nqueues;
         if (machine->executor && machine->executor != fan_thread_id())
@@ -376,7 +389,7 @@ fan_status fan__sim_nudge(fan_device *d, fan_error *err)
     fan_sim *machine = fan__sim_machine(d);
     fan_status status = FAN_OK;
     fan__sim_lock(machine);
-    bool chosen = machine->has_chooser && machine->chooser.pick;
+    bool chosen = fan__sim_picks(machine);
     bool may_run = machine->config.run_work && !machine->executor && !fan__sim_here.kernels;
     fan_sim_queue *queue = NULL;
     if (may_run && !chosen)
@@ -397,10 +410,10 @@ fan_status fan__stream_barrier(fan_sim *machine, fan_sim_queue *queue, fan_error
     fan_status status = FAN_OK;
     for (size_t i = 0; queue->legacy && machine->recordings && i < machine->nqueues; i++) {
         const fan_sim_queue *other = machine->queues[i];
-        if (other->recording && other->device == queue->device && other->blocking)
-            status = fan__recording_refuse(
-                queue, fan_capture_break(&other->recording->capture, FAN_CAPTURE_IMPLICIT), "work",
-                err);
+        if (!other->recording || other->device != queue->device || !other->blocking)
+            continue;
+        int code = fan_capture_break(&other->recording->capture, FAN_CAPTURE_IMPLICIT);
+        status = fan__recording_refuse(queue, code, "work", err);
     }
     FAN_TRY(status);
     if (!queue->blocking)
@@ -413,9 +426,8 @@ fan_status fan__stream_barrier(fan_sim *machine, fan_sim_queue *queue, fan_error
         fan__sim_access(machine, other->name, false);
         FAN_TRY(fan__queue_wait(machine, queue, (fan_sim_point){other, other->queued}, err));
         /* The host's clock is not needed: a sync queues nothing. */
-        if (fan_race_check_sync(machine->race_check, queue->lane,
-                                fan_race_check_clock(machine->race_check, other->lane)) != FAN_OK)
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
+        FAN_TRY(fan__lane_after(machine, queue->lane,
+                                fan_race_check_clock(machine->race_check, other->lane), err));
         queue->end_us = fan__later(queue->end_us, other->end_us);
     }
     return FAN_OK;
@@ -424,71 +436,68 @@ fan_status fan__stream_barrier(fan_sim *machine, fan_sim_queue *queue, fan_error
 fan_status fan_sim_stream(fan_sim *machine, int device, bool blocking, fan_stream **out,
                           fan_error *err)
 {
-    fan_sim_queue *queue = NULL;
+    fan_sim_queue *queue;
+    fan_sim_device_part *part;
+    fan_status status;
     *out = NULL;
-    if (device < 0 || device >= machine->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
-                        machine->config.devices);
+    FAN_TRY(fan__sim_part(machine, device, &part, err));
     fan_yield();
     fan__sim_lock(machine);
-    fan_status status = fan__sim_alive(machine, err);
-    if (status == FAN_OK)
-        status = fan__queue_new(machine, device, machine->handle + 1, blocking,
-                                fan_race_check_clock(machine->race_check, fan__sim_lane(machine)),
-                                &queue, err);
-    if (status == FAN_OK) {
-        fan__sim_access(machine, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_COUNT);
-        machine->handle++;
-        *out = fan_stream_new(&machine->parts[device].device, queue->handle, queue);
-        if (!*out) {
-            fan__queue_drop(queue);
-            fan__queue_sweep(machine);
-            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-        }
+    FAN_GO(fan__sim_alive(machine, err));
+    const fan_clock *now = fan_race_check_clock(machine->race_check, fan__sim_lane(machine));
+    FAN_GO(fan__queue_new(machine, device, machine->handle + 1, blocking, now, &queue, err));
+    fan__sim_access_state(machine, OF_STREAMS, FAN_SCHED_COUNT);
+    machine->handle++;
+    *out = fan_stream_new(&part->device, queue->handle, queue);
+    if (!*out) {
+        fan__queue_drop(queue);
+        fan__queue_sweep(machine);
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     }
+done:
     fan__sim_unlock(machine);
     return status;
 }
 
 #define KERNEL_US 1.0 /* at least */
 
-fan_status fan__work_enqueue(fan_sim *machine, fan_sim_queue *queue, fan__work *w,
-                             const char *call_site, fan_error *err)
+fan_status fan__work_enqueue(fan_sim *machine, fan_sim_queue *queue, fan__work *work,
+                             fan_error *err)
 {
     fan_race race;
-    double *host = &machine->host_us[fan__sim_host(machine)];
+    double *host = fan__host_clock(machine);
     FAN_TRY(fan__stream_barrier(machine, queue, err));
-    fan_status status = fan__access_judge(machine, queue->lane, w->name, call_site, w->kept,
-                                          w->by_user, w->next, w->what, &race, err);
+    fan_status status = fan__access_judge(machine, queue->lane, work, &race, err);
     if (status != FAN_OK && status != FAN_ERR_RACE)
         return status;
     fan__sim_access(machine, queue->name, true);
-    fan__sim_access(machine, FAN__NAME(OF_QUEUED, 0), FAN_SCHED_COUNT);
-    fan__access_report(machine, w->next, w->what);
-    fan__queue_append(machine, queue, w->op);
-    if (!w->launched)
+    fan__sim_access_state(machine, OF_QUEUED, FAN_SCHED_COUNT);
+    fan__access_report(machine, work);
+    fan__queue_append(machine, queue, work->op);
+    if (!work->launched)
         *host += machine->config.launch_us;
-    w->start = fan__later(queue->end_us, *host);
-    w->end = w->start + w->us;
-    queue->end_us = w->end;
-    machine->device_us = fan__later(machine->device_us, w->end);
+    work->start = fan__later(queue->end_us, *host);
+    work->end = work->start + work->us;
+    queue->end_us = work->end;
+    machine->device_us = fan__later(machine->device_us, work->end);
     if (status == FAN_ERR_RACE)
         return fan__sim_raise(machine, &race, err);
     return FAN_OK;
 }
 
-/* work_keep_blocks: makes the graph keep the memory of these accesses. -1: out of memory, nothing
- * changed. */
-static int work_keep_blocks(fan_sim *machine, fan_sim_graph *g, fan__visit *next, const void *what)
+/* work_keep_blocks: makes the graph keep the memory that the work accesses.
+ * -1: out of memory, nothing changed. */
+static int work_keep_blocks(fan_sim *machine, fan_sim_graph *g, const fan__work *work)
 {
     const fan_array *a = NULL;
     bool write;
     size_t most = 0;
-    for (size_t i = 0; next(what, i, &a, &write); i++)
+    while (fan__work_access(work, most, &a, &write))
         most++;
     if (fan_grow((void **)&g->blocks, &g->blocks_cap, g->nblocks + most, sizeof *g->blocks))
         return -1;
-    for (size_t i = 0; !machine->config.bare && next(what, i, &a, &write); i++) {
+    for (size_t i = 0; i < most && !machine->config.bare; i++) {
+        (void)fan__work_access(work, i, &a, &write);
         fan_block *b = fan__access_bytes(machine, a);
         bool used = false;
         for (size_t k = 0; b && k < g->nblocks; k++)
@@ -501,104 +510,103 @@ static int work_keep_blocks(fan_sim *machine, fan_sim_graph *g, fan__visit *next
     return 0;
 }
 
-/* work_record: records work in the capture of `queue`: kernel k, which may represent several jobs,
- * or (k NULL) one job. */
-static fan_status work_record(fan_sim *machine, fan_sim_queue *queue, const fan_sim_kernel *k,
-                              const fan_job *jobs, size_t n, const fan__work *w,
-                              const char *call_site, fan_error *err)
+/* work_record: records work in the capture of `queue`. */
+static fan_status work_record(fan_sim *machine, fan_sim_queue *queue, const fan__work *work,
+                              fan_error *err)
 {
-    static const fan_sim_kernel none;
-    const fan_sim_kernel *kernel = k ? k : &none;
+    const fan_sim_kernel *kernel = &work->kernel;
     fan_sim_recording *r = queue->recording;
     fan__packer p = {NULL, 0};
-    if (!k && (jobs->kind == FAN_JOB_UPLOAD || jobs->stats_out))
+    bool one = work->njobs == 1;
+    if (one && (work->jobs->kind == FAN_JOB_UPLOAD || work->jobs->stats_out))
         return fan_fail_code(err, FAN_ERR_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
                              "%s on stream %llu of sim:%d needs the host, which a graph cannot "
                              "wait for: do it before the capture",
-                             w->name, (unsigned long long)queue->handle, queue->device);
+                             work->name, (unsigned long long)queue->handle, queue->device);
     fan__pack(&p, sizeof(fan_sim_command));
     (void)fan__pack_arrays(&p, kernel->reads, kernel->nreads);
     (void)fan__pack_arrays(&p, kernel->writes, kernel->nwrites);
-    (void)fan__pack_jobs(&p, jobs, n);
+    (void)fan__pack_jobs(&p, work->jobs, work->njobs);
     fan_sim_command *c = fan__command_new(p.used);
     if (!c)
-        return fan__recording_refuse(queue, -1, w->name, err);
+        return fan__recording_refuse(queue, -1, work->name, err);
     p = (fan__packer){(char *)c, 0};
     fan__pack(&p, sizeof *c);
     c->kernel = *kernel;
     c->kernel.reads = fan__pack_arrays(&p, kernel->reads, kernel->nreads);
     c->kernel.writes = fan__pack_arrays(&p, kernel->writes, kernel->nwrites);
-    c->jobs = fan__pack_jobs(&p, jobs, n);
-    c->njobs = n;
-    int code = work_keep_blocks(machine, r->graph, w->next, w->what);
+    c->jobs = fan__pack_jobs(&p, work->jobs, work->njobs);
+    c->njobs = work->njobs;
+    int code = work_keep_blocks(machine, r->graph, work);
     if (code == 0)
         code = fan_capture_work(&r->capture, queue->member);
     if (code) {
         fan_free(c);
-        return fan__recording_refuse(queue, code, w->name, err);
+        return fan__recording_refuse(queue, code, work->name, err);
     }
     c->kind = FAN_COMMAND_WORK;
     c->member = queue->member;
-    c->us = w->us;
-    snprintf(c->name, sizeof c->name, "%s", w->name);
-    snprintf(c->call_site, sizeof c->call_site, "%s", call_site);
+    c->us = work->us;
+    snprintf(c->name, sizeof c->name, "%s", work->name);
+    snprintf(c->call_site, sizeof c->call_site, "%s", work->call_site);
     fan__command_put(r->graph, c);
     return FAN_OK;
 }
 
-/* work_submit: queues or records work on s: kernel k, which may represent several jobs, or (k NULL)
- * one job. `call`: its name for planned failures. *kept (NULL: not wanted): the queue or the graph
- * calls k->fini. */
-static fan_status work_submit(fan_sim *machine, fan_stream *s, const char *call,
-                              const fan_sim_kernel *k, const fan_job *jobs, size_t n,
-                              uint64_t bytes, fan__work *w, bool *kept, fan_error *err)
+/* work_submit: queues or records work of so many bytes on s. `call`: its name for planned failures.
+ * *kept: the queue or the graph calls the kernel's fini. */
+static fan_status work_submit(fan_stream *s, const char *call, uint64_t bytes, fan__work *work,
+                              bool *kept, fan_error *err)
 {
+    fan_sim *machine = fan__sim_machine(s->device);
+    const fan_sim_kernel *kernel = &work->kernel;
     char call_site[FAN__SITE];
     fan_status status;
     fan_sim_queue *queue = fan__queue_of(s);
+    fan_sim_op *op = NULL;
+    *kept = false;
     fan__sim_call_site(machine, call_site, sizeof call_site);
+    work->call_site = call_site;
     if (machine->config.run_work) {
-        w->op = fan__op_new(jobs, n);
-        if (!w->op)
+        op = fan__op_new(work->jobs, work->njobs);
+        if (!op)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
     }
-    fan_sim_op *op = w->op;
+    work->op = op;
     fan__sim_lock(machine);
     FAN_GO(fan__sim_enter(machine, call, err));
     FAN_GO(fan__sim_raise_pending(machine, err));
-    w->us = fan__later(KERNEL_US, (double)bytes / (machine->config.gbytes_per_s * 1e3));
-    if (k && k->us >= 0)
-        w->us = k->us;
+    work->us = kernel->us;
+    if (kernel->us < 0)
+        work->us = fan__later(KERNEL_US, (double)bytes / (machine->config.gbytes_per_s * 1e3));
     if (queue->recording) {
-        status = work_record(machine, queue, k, jobs, n, w, call_site, err);
-        if (kept)
-            *kept = status == FAN_OK;
+        status = work_record(machine, queue, work, err);
+        *kept = status == FAN_OK;
         goto done;
     }
     FAN_GO(fan_memory_scope_check(s, err));
-    status = fan__work_enqueue(machine, queue, w, call_site, err);
-    if (status == FAN_OK && op && k) {
-        op->fn = k->fn;
-        op->fini = k->fini;
-        op->ctx = k->ctx;
+    status = fan__work_enqueue(machine, queue, work, err);
+    *kept = status == FAN_OK && op;
+    if (*kept) {
+        op->fn = kernel->fn;
+        op->fini = kernel->fini;
+        op->ctx = kernel->ctx;
     }
-    if (kept)
-        *kept = status == FAN_OK && op;
     if (status == FAN_OK || status == FAN_ERR_RACE)
-        w->op = NULL;
+        op = NULL;
 done:
     fan__sim_unlock(machine);
-    fan_free(w->op);
+    fan_free(op);
     return status;
 }
 
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
-    fan__work w = {.name = fan_job_name(job), .next = fan__visit_job, .what = job};
-    fan_status status =
-        work_submit(fan__sim_machine(d), s, "run", NULL, job, 1, fan_job_bytes(job), &w, NULL, err);
+    bool kept;
+    fan__work work = {.name = fan_job_name(job), .jobs = job, .njobs = 1, .kernel.us = -1};
+    fan_status status = work_submit(s, "run", fan_job_bytes(job), &work, &kept, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
-        fan_job_trace(d, s, job, 0, w.start, w.end);
+        fan_job_trace(d, s, job, 0, work.start, work.end);
     return status;
 }
 
@@ -606,13 +614,13 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
                              fan_job_state *states, fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
-    for (size_t i = 0; i < n; i++)
-        if (jobs[i].kind != FAN_JOB_SUM || jobs[i].stats)
-            return FAN_OK;
+    bool kept;
     size_t reads = 0;
     size_t at = 0;
     uint64_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
+        if (jobs[i].kind != FAN_JOB_SUM || jobs[i].stats)
+            return FAN_OK;
         reads += jobs[i].n;
         bytes += fan_job_bytes(&jobs[i]);
     }
@@ -626,29 +634,30 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
     }
     fan_sim_kernel k = {
         .reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
-    fan__work w = {.name = fan_jobs_label(jobs, n, label, sizeof label),
-                   .next = fan__visit_kernel,
-                   .what = &k};
-    fan_status status =
-        work_submit(fan__sim_machine(d), s, "run", &k, jobs, n, bytes, &w, NULL, err);
-    fan_free((void *)(uintptr_t)k.reads);
+    fan__work work = {.name = fan_jobs_label(jobs, n, label, sizeof label),
+                      .jobs = jobs,
+                      .njobs = n,
+                      .kernel = k};
+    fan_status status = work_submit(s, "run", bytes, &work, &kept, err);
+    fan_free(all);
     for (size_t i = 0; i < n; i++)
         states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
     if (status == FAN_OK || status == FAN_ERR_RACE)
-        fan_jobs_trace(d, s, jobs, n, label, w.start, w.end);
+        fan_jobs_trace(d, s, jobs, n, label, work.start, work.end);
     return status;
 }
 
 fan_status fan_sim_launch(fan_sim *machine, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
 {
-    bool kept = false;
+    bool kept;
     if (s->device->self != machine)
         return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
     fan_yield();
+    fan__work work = {.name = k->name ? k->name : "kernel", .kernel = *k, .by_user = true};
     const fan_array *a = NULL;
     bool write;
     uint64_t bytes = 0;
-    for (size_t i = 0; fan__visit_kernel(k, i, &a, &write); i++) {
+    for (size_t i = 0; fan__work_access(&work, i, &a, &write); i++) {
         bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
         fan__sim_lock(machine);
         const fan_block *b = a->storage ? fan__access_block(machine, a->storage->data) : NULL;
@@ -661,11 +670,7 @@ fan_status fan_sim_launch(fan_sim *machine, fan_stream *s, const fan_sim_kernel 
             fan_memory_set_stream(a->storage, s);
         FAN_TRY(fan_memory_record_stream(a->storage, s, err));
     }
-    fan__work w = {.name = k->name ? k->name : "kernel",
-                   .next = fan__visit_kernel,
-                   .what = k,
-                   .by_user = true};
-    fan_status status = work_submit(machine, s, "launch", k, NULL, 0, bytes, &w, &kept, err);
+    fan_status status = work_submit(s, "launch", bytes, &work, &kept, err);
     if (status == FAN_OK && !kept && k->fini)
         k->fini(k->ctx); /* no bytes to move: it will never run */
     if ((status == FAN_OK || status == FAN_ERR_RACE) && fan_trace_on()) {
@@ -675,9 +680,9 @@ fan_status fan_sim_launch(fan_sim *machine, fan_stream *s, const fan_sim_kernel 
                                .key = -1,
                                .stream = s->handle,
                                .bytes = bytes,
-                               .start_us = w.start,
-                               .end_us = w.end};
-        snprintf(line.label, sizeof line.label, "%s", w.name);
+                               .start_us = work.start,
+                               .end_us = work.end};
+        snprintf(line.label, sizeof line.label, "%s", work.name);
         fan_trace_put(&line);
     }
     return status;
