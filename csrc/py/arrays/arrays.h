@@ -40,9 +40,6 @@ bool fan_plain_is_unchanged(void *o, const fan_plain_kind *kind, const char *dat
  * fan_plain_is_detached: whether it requires no gradient of its own. */
 bool fan_plain_has_own_value(void *o);
 bool fan_plain_is_detached(void *o);
-/* fan_tensor_on_cpu: reads dtype and shape, which live as long as the tensor, of a torch tensor on
- * the CPU of any layout; false: it is none, or complex. */
-bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape);
 /* fan_plain_writable: whether its memory may be written. */
 bool fan_plain_writable(void *o, const fan_plain_kind *kind);
 /* fan_plain_fresh: allocates an array of the library of `first`, to write a sum into, and returns

@@ -261,22 +261,6 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
     return true;
 }
 
-bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape)
-{
-    const fan_state *st = fan_state_get();
-    fan_dl_tensor tensor;
-    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &tensor))
-        return false;
-    if (tensor.device.type != FAN_DL_CPU)
-        return false;
-    if (tensor.dtype.lanes != 1 || tensor.dtype.code == FAN_DL_COMPLEX)
-        return false;
-    *dtype = fan_dl_dtype_of(tensor.dtype);
-    *ndim = tensor.ndim;
-    *shape = tensor.shape;
-    return *dtype != FAN_DT_NONE;
-}
-
 bool fan_plain_has_own_value(void *o)
 {
     const PyObject *is_neg = fan_state_get()->torch_is_neg;
