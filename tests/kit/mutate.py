@@ -152,6 +152,7 @@ NEAR = {
     "graph/record": ["graph/test_graph_tree_captures.py", "graph/test_graph_tree_failures.py"],
     "graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_rows.py", "graph/test_graph_tree_failures.py", "graph/test_graph_trees_cuda.py"],
+    "py/arrays/facts": ["interop/test_exchange_rows.py", "engine/test_engine_rules.py", "array/test_overlap.py"],
     "py/arrays/overlap": ["array/test_overlap.py"],
     "py/arrays/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
     "py/arrays/region": ["array/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],

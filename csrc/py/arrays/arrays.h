@@ -46,6 +46,9 @@ bool fan_plain_writable(void *o, const fan_plain_kind *kind);
  * the address of its first element in *data; NULL: with an exception, or, without one, it is no
  * plain one. */
 void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data);
+/* fan_number_read: reads a Python number (FAN_IS_NUMBER); false: an int that 64 bits do not
+ * hold. */
+bool fan_number_read(PyObject *o, fan_plain_kind *kind, char **data);
 /* fan_plain_number: the number of a kind (fan_plain_kind.scalar) whose value is at `value`; new
  * reference. */
 void *fan_plain_number(const fan_plain_kind *kind, const char *value);

@@ -5,7 +5,7 @@
  * what it was when it came; fresh arrays for sums and copies. */
 #include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
-#include "py/arrays/objects.h"
+#include "py/arrays/facts.h"
 
 #include "base/mem.h"
 
@@ -104,9 +104,9 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
     return elements > 0 && elements <= INT64_MAX / 16;
 }
 
-static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plain_kind *kind,
-                           char **data)
+static bool kind_of_tensor(PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
 {
+    const fan_state *st = fan_state_get();
     fan_dl_tensor tensor;
     if (!fan_tensor_look(st, o, &tensor) || tensor.dtype.code == FAN_DL_COMPLEX)
         return false;
@@ -128,8 +128,7 @@ static bool set_number(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin,
     return true;
 }
 
-/* kind_of_number: a Python number whose type is exactly that. */
-static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
+bool fan_number_read(PyObject *o, fan_plain_kind *kind, char **data)
 {
     if (PyFloat_CheckExact(o)) {
         *data = (char *)&((PyFloatObject *)o)->ob_fval;
@@ -144,8 +143,6 @@ static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
         *(char *)data = o == Py_True;
         return set_number(kind, FAN_DT_BOOL, FAN_FROM_PYTHON_SCALAR, true);
     }
-    if (!PyLong_CheckExact(o))
-        return false;
     int overflow;
     int64_t n = PyLong_AsLongLongAndOverflow(o, &overflow);
     _Static_assert(sizeof *data == sizeof n, "a value takes the place of an address");
@@ -153,7 +150,7 @@ static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
     return !overflow && set_number(kind, FAN_DT_INT64, FAN_FROM_PYTHON_SCALAR, true);
 }
 
-/* kind_of_numpy_scalar: one of NumPy's own scalars. */
+/* kind_of_numpy_scalar: of NumPy's own scalars; false: of a subclass, or not summed. */
 static bool kind_of_numpy_scalar(PyObject *o, fan_plain_kind *kind, char **data)
 {
     const PyTypeObject *t = Py_TYPE(o);
@@ -235,15 +232,19 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
 #ifdef Py_GIL_DISABLED
     return false; /* its counters need one thread at a time */
 #endif
-    if (fan_is_unboxed(o))
+    switch (fan_class_of(o)) {
+    case FAN_IS_NDARRAY:
+        break;
+    case FAN_IS_UNBOXED:
         return fan_unboxed_plain(o, kind, data);
-    if (!PyArray_CheckExact(o)) {
-        const fan_state *st = fan_state_get();
-        if (fan_is_tensor(st, o))
-            return kind_of_tensor(st, o, gaps, kind, data);
-        if (kind_of_number(o, kind, data))
-            return true;
-        return PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data);
+    case FAN_IS_TENSOR:
+        return kind_of_tensor(o, gaps, kind, data);
+    case FAN_IS_NUMBER:
+        return fan_number_read(o, kind, data);
+    case FAN_IS_NUMPY_SCALAR:
+        return kind_of_numpy_scalar(o, kind, data);
+    default:
+        return false;
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
