@@ -52,8 +52,8 @@ static fan_stretch stretch_of(uint64_t from, uint64_t to, uint32_t index)
     return (fan_stretch){from, to, index, FAN_NO_STRETCH};
 }
 
-/* fan__stretch_run_end: returns the end of the ascending run that begins at `at`. */
-static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
+/* stretch_run_end: returns the end of the ascending run that begins at `at`. */
+static size_t stretch_run_end(const fan_stretch *s, size_t n, size_t at)
 {
     do
         at++;
@@ -66,9 +66,9 @@ static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
 #define DIGIT 11        /* bits */
 #define DISTRIBUTE 4096 /* stretches, and one run in 16, from which on digits are faster */
 
-/* fan__stretch_meetings: returns how many pairs of sorted stretches overlap. Those that overlap
+/* stretch_meetings: returns how many pairs of sorted stretches overlap. Those that overlap
  * s[i] follow it, so the search for their end starts there. */
-static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n)
+static uint64_t stretch_meetings(const fan_stretch *s, size_t n)
 {
     uint64_t count = 0;
     for (size_t i = 0; i < n; i++) {
@@ -286,15 +286,6 @@ typedef struct work {
     size_t npairs, cap;
 } work;
 
-static void work_fini(work *w)
-{
-    fan_free(w->run);
-    fan_free(w->arc);
-    fan_free(w->best);
-    fan_free(w->scratch);
-    fan_free(w->lists);
-}
-
 /* overlaps_room: allocates on first use. */
 static fan_status overlaps_room(const work *w, fan_stretch **s, fan_error *err)
 {
@@ -336,15 +327,15 @@ static void sort_by_digits(fan_stretch *s, fan_stretch *scratch, size_t n)
 /* sort_by_runs: merges the ascending runs, of which there are often few. */
 static void sort_by_runs(fan_stretch *s, fan_stretch *scratch, size_t n)
 {
-    while (fan__stretch_run_end(s, n, 0) < n) {
+    while (stretch_run_end(s, n, 0) < n) {
         size_t end;
         for (size_t at = 0; at < n; at = end) {
-            size_t mid = fan__stretch_run_end(s, n, at);
+            size_t mid = stretch_run_end(s, n, at);
             size_t a = at;
             size_t b = mid;
             end = n;
             if (mid < n)
-                end = fan__stretch_run_end(s, n, mid);
+                end = stretch_run_end(s, n, mid);
             for (size_t to = at; to < end; to++) {
                 bool first = b == end || (a < mid && s[a].from <= s[b].from);
                 if (first)
@@ -359,12 +350,12 @@ static void sort_by_runs(fan_stretch *s, fan_stretch *scratch, size_t n)
 
 static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *err)
 {
-    if (fan__stretch_run_end(s, n, 0) >= n)
+    if (stretch_run_end(s, n, 0) >= n)
         return FAN_OK;
     FAN_TRY(overlaps_room(w, &w->scratch, err));
     size_t runs = 0;
     for (size_t at = 0; at < n && runs <= n / 16; runs++)
-        at = fan__stretch_run_end(s, n, at);
+        at = stretch_run_end(s, n, at);
     if (n >= DISTRIBUTE && runs > n / 16)
         sort_by_digits(s, w->scratch, n);
     else
@@ -383,30 +374,6 @@ static int64_t questions_of(uint64_t budget, size_t n)
     if (budget == UINT64_MAX || __builtin_mul_overflow(times, each, &most))
         return INT64_MAX;
     return most;
-}
-
-static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, size_t *n,
-                            fan_error *err)
-{
-    fan_status status;
-    *n = 0;
-    *w = (work){.l = l, .left = fan_effort_of(budget), .exact = true};
-    w->questions = questions_of(budget, l->n);
-    w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
-    if (w->lists)
-        status = overlaps_room(w, &w->run, err);
-    else
-        status = overlaps_no_memory(l->n, err);
-    for (size_t i = 0; i < l->n && status == FAN_OK; i++) {
-        const fan_comb *c = &l->combs[i];
-        if (!c->empty)
-            w->run[(*n)++] = stretch_of(c->lo, c->last, (uint32_t)i);
-    }
-    if (status == FAN_OK)
-        status = overlaps_sort(w, w->run, *n, err);
-    if (status != FAN_OK)
-        work_fini(w);
-    return status;
 }
 
 /* overlaps_verdict: decides on two regions whose stretches overlap. FAN_ERR_EXTERN if the work was
@@ -443,9 +410,7 @@ static fan_status overlaps_note(work *w, uint32_t a, uint32_t b, fan_error *err)
         return FAN_OK;
     if (fan_grow((void **)&w->pairs, &w->cap, w->npairs + 1, sizeof *w->pairs) < 0)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu pairs", w->npairs + 1);
-    uint32_t one = a < b ? a : b;
-    uint32_t two = a < b ? b : a;
-    w->pairs[w->npairs++] = (fan_pair){one, two, v};
+    w->pairs[w->npairs++] = (fan_pair){(uint32_t)fan_min(a, b), (uint32_t)fan_max(a, b), v};
     return FAN_OK;
 }
 
@@ -500,15 +465,22 @@ static uint32_t root_of(uint32_t *parent, uint32_t i)
     return i;
 }
 
-/* overlaps_unite: the smaller number is the root, so a root is its component's first member. */
-static void overlaps_unite(uint32_t *parent, uint32_t a, uint32_t b)
+/* overlaps_join: makes two regions one component if they share a byte, or may share one;
+ * FAN_OVERLAP_YES, too, if they are one already. The smaller number is the root, so a root is its
+ * component's first member. */
+static fan_status overlaps_join(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
 {
-    a = root_of(parent, a);
-    b = root_of(parent, b);
-    if (a < b)
-        parent[b] = a;
-    else
-        parent[a] = b;
+    uint32_t one = root_of(w->parent, a);
+    uint32_t two = root_of(w->parent, b);
+    *out = FAN_OVERLAP_YES;
+    if (one == two)
+        return FAN_OK;
+    FAN_TRY(overlaps_verdict(w, a, b, out, err));
+    if (*out == FAN_OVERLAP_DISJOINT)
+        return FAN_OK;
+    w->exact &= *out == FAN_OVERLAP_YES;
+    w->parent[fan_max(one, two)] = (uint32_t)fan_min(one, two);
+    return FAN_OK;
 }
 
 /* overlaps_leave: removes member `at`, which follows `before` (FAN_NO_STRETCH: it is the first),
@@ -575,20 +547,17 @@ static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i,
     int more = COVER_LOOKS;
     *out = APART;
     for (uint32_t at = open->head; at != FAN_NO_STRETCH && more > 0; at = next) {
-        fan_verdict v = FAN_OVERLAP_YES; /* if they are one component already */
+        fan_verdict v;
         next = s[at].next;
         if (s[at].to < s[i].from) {
             overlaps_leave(s, open, before, at);
             continue;
         }
-        if (*out == APART && root_of(w->parent, s[at].index) != root_of(w->parent, s[i].index))
-            FAN_TRY(overlaps_verdict(w, s[at].index, s[i].index, &v, err));
+        FAN_TRY(overlaps_join(w, s[at].index, s[i].index, &v, err));
         if (v == FAN_OVERLAP_DISJOINT) {
             before = at;
             continue;
         }
-        w->exact &= v == FAN_OVERLAP_YES;
-        overlaps_unite(w->parent, s[at].index, s[i].index);
         more--;
         *out = JOINED;
         if (overlaps_covers(w, &s[at], &s[i])) {
@@ -737,7 +706,6 @@ static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, 
     return sweep_components(w, best, count, SIZE_MAX, &done, err);
 }
 
-/* overlaps_sweep: sweeps one run by the stretches that overlap least. */
 /* compare_with_all: compares the last `aside` of a run with all. */
 static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, size_t aside,
                                    fan_error *err)
@@ -745,17 +713,10 @@ static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, si
     for (size_t i = n - aside; i < n; i++)
         for (size_t j = 0; j < i; j++) {
             fan_verdict v;
-            if (!w->parent) {
+            if (w->parent)
+                FAN_TRY(overlaps_join(w, run[j].index, run[i].index, &v, err));
+            else
                 FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
-                continue;
-            }
-            if (root_of(w->parent, run[j].index) == root_of(w->parent, run[i].index))
-                continue;
-            FAN_TRY(overlaps_verdict(w, run[j].index, run[i].index, &v, err));
-            if (v == FAN_OVERLAP_DISJOINT)
-                continue;
-            w->exact &= v == FAN_OVERLAP_YES;
-            overlaps_unite(w->parent, run[j].index, run[i].index);
         }
     return FAN_OK;
 }
@@ -776,7 +737,7 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
     size_t count = n;
     uint64_t least = 0;
     if (!w->extents_only)
-        least = fan__stretch_meetings(run, n);
+        least = stretch_meetings(run, n);
     if (least > 4 * (uint64_t)n) {
         /* Finds the steps that most combs of a run have, as far as a few counters can. */
         for (size_t i = 0; i < n; i++) {
@@ -790,7 +751,7 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
         if (!grids[i].count)
             continue;
         FAN_TRY(overlaps_sorted_arcs(w, run, n, grids[i].step, &m, err));
-        uint64_t met = fan__stretch_meetings(w->arc, m);
+        uint64_t met = stretch_meetings(w->arc, m);
         if (met >= least)
             continue;
         best = w->arc;
@@ -818,59 +779,81 @@ static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
     return FAN_OK;
 }
 
-static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t budget,
-                            uint32_t *label, size_t *count, bool *exact, fan_error *err)
+/* sweep_all: sweeps all regions, with the memory for it. */
+static fan_status sweep_all(work *w, fan_error *err)
 {
-    work w;
-    size_t components = 0;
-    size_t n;
-    FAN_TRY(work_init(&w, l, budget, &n, err));
-    for (size_t i = 0; i < l->n; i++)
-        label[i] = (uint32_t)i;
-    w.parent = label;
-    w.extents_only = extents_only;
-    if (extents_only)
-        w.questions = INT64_MAX;
-    fan_status status = sweep_runs(&w, w.run, n, err);
-    work_fini(&w);
-    FAN_TRY(status);
-    /* A root is its component's first member, so it is numbered before any other member. */
-    for (size_t i = 0; i < l->n; i++)
-        label[i] = root_of(label, (uint32_t)i);
+    const fan_overlaps *l = w->l;
+    fan_status status = FAN_OK;
+    size_t n = 0;
+    w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
+    if (!w->lists) {
+        status = overlaps_no_memory(l->n, err);
+        goto done;
+    }
+    FAN_GO(overlaps_room(w, &w->run, err));
     for (size_t i = 0; i < l->n; i++) {
+        const fan_comb *c = &l->combs[i];
+        if (!c->empty)
+            w->run[n++] = stretch_of(c->lo, c->last, (uint32_t)i);
+    }
+    FAN_GO(overlaps_sort(w, w->run, n, err));
+    FAN_GO(sweep_runs(w, w->run, n, err));
+done:
+    fan_free(w->run);
+    fan_free(w->arc);
+    fan_free(w->best);
+    fan_free(w->scratch);
+    fan_free(w->lists);
+    return status;
+}
+
+/* label_all: w->questions and w->extents_only are set. */
+static fan_status label_all(work *w, uint32_t *label, size_t *count, fan_error *err)
+{
+    size_t n = w->l->n;
+    size_t components = 0;
+    for (size_t i = 0; i < n; i++)
+        label[i] = (uint32_t)i;
+    w->parent = label;
+    FAN_TRY(sweep_all(w, err));
+    /* A root is its component's first member, so it is numbered before any other member. */
+    for (size_t i = 0; i < n; i++)
+        label[i] = root_of(label, (uint32_t)i);
+    for (size_t i = 0; i < n; i++) {
         if (label[i] == i)
             label[i] = (uint32_t)components++;
         else
             label[i] = label[label[i]];
     }
     *count = components;
-    if (exact)
-        *exact = w.exact;
     return FAN_OK;
 }
 
 fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label,
                                    size_t *count, bool *exact, fan_error *err)
 {
-    return label_all(l, false, budget, label, count, exact, err);
+    work w = {.l = l, .left = fan_effort_of(budget), .exact = true};
+    w.questions = questions_of(budget, l->n);
+    FAN_TRY(label_all(&w, label, count, err));
+    if (exact)
+        *exact = w.exact;
+    return FAN_OK;
 }
 
 fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count,
                                 fan_error *err)
 {
-    return label_all(l, true, 0, label, count, NULL, err);
+    work w = {.l = l, .questions = INT64_MAX, .extents_only = true};
+    return label_all(&w, label, count, err);
 }
 
 fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair **out, size_t *count,
                               fan_error *err)
 {
-    work w;
-    size_t n;
+    work w = {.l = l, .left = fan_effort_of(budget)};
     *out = NULL;
     *count = 0;
-    FAN_TRY(work_init(&w, l, budget, &n, err));
-    fan_status status = sweep_runs(&w, w.run, n, err);
-    work_fini(&w);
+    fan_status status = sweep_all(&w, err);
     if (status != FAN_OK) {
         fan_free(w.pairs);
         return status;

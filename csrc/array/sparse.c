@@ -297,7 +297,6 @@ static fan_status sparse_outside(const fan_sparse *s, int axis, int64_t e, int64
 
 #define CHECKED 4096 /* entries between two polls for interrupts */
 
-
 static fan_status sparse_check_pointers(const fan_sparse *s, fan_error *err)
 {
     int64_t n = s->pointers->shape[0];
@@ -623,10 +622,8 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
  * before it is converted. And index parts are foreign memory, which may change after it was
  * checked: every index is checked against its extent at its use. */
 
-/* sparse_grid: the index space of the entries of a sparse sum, and the key of an entry's index. For
- * array/sparse alone. */
-/* The index space of a sum's entries. */
-typedef struct fan_grid {
+/* The index space of a sum's entries, and the key of an entry's index. */
+typedef struct grid {
     fan_format format;
     int axes;
     int64_t extent[FAN_MAX_NDIM];
@@ -634,21 +631,15 @@ typedef struct fan_grid {
     /* of a key; column c is the linear index over axes first[c] .. first[c + 1] - 1 */
     int columns;
     int first[FAN_MAX_NDIM + 1];
-} fan_grid;
+} grid;
 
-/* fan__grid_axis_of_key: computes the index along one axis from keys. */
-static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_t n, int axis,
-                                  char *to, int64_t step)
+/* extent_between: returns the product of the extents of axes first .. end - 1. */
+static int64_t extent_between(const grid *g, int first, int end)
 {
-    int c = 0;
-    while (axis >= g->first[c + 1])
-        c++;
-    int64_t below = 1;
-    for (int i = axis + 1; i < g->first[c + 1]; i++)
-        below *= g->extent[i];
-    const int64_t *key = keys + c * n;
-    for (int64_t e = 0; e < n; e++)
-        *(fan_any_i64 *)(to + e * step) = key[e] / below % g->extent[axis];
+    int64_t product = 1;
+    for (int i = first; i < end; i++)
+        product *= g->extent[i];
+    return product;
 }
 
 /* own_index: computes the index of each stored entry of s along a grid axis, in the units of s's
@@ -679,18 +670,16 @@ static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int6
     return FAN_OK;
 }
 
-/* fan__grid_index: computes the index along grid axis `axis` of each of s's entries in this grid
+/* grid_index: computes the index along grid axis `axis` of each of s's entries in this grid
  * (one stored entry of s is `times` of them). */
-static fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int axis, int64_t times,
-                                  int64_t *to, fan_error *err)
+static fan_status grid_index(const fan_sparse *s, const grid *g, int axis, int64_t times,
+                             int64_t *to, fan_error *err)
 {
     int64_t n = fan_sparse_nnz(s) * times;
     if (s->format == FAN_FORMAT_COO) {
         if (axis < sparse_dim(s))
             return own_index(s, false, axis, g->extent[axis], times, to, err);
-        int64_t below = 1; /* an axis that is dense in s */
-        for (int i = axis + 1; i < g->axes; i++)
-            below *= g->extent[i];
+        int64_t below = extent_between(g, axis + 1, g->axes); /* an axis that is dense in s */
         for (int64_t i = 0; i < n; i++)
             to[i] = i / below % g->extent[axis];
         return FAN_OK;
@@ -735,21 +724,25 @@ static void entries_move(entries *to, entries *from)
     *from = no_entries;
 }
 
-/* entries_in: returns the grid's entries in one stored entry of s. */
-static int64_t entries_in(const fan_sparse *s, const fan_grid *g)
+/* entries_of: returns the grid's entries in s, and how many of them are one stored entry of s. */
+static int64_t entries_of(const fan_sparse *s, const grid *g, int64_t *times)
 {
+    *times = 1;
     if (g->cells)
-        return cells_of(s) / g->cells;
-    return 1;
+        *times = cells_of(s) / g->cells;
+    return fan_sparse_nnz(s) * *times; /* at most its numbers, or its entries */
 }
 
-/* same_key: returns whether two entries have the same key. */
-static bool same_key(const entries *e, const fan_grid *g, int64_t one, int64_t two)
+/* key_order: returns -1, 0 or 1: the key of entry `one` is below, equal to or above that of
+ * `two`. */
+static int key_order(const entries *e, const grid *g, int64_t one, int64_t two)
 {
-    for (int c = 0; c < g->columns; c++)
-        if (e->keys[c * e->n + one] != e->keys[c * e->n + two])
-            return false;
-    return true;
+    for (int c = 0; c < g->columns; c++) {
+        const int64_t *key = e->keys + c * e->n;
+        if (key[one] != key[two])
+            return key[one] < key[two] ? -1 : 1;
+    }
+    return 0;
 }
 
 /* merge_allocate: allocates n * each items of `size` bytes; NULL when out of memory or on
@@ -762,7 +755,7 @@ static void *merge_allocate(int64_t n, int64_t each, size_t size)
     return fan_alloc(bytes);
 }
 
-static bool entries_new(entries *e, const fan_grid *g, int64_t n, fan_dtype acc)
+static bool entries_new(entries *e, const grid *g, int64_t n, fan_dtype acc)
 {
     e->n = n;
     e->acc = acc;
@@ -787,47 +780,39 @@ static void copy_to(char *data, fan_dtype dtype, int64_t *strides, const fan_arr
 }
 
 /* read_operand: reads s into the entries of e from `at` on. */
-static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *s, int64_t at,
+static fan_status read_operand(entries *e, const grid *g, const fan_sparse *s, int64_t at,
                                int64_t *scratch, fan_error *err)
 {
-    int64_t times = entries_in(s, g);
-    int64_t n = fan_sparse_nnz(s) * times;
+    int64_t times;
+    int64_t n = entries_of(s, g, &times);
     for (int c = 0; c < g->columns; c++) {
         int64_t *key = e->keys + c * e->n + at;
         memset(key, 0, (size_t)n * sizeof *key);
         for (int axis = g->first[c]; axis < g->first[c + 1]; axis++) {
-            FAN_TRY(fan__grid_index(s, g, axis, times, scratch, err));
+            FAN_TRY(grid_index(s, g, axis, times, scratch, err));
             for (int64_t i = 0; i < n; i++)
                 key[i] = key[i] * g->extent[axis] + scratch[i];
         }
     }
-    char *to = e->values + (size_t)(at * g->cells) * fan_dtype_size(e->acc);
+    size_t size = fan_dtype_size(e->acc);
     int64_t strides[FAN_MAX_NDIM];
-    const fan_array *v = s->values;
-    fan_dense_strides(v->ndim, v->shape, fan_dtype_size(e->acc), NULL, strides);
-    copy_to(to, e->acc, strides, v);
+    fan_dense_strides(s->values->ndim, s->values->shape, size, NULL, strides);
+    copy_to(e->values + (size_t)(at * g->cells) * size, e->acc, strides, s->values);
     return FAN_OK;
 }
 
 /* in_order: returns 1 if strictly rising, 0 if rising with equals, -1 otherwise. */
-static int in_order(const entries *e, const fan_grid *g)
+static int in_order(const entries *e, const grid *g)
 {
     int answer = 1;
-    for (int64_t i = 1; i < e->n; i++) {
-        int c = 0;
-        while (c < g->columns && e->keys[c * e->n + i - 1] == e->keys[c * e->n + i])
-            c++;
-        if (c == g->columns)
-            answer = 0;
-        else if (e->keys[c * e->n + i - 1] > e->keys[c * e->n + i])
-            return -1;
-    }
+    for (int64_t i = 1; i < e->n && answer >= 0; i++)
+        answer = (int)fan_min(answer, key_order(e, g, i, i - 1));
     return answer;
 }
 
 /* sort_by_key: computes the positions of the entries in the order of their keys; stable. `a` and
  * `b` have room for n each; returns the one with the result. */
-static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sorted, int64_t *a,
+static const int64_t *sort_by_key(const entries *e, const grid *g, bool sorted, int64_t *a,
                                   int64_t *b)
 {
     int bits = e->n < 4096 ? 8 : 11;
@@ -864,10 +849,9 @@ static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sort
 
 #define PENDING 256
 
-/* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
 /* merge_fold: writes the left fold of e over equal keys, visited in `order`, to `folded`, which has
  * room for all. */
-static void merge_fold(entries *folded, const entries *e, const fan_grid *g, const int64_t *order)
+static void merge_fold(entries *folded, const entries *e, const grid *g, const int64_t *order)
 {
     int64_t dst[PENDING], src[PENDING];
     const fan_loops *loops = fan_loops_of(e->acc);
@@ -877,7 +861,7 @@ static void merge_fold(entries *folded, const entries *e, const fan_grid *g, con
     int64_t m = 0;
     for (int64_t i = 0; i < e->n; i++) {
         int64_t k = order[i];
-        if (i && same_key(e, g, k, order[i - 1])) { /* added after its first, in order */
+        if (i && key_order(e, g, k, order[i - 1]) == 0) { /* added after its first, in order */
             dst[pending] = (m - 1) * bytes;
             src[pending++] = k * bytes;
             if (pending == PENDING) {
@@ -898,7 +882,7 @@ static void merge_fold(entries *folded, const entries *e, const fan_grid *g, con
 }
 
 /* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
-static fan_status merge_coalesce(entries *e, const fan_grid *g)
+static fan_status merge_coalesce(entries *e, const grid *g)
 {
     int ordered = in_order(e, g);
     if (ordered == 1)
@@ -919,21 +903,19 @@ static fan_status merge_coalesce(entries *e, const fan_grid *g)
 
 /* merge_append: appends the sum so far, converted to `acc`, and the entries of operands that are
  * all added in acc. */
-static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse_operand *in,
-                               size_t n, fan_dtype acc, fan_error *err)
+static fan_status merge_append(entries *sum, const grid *g, const fan_sparse_operand *in, size_t n,
+                               fan_dtype acc, fan_error *err)
 {
     fan_status status = FAN_ERR_NOMEM;
     entries all = no_entries;
     int64_t *scratch = NULL;
     int64_t total = sum->n;
     int64_t longest = 0;
+    int64_t times;
     for (size_t k = 0; k < n; k++) {
-        const fan_sparse *s = in[k].sparse;
-        int64_t here;
-        if (!s)
+        if (!in[k].sparse)
             continue;
-        if (__builtin_mul_overflow(fan_sparse_nnz(s), entries_in(s, g), &here))
-            goto done;
+        int64_t here = entries_of(in[k].sparse, g, &times);
         if (__builtin_add_overflow(total, here, &total))
             goto done;
         longest = fan_max(longest, here);
@@ -954,7 +936,7 @@ static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse
         if (!s)
             continue;
         FAN_GO(read_operand(&all, g, s, at, scratch, err));
-        at += fan_sparse_nnz(s) * entries_in(s, g);
+        at += entries_of(s, g, &times);
     }
     entries_move(sum, &all);
     status = FAN_OK;
@@ -964,39 +946,48 @@ done:
     return status;
 }
 
+/* grid_axis_of_key: computes the index along one axis from the keys of all entries. */
+static void grid_axis_of_key(const entries *e, const grid *g, int axis, char *to, int64_t step)
+{
+    int c = 0;
+    while (axis >= g->first[c + 1])
+        c++;
+    int64_t below = extent_between(g, axis + 1, g->first[c + 1]);
+    const int64_t *key = e->keys + c * e->n;
+    for (int64_t i = 0; i < e->n; i++)
+        *(fan_any_i64 *)(to + i * step) = key[i] / below % g->extent[axis];
+}
+
 /* build_indices: makes the index parts from the keys, for a grid whose entries are coalesced (or
  * COO in any order). */
-static fan_status build_indices(const entries *e, const fan_grid *g, fan_array **indices,
+static fan_status build_indices(const entries *e, const grid *g, fan_array **indices,
                                 fan_array **pointers, fan_error *err)
 {
     if (g->format == FAN_FORMAT_COO) {
         int64_t shape[2] = {g->axes, e->n};
         FAN_TRY(fan_array_new(FAN_DT_INT64, 2, shape, NULL, indices, err));
-        const int64_t *strides = (*indices)->strides;
+        const fan_array *a = *indices;
         for (int axis = 0; e->n && axis < g->axes; axis++)
-            fan__grid_axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * strides[0],
-                                  strides[1]);
+            grid_axis_of_key(e, g, axis, a->data + axis * a->strides[0], a->strides[1]);
         return FAN_OK;
     }
     int64_t rows = g->extent[0] + 1;
     FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &e->n, NULL, indices, err));
     FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &rows, NULL, pointers, err));
+    char *index = (*indices)->data;
     int64_t *p = (int64_t *)(void *)(*pointers)->data;
     memset(p, 0, (size_t)rows * sizeof *p);
-    if (e->n) {
-        int64_t *i = (int64_t *)(void *)(*indices)->data;
-        fan__grid_axis_of_key(g, e->keys, e->n, 0, (*indices)->data, sizeof *i);
-        for (int64_t k = 0; k < e->n; k++)
-            p[i[k] + 1]++;
-        fan__grid_axis_of_key(g, e->keys, e->n, 1, (*indices)->data, sizeof *i);
-    }
+    grid_axis_of_key(e, g, 0, index, sizeof *p);
+    for (int64_t k = 0; k < e->n; k++)
+        p[((int64_t *)(void *)index)[k] + 1]++;
+    grid_axis_of_key(e, g, 1, index, sizeof *p);
     for (int64_t r = 1; r < rows; r++)
         p[r] += p[r - 1];
     return FAN_OK;
 }
 
 /* values_new: makes an array for n entries of dtype d. */
-static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t n, fan_dtype d,
+static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, fan_dtype d,
                              fan_array **out, fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM + 1] = {n};
@@ -1012,9 +1003,9 @@ static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t 
 }
 
 /* merge_finish: scales, rounds, and makes the sparse array. */
-static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *like,
-                               bool coalesced, fan_dtype d, const fan_scale *scale,
-                               fan_sparse **out, fan_error *err)
+static fan_status merge_finish(entries *e, const grid *g, const fan_sparse *like, bool coalesced,
+                               fan_dtype d, const fan_scale *scale, fan_sparse **out,
+                               fan_error *err)
 {
     fan_status status;
     fan_array *indices = NULL;
@@ -1040,8 +1031,15 @@ done:
     return status;
 }
 
+/* copy_into: copies an array into another from position `at` along an axis on. */
+static void copy_into(const fan_array *to, int axis, int64_t at, const fan_array *from)
+{
+    if (from->size)
+        copy_to(to->data + at * to->strides[axis], to->dtype, to->strides, from);
+}
+
 /* merge_concatenate: concatenates COO operands of one grid and one dtype. */
-static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n,
+static fan_status merge_concatenate(const grid *g, const fan_sparse_operand *in, size_t n,
                                     fan_sparse **out, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -1057,12 +1055,8 @@ static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand 
     int64_t at = 0;
     for (size_t k = 0; k < n; k++) {
         const fan_sparse *s = in[k].sparse;
-        if (s->indices->size)
-            copy_to(indices->data + at * indices->strides[1], indices->dtype, indices->strides,
-                    s->indices);
-        if (s->values->size)
-            copy_to(values->data + at * values->strides[0], values->dtype, values->strides,
-                    s->values);
+        copy_into(indices, 1, at, s->indices);
+        copy_into(values, 0, at, s->values);
         at += fan_sparse_nnz(s);
     }
     FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values,
@@ -1083,7 +1077,7 @@ static bool same_blocks(const fan_sparse *a, const fan_sparse *b)
 
 /* grid_of: computes the grid of the sum: that of the operands if it is the same for all; else COO
  * over as many axes as any of them indexes. */
-static void grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n)
+static void grid_of(grid *g, const fan_sparse_operand *in, size_t n)
 {
     const fan_sparse *s = in[0].sparse;
     g->format = s->format;
@@ -1092,19 +1086,14 @@ static void grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n)
     for (size_t k = 0; k < n; k++) {
         if (!in[k].sparse)
             continue;
-        int dim = sparse_dim(in[k].sparse);
-        if (dim > g->axes)
-            g->axes = dim;
+        g->axes = (int)fan_max(g->axes, sparse_dim(in[k].sparse));
         if (!same_blocks(in[k].sparse, s))
             g->format = FAN_FORMAT_COO;
     }
     if (g->format == FAN_FORMAT_COO) {
-        for (int i = 0; i < s->ndim; i++) {
-            if (i < g->axes)
-                g->extent[i] = s->shape[i];
-            else
-                g->cells *= s->shape[i];
-        }
+        memcpy(g->extent, s->shape, (size_t)g->axes * sizeof *s->shape);
+        for (int i = g->axes; i < s->ndim; i++)
+            g->cells *= s->shape[i];
     } else {
         int axis = fan_format_compressed_axis(g->format);
         g->extent[0] = s->shape[axis] / block_extent(s, axis);
@@ -1125,7 +1114,7 @@ static void grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n)
 }
 
 /* may_concatenate: returns whether all operands are COO of the grid and of one dtype. */
-static bool may_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n)
+static bool may_concatenate(const grid *g, const fan_sparse_operand *in, size_t n)
 {
     if (g->format != FAN_FORMAT_COO)
         return false;
@@ -1145,7 +1134,7 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
 {
     *out = NULL;
     FAN_DEFAULT_FLOAT_MODE;
-    FAN_UNINITIALIZED fan_grid g;
+    FAN_UNINITIALIZED grid g;
     grid_of(&g, in, n);
     fan_dtype last = in[n - 1].acc;
     fan_dtype d = result == FAN_DT_NONE ? last : result;

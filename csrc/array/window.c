@@ -48,11 +48,12 @@ struct fan_window {
     window_block *block;
 };
 
-/* The content of a block, of this window, of another, or of a message. */
+/* A block of a window, or of a message, with its words. */
 typedef struct window_view {
-    const window_block *block;
-    const int64_t *low;
+    window_block *block;
+    int64_t *low;
     size_t n; /* numbers */
+    const fan_exact_kind *kind;
 } window_view;
 
 /* What an addition needs: the sum of the largest |term| of each array, the exponent of a bit at or
@@ -96,14 +97,14 @@ void fan_window_free(fan_window *w)
     fan_free(w);
 }
 
-/* block_more_bytes: returns the bytes of `more` of a block of this form. */
-static size_t block_more_bytes(const fan_window *w, int form)
+/* number_more_bytes: returns the bytes of `more` of a number in a block of this form. */
+static size_t number_more_bytes(const fan_exact_kind *k, int form)
 {
     if (form == WORDS_64)
         return 0;
     if (form == WORDS_128)
-        return B * sizeof(int64_t);
-    return B * (size_t)w->kind.limbs * sizeof(uint64_t);
+        return sizeof(int64_t);
+    return (size_t)k->limbs * sizeof(uint64_t);
 }
 
 fan_dtype fan_window_dtype(const fan_window *w)
@@ -120,7 +121,7 @@ size_t fan_window_bytes(const fan_window *w)
 {
     size_t bytes = sizeof *w + (size_t)w->blocks * (B * sizeof *w->word + sizeof *w->block);
     for (int64_t b = 0; b < w->blocks; b++)
-        bytes += block_more_bytes(w, w->block[b].form);
+        bytes += B * number_more_bytes(&w->kind, w->block[b].form);
     return bytes;
 }
 
@@ -135,13 +136,7 @@ void fan_window_forms(const fan_window *w, int64_t count[4])
 static window_view window_view_of(const fan_window *w, int64_t b)
 {
     int64_t rest = w->numbers - b * B;
-    return (window_view){w->block + b, w->word + b * B, (size_t)fan_min(rest, B)};
-}
-
-/* block_words: returns the low words of a block. */
-static int64_t *block_words(const fan_window *w, int64_t at)
-{
-    return w->word + at * B;
+    return (window_view){w->block + b, w->word + b * B, (size_t)fan_min(rest, B), &w->kind};
 }
 
 /* ---- one number ---- */
@@ -164,9 +159,9 @@ static int64_t *high_of(const window_block *b)
 }
 
 /* cell_limbs: returns the superaccumulator of number i of a block that has them. */
-static uint64_t *cell_limbs(const window_block *b, const fan_exact_kind *k, size_t i)
+static uint64_t *cell_limbs(const window_view *v, size_t i)
 {
-    return (uint64_t *)b->more + i * (size_t)k->limbs;
+    return (uint64_t *)v->block->more + i * (size_t)v->kind->limbs;
 }
 
 /* word_top: returns the top word of number i of a block of words that is not empty. */
@@ -178,12 +173,12 @@ static int64_t word_top(const window_view *v, size_t i)
 }
 
 /* cell_top: returns the top word of number i. */
-static int64_t cell_top(const window_view *v, const fan_exact_kind *k, size_t i)
+static int64_t cell_top(const window_view *v, size_t i)
 {
     if (v->block->empty)
         return FAN_ACC_NOTHING;
     if (v->block->form == LIMBS)
-        return (int64_t)cell_limbs(v->block, k, i)[k->limbs - 1];
+        return (int64_t)cell_limbs(v, i)[v->kind->limbs - 1];
     return word_top(v, i);
 }
 
@@ -218,23 +213,22 @@ static int zeros_of(bits128 any)
     return __builtin_ctzll(low);
 }
 
-/* cell_set: stores a number. */
-static void cell_set(window_block *b, int64_t *low, size_t i, __int128 x)
+/* cell_set: stores a number in a block of words. */
+static void cell_set(const window_view *v, size_t i, __int128 x)
 {
-    low[i] = (int64_t)x;
-    if (b->form == WORDS_128)
-        high_of(b)[i] = (int64_t)(x >> 64);
+    v->low[i] = (int64_t)x;
+    if (v->block->form == WORDS_128)
+        high_of(v->block)[i] = (int64_t)(x >> 64);
 }
 
 /* cell_mark: stores a top word that represents no number. */
-static void cell_mark(window_block *b, int64_t *low, size_t i, int64_t top)
+static void cell_mark(const window_view *v, size_t i, int64_t top)
 {
-    if (b->form == WORDS_64) {
-        low[i] = top;
+    v->low[i] = top;
+    if (v->block->form == WORDS_64)
         return;
-    }
-    low[i] = 0;
-    high_of(b)[i] = top;
+    v->low[i] = 0;
+    high_of(v->block)[i] = top;
 }
 
 /* limbs_add: adds an integer in two's complement, `words` long, times 2^at, to the superaccumulator
@@ -260,12 +254,11 @@ static void limbs_add(uint64_t *to, const fan_exact_kind *k, const uint64_t *fro
     }
 }
 
-/* limbs_merge: adds number i of a view to the superaccumulator `to`. */
-static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view *v,
-                        const fan_exact_kind *from, size_t i)
+/* limbs_merge: adds number i of a view to the superaccumulator `to` of kind k. */
+static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view *v, size_t i)
 {
     int64_t *top = (int64_t *)&to[k->limbs - 1];
-    int64_t other = cell_top(v, from, i);
+    int64_t other = cell_top(v, i);
     if (other == FAN_ACC_NOTHING)
         return;
     if (other <= FAN_ACC_NAN) {
@@ -277,7 +270,7 @@ static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view
     if (*top <= FAN_ACC_NAN)
         return;
     if (v->block->form == LIMBS) {
-        limbs_add(to, k, cell_limbs(v->block, from, i), from->limbs, k->unit - from->unit);
+        limbs_add(to, k, cell_limbs(v, i), v->kind->limbs, k->unit - v->kind->unit);
         return;
     }
     __int128 x = cell_value(v, i);
@@ -514,21 +507,16 @@ static double bound_plus(double a, double b)
 
 /* block_base: returns the base that the block would have. The first terms get a few bits below
  * their lowest, where the room suffices: later terms then seldom shift the block. */
-static int block_base(const fan_window *w, const window_block *b, const window_need *need,
-                      double bound)
+static int block_base(const window_view *v, const window_need *need, double bound)
 {
+    const window_block *b = v->block;
     int base = need->lowest;
     bool fresh = b->bound == 0;
     if (base == INT_MAX || (!fresh && base >= b->base))
         return b->base;
     int spare = (62 - 16 - (window_top(bound) - base)) / 2;
-    if (spare > 8)
-        spare = 8;
-    if (spare > 0)
-        base -= spare;
-    if (base < -w->kind.unit)
-        return -w->kind.unit;
-    return base;
+    base -= (int)fan_max(fan_min(spare, 8), 0);
+    return (int)fan_max(base, -v->kind->unit);
 }
 
 static int block_form(const window_block *b, const window_need *need, int base, double bound)
@@ -548,37 +536,38 @@ static int block_form(const window_block *b, const window_need *need, int base, 
 }
 
 /* block_tighten: computes bound and base anew, from the words; no number changes. */
-static void block_tighten(window_block *b, int64_t *low, size_t n)
+static void block_tighten(const window_view *v)
 {
-    window_view v = {b, low, n};
+    window_block *b = v->block;
     bits128 any = 0;
     bits128 most = 0;
     if (b->empty || b->form == LIMBS)
         return;
-    for (size_t i = 0; i < n; i++)
-        if (word_top(&v, i) > FAN_ACC_NAN)
-            cell_size(&v, i, &any, &most);
+    for (size_t i = 0; i < v->n; i++)
+        if (word_top(v, i) > FAN_ACC_NAN)
+            cell_size(v, i, &any, &most);
     int zeros = zeros_of(any);
-    for (size_t i = 0; i < n && zeros; i++)
-        if (word_top(&v, i) > FAN_ACC_NAN)
-            cell_set(b, low, i, cell_value(&v, i) >> zeros);
+    for (size_t i = 0; i < v->n && zeros; i++)
+        if (word_top(v, i) > FAN_ACC_NAN)
+            cell_set(v, i, cell_value(v, i) >> zeros);
     b->base += zeros;
     b->bound = ldexp((double)(most >> zeros) * (1 + 0x1p-50), b->base);
 }
 
 /* block_widen: gives the block another form; no number changes. false: out of memory. */
-static bool block_widen(fan_window *w, window_block *b, int64_t *low, size_t n, int form)
+static bool block_widen(const window_view *v, int form)
 {
-    size_t limbs = (size_t)w->kind.limbs;
-    void *more = fan_alloc(block_more_bytes(w, form));
+    const fan_exact_kind *kind = v->kind;
+    window_block *b = v->block;
+    int64_t *low = v->low;
+    void *more = fan_alloc(B * number_more_bytes(kind, form));
     if (!more)
         return false;
-    window_view v = {b, low, n};
-    for (size_t i = 0; i < n && !b->empty; i++) {
+    for (size_t i = 0; i < v->n && !b->empty; i++) {
         if (form == LIMBS) {
-            uint64_t *to = (uint64_t *)more + i * limbs;
-            fan__superacc_start(to, &w->kind);
-            limbs_merge(to, &w->kind, &v, &w->kind, i);
+            uint64_t *to = (uint64_t *)more + i * (size_t)kind->limbs;
+            fan__superacc_start(to, kind);
+            limbs_merge(to, kind, v, i);
             continue;
         }
         int64_t *high = more;
@@ -592,28 +581,26 @@ static bool block_widen(fan_window *w, window_block *b, int64_t *low, size_t n, 
     b->more = more;
     b->form = (uint8_t)form;
     if (form == LIMBS)
-        b->base = -w->kind.unit;
+        b->base = -kind->unit;
     return true;
 }
 
-/* block_reserve: makes room for what comes; no number changes. FAN_ERR_NOMEM. */
-static bool block_reserve(fan_window *w, int64_t at, const window_need *need)
+/* block_reserve: makes room for what comes; no number changes. false: out of memory. */
+static bool block_reserve(const window_view *v, const window_need *need)
 {
-    window_view v = window_view_of(w, at);
-    window_block *b = w->block + at;
-    int64_t *low = block_words(w, at);
+    window_block *b = v->block;
     double bound = bound_plus(b->bound, need->most);
-    int base = block_base(w, b, need, bound);
+    int base = block_base(v, need, bound);
     int form = block_form(b, need, base, bound);
-    if (form > b->form && !block_widen(w, b, low, v.n, form))
+    if (form > b->form && !block_widen(v, form))
         return false;
     if (b->form != LIMBS) {
         int by = 0; /* zeros need no shift */
         if (b->bound != 0)
             by = b->base - base;
-        for (size_t i = 0; i < v.n && by > 0; i++)
-            if (cell_top(&v, &w->kind, i) > FAN_ACC_NAN)
-                cell_set(b, low, i, (__int128)((bits128)cell_value(&v, i) << by));
+        for (size_t i = 0; i < v->n && by > 0; i++)
+            if (cell_top(v, i) > FAN_ACC_NAN)
+                cell_set(v, i, (__int128)((bits128)cell_value(v, i) << by));
         b->base = base;
     }
     b->bound = bound;
@@ -622,22 +609,21 @@ static bool block_reserve(fan_window *w, int64_t at, const window_need *need)
 }
 
 /* block_fits: whether the block keeps its form. */
-static bool block_fits(const fan_window *w, int64_t at, const window_need *need)
+static bool block_fits(const window_view *v, const window_need *need)
 {
-    const window_block *b = w->block + at;
-    double bound = bound_plus(b->bound, need->most);
-    return block_form(b, need, block_base(w, b, need, bound), bound) == b->form;
+    double bound = bound_plus(v->block->bound, need->most);
+    return block_form(v->block, need, block_base(v, need, bound), bound) == v->block->form;
 }
 
 /* block_begin: writes the empty sum into the words of an empty block. */
-static void block_begin(fan_window *w, int64_t at)
+static void block_begin(const window_view *v)
 {
-    window_block *b = w->block + at;
+    window_block *b = v->block;
     for (size_t i = 0; i < B && b->empty; i++) {
         if (b->form == LIMBS)
-            fan__superacc_start(cell_limbs(b, &w->kind, i), &w->kind);
+            fan__superacc_start(cell_limbs(v, i), v->kind);
         else
-            cell_mark(b, block_words(w, at), i, FAN_ACC_NOTHING);
+            cell_mark(v, i, FAN_ACC_NOTHING);
     }
     b->empty = false;
 }
@@ -695,19 +681,16 @@ static int64_t special_of(double x)
 }
 
 /* number_add: adds x to number i of a block with room for it. */
-static void number_add(fan_window *w, int64_t at, size_t i, double x)
+static void number_add(const window_view *v, size_t i, double x)
 {
-    window_block *b = w->block + at;
-    int64_t *low = block_words(w, at);
-    window_view v = {b, low, B};
     int e;
-    if (b->form == LIMBS) {
-        fan__superacc_add(cell_limbs(b, &w->kind, i), &w->kind, x);
+    if (v->block->form == LIMBS) {
+        fan__superacc_add(cell_limbs(v, i), v->kind, x);
         return;
     }
-    int64_t top = cell_top(&v, &w->kind, i);
+    int64_t top = cell_top(v, i);
     if (x - x != 0) {
-        cell_mark(b, low, i, cell_special(top, special_of(x)));
+        cell_mark(v, i, cell_special(top, special_of(x)));
         return;
     }
     bool minus = signbit(x);
@@ -717,19 +700,20 @@ static void number_add(fan_window *w, int64_t at, size_t i, double x)
     if (nothing && x == 0 && minus)
         return;
     uint64_t m = number_parts(x, &e);
-    __int128 term = (__int128)shifted(m, e - b->base);
+    __int128 term = (__int128)shifted(m, e - v->block->base);
     if (minus)
         term = -term;
     if (!nothing)
-        term += cell_value(&v, i);
-    cell_set(b, low, i, term);
+        term += cell_value(v, i);
+    cell_set(v, i, term);
 }
 
 /* wide_add: adds finite terms to a block of words of 128 bits without inf and NaN. */
-static void wide_add(window_block *b, int64_t *low, const exact_job *j, const char *p, size_t n)
+static void wide_add(const window_view *v, const exact_job *j, const char *p)
 {
-    int64_t *high = b->more;
-    for (size_t i = 0; i < n; i++) {
+    int64_t *low = v->low;
+    int64_t *high = v->block->more;
+    for (size_t i = 0; i < v->n; i++) {
         double x = fan__exact_number(j, p, i);
         bool nothing = high[i] == FAN_ACC_NOTHING;
         int e;
@@ -737,7 +721,7 @@ static void wide_add(window_block *b, int64_t *low, const exact_job *j, const ch
         uint64_t sign = bits_of(x) >> 63;
         if (m == 0 && (sign || !nothing))
             continue;
-        bits128 term = shifted(m, e - b->base);
+        bits128 term = shifted(m, e - v->block->base);
         bits128 sum = 0;
         if (!nothing)
             sum = (bits128)(uint64_t)high[i] << 64 | (uint64_t)low[i];
@@ -778,30 +762,28 @@ static bool row_need(const exact_job *j, const window_loops *loops, const char *
     return true;
 }
 
-/* terms_need: what the terms of one block need; by their exponents if that suffices for the block
- * to keep its form, else by their lowest set bits. */
-static window_need terms_need(fan_window *w, int64_t at, const exact_job *j,
+/* terms_need: what the terms of one block, from element `first` on, need; by their exponents if
+ * that suffices for the block to keep its form, else by their lowest set bits. */
+static window_need terms_need(const window_view *v, int64_t first, const exact_job *j,
                               const window_loops *loops, char *room)
 {
-    window_view v = window_view_of(w, at);
-    int64_t first = at * B / (int64_t)j->parts;
-    int64_t len = (int64_t)(v.n / j->parts);
+    int64_t len = (int64_t)(v->n / j->parts);
     window_need need = {.lowest = INT_MAX};
     bool finite = true;
     for (size_t k = 0; k < j->n && finite; k++)
-        finite = row_need(j, loops, fan__exact_term(j, k, first, len, room), v.n, &need);
-    if (finite && block_fits(w, at, &need))
+        finite = row_need(j, loops, fan__exact_term(j, k, first, len, room), v->n, &need);
+    if (finite && block_fits(v, &need))
         return need;
     need = (window_need){.lowest = INT_MAX};
     for (size_t k = 0; k < j->n; k++) {
         const char *p = fan__exact_term(j, k, first, len, room);
         double most = 0;
-        for (size_t i = 0; i < v.n; i++)
+        for (size_t i = 0; i < v->n; i++)
             need_number(&need, &most, fan__exact_number(j, p, i));
         need.most = bound_plus(need.most, most);
     }
-    if (!block_fits(w, at, &need))
-        block_tighten(w->block + at, block_words(w, at), v.n);
+    if (!block_fits(v, &need))
+        block_tighten(v);
     return need;
 }
 
@@ -823,16 +805,12 @@ static row_add row_add_of(const window_loops *loops, bool is_double, bool small)
     return loops->single_large;
 }
 
-/* terms_add: adds the terms of one block, which has room for them. */
-static void terms_add(fan_window *w, int64_t at, const exact_job *j, const window_loops *loops,
-                      char *room)
+/* terms_add: adds the terms of one block, from element `first` on, which has room for them. */
+static void terms_add(const window_view *v, int64_t first, const exact_job *j,
+                      const window_loops *loops, char *room)
 {
-    window_block *block = w->block + at;
-    window_view v = window_view_of(w, at);
-    int64_t *low = block_words(w, at);
-    int64_t first = at * B / (int64_t)j->parts;
-    int64_t len = (int64_t)(v.n / j->parts);
-
+    window_block *block = v->block;
+    int64_t len = (int64_t)(v->n / j->parts);
     bool fast = block->form == WORDS_64 && !block->special && abs(block->base) < 1000;
     bool wide = block->form == WORDS_128 && !block->special;
     bool small = window_top(block->bound) - block->base <= 50;
@@ -841,17 +819,17 @@ static void terms_add(fan_window *w, int64_t at, const exact_job *j, const windo
     if (fast)
         by = ldexp(1, -block->base);
     else
-        block_begin(w, at);
+        block_begin(v);
 
     for (size_t k = 0; k < j->n; k++) {
         const char *p = fan__exact_term(j, k, first, len, room);
         if (fast) {
-            add(low, p, v.n, by, block->empty);
+            add(v->low, p, v->n, by, block->empty);
         } else if (wide) {
-            wide_add(block, low, j, p, v.n);
+            wide_add(v, j, p);
         } else {
-            for (size_t i = 0; i < v.n; i++)
-                number_add(w, at, i, fan__exact_number(j, p, i));
+            for (size_t i = 0; i < v->n; i++)
+                number_add(v, i, fan__exact_number(j, p, i));
         }
         block->empty = false;
     }
@@ -871,13 +849,17 @@ fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, f
         fan_nditer_also(&j.iter, in[k]);
     fan_nditer_ready(&j.iter);
 
+    int64_t elements = B / (int64_t)j.parts; /* of a block */
     for (int64_t b = 0; b < w->blocks; b++) {
-        window_need need = terms_need(w, b, &j, loops, room);
-        if (!block_reserve(w, b, &need))
+        window_view v = window_view_of(w, b);
+        window_need need = terms_need(&v, b * elements, &j, loops, room);
+        if (!block_reserve(&v, &need))
             return window_no_memory(err);
     }
-    for (int64_t b = 0; b < w->blocks; b++)
-        terms_add(w, b, &j, loops, room);
+    for (int64_t b = 0; b < w->blocks; b++) {
+        window_view v = window_view_of(w, b);
+        terms_add(&v, b * elements, &j, loops, room);
+    }
     return FAN_OK;
 }
 
@@ -902,14 +884,15 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
             for (int64_t i = 0; i < len * parts; i++) {
                 int64_t number = at[from + i / parts] * parts + i % parts;
                 double x = fan__exact_number(&j, p, (size_t)i);
+                window_view v = window_view_of(w, number / B);
                 if (add) {
-                    block_begin(w, number / B);
-                    number_add(w, number / B, (size_t)(number % B), x);
+                    block_begin(&v);
+                    number_add(&v, (size_t)(number % B), x);
                     continue;
                 }
                 window_need need = {.lowest = INT_MAX};
                 need_number(&need, &need.most, x);
-                if (!block_reserve(w, number / B, &need))
+                if (!block_reserve(&v, &need))
                     return window_no_memory(err);
             }
         }
@@ -919,56 +902,50 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
 
 /* block_copy: writes the numbers of a view from `offset` on, each followed by `spread` - 1 zeros,
  * into a block of the same form. */
-static void block_copy(fan_window *w, int64_t at, const window_view *from,
-                       const fan_exact_kind *kind, size_t offset, size_t spread)
+static void block_copy(const window_view *to, const window_view *from, size_t offset, size_t spread)
 {
-    window_block *b = w->block + at;
-    int64_t *low = block_words(w, at);
-    size_t n = window_view_of(w, at).n;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < to->n; i++) {
         size_t k = offset + i / spread;
         uint64_t *limbs = NULL;
-        if (b->form == LIMBS)
-            limbs = cell_limbs(b, &w->kind, i);
-        int64_t top = cell_top(from, kind, k);
+        if (to->block->form == LIMBS)
+            limbs = cell_limbs(to, i);
+        int64_t top = cell_top(from, k);
         /* the imaginary part of a real number is +0.0, as in a conversion */
         bool imaginary = i % spread;
         if (imaginary && limbs)
-            limbs[w->kind.limbs - 1] = 0;
+            limbs[to->kind->limbs - 1] = 0;
         else if (imaginary)
-            cell_set(b, low, i, 0);
+            cell_set(to, i, 0);
         else if (limbs)
-            limbs_merge(limbs, &w->kind, from, kind, k);
+            limbs_merge(limbs, to->kind, from, k);
         else if (top <= FAN_ACC_NAN)
-            cell_mark(b, low, i, top);
+            cell_mark(to, i, top);
         else
-            cell_set(b, low, i, cell_value(from, k));
+            cell_set(to, i, cell_value(from, k));
     }
 }
 
 fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
 {
     fan_window *w = fan_window_new(d, from->size);
-    size_t spread = fan__exact_parts(d) / fan__exact_parts(from->dtype);
+    int64_t spread = (int64_t)(fan__exact_parts(d) / fan__exact_parts(from->dtype));
     if (!w)
         return NULL;
     for (int64_t at = 0; at < w->blocks; at++) {
-        window_view v = window_view_of(from, at / (int64_t)spread);
-        const window_block *old = v.block;
-        window_block *b = w->block + at;
-        size_t offset = (size_t)(at % (int64_t)spread) * (B / spread);
-        if (old->empty)
+        window_view old = window_view_of(from, at / spread);
+        window_view v = window_view_of(w, at);
+        int form = old.block->form;
+        if (old.block->empty)
             continue;
-        b->bound = old->bound;
-        b->base = old->base;
-        b->special = old->special;
-        size_t n = window_view_of(w, at).n;
-        if (old->form != WORDS_64 && !block_widen(w, b, block_words(w, at), n, old->form)) {
+        v.block->bound = old.block->bound;
+        v.block->base = old.block->base;
+        v.block->special = old.block->special;
+        if (form != WORDS_64 && !block_widen(&v, form)) {
             fan_window_free(w);
             return NULL;
         }
-        block_begin(w, at);
-        block_copy(w, at, &v, &from->kind, offset, spread);
+        block_begin(&v);
+        block_copy(&v, &old, (size_t)(at % spread * (B / spread)), (size_t)spread);
     }
     return w;
 }
@@ -977,14 +954,13 @@ fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
 
 /* cell_round: returns number i, times *factor if not NULL, as a float64 rounded to nearest, or to
  * odd. */
-static double cell_round(const window_view *v, const fan_exact_kind *k, size_t i,
-                         const double *factor, bool odd)
+static double cell_round(const window_view *v, size_t i, const double *factor, bool odd)
 {
     const window_block *b = v->block;
     if (b->form == LIMBS)
-        return fan__superacc_value(cell_limbs(b, k, i), k, factor, odd);
-    fan_exact_kind own = {.limbs = b->form == WORDS_64 ? 1 : 2, .unit = -b->base};
-    uint64_t word[2] = {(uint64_t)v->low[i], (uint64_t)cell_top(v, k, i)};
+        return fan__superacc_value(cell_limbs(v, i), v->kind, factor, odd);
+    fan_exact_kind own = {.limbs = 1 + b->form, .unit = -b->base};
+    uint64_t word[2] = {(uint64_t)v->low[i], (uint64_t)cell_top(v, i)};
     return fan__superacc_value(word, &own, factor, odd);
 }
 
@@ -1009,8 +985,8 @@ static double product_odd(double a, double b)
 
 /* block_round: writes the numbers of a block as float64, which a conversion to the result's dtype
  * then rounds: to nearest if that is float64, else exactly or to odd. */
-static void block_round(const window_view *v, const fan_exact_kind *k, const judge *j,
-                        const window_loops *loops, double *value)
+static void block_round(const window_view *v, const judge *j, const window_loops *loops,
+                        double *value)
 {
     const window_block *b = v->block;
     const double *factor = j->scaled ? &j->by : NULL;
@@ -1041,8 +1017,8 @@ static void block_round(const window_view *v, const fan_exact_kind *k, const jud
     for (size_t i = 0; i < v->n; i++) {
         if (b->empty)
             value[i] = by * -0.0;
-        else if (!converts || cell_top(v, k, i) == FAN_ACC_NOTHING)
-            value[i] = cell_round(v, k, i, factor, odd);
+        else if (!converts || cell_top(v, i) == FAN_ACC_NOTHING)
+            value[i] = cell_round(v, i, factor, odd);
         else if (exact)
             value[i] = cell_double(v, i) * unit * by;
         else
@@ -1068,7 +1044,7 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
     for (int64_t b = 0; b < w->blocks; b++) {
         window_view v = window_view_of(w, b);
         int64_t len = (int64_t)(v.n / parts);
-        block_round(&v, &w->kind, &j, loops, value);
+        block_round(&v, &j, loops, value);
         if (turns)
             fan__exact_turn(value, len, scale);
         fan_nditer_write(&iter, out, b * B / (int64_t)parts, len, as, (const char *)value);
@@ -1077,19 +1053,29 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
 
 /* ---- merges ---- */
 
-static bool view_reserve(fan_window *w, int64_t at, const window_view *from)
+/* need_block: enters the numbers of another block into a need: as each replaces an empty one, the
+ * largest counts. */
+static void need_block(window_need *need, const window_block *b)
 {
-    const window_block *b = from->block;
-    window_need need = {.lowest = INT_MAX, .special = b->special, .form = b->form};
-    if (b->empty)
+    bool sized = b->form != LIMBS && b->bound != 0 && !b->empty;
+    need->form = (int)fan_max(need->form, b->form);
+    need->special |= b->special;
+    if (!sized)
+        return;
+    if (b->bound > need->most)
+        need->most = b->bound;
+    need->lowest = (int)fan_min(need->lowest, b->base);
+}
+
+static bool view_reserve(const window_view *to, const window_view *from)
+{
+    window_need need = {.lowest = INT_MAX};
+    if (from->block->empty)
         return true;
-    if (b->form != LIMBS && b->bound != 0) {
-        need.most = b->bound;
-        need.lowest = b->base;
-    }
-    if (!block_fits(w, at, &need))
-        block_tighten(w->block + at, block_words(w, at), from->n);
-    return block_reserve(w, at, &need);
+    need_block(&need, from->block);
+    if (!block_fits(to, &need))
+        block_tighten(to);
+    return block_reserve(to, &need);
 }
 
 /* shift_of: returns by how many bits the words of another block are shifted to the base of b; zeros
@@ -1101,46 +1087,41 @@ static int shift_of(const window_block *from, const window_block *b)
     return from->base - b->base;
 }
 
-/* cell_merge: adds number k of `from` to number i of block `at`, which has room for it. */
-static void cell_merge(fan_window *w, int64_t at, size_t i, const window_view *from, size_t k)
+/* cell_merge: adds number k of `from` to number i of a block that has room for it. */
+static void cell_merge(const window_view *to, size_t i, const window_view *from, size_t k)
 {
-    window_block *b = w->block + at;
-    int64_t *low = block_words(w, at);
-    window_view mine = {b, low, B};
-    int64_t top = cell_top(&mine, &w->kind, i);
-    int64_t other = cell_top(from, &w->kind, k);
+    int64_t top = cell_top(to, i);
+    int64_t other = cell_top(from, k);
     bool nothing = top == FAN_ACC_NOTHING;
-    if (b->form == LIMBS) {
-        limbs_merge(cell_limbs(b, &w->kind, i), &w->kind, from, &w->kind, k);
+    if (to->block->form == LIMBS) {
+        limbs_merge(cell_limbs(to, i), to->kind, from, k);
         return;
     }
     if (other == FAN_ACC_NOTHING)
         return;
     if (other <= FAN_ACC_NAN) {
-        cell_mark(b, low, i, cell_special(top, other));
+        cell_mark(to, i, cell_special(top, other));
         return;
     }
     if (top <= FAN_ACC_NAN && !nothing)
         return;
-    bits128 term = (bits128)cell_value(from, k) << shift_of(from->block, b);
-    __int128 sum = (__int128)term;
+    __int128 sum = (__int128)((bits128)cell_value(from, k) << shift_of(from->block, to->block));
     if (!nothing)
-        sum += cell_value(&mine, i);
-    cell_set(b, low, i, sum);
+        sum += cell_value(to, i);
+    cell_set(to, i, sum);
 }
 
-static void view_add(fan_window *w, int64_t at, const window_view *from, const window_loops *loops)
+static void view_add(const window_view *to, const window_view *from, const window_loops *loops)
 {
-    window_block *b = w->block + at;
     if (from->block->empty)
         return;
-    block_begin(w, at);
-    if (b->form == WORDS_64 && !b->special) {
-        loops->merge(block_words(w, at), from->low, from->n, shift_of(from->block, b));
+    block_begin(to);
+    if (to->block->form == WORDS_64 && !to->block->special) {
+        loops->merge(to->low, from->low, from->n, shift_of(from->block, to->block));
         return;
     }
     for (size_t i = 0; i < from->n; i++)
-        cell_merge(w, at, i, from, i);
+        cell_merge(to, i, from, i);
 }
 
 /* ---- repeated along axes ---- */
@@ -1180,22 +1161,6 @@ static void spread_next(spread_walk *walk)
     }
 }
 
-/* need_block: enters the numbers of another block into a need: as each replaces an empty one, the
- * largest counts. */
-static void need_block(window_need *need, const window_block *b)
-{
-    bool sized = b->form != LIMBS && b->bound != 0 && !b->empty;
-    if (b->form > need->form)
-        need->form = b->form;
-    need->special |= b->special;
-    if (!sized)
-        return;
-    if (b->bound > need->most)
-        need->most = b->bound;
-    if (b->base < need->lowest)
-        need->lowest = b->base;
-}
-
 fan_window *fan_window_spread(const fan_window *from, int ndim, const int64_t *shape, uint64_t axes)
 {
     FAN_UNINITIALIZED spread_walk walk;
@@ -1210,20 +1175,21 @@ fan_window *fan_window_spread(const fan_window *from, int ndim, const int64_t *s
     for (int add = 0; add < 2; add++) {
         spread_begin(&walk, ndim, shape, axes);
         for (int64_t at = 0; at < w->blocks; at++) {
-            int64_t elements = (int64_t)window_view_of(w, at).n / parts;
+            window_view to = window_view_of(w, at);
+            int64_t elements = (int64_t)to.n / parts;
             window_need need = {.lowest = INT_MAX};
             if (add)
-                block_begin(w, at);
+                block_begin(&to);
             for (int64_t i = 0; i < elements; i++) {
                 int64_t number = walk.at * parts;
                 window_view v = window_view_of(from, number / B);
                 if (!add)
                     need_block(&need, v.block);
                 for (int64_t part = 0; add && part < parts; part++)
-                    cell_merge(w, at, (size_t)(i * parts + part), &v, (size_t)(number % B + part));
+                    cell_merge(&to, (size_t)(i * parts + part), &v, (size_t)(number % B + part));
                 spread_next(&walk);
             }
-            if (!add && !block_reserve(w, at, &need)) {
+            if (!add && !block_reserve(&to, &need)) {
                 fan_window_free(w);
                 return NULL;
             }
@@ -1238,13 +1204,15 @@ fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *er
     const window_loops *loops = window_loops_now();
     FAN_DEFAULT_FLOAT_MODE;
     for (int64_t b = 0; b < w->blocks; b++) {
+        window_view to = window_view_of(w, b);
         window_view v = window_view_of(from, b);
-        if (!view_reserve(w, b, &v))
+        if (!view_reserve(&to, &v))
             return window_no_memory(err);
     }
     for (int64_t b = 0; b < w->blocks; b++) {
+        window_view to = window_view_of(w, b);
         window_view v = window_view_of(from, b);
-        view_add(w, b, &v, loops);
+        view_add(&to, &v, loops);
     }
     return FAN_OK;
 }
@@ -1281,11 +1249,10 @@ size_t fan_window_room(const fan_window *w)
 {
     size_t bytes = 0;
     for (int64_t b = 0; b < w->blocks; b++) {
-        size_t width = (size_t)w->kind.limbs * sizeof(uint64_t);
-        if (w->block[b].form == WORDS_64)
-            width = 8;
-        else if (w->block[b].form == WORDS_128)
-            width = 16;
+        int form = w->block[b].form;
+        size_t width = number_more_bytes(&w->kind, form);
+        if (form != LIMBS)
+            width += sizeof(int64_t);
         bytes += sizeof(window_header) + window_view_of(w, b).n * width;
     }
     return bytes;
@@ -1364,12 +1331,11 @@ static void number_put(char *p, size_t n, int width, size_t i, bits128 x)
 }
 
 /* numbers_pack: writes the numbers of a block of words, each without its last `zeros` bits. */
-static void numbers_pack(char *p, const window_view *v, const fan_exact_kind *k, int zeros,
-                         int width)
+static void numbers_pack(char *p, const window_view *v, int zeros, int width)
 {
     bits128 lift = (bits128)1 << (8 * width - 1);
     for (size_t i = 0; i < v->n; i++) {
-        int64_t top = cell_top(v, k, i);
+        int64_t top = cell_top(v, i);
         bits128 x;
         if (top > FAN_ACC_NAN)
             x = (bits128)(cell_value(v, i) >> zeros) + lift;
@@ -1395,45 +1361,48 @@ size_t fan_window_pack(const fan_window *w, void *to)
         else if (h.width && v.block->form == WORDS_64 && !v.block->special)
             loops->pack(p, v.low, v.n, zeros, h.width);
         else if (h.width)
-            numbers_pack(p, &v, &w->kind, zeros, h.width);
+            numbers_pack(p, &v, zeros, h.width);
         p += bytes;
     }
     return (size_t)(p - (char *)to);
 }
 
-/* unpack: reads a block of a message into a block and its words; superaccumulators stay where they
- * are. */
-static void unpack(const window_header *h, const char *p, size_t n, window_block *b, int64_t *low,
+/* unpack: reads the header and, if `words`, the numbers of a block of a message; superaccumulators
+ * stay where they are. `v` has room for words of 64 bits, and `high`. */
+static void unpack(const window_header *h, const char *p, const window_view *v, bool words,
                    int64_t *high, const window_loops *loops)
 {
+    window_block *b = v->block;
     *b = (window_block){.base = h->base, .form = WORDS_64, .more = high};
     b->empty = h->flags & MESSAGE_EMPTY;
     b->special = h->flags & MESSAGE_SPECIAL;
-    if (h->width == MESSAGE_LIMBS)
+    if (h->width == MESSAGE_LIMBS) {
         b->form = LIMBS;
-    else if (h->width > 8)
-        b->form = WORDS_128;
-    if (b->form == LIMBS)
+        /* whole blocks and headers are multiples of 8 bytes */
+        b->more = (void *)(uintptr_t)p;
         return;
+    }
+    if (h->width > 8)
+        b->form = WORDS_128;
     if (h->width)
         b->bound = ldexp(1, h->base + 8 * h->width - 1);
-    if (b->empty)
+    if (b->empty || !words)
         return;
     if (h->width == 0) {
-        memset(low, 0, n * sizeof *low);
+        memset(v->low, 0, v->n * sizeof *v->low);
         return;
     }
     if (h->width <= 8) {
-        loops->unpack(p, low, n, h->width);
+        loops->unpack(p, v->low, v->n, h->width);
         return;
     }
     bits128 lift = (bits128)1 << (8 * h->width - 1);
-    for (size_t i = 0; i < n; i++) {
-        bits128 x = number_get(p, n, h->width, i);
+    for (size_t i = 0; i < v->n; i++) {
+        bits128 x = number_get(p, v->n, h->width, i);
         if (x < 4)
-            cell_mark(b, low, i, (int64_t)x + FAN_ACC_NOTHING);
+            cell_mark(v, i, (int64_t)x + FAN_ACC_NOTHING);
         else
-            cell_set(b, low, i, (__int128)(x - lift));
+            cell_set(v, i, (__int128)(x - lift));
     }
 }
 
@@ -1462,7 +1431,8 @@ static fan_status message_pass(fan_window *w, const char *p, size_t bytes, bool 
     for (int64_t at = 0; at < w->blocks; at++) {
         window_header h = {.flags = 255};
         window_block b;
-        window_view v = {&b, low, window_view_of(w, at).n};
+        window_view to = window_view_of(w, at);
+        window_view v = {&b, low, to.n, to.kind};
         if ((size_t)(end - p) >= sizeof h)
             memcpy(&h, p, sizeof h);
         p += sizeof h;
@@ -1471,14 +1441,11 @@ static fan_status message_pass(fan_window *w, const char *p, size_t bytes, bool 
             return fan_fail(err, FAN_ERR_VALUE,
                             "not a message of window sums: block %lld of %lld is malformed",
                             (long long)at, (long long)w->blocks);
-        unpack(&h, p, add ? v.n : 0, &b, low, high, loops);
-        if (b.form == LIMBS)
-            /* whole blocks and headers are multiples of 8 bytes */
-            b.more = (void *)(uintptr_t)p;
+        unpack(&h, p, &v, add, high, loops);
         p += length;
         if (add)
-            view_add(w, at, &v, loops);
-        else if (!view_reserve(w, at, &v))
+            view_add(&to, &v, loops);
+        else if (!view_reserve(&to, &v))
             return window_no_memory(err);
     }
     *used = (size_t)(p - begin);

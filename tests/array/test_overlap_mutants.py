@@ -89,8 +89,8 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "runs": ("end < n && s[end].from <= last;", "end < n && s[end].from < last;"),
         "a newcomer's component": (
-            "        overlaps_unite(w->parent, s[at].index, s[i].index);",
-            "        (void)0;",
+            "    w->parent[fan_max(one, two)] = (uint32_t)fan_min(one, two);\n",
+            "",
         ),
         "what covers has all bytes": ("room = b->axes[k].count - a->axes[i].count;", "(void)0;"),
         "what covers has all of the tooth": ("return i < 0 && offset + a->tooth <= b->tooth;", "return i < 0;"),
@@ -101,12 +101,15 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "covered means covered": ("covered |= relation == COVERED;", "covered |= relation != APART;"),
         "all against those set aside": ("for (size_t j = 0; j < i; j++) {", "for (size_t j = 1; j < i; j++) {"),
-        "those set aside are joined": ("overlaps_unite(w->parent, run[j].index, run[i].index);", "(void)0;"),
+        "those set aside are joined": ("FAN_TRY(overlaps_join(w, run[j].index, run[i].index, &v, err));", "(void)v;"),
         "the rest of a run": (
             "return sweep_runs(w, run, n - aside, err);",
             "return sweep_runs(w, run, n - aside - 1, err);",
         ),
-        "the smaller number is the root": ("if (a < b)\n        parent[b] = a;", "if (a > b)\n        parent[b] = a;"),
+        "the smaller number is the root": (
+            "w->parent[fan_max(one, two)] = (uint32_t)fan_min(one, two);",
+            "w->parent[fan_min(one, two)] = (uint32_t)fan_max(one, two);",
+        ),
     },
     "array/layout": {
         "strides along an axis of extent 1": ("&& a->shape[i] > 1)", ")"),
