@@ -1,4 +1,7 @@
-/* Many regions: compare few of all the pairs.
+/* overlap_list: which of many regions overlap (overlap.h). In this order: stretches; the list of
+ * regions; arcs; what a sweep keeps, and sorts; pairs; components; runs; the public functions.
+ *
+ * Many regions: compare few of all the pairs.
  *
  * Sorted by their first bytes, regions form runs: the extents of one run chain, those of two runs
  * do not overlap. Within a run two tests exclude a pair without an exact question: their extents do
@@ -29,6 +32,7 @@
 
 #include "base/interrupt.h"
 #include "base/mem.h"
+#include "base/search.h"
 
 #include <assert.h>
 #include <stddef.h>
@@ -80,15 +84,8 @@ static uint64_t stretch_meetings(const fan_stretch *s, size_t n)
             high += step;
             step *= 2;
         }
-        if (high > n)
-            high = n;
-        while (low < high) {
-            size_t mid = low + (high - low) / 2;
-            if (s[mid].from <= s[i].to)
-                low = mid + 1;
-            else
-                high = mid;
-        }
+        high = fan_umin(high, n);
+        low += fan_search_end(s + low, high - low, sizeof *s, offsetof(fan_stretch, from), s[i].to);
         count += low - i - 1;
     }
     return count;
@@ -129,20 +126,20 @@ fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **
         return fan_fail(err, FAN_ERR_VALUE, "%zu arrays are more than can be compared at once", n);
     for (size_t i = 0; i < n; i++)
         ndim += (size_t)regions[i].ndim;
-    fan_overlaps *l = fan_calloc(sizeof *l);
-    if (!l)
+    fan_overlaps *overlaps = fan_calloc(sizeof *overlaps);
+    if (!overlaps)
         return overlaps_no_memory(n, err);
-    l->regions = fan_alloc(n * sizeof *l->regions);
-    l->combs = fan_alloc(n * sizeof *l->combs);
-    l->dims = fan_alloc(2 * ndim * sizeof *l->dims);
-    l->axes = fan_alloc(ndim * sizeof *l->axes);
-    bool listed = l->regions && l->combs;
-    if (!listed || !l->dims || !l->axes) {
-        fan_overlaps_free(l);
+    overlaps->regions = fan_alloc(n * sizeof *overlaps->regions);
+    overlaps->combs = fan_alloc(n * sizeof *overlaps->combs);
+    overlaps->dims = fan_alloc(2 * ndim * sizeof *overlaps->dims);
+    overlaps->axes = fan_alloc(ndim * sizeof *overlaps->axes);
+    bool listed = overlaps->regions && overlaps->combs;
+    if (!listed || !overlaps->dims || !overlaps->axes) {
+        fan_overlaps_free(overlaps);
         return overlaps_no_memory(n, err);
     }
-    int64_t *dims = l->dims;
-    fan_axis *axes = l->axes;
+    int64_t *dims = overlaps->dims;
+    fan_axis *axes = overlaps->axes;
     for (size_t i = 0; i < n; i++) {
         const fan_region *r = &regions[i];
         size_t some = (size_t)r->ndim;
@@ -150,51 +147,51 @@ fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **
             memcpy(dims, r->shape, some * sizeof *dims);
             memcpy(dims + some, r->strides, some * sizeof *dims);
         }
-        l->regions[i] = (fan_region){r->data, r->itemsize, dims, dims + some, r->ndim};
-        fan_comb_of(&l->regions[i], axes, &l->combs[i]);
+        overlaps->regions[i] = (fan_region){r->data, r->itemsize, dims, dims + some, r->ndim};
+        fan_comb_of(&overlaps->regions[i], axes, &overlaps->combs[i]);
         dims += 2 * some;
         axes += some;
     }
-    l->n = n;
-    *out = l;
+    overlaps->n = n;
+    *out = overlaps;
     return FAN_OK;
 }
 
-void fan_overlaps_free(fan_overlaps *l)
+void fan_overlaps_free(fan_overlaps *overlaps)
 {
-    if (!l)
+    if (!overlaps)
         return;
-    fan_free(l->regions);
-    fan_free(l->combs);
-    fan_free(l->dims);
-    fan_free(l->axes);
-    fan_free(l);
+    fan_free(overlaps->regions);
+    fan_free(overlaps->combs);
+    fan_free(overlaps->dims);
+    fan_free(overlaps->axes);
+    fan_free(overlaps);
 }
 
-size_t fan_overlaps_count(const fan_overlaps *l)
+size_t fan_overlaps_count(const fan_overlaps *overlaps)
 {
-    return l->n;
+    return overlaps->n;
 }
 
-const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i)
+const fan_region *fan_overlaps_region(const fan_overlaps *overlaps, size_t i)
 {
-    return &l->regions[i];
+    return &overlaps->regions[i];
 }
 
-bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t *last)
+bool fan_overlaps_extent(const fan_overlaps *overlaps, size_t i, uint64_t *lo, uint64_t *last)
 {
-    *lo = l->combs[i].lo;
-    *last = l->combs[i].last;
-    return !l->combs[i].empty;
+    *lo = overlaps->combs[i].lo;
+    *last = overlaps->combs[i].last;
+    return !overlaps->combs[i].empty;
 }
 
-bool fan_overlaps_are_easy(const fan_overlaps *l)
+bool fan_overlaps_are_easy(const fan_overlaps *overlaps)
 {
     /* With one step the equation of two combs, divided by it, has the steps 1 alone: it is whole
      * (step 4). */
     int64_t step = 0;
-    for (size_t i = 0; i < l->n; i++) {
-        const fan_comb *c = &l->combs[i];
+    for (size_t i = 0; i < overlaps->n; i++) {
+        const fan_comb *c = &overlaps->combs[i];
         if (c->empty)
             continue;
         if (c->far)
@@ -212,13 +209,13 @@ bool fan_overlaps_are_easy(const fan_overlaps *l)
 
 /* overlaps_arcs: computes the arcs of the combs in `run` modulo g, unsorted. Returns how many, at
  * most 2n. */
-static size_t overlaps_arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g,
-                            fan_stretch *out)
+static size_t overlaps_arcs(const fan_overlaps *overlaps, const fan_stretch *run, size_t n,
+                            int64_t g, fan_stretch *out)
 {
     size_t m = 0;
     uint64_t circle = (uint64_t)g;
     for (size_t i = 0; i < n; i++) {
-        const fan_comb *c = &l->combs[run[i].index];
+        const fan_comb *c = &overlaps->combs[run[i].index];
         uint64_t from = c->lo % circle;
         uint64_t more = (uint64_t)c->tooth - 1;
         for (int k = 0; k < c->n && !c->far; k++)
@@ -302,10 +299,8 @@ static void sort_by_digits(fan_stretch *s, fan_stretch *scratch, size_t n)
     uint64_t low = s[0].from;
     uint64_t high = low;
     for (size_t i = 1; i < n; i++) {
-        if (s[i].from < low)
-            low = s[i].from;
-        if (s[i].from > high)
-            high = s[i].from;
+        low = fan_umin(low, s[i].from);
+        high = fan_umax(high, s[i].from);
     }
     for (int shift = 0; shift < 64 && (high - low) >> shift; shift += DIGIT) {
         size_t at[1 << DIGIT] = {0};
@@ -633,10 +628,8 @@ static bool overlaps_divides(const fan_stretch *run, size_t n, uint64_t most)
             last = run[i].to;
         }
         length++;
-        if (run[i].to > last)
-            last = run[i].to;
-        if (length > longest)
-            longest = length;
+        last = fan_umax(last, run[i].to);
+        longest = fan_umax(longest, length);
     }
     return longest <= n / 2;
 }
@@ -651,8 +644,7 @@ static size_t set_aside(fan_stretch *run, size_t n)
     size_t moved = 0;
     uint64_t last = 0;
     for (size_t i = 0; i < n; i++)
-        if (run[i].to > last)
-            last = run[i].to;
+        last = fan_umax(last, run[i].to);
     uint64_t half = (last - run[0].from) / 2;
     for (size_t i = 0; i < n && count <= BRIDGES; i++)
         count += run[i].to - run[i].from >= half;
@@ -771,8 +763,7 @@ static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
     for (size_t at = 0; at < n; at = end) {
         uint64_t last = s[at].to;
         for (end = at + 1; end < n && s[end].from <= last; end++)
-            if (s[end].to > last)
-                last = s[end].to;
+            last = fan_umax(last, s[end].to);
         if (end - at > 1)
             FAN_TRY(overlaps_sweep(w, s + at, end - at, err));
     }
@@ -782,17 +773,17 @@ static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
 /* sweep_all: sweeps all regions, with the memory for it. */
 static fan_status sweep_all(work *w, fan_error *err)
 {
-    const fan_overlaps *l = w->l;
+    const fan_overlaps *overlaps = w->l;
     fan_status status = FAN_OK;
     size_t n = 0;
-    w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
+    w->lists = fan_alloc(2 * overlaps->n * sizeof *w->lists);
     if (!w->lists) {
-        status = overlaps_no_memory(l->n, err);
+        status = overlaps_no_memory(overlaps->n, err);
         goto done;
     }
     FAN_GO(overlaps_room(w, &w->run, err));
-    for (size_t i = 0; i < l->n; i++) {
-        const fan_comb *c = &l->combs[i];
+    for (size_t i = 0; i < overlaps->n; i++) {
+        const fan_comb *c = &overlaps->combs[i];
         if (!c->empty)
             w->run[n++] = stretch_of(c->lo, c->last, (uint32_t)i);
     }
@@ -829,28 +820,28 @@ static fan_status label_all(work *w, uint32_t *label, size_t *count, fan_error *
     return FAN_OK;
 }
 
-fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label,
+fan_status fan_overlaps_components(const fan_overlaps *overlaps, uint64_t budget, uint32_t *label,
                                    size_t *count, bool *exact, fan_error *err)
 {
-    work w = {.l = l, .left = fan_effort_of(budget), .exact = true};
-    w.questions = questions_of(budget, l->n);
+    work w = {.l = overlaps, .left = fan_effort_of(budget), .exact = true};
+    w.questions = questions_of(budget, overlaps->n);
     FAN_TRY(label_all(&w, label, count, err));
     if (exact)
         *exact = w.exact;
     return FAN_OK;
 }
 
-fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count,
+fan_status fan_overlaps_extents(const fan_overlaps *overlaps, uint32_t *label, size_t *count,
                                 fan_error *err)
 {
-    work w = {.l = l, .questions = INT64_MAX, .extents_only = true};
+    work w = {.l = overlaps, .questions = INT64_MAX, .extents_only = true};
     return label_all(&w, label, count, err);
 }
 
-fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair **out, size_t *count,
-                              fan_error *err)
+fan_status fan_overlaps_pairs(const fan_overlaps *overlaps, uint64_t budget, fan_pair **out,
+                              size_t *count, fan_error *err)
 {
-    work w = {.l = l, .left = fan_effort_of(budget)};
+    work w = {.l = overlaps, .left = fan_effort_of(budget)};
     *out = NULL;
     *count = 0;
     fan_status status = sweep_all(&w, err);

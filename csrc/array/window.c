@@ -1,4 +1,7 @@
-/* Fast loops add terms to blocks of 64-bit words; everything else (128-bit words,
+/* window: see window.h. In this order: windows; one number of a block; loops for each vector unit;
+ * room for what comes; terms; rounding; merges; arrays repeated along axes; messages.
+ *
+ * Fast loops add terms to blocks of 64-bit words; everything else (128-bit words,
  * superaccumulators, inf and NaN) goes number by number. A term x of a block with unit 2^base is
  * the integer x * 2^-base: the product is exact, because the factor is a power of two and the
  * block's base is at most the lowest set bit of x, and the conversion is exact, because the block's
@@ -67,34 +70,34 @@ typedef struct window_need {
 
 fan_window *fan_window_new(fan_dtype d, int64_t size)
 {
-    fan_window *w = fan_calloc(sizeof *w);
-    if (!w)
+    fan_window *window = fan_calloc(sizeof *window);
+    if (!window)
         return NULL;
-    w->dtype = d;
-    w->size = size;
-    w->numbers = size * (int64_t)fan__exact_parts(d);
-    w->blocks = (w->numbers + B - 1) / B;
-    w->kind = fan__exact_kind_of(d);
-    w->word = fan_alloc_data((size_t)w->blocks * B * sizeof *w->word);
-    w->block = fan_calloc((size_t)w->blocks * sizeof *w->block);
-    if (!w->word || !w->block) {
-        fan_window_free(w);
+    window->dtype = d;
+    window->size = size;
+    window->numbers = size * (int64_t)fan__exact_parts(d);
+    window->blocks = (window->numbers + B - 1) / B;
+    window->kind = fan__exact_kind_of(d);
+    window->word = fan_alloc_data((size_t)window->blocks * B * sizeof *window->word);
+    window->block = fan_calloc((size_t)window->blocks * sizeof *window->block);
+    if (!window->word || !window->block) {
+        fan_window_free(window);
         return NULL;
     }
-    for (int64_t b = 0; b < w->blocks; b++)
-        w->block[b].empty = true;
-    return w;
+    for (int64_t b = 0; b < window->blocks; b++)
+        window->block[b].empty = true;
+    return window;
 }
 
-void fan_window_free(fan_window *w)
+void fan_window_free(fan_window *window)
 {
-    if (!w)
+    if (!window)
         return;
-    for (int64_t b = 0; w->block && b < w->blocks; b++)
-        fan_free(w->block[b].more);
-    fan_free_data(w->word, (size_t)w->blocks * B * sizeof *w->word);
-    fan_free(w->block);
-    fan_free(w);
+    for (int64_t b = 0; window->block && b < window->blocks; b++)
+        fan_free(window->block[b].more);
+    fan_free_data(window->word, (size_t)window->blocks * B * sizeof *window->word);
+    fan_free(window->block);
+    fan_free(window);
 }
 
 /* number_more_bytes: returns the bytes of `more` of a number in a block of this form. */
@@ -107,55 +110,45 @@ static size_t number_more_bytes(const fan_exact_kind *k, int form)
     return (size_t)k->limbs * sizeof(uint64_t);
 }
 
-fan_dtype fan_window_dtype(const fan_window *w)
+fan_dtype fan_window_dtype(const fan_window *window)
 {
-    return w->dtype;
+    return window->dtype;
 }
-int64_t fan_window_size(const fan_window *w)
+int64_t fan_window_size(const fan_window *window)
 {
-    return w->size;
+    return window->size;
 }
 
 #ifdef FAN_TEST
-size_t fan_window_bytes(const fan_window *w)
+size_t fan_window_bytes(const fan_window *window)
 {
-    size_t bytes = sizeof *w + (size_t)w->blocks * (B * sizeof *w->word + sizeof *w->block);
-    for (int64_t b = 0; b < w->blocks; b++)
-        bytes += B * number_more_bytes(&w->kind, w->block[b].form);
+    size_t bytes = sizeof *window +
+                   (size_t)window->blocks * (B * sizeof *window->word + sizeof *window->block);
+    for (int64_t b = 0; b < window->blocks; b++)
+        bytes += B * number_more_bytes(&window->kind, window->block[b].form);
     return bytes;
 }
 
-void fan_window_forms(const fan_window *w, int64_t count[4])
+void fan_window_forms(const fan_window *window, int64_t count[4])
 {
     memset(count, 0, 4 * sizeof *count);
-    for (int64_t b = 0; b < w->blocks; b++)
-        count[w->block[b].empty ? 0 : 1 + w->block[b].form]++;
+    for (int64_t b = 0; b < window->blocks; b++)
+        count[window->block[b].empty ? 0 : 1 + window->block[b].form]++;
 }
 #endif
 
-static window_view window_view_of(const fan_window *w, int64_t b)
+static window_view window_view_of(const fan_window *window, int64_t b)
 {
-    int64_t rest = w->numbers - b * B;
-    return (window_view){w->block + b, w->word + b * B, (size_t)fan_min(rest, B), &w->kind};
+    int64_t rest = window->numbers - b * B;
+    return (window_view){window->block + b, window->word + b * B, (size_t)fan_min(rest, B),
+                         &window->kind};
 }
 
 /* ---- one number ---- */
 
-/* cell_special: returns the top word of a sum with top word `top` to which inf or NaN `term` is
- * added. */
-static int64_t cell_special(int64_t top, int64_t term)
+static int64_t *high_of(const window_block *block)
 {
-    if (top == FAN_ACC_NAN)
-        return FAN_ACC_NAN;
-    bool infinite = top < FAN_ACC_NAN && top != FAN_ACC_NOTHING;
-    if (infinite && top != term)
-        return FAN_ACC_NAN;
-    return term;
-}
-
-static int64_t *high_of(const window_block *b)
-{
-    return b->more;
+    return block->more;
 }
 
 /* cell_limbs: returns the superaccumulator of number i of a block that has them. */
@@ -262,7 +255,7 @@ static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view
     if (other == FAN_ACC_NOTHING)
         return;
     if (other <= FAN_ACC_NAN) {
-        *top = cell_special(*top, other);
+        *top = fan__acc_special(*top, other);
         return;
     }
     if (*top == FAN_ACC_NOTHING)
@@ -509,17 +502,17 @@ static double bound_plus(double a, double b)
  * their lowest, where the room suffices: later terms then seldom shift the block. */
 static int block_base(const window_view *v, const window_need *need, double bound)
 {
-    const window_block *b = v->block;
+    const window_block *block = v->block;
     int base = need->lowest;
-    bool fresh = b->bound == 0;
-    if (base == INT_MAX || (!fresh && base >= b->base))
-        return b->base;
+    bool fresh = block->bound == 0;
+    if (base == INT_MAX || (!fresh && base >= block->base))
+        return block->base;
     int spare = (62 - 16 - (window_top(bound) - base)) / 2;
     base -= (int)fan_max(fan_min(spare, 8), 0);
     return (int)fan_max(base, -v->kind->unit);
 }
 
-static int block_form(const window_block *b, const window_need *need, int base, double bound)
+static int block_form(const window_block *block, const window_need *need, int base, double bound)
 {
     int bits = window_top(bound) - base;
     int most = FAN_FAULT(WINDOW_NOT_WIDENED) ? 70 : 62;
@@ -530,18 +523,18 @@ static int block_form(const window_block *b, const window_need *need, int base, 
         form = WORDS_128;
     if (form < need->form)
         form = need->form;
-    if (form > b->form)
+    if (form > block->form)
         return form;
-    return b->form;
+    return block->form;
 }
 
 /* block_tighten: computes bound and base anew, from the words; no number changes. */
 static void block_tighten(const window_view *v)
 {
-    window_block *b = v->block;
+    window_block *block = v->block;
     bits128 any = 0;
     bits128 most = 0;
-    if (b->empty || b->form == LIMBS)
+    if (block->empty || block->form == LIMBS)
         return;
     for (size_t i = 0; i < v->n; i++)
         if (word_top(v, i) > FAN_ACC_NAN)
@@ -550,20 +543,20 @@ static void block_tighten(const window_view *v)
     for (size_t i = 0; i < v->n && zeros; i++)
         if (word_top(v, i) > FAN_ACC_NAN)
             cell_set(v, i, cell_value(v, i) >> zeros);
-    b->base += zeros;
-    b->bound = ldexp((double)(most >> zeros) * (1 + 0x1p-50), b->base);
+    block->base += zeros;
+    block->bound = ldexp((double)(most >> zeros) * (1 + 0x1p-50), block->base);
 }
 
 /* block_widen: gives the block another form; no number changes. false: out of memory. */
 static bool block_widen(const window_view *v, int form)
 {
     const fan_exact_kind *kind = v->kind;
-    window_block *b = v->block;
+    window_block *block = v->block;
     int64_t *low = v->low;
     void *more = fan_alloc(B * number_more_bytes(kind, form));
     if (!more)
         return false;
-    for (size_t i = 0; i < v->n && !b->empty; i++) {
+    for (size_t i = 0; i < v->n && !block->empty; i++) {
         if (form == LIMBS) {
             uint64_t *to = (uint64_t *)more + i * (size_t)kind->limbs;
             fan__superacc_start(to, kind);
@@ -577,34 +570,34 @@ static bool block_widen(const window_view *v, int form)
         else
             low[i] = 0;
     }
-    fan_free(b->more);
-    b->more = more;
-    b->form = (uint8_t)form;
+    fan_free(block->more);
+    block->more = more;
+    block->form = (uint8_t)form;
     if (form == LIMBS)
-        b->base = -kind->unit;
+        block->base = -kind->unit;
     return true;
 }
 
 /* block_reserve: makes room for what comes; no number changes. false: out of memory. */
 static bool block_reserve(const window_view *v, const window_need *need)
 {
-    window_block *b = v->block;
-    double bound = bound_plus(b->bound, need->most);
+    window_block *block = v->block;
+    double bound = bound_plus(block->bound, need->most);
     int base = block_base(v, need, bound);
-    int form = block_form(b, need, base, bound);
-    if (form > b->form && !block_widen(v, form))
+    int form = block_form(block, need, base, bound);
+    if (form > block->form && !block_widen(v, form))
         return false;
-    if (b->form != LIMBS) {
+    if (block->form != LIMBS) {
         int by = 0; /* zeros need no shift */
-        if (b->bound != 0)
-            by = b->base - base;
+        if (block->bound != 0)
+            by = block->base - base;
         for (size_t i = 0; i < v->n && by > 0; i++)
             if (cell_top(v, i) > FAN_ACC_NAN)
                 cell_set(v, i, (__int128)((bits128)cell_value(v, i) << by));
-        b->base = base;
+        block->base = base;
     }
-    b->bound = bound;
-    b->special |= need->special;
+    block->bound = bound;
+    block->special |= need->special;
     return true;
 }
 
@@ -618,29 +611,17 @@ static bool block_fits(const window_view *v, const window_need *need)
 /* block_begin: writes the empty sum into the words of an empty block. */
 static void block_begin(const window_view *v)
 {
-    window_block *b = v->block;
-    for (size_t i = 0; i < B && b->empty; i++) {
-        if (b->form == LIMBS)
+    window_block *block = v->block;
+    for (size_t i = 0; i < B && block->empty; i++) {
+        if (block->form == LIMBS)
             fan__superacc_start(cell_limbs(v, i), v->kind);
         else
             cell_mark(v, i, FAN_ACC_NOTHING);
     }
-    b->empty = false;
+    block->empty = false;
 }
 
 /* ---- terms ---- */
-
-/* number_parts: x = +-m * 2^exponent. */
-static uint64_t number_parts(double x, int *exponent)
-{
-    uint64_t u = bits_of(x);
-    uint64_t m = u & (UINT64_MAX >> 12);
-    int e = (int)(u >> 52 & 0x7ff);
-    *exponent = (e ? e : 1) - 1075;
-    if (e)
-        return m | UINT64_C(1) << 52;
-    return m;
-}
 
 /* shifted: returns m * 2^by, whose bits below 1 are zero. */
 static bits128 shifted(uint64_t m, int by)
@@ -660,7 +641,7 @@ static void need_number(window_need *need, double *most, double x)
         need->special = true;
         return;
     }
-    uint64_t m = number_parts(x, &e);
+    uint64_t m = fan__number_parts(x, &e);
     if (m == 0)
         return;
     int lowest = e + __builtin_ctzll(m);
@@ -668,16 +649,6 @@ static void need_number(window_need *need, double *most, double x)
         need->lowest = lowest;
     if (fabs(x) > *most)
         *most = fabs(x);
-}
-
-/* special_of: returns the top word that represents inf or NaN. */
-static int64_t special_of(double x)
-{
-    if (x != x)
-        return FAN_ACC_NAN;
-    if (x > 0)
-        return FAN_ACC_PLUS_INF;
-    return FAN_ACC_MINUS_INF;
 }
 
 /* number_add: adds x to number i of a block with room for it. */
@@ -690,7 +661,7 @@ static void number_add(const window_view *v, size_t i, double x)
     }
     int64_t top = cell_top(v, i);
     if (x - x != 0) {
-        cell_mark(v, i, cell_special(top, special_of(x)));
+        cell_mark(v, i, fan__acc_special(top, fan__acc_special_of(x)));
         return;
     }
     bool minus = signbit(x);
@@ -699,7 +670,7 @@ static void number_add(const window_view *v, size_t i, double x)
         return;
     if (nothing && x == 0 && minus)
         return;
-    uint64_t m = number_parts(x, &e);
+    uint64_t m = fan__number_parts(x, &e);
     __int128 term = (__int128)shifted(m, e - v->block->base);
     if (minus)
         term = -term;
@@ -717,7 +688,7 @@ static void wide_add(const window_view *v, const exact_job *j, const char *p)
         double x = fan__exact_number(j, p, i);
         bool nothing = high[i] == FAN_ACC_NOTHING;
         int e;
-        uint64_t m = number_parts(x, &e);
+        uint64_t m = fan__number_parts(x, &e);
         uint64_t sign = bits_of(x) >> 63;
         if (m == 0 && (sign || !nothing))
             continue;
@@ -835,35 +806,35 @@ static void terms_add(const window_view *v, int64_t first, const exact_job *j,
     }
 }
 
-fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, fan_error *err)
+fan_status fan_window_add(fan_window *window, const fan_array *const *in, size_t n, fan_error *err)
 {
     FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED _Alignas(64) char room[B * sizeof(double)];
     const window_loops *loops = window_loops_now();
     FAN_DEFAULT_FLOAT_MODE;
-    if (n == 0 || w->size == 0)
+    if (n == 0 || window->size == 0)
         return FAN_OK;
-    fan__exact_job_begin(&j, in, sizeof *in, n, w->dtype);
+    fan__exact_job_begin(&j, in, sizeof *in, n, window->dtype);
     fan_nditer_begin(&j.iter, in[0], true);
     for (size_t k = 1; k < n; k++)
         fan_nditer_also(&j.iter, in[k]);
     fan_nditer_ready(&j.iter);
 
     int64_t elements = B / (int64_t)j.parts; /* of a block */
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_view v = window_view_of(w, b);
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view v = window_view_of(window, b);
         window_need need = terms_need(&v, b * elements, &j, loops, room);
         if (!block_reserve(&v, &need))
             return window_no_memory(err);
     }
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_view v = window_view_of(w, b);
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view v = window_view_of(window, b);
         terms_add(&v, b * elements, &j, loops, room);
     }
     return FAN_OK;
 }
 
-fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64_t *at,
+fan_status fan_window_add_at(fan_window *window, const fan_array *values, const int64_t *at,
                              fan_error *err)
 {
     FAN_UNINITIALIZED exact_job j;
@@ -871,9 +842,8 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
     FAN_DEFAULT_FLOAT_MODE;
     if (values->size == 0)
         return FAN_OK;
-    fan__exact_job_begin(&j, &values, sizeof values, 1, w->dtype);
-    fan_nditer_begin(&j.iter, values, true);
-    fan_nditer_ready(&j.iter);
+    fan__exact_job_begin(&j, &values, sizeof values, 1, window->dtype);
+    fan_nditer_one(&j.iter, values, true);
     int64_t parts = (int64_t)j.parts;
     int64_t most = B / parts;
     for (int add = 0; add < 2; add++) {
@@ -884,7 +854,7 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
             for (int64_t i = 0; i < len * parts; i++) {
                 int64_t number = at[from + i / parts] * parts + i % parts;
                 double x = fan__exact_number(&j, p, (size_t)i);
-                window_view v = window_view_of(w, number / B);
+                window_view v = window_view_of(window, number / B);
                 if (add) {
                     block_begin(&v);
                     number_add(&v, (size_t)(number % B), x);
@@ -927,13 +897,13 @@ static void block_copy(const window_view *to, const window_view *from, size_t of
 
 fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
 {
-    fan_window *w = fan_window_new(d, from->size);
+    fan_window *window = fan_window_new(d, from->size);
     int64_t spread = (int64_t)(fan__exact_parts(d) / fan__exact_parts(from->dtype));
-    if (!w)
+    if (!window)
         return NULL;
-    for (int64_t at = 0; at < w->blocks; at++) {
+    for (int64_t at = 0; at < window->blocks; at++) {
         window_view old = window_view_of(from, at / spread);
-        window_view v = window_view_of(w, at);
+        window_view v = window_view_of(window, at);
         int form = old.block->form;
         if (old.block->empty)
             continue;
@@ -941,13 +911,13 @@ fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
         v.block->base = old.block->base;
         v.block->special = old.block->special;
         if (form != WORDS_64 && !block_widen(&v, form)) {
-            fan_window_free(w);
+            fan_window_free(window);
             return NULL;
         }
         block_begin(&v);
         block_copy(&v, &old, (size_t)(at % spread * (B / spread)), (size_t)spread);
     }
-    return w;
+    return window;
 }
 
 /* ---- rounding ---- */
@@ -956,10 +926,10 @@ fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
  * odd. */
 static double cell_round(const window_view *v, size_t i, const double *factor, bool odd)
 {
-    const window_block *b = v->block;
-    if (b->form == LIMBS)
+    const window_block *block = v->block;
+    if (block->form == LIMBS)
         return fan__superacc_value(cell_limbs(v, i), v->kind, factor, odd);
-    fan_exact_kind own = {.limbs = 1 + b->form, .unit = -b->base};
+    fan_exact_kind own = {.limbs = 1 + block->form, .unit = -block->base};
     uint64_t word[2] = {(uint64_t)v->low[i], (uint64_t)cell_top(v, i)};
     return fan__superacc_value(word, &own, factor, odd);
 }
@@ -988,22 +958,22 @@ static double product_odd(double a, double b)
 static void block_round(const window_view *v, const judge *j, const window_loops *loops,
                         double *value)
 {
-    const window_block *b = v->block;
+    const window_block *block = v->block;
     const double *factor = j->scaled ? &j->by : NULL;
-    double by = factor ? *factor : 1;
+    double by = j->by;
     double size = fabs(by);
-    int top = window_top(b->bound);
-    int bits = top - b->base;
+    int top = window_top(block->bound);
+    int bits = top - block->base;
     bool odd = j->grid != TO_DOUBLE;
     bool shifts = !factor || j->shifts;
 
-    bool integers = !b->empty && !b->special && b->form != LIMBS;
-    bool in_range = b->base > -900 && top < 900;
+    bool integers = !block->empty && !block->special && block->form != LIMBS;
+    bool in_range = block->base > -900 && top < 900;
     bool moderate = size > 0x1p-50 && size < 0x1p50;
     bool tame = integers && in_range && moderate;
     bool exact = shifts || !odd;
-    bool short_words = b->form == WORDS_64 && bits <= 50;
-    double unit = tame ? ldexp(1, b->base) : 0;
+    bool short_words = block->form == WORDS_64 && bits <= 50;
+    double unit = ldexp(1, block->base);
     if (tame && short_words && exact) {
         loops->round(value, v->low, v->n, unit);
         for (size_t i = 0; i < v->n && factor; i++)
@@ -1015,7 +985,7 @@ static void block_round(const window_view *v, const judge *j, const window_loops
     bool to_nearest = !odd && shifts;
     bool converts = tame && (bits <= 53 || to_nearest);
     for (size_t i = 0; i < v->n; i++) {
-        if (b->empty)
+        if (block->empty)
             value[i] = by * -0.0;
         else if (!converts || cell_top(v, i) == FAN_ACC_NOTHING)
             value[i] = cell_round(v, i, factor, odd);
@@ -1026,11 +996,11 @@ static void block_round(const window_view *v, const judge *j, const window_loops
     }
 }
 
-void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale *scale)
+void fan_window_round(const fan_array *out, const fan_window *window, const fan_scale *scale)
 {
     FAN_UNINITIALIZED fan_nditer iter;
     FAN_UNINITIALIZED double value[B];
-    size_t parts = fan__exact_parts(w->dtype);
+    size_t parts = fan__exact_parts(window->dtype);
     judge j = {.by = 1.0, .shifts = true};
     const window_loops *loops = window_loops_now();
     FAN_DEFAULT_FLOAT_MODE;
@@ -1038,11 +1008,12 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
         return;
     fan__exact_set_grid(&j, out->dtype);
     bool turns = fan__exact_scale_begin(&j, scale, parts == 2);
-    fan_dtype as = parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64;
-    fan_nditer_begin(&iter, out, true);
-    fan_nditer_ready(&iter);
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_view v = window_view_of(w, b);
+    fan_dtype as = FAN_DT_FLOAT64;
+    if (parts == 2)
+        as = FAN_DT_COMPLEX128;
+    fan_nditer_one(&iter, out, true);
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view v = window_view_of(window, b);
         int64_t len = (int64_t)(v.n / parts);
         block_round(&v, &j, loops, value);
         if (turns)
@@ -1055,16 +1026,16 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
 
 /* need_block: enters the numbers of another block into a need: as each replaces an empty one, the
  * largest counts. */
-static void need_block(window_need *need, const window_block *b)
+static void need_block(window_need *need, const window_block *block)
 {
-    bool sized = b->form != LIMBS && b->bound != 0 && !b->empty;
-    need->form = (int)fan_max(need->form, b->form);
-    need->special |= b->special;
+    bool sized = block->form != LIMBS && block->bound != 0 && !block->empty;
+    need->form = (int)fan_max(need->form, block->form);
+    need->special |= block->special;
     if (!sized)
         return;
-    if (b->bound > need->most)
-        need->most = b->bound;
-    need->lowest = (int)fan_min(need->lowest, b->base);
+    if (block->bound > need->most)
+        need->most = block->bound;
+    need->lowest = (int)fan_min(need->lowest, block->base);
 }
 
 static bool view_reserve(const window_view *to, const window_view *from)
@@ -1080,11 +1051,11 @@ static bool view_reserve(const window_view *to, const window_view *from)
 
 /* shift_of: returns by how many bits the words of another block are shifted to the base of b; zeros
  * need no shift. */
-static int shift_of(const window_block *from, const window_block *b)
+static int shift_of(const window_block *from, const window_block *block)
 {
     if (from->bound == 0)
         return 0;
-    return from->base - b->base;
+    return from->base - block->base;
 }
 
 /* cell_merge: adds number k of `from` to number i of a block that has room for it. */
@@ -1100,7 +1071,7 @@ static void cell_merge(const window_view *to, size_t i, const window_view *from,
     if (other == FAN_ACC_NOTHING)
         return;
     if (other <= FAN_ACC_NAN) {
-        cell_mark(to, i, cell_special(top, other));
+        cell_mark(to, i, fan__acc_special(top, other));
         return;
     }
     if (top <= FAN_ACC_NAN && !nothing)
@@ -1144,9 +1115,11 @@ static void spread_begin(spread_walk *walk, int ndim, const int64_t *shape, uint
     for (int i = ndim - 1; i >= 0; i--) {
         bool repeats = axes >> i & 1;
         walk->index[i] = 0;
-        walk->step[i] = repeats ? 0 : step;
-        if (!repeats)
-            step *= shape[i];
+        walk->step[i] = 0;
+        if (repeats)
+            continue;
+        walk->step[i] = step;
+        step *= shape[i];
     }
 }
 
@@ -1167,15 +1140,15 @@ fan_window *fan_window_spread(const fan_window *from, int ndim, const int64_t *s
     int64_t size = 1;
     for (int i = 0; i < ndim; i++)
         size *= shape[i];
-    fan_window *w = fan_window_new(from->dtype, size);
+    fan_window *window = fan_window_new(from->dtype, size);
     int64_t parts = (int64_t)fan__exact_parts(from->dtype);
-    if (!w)
+    if (!window)
         return NULL;
     FAN_DEFAULT_FLOAT_MODE;
     for (int add = 0; add < 2; add++) {
         spread_begin(&walk, ndim, shape, axes);
-        for (int64_t at = 0; at < w->blocks; at++) {
-            window_view to = window_view_of(w, at);
+        for (int64_t at = 0; at < window->blocks; at++) {
+            window_view to = window_view_of(window, at);
             int64_t elements = (int64_t)to.n / parts;
             window_need need = {.lowest = INT_MAX};
             if (add)
@@ -1190,27 +1163,27 @@ fan_window *fan_window_spread(const fan_window *from, int ndim, const int64_t *s
                 spread_next(&walk);
             }
             if (!add && !block_reserve(&to, &need)) {
-                fan_window_free(w);
+                fan_window_free(window);
                 return NULL;
             }
         }
     }
-    return w;
+    return window;
 }
 
 #ifdef FAN_TEST
-fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err)
+fan_status fan_window_merge(fan_window *window, const fan_window *from, fan_error *err)
 {
     const window_loops *loops = window_loops_now();
     FAN_DEFAULT_FLOAT_MODE;
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_view to = window_view_of(w, b);
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view to = window_view_of(window, b);
         window_view v = window_view_of(from, b);
         if (!view_reserve(&to, &v))
             return window_no_memory(err);
     }
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_view to = window_view_of(w, b);
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view to = window_view_of(window, b);
         window_view v = window_view_of(from, b);
         view_add(&to, &v, loops);
     }
@@ -1245,15 +1218,15 @@ static size_t header_bytes(const window_header *h, size_t n, const fan_exact_kin
     return n * h->width;
 }
 
-size_t fan_window_room(const fan_window *w)
+size_t fan_window_room(const fan_window *window)
 {
     size_t bytes = 0;
-    for (int64_t b = 0; b < w->blocks; b++) {
-        int form = w->block[b].form;
-        size_t width = number_more_bytes(&w->kind, form);
+    for (int64_t b = 0; b < window->blocks; b++) {
+        int form = window->block[b].form;
+        size_t width = number_more_bytes(&window->kind, form);
         if (form != LIMBS)
             width += sizeof(int64_t);
-        bytes += sizeof(window_header) + window_view_of(w, b).n * width;
+        bytes += sizeof(window_header) + window_view_of(window, b).n * width;
     }
     return bytes;
 }
@@ -1273,36 +1246,36 @@ static int bits_in(bits128 x)
 /* header_of: returns the header of a block, and how many zero bits all its numbers end with. */
 static window_header header_of(const window_view *v, const window_loops *loops, int *zeros)
 {
-    const window_block *b = v->block;
+    const window_block *block = v->block;
     bits128 any = 0;
     bits128 large = 0;
     size_t numbers = 0;
-    uint8_t special = b->special ? MESSAGE_SPECIAL : 0;
+    uint8_t special = block->special ? MESSAGE_SPECIAL : 0;
     *zeros = 0;
-    if (b->empty && !b->special)
+    if (block->empty && !block->special)
         return (window_header){.flags = MESSAGE_EMPTY};
-    if (b->form == LIMBS && !b->empty)
+    if (block->form == LIMBS && !block->empty)
         return (window_header){.width = MESSAGE_LIMBS, .flags = special};
-    if (b->form == WORDS_64 && !b->special) {
+    if (block->form == WORDS_64 && !block->special) {
         row_size size;
         loops->size(v->low, v->n, &size);
         any = size.any;
         large = size.large;
         numbers = size.numbers;
     } else {
-        for (size_t i = 0; i < v->n && !b->empty; i++)
+        for (size_t i = 0; i < v->n && !block->empty; i++)
             if (word_top(v, i) > FAN_ACC_NAN) {
                 cell_size(v, i, &any, &large);
                 numbers++;
             }
     }
     bool alike = numbers == 0 || numbers == v->n;
-    if (any == 0 && !b->special && alike)
+    if (any == 0 && !block->special && alike)
         return (window_header){.flags = numbers ? 0 : MESSAGE_EMPTY};
     *zeros = zeros_of(any);
     /* two bits more: the sign, and room for the lowest values, which represent what is no number */
     int bits = bits_in(large >> *zeros) + 2;
-    return (window_header){b->base + *zeros, (uint8_t)((bits + 7) / 8), special, 0};
+    return (window_header){block->base + *zeros, (uint8_t)((bits + 7) / 8), special, 0};
 }
 
 static bits128 number_get(const char *p, size_t n, int width, size_t i)
@@ -1345,15 +1318,15 @@ static void numbers_pack(char *p, const window_view *v, int zeros, int width)
     }
 }
 
-size_t fan_window_pack(const fan_window *w, void *to)
+size_t fan_window_pack(const fan_window *window, void *to)
 {
     const window_loops *loops = window_loops_now();
     char *p = to;
-    for (int64_t at = 0; at < w->blocks; at++) {
-        window_view v = window_view_of(w, at);
+    for (int64_t at = 0; at < window->blocks; at++) {
+        window_view v = window_view_of(window, at);
         int zeros;
         window_header h = header_of(&v, loops, &zeros);
-        size_t bytes = header_bytes(&h, v.n, &w->kind);
+        size_t bytes = header_bytes(&h, v.n, &window->kind);
         memcpy(p, &h, sizeof h);
         p += sizeof h;
         if (h.width == MESSAGE_LIMBS)
@@ -1372,21 +1345,21 @@ size_t fan_window_pack(const fan_window *w, void *to)
 static void unpack(const window_header *h, const char *p, const window_view *v, bool words,
                    int64_t *high, const window_loops *loops)
 {
-    window_block *b = v->block;
-    *b = (window_block){.base = h->base, .form = WORDS_64, .more = high};
-    b->empty = h->flags & MESSAGE_EMPTY;
-    b->special = h->flags & MESSAGE_SPECIAL;
+    window_block *block = v->block;
+    *block = (window_block){.base = h->base, .form = WORDS_64, .more = high};
+    block->empty = h->flags & MESSAGE_EMPTY;
+    block->special = h->flags & MESSAGE_SPECIAL;
     if (h->width == MESSAGE_LIMBS) {
-        b->form = LIMBS;
+        block->form = LIMBS;
         /* whole blocks and headers are multiples of 8 bytes */
-        b->more = (void *)(uintptr_t)p;
+        block->more = (void *)(uintptr_t)p;
         return;
     }
     if (h->width > 8)
-        b->form = WORDS_128;
+        block->form = WORDS_128;
     if (h->width)
-        b->bound = ldexp(1, h->base + 8 * h->width - 1);
-    if (b->empty || !words)
+        block->bound = ldexp(1, h->base + 8 * h->width - 1);
+    if (block->empty || !words)
         return;
     if (h->width == 0) {
         memset(v->low, 0, v->n * sizeof *v->low);
