@@ -13,7 +13,7 @@ static bool is_exact_number(PyObject *o)
 fan_class fan__class_of(PyObject *o)
 {
     const fan_state *st = fan_state_get();
-    if (fan_is_tensor(st, o))
+    if (fan_is_tensor(o))
         return FAN_IS_TENSOR;
     if (is_exact_number(o))
         return FAN_IS_NUMBER;
@@ -35,7 +35,7 @@ fan_class fan__class_of(PyObject *o)
 static void read_tensor(PyObject *o, fan_facts *facts)
 {
     fan_dl_tensor tensor;
-    if (!fan_tensor_look(fan_state_get(), o, &tensor) || tensor.device.type != FAN_DL_CPU)
+    if (!fan_tensor_look(o, &tensor) || tensor.device.type != FAN_DL_CPU)
         return;
     if (tensor.dtype.lanes != 1 || tensor.dtype.code == FAN_DL_COMPLEX)
         return;

@@ -635,12 +635,7 @@ int fan_import_object(PyObject *o, fan_value *out)
 /* is_lazy: whether a torch tensor has this bit: its memory holds other numbers than it shows. */
 static bool is_lazy(PyObject *o, const char *method)
 {
-    if (!fan_is_tensor(fan_state_get(), o))
-        return false;
-    PyObject *set = PyObject_CallMethod(o, method, NULL);
-    Py_XDECREF(set);
-    PyErr_Clear();
-    return set == Py_True;
+    return fan_is_tensor(o) && fan_result_is(PyObject_CallMethod(o, method, NULL), Py_True);
 }
 
 /* why_not_writable: the words for a value of `o` that cannot be written; NULL: it can. */

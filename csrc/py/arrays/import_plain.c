@@ -37,18 +37,9 @@ static PyObject *call_getter(PyObject *descriptor, PyObject *o)
     return getter->get(o, getter->closure);
 }
 
-/* is_false: takes the reference to a result and compares it with False; clears an exception. */
-static bool is_false(PyObject *result)
+bool fan_tensor_is_plain(PyObject *o)
 {
-    if (!result)
-        PyErr_Clear();
-    Py_XDECREF(result);
-    return result == Py_False;
-}
-
-bool fan_tensor_is_plain(const fan_state *st, PyObject *o)
-{
-    PyObject *plain = st->torch_plain;
+    PyObject *plain = fan_state_get()->torch_plain;
     PyObject *runs_python = PyCFunction_GET_FUNCTION(PyTuple_GET_ITEM(plain, 0))(NULL, NULL);
     bool good = runs_python != NULL;
     for (Py_ssize_t i = 1; good && runs_python == Py_False && i < PyTuple_GET_SIZE(plain); i += 2) {
@@ -61,11 +52,11 @@ bool fan_tensor_is_plain(const fan_state *st, PyObject *o)
     return good;
 }
 
-bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
+bool fan_tensor_look(PyObject *o, fan_dl_tensor *out)
 {
-    if (atomic_load_explicit(&throws, memory_order_relaxed) && !fan_tensor_is_plain(st, o))
+    if (atomic_load_explicit(&throws, memory_order_relaxed) && !fan_tensor_is_plain(o))
         return false;
-    if (st->torch_api->look(o, out) == 0)
+    if (fan_state_get()->torch_api->look(o, out) == 0)
         return true;
     PyErr_Clear();
     fan_tensor_threw();
@@ -106,11 +97,10 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
 
 static bool kind_of_tensor(PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
 {
-    const fan_state *st = fan_state_get();
     fan_dl_tensor tensor;
-    if (!fan_tensor_look(st, o, &tensor) || tensor.dtype.code == FAN_DL_COMPLEX)
+    if (!fan_tensor_look(o, &tensor) || tensor.dtype.code == FAN_DL_COMPLEX)
         return false;
-    kind->origin = st->torch_origin;
+    kind->origin = fan_state_get()->torch_origin;
     kind->check_at_use = true;
     return fan_dl_plain(&tensor, gaps, kind, data);
 }
@@ -265,12 +255,12 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
 bool fan_plain_has_own_value(void *o)
 {
     const PyObject *is_neg = fan_state_get()->torch_is_neg;
-    return is_false(((PyMethodDescrObject *)is_neg)->d_method->ml_meth(o, NULL));
+    return fan_result_is(((PyMethodDescrObject *)is_neg)->d_method->ml_meth(o, NULL), Py_False);
 }
 
 bool fan_plain_is_detached(void *o)
 {
-    return is_false(call_getter(fan_state_get()->torch_requires_grad, o));
+    return fan_result_is(call_getter(fan_state_get()->torch_requires_grad, o), Py_False);
 }
 
 /* base_of: the object whose memory an ndarray or a memoryview shows, borrowed; NULL: its own. */

@@ -55,7 +55,7 @@ static void set_region(reading *r, uint64_t address, int64_t itemsize, int ndim,
     for (int i = ndim - 1; i >= 0; i--) {
         r->dims[i] = shape[i];
         steps[i] = strides ? strides[i] : (int64_t)step;
-        step *= (uint64_t)(shape[i] > 0 ? shape[i] : 1);
+        step *= (uint64_t)fan_max(shape[i], 1);
     }
     r->item->region = (fan_region){address, itemsize, r->dims, steps, ndim};
 }
@@ -128,11 +128,10 @@ static bool is_parameter(fan_state *st, PyObject *o)
 
 static bool read_tensor(reading *r)
 {
-    fan_state *st = fan_state_get();
     fan_dl_tensor t;
-    if (fan_class_of(r->object) != FAN_IS_TENSOR && !is_parameter(st, r->object))
+    if (!fan_is_tensor(r->object) && !is_parameter(fan_state_get(), r->object))
         return false;
-    return fan_tensor_look(st, r->object, &t) && read_dlpack(r, &t);
+    return fan_tensor_look(r->object, &t) && read_dlpack(r, &t);
 }
 
 /* read_array: of a fanin.Array. */
@@ -176,7 +175,7 @@ static int read_buffer(reading *r)
             r, "the buffer of this %.200s has no single address with strides; expected an array");
         goto done;
     }
-    int64_t length = view.len / (view.itemsize ? view.itemsize : 1);
+    int64_t length = view.len / fan_max(view.itemsize, 1);
     int64_t flat[FAN_MAX_NDIM];
     for (int i = 0; i < view.ndim; i++)
         flat[i] = length;
@@ -387,6 +386,17 @@ int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *w
                              strcmp(here, there) == 0 ? " of another machine" : "");
     }
     return 0;
+}
+
+Py_ssize_t fan_region_number(PyObject *o, size_t n, const char *call)
+{
+    int64_t i;
+    if (fan_index(o, call, PyExc_IndexError, &i) < 0)
+        return -1;
+    if ((uint64_t)i < n)
+        return (Py_ssize_t)i;
+    return fan_set_error(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", call,
+                         (long long)i, (Py_ssize_t)n - 1);
 }
 
 int fan_overlap_budget_arg(PyObject *o, uint64_t *out)
