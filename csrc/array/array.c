@@ -1,6 +1,6 @@
-/* Storage, counted and released by its last drop; geometry, with checked arithmetic; arrays of our
- * own memory, small ones in one block with their storage; views, which are checked to lie inside
- * their storage; and views of views. */
+/* array: storage, counted and released by its last drop; geometry, with checked arithmetic; arrays
+ * of our own memory, small ones in one block with their storage; views, which are checked to lie
+ * inside their storage; and views of views. */
 #include "array/array.h"
 #include "base/fault.h"
 

@@ -129,6 +129,14 @@ static inline int64_t fan_max(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
+static inline uint64_t fan_umin(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+static inline uint64_t fan_umax(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
 /* fan_array_dense: true for any permutation of a gap-free layout with positive strides (size-1 axes
  * ignored): it cannot overlap itself. */
 bool fan_array_dense(const fan_array *a);

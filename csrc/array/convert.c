@@ -1,4 +1,6 @@
-/* Design: each common pair of dtypes has a loop of its own (`direct`). All others are converted in
+/* convert: see convert.h.
+ *
+ * Design: each common pair of dtypes has a loop of its own (`direct`). All others are converted in
  * small pieces by way of one of four wide types that hold the source exactly (int64, uint64,
  * float64, complex128); each dtype converts from each wide type with one rounding. So 17 dtypes
  * need 17 + 68 loops instead of 289. */

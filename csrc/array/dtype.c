@@ -1,5 +1,5 @@
-/* The facts of each dtype from the one list in dtype.h; then promotion (D4, D5), accumulation (D2)
- * and casts (D6). */
+/* dtype: the facts of each dtype from the one list in dtype.h; then promotion (D4, D5),
+ * accumulation (D2) and casts (D6). */
 #include "array/dtype.h"
 
 #include <string.h>

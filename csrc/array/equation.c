@@ -1,6 +1,6 @@
-/* Bounded sums of steps: sets up an equation (pose), searches for a solution (step 5 of the essay
- * in overlap.c), tabulates the sums where the search is too long (step 6), and solves by both
- * within an effort (step 7). */
+/* equation: bounded sums of steps: sets up an equation (pose), searches for a solution (step 5 of
+ * the essay in overlap.c), tabulates the sums where the search is too long (step 6), and solves by
+ * both within an effort (step 7). */
 #include "array/equation.h"
 
 #include "array/convert.h"
@@ -190,7 +190,9 @@ static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
         count = equation_quotient(last - first, jump) + 1;
 
     for (int64_t i = 0; i < count; i++) {
-        int64_t away = i % 2 ? (i + 1) / 2 : -(i / 2);
+        int64_t away = (i + 1) / 2;
+        if (i % 2 == 0)
+            away = -away;
         int64_t x = first + jump * ((count - 1) / 2 + away);
         if (--*tries < 0)
             return GIVEN_UP;
@@ -223,9 +225,7 @@ static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
         return;
     }
     while (end > whole) {
-        size_t n = end - whole < whole ? end - whole : whole;
-        if (n > 2048)
-            n = 2048; /* fits the L1 cache */
+        size_t n = fan_umin(fan_umin(end - whole, whole), 2048); /* fits the L1 cache */
         end -= n;
         /* n words of `from` are shifted up by `part` bits and or-ed into `to`; from[-1] is the word
          * below. */
@@ -241,23 +241,33 @@ static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
     }
 }
 
-/* equation_table: computes the sums up to r of the terms 0 .. k - 1. Touches only the part that can
- * hold sums yet. */
-static void equation_table(const equation *e, int k, int64_t r, uint64_t *bits, int64_t words)
+/* equation_table: computes the sums up to r of the terms 0 .. k - 1 in `bits`; NULL: in no table.
+ * Touches only the part that can hold sums yet. Returns the number of words that it unites, at most
+ * INT64_MAX. */
+static int64_t equation_table(const equation *e, int k, int64_t r, uint64_t *bits)
 {
-    memset(bits, 0, (size_t)words * sizeof *bits);
-    bits[0] = 1;
+    int64_t words = r / 64 + 1;
+    int64_t work = words;
     int64_t reach = 0;
+    if (bits) {
+        memset(bits, 0, (size_t)words * sizeof *bits);
+        bits[0] = 1;
+    }
     for (int j = 0; j < k; j++) {
         const term *t = &e->t[j];
         int64_t left = fan_min(t->most, r / t->step);
         for (int64_t piece = 1; left > 0; piece *= 2) {
             int64_t by = fan_min(piece, left) * t->step;
             reach += by;
-            table_shift_in(bits, (size_t)fan_min(reach / 64 + 1, words), by);
+            int64_t some = fan_min(reach / 64 + 1, words);
+            if (bits)
+                table_shift_in(bits, (size_t)some, by);
+            if (__builtin_add_overflow(work, some, &work))
+                return INT64_MAX;
             left -= piece;
         }
     }
+    return work;
 }
 
 /* equation_look_up: step 6, then reads the solution from the largest term down. */
@@ -271,7 +281,7 @@ static found equation_look_up(equation *e, int64_t r, uint64_t *bits)
         found f = equation_search(e, k, r, &tries);
         if (f != GIVEN_UP)
             return f;
-        equation_table(e, k - 1, r, bits, r / 64 + 1);
+        (void)equation_table(e, k - 1, r, bits);
         while (x <= most && !table_has(bits, r - x * t->step))
             x++;
         if (x > most) {
@@ -284,32 +294,13 @@ static found equation_look_up(equation *e, int64_t r, uint64_t *bits)
     return FOUND;
 }
 
-/* table_work: returns the number of words that `equation_table` unites. */
-static int64_t table_work(const equation *e, int k, int64_t r)
-{
-    int64_t words = r / 64 + 1;
-    int64_t work = words;
-    int64_t reach = 0;
-    for (int j = 0; j < k; j++) {
-        const term *t = &e->t[j];
-        int64_t left = fan_min(t->most, r / t->step);
-        for (int64_t piece = 1; left > 0; piece *= 2) {
-            reach += fan_min(piece, left) * t->step;
-            if (__builtin_add_overflow(work, fan_min(reach / 64 + 1, words), &work))
-                return INT64_MAX;
-            left -= piece;
-        }
-    }
-    return work;
-}
-
 /* tables_fit: checks that the tables of `equation_look_up`, one per term, are within the remaining
  * effort, and subtracts them. */
 static bool tables_fit(const equation *e, int64_t r, fan_effort *left)
 {
     int64_t work = 0;
     for (int k = e->n; k > 0; k--)
-        if (__builtin_add_overflow(work, table_work(e, k - 1, r), &work))
+        if (__builtin_add_overflow(work, equation_table(e, k - 1, r, NULL), &work))
             return false;
     if ((uint64_t)(r / 64 + 1) > left->bytes / 8 || work > left->work)
         return false;
@@ -334,7 +325,7 @@ static fan_status equation_tabulate(equation *e, fan_effort *left, found *out, f
 {
     int64_t reach = e->reach[e->n];
     bool turned = e->target > reach / 2;
-    int64_t r = turned ? reach - e->target : e->target;
+    int64_t r = fan_min(e->target, reach - e->target);
     size_t bytes = (size_t)(r / 64 + 1) * sizeof(uint64_t);
     if (!tables_fit(e, r, left))
         return FAN_OK;

@@ -1,4 +1,6 @@
-/* Design: a tile of the sum is first computed fast, in float64, together with a proof for each
+/* exact: see exact.h. In this order: terms, which window.c reads, too; tiles.
+ *
+ * Design: a tile of the sum is first computed fast, in float64, together with a proof for each
  * element that it is right; an element without a proof is summed again in integers, which is always
  * right and ten times slower.
  *
@@ -107,16 +109,15 @@ const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t le
         fan_convert_dense(room, j->read, rounded_first, j->d, len);
         return room;
     }
-    const char *p = fan_nditer_whole(&j->iter, a, at, len);
-    if (p && a->dtype == j->read)
-        return p;
     const low_ways *low = NULL;
-    if (p && j->read == FAN_DT_FLOAT32)
+    const char *p = NULL;
+    if (j->read == FAN_DT_FLOAT32)
         low = exact_low_ways(j->loops, a->dtype);
     if (low)
-        low->up((float *)(void *)room, p, (size_t)len);
-    else
-        fan_nditer_read(&j->iter, a, at, len, j->read, room);
+        p = fan_nditer_whole(&j->iter, a, at, len);
+    if (!p)
+        return fan_nditer_elements(&j->iter, a, at, len, j->read, room);
+    low->up((float *)(void *)room, p, (size_t)len);
     return room;
 }
 
@@ -332,7 +333,9 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     else if (j.j.grid == TO_LOW)
         as = FAN_DT_FLOAT32;
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts;
-    int64_t run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
+    int64_t run = most;
+    if (d == FAN_DT_FLOAT16)
+        run = LONG_RUN;
     int64_t row = 0;
     if (j.iter.ndim > 1)
         row = j.iter.extent[j.iter.ndim - 1];
@@ -346,7 +349,9 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     unsigned grown = 0;
     int64_t len;
     for (int64_t at = 0; at < j.iter.size && !fan_interrupted(most); at += len) {
-        int64_t rest = row >= LONG_ROW ? row - at % row : j.iter.size - at;
+        int64_t rest = j.iter.size - at;
+        if (row >= LONG_ROW)
+            rest = row - at % row;
         len = fan_min(rest, run);
         if (go && exact_went(&j, go, out, at, len, &shy, &grown))
             continue;

@@ -1,5 +1,5 @@
-/* Extents of arrays; sorted lists of them, and the questions these answer; runs of memory without
- * gaps; and the effort that an exact answer may take. */
+/* extents: extents of arrays; sorted lists of them, and the questions these answer; runs of memory
+ * without gaps; and the effort that an exact answer may take. */
 #include "array/extents.h"
 
 #include "array/convert.h"
@@ -130,8 +130,7 @@ void fan_extents_sort(fan_extents *e)
     if (!extents_in_order(e) && !extents_sort_strands(e))
         qsort(e->all, e->n, sizeof *e->all, by_first);
     for (size_t i = 0; i < e->n; i++) {
-        if (e->all[i].at.last > highest)
-            highest = e->all[i].at.last;
+        highest = fan_umax(highest, e->all[i].at.last);
         e->all[i].highest = highest;
     }
 }
@@ -239,10 +238,8 @@ static void flats_sort(fan_flat *all, size_t n)
     uintptr_t most = 0;
     for (size_t i = 0; i < n; i++) {
         uintptr_t at = (uintptr_t)all[i].data;
-        if (at < least)
-            least = at;
-        if (at > most)
-            most = at;
+        least = fan_umin(least, at);
+        most = fan_umax(most, at);
     }
     const int bits = n < (size_t)1 << DIGIT ? 8 : DIGIT;
     const size_t digits = (size_t)1 << bits;

@@ -1,4 +1,6 @@
-/* Is everything where it was?
+/* layout: see layout.h. In this order: the recording; whether all is where it was.
+ *
+ * Is everything where it was?
  *
  * Components are costly to find and cheap to confirm. The recording holds the components and the
  * clusters: arrays whose extents chain, whether or not they share bytes. If every array is where it
@@ -49,15 +51,21 @@ static fan_status layout_no_memory(size_t n, fan_error *err)
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", n);
 }
 
+fan_region *fan_layout_regions(const fan_layout_item *items, size_t n)
+{
+    fan_region *regions = fan_alloc(n * sizeof *regions);
+    for (size_t i = 0; regions && i < n; i++)
+        regions[i] = items[i].region;
+    return regions;
+}
+
 static fan_status overlaps_of(const fan_layout_item *items, size_t n, fan_overlaps **out,
                               fan_error *err)
 {
     *out = NULL;
-    fan_region *regions = fan_alloc(n * sizeof *regions);
+    fan_region *regions = fan_layout_regions(items, n);
     if (!regions)
         return layout_no_memory(n, err);
-    for (size_t i = 0; i < n; i++)
-        regions[i] = items[i].region;
     fan_status status = fan_overlaps_new(regions, n, out, err);
     fan_free(regions);
     return status;
@@ -78,10 +86,8 @@ static void spans_of(const fan_overlaps *regions, const uint32_t *label, size_t 
         uint64_t lo, last;
         if (!fan_overlaps_extent(regions, i, &lo, &last))
             continue;
-        if (lo < s->from)
-            s->from = lo;
-        if (last > s->to)
-            s->to = last;
+        s->from = fan_umin(s->from, lo);
+        s->to = fan_umax(s->to, last);
         if (s->first == FAN_NO_OTHER)
             s->first = i;
     }
@@ -194,74 +200,29 @@ static fan_change layout_compare(const fan_layout_item *was, const fan_layout_it
     return FAN_CHANGE_SAME;
 }
 
-/* sort_clusters: sorts both by `start`: heap sort. */
-static void sort_clusters(uint64_t *start, uint64_t *reach, size_t n)
-{
-    size_t root = n / 2;
-    size_t end = n;
-    while (end > 1) {
-        bool builds = root > 0;
-        if (builds)
-            root--;
-        else
-            end--;
-        size_t from = builds ? root : end;
-        uint64_t at = start[from];
-        uint64_t way = reach[from];
-        if (!builds) {
-            start[end] = start[0];
-            reach[end] = reach[0];
-        }
-        size_t i = root;
-        for (size_t child = 2 * i + 1; child < end; child = 2 * i + 1) {
-            child += child + 1 < end && start[child + 1] > start[child];
-            if (start[child] <= at)
-                break;
-            start[i] = start[child];
-            reach[i] = reach[child];
-            i = child;
-        }
-        start[i] = at;
-        reach[i] = way;
-    }
-}
-
 /* layout_in_place: returns whether every array is where it was in its cluster, and no clusters
- * overlap. `start` and `reach` have room for each cluster. */
-static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start,
-                            uint64_t *reach)
+ * overlap. `clusters` has room for each. */
+static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, fan_flat *clusters)
 {
-    size_t n = 0;
     for (size_t k = 0; k < l->nclusters; k++) {
-        size_t first = l->clusters[k].first;
-        if (first != FAN_NO_OTHER)
-            start[k] = items[first].region.data - l->places[first].in_cluster;
+        const cluster *was = &l->clusters[k];
+        uint64_t start = 0;
+        uint64_t bytes = 0;
+        if (was->first != FAN_NO_OTHER) {
+            start = items[was->first].region.data - l->places[was->first].in_cluster;
+            bytes = was->reach + 1;
+            if (start + bytes <= start) /* beyond the end of memory */
+                return false;
+        }
+        clusters[k] = (fan_flat){.data = (char *)(uintptr_t)start, .bytes = bytes};
     }
     for (size_t i = 0; i < l->n; i++) {
         const place *p = &l->places[i];
-        if (!p->empty && items[i].region.data - p->in_cluster != start[p->cluster])
+        uint64_t start = items[i].region.data - p->in_cluster;
+        if (!p->empty && start != (uintptr_t)clusters[p->cluster].data)
             return false;
     }
-    for (size_t k = 0; k < l->nclusters; k++) {
-        if (l->clusters[k].first == FAN_NO_OTHER)
-            continue;
-        start[n] = start[k];
-        reach[n] = l->clusters[k].reach;
-        if (start[n] + reach[n] < start[n]) /* beyond the end of memory */
-            return false;
-        n++;
-    }
-
-    /* Usually sorted or nearly, since allocators hand out memory in order. */
-    bool ordered = true;
-    for (size_t i = 1; i < n && ordered; i++)
-        ordered = start[i - 1] <= start[i];
-    if (!ordered)
-        sort_clusters(start, reach, n);
-    for (size_t k = 1; k < n; k++)
-        if (start[k] - start[k - 1] <= reach[k - 1])
-            return false;
-    return true;
+    return fan_flats_disjoint(clusters, l->nclusters);
 }
 
 /* layout_new_overlap: returns the first array of i's present component that was in another one;
@@ -346,11 +307,11 @@ fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, u
             return FAN_OK;
         }
     }
-    uint64_t *start = fan_alloc(2 * l->nclusters * sizeof *start);
-    if (!start)
+    fan_flat *clusters = fan_alloc(l->nclusters * sizeof *clusters);
+    if (!clusters)
         return layout_no_memory(l->n, err);
-    bool same = layout_in_place(l, items, start, start + l->nclusters);
-    fan_free(start);
+    bool same = layout_in_place(l, items, clusters);
+    fan_free(clusters);
     if (same)
         return FAN_OK;
     return find_anew(l, items, budget, out, err);

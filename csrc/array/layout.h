@@ -16,6 +16,9 @@ typedef struct fan_layout_item {
     bool writable;
 } fan_layout_item;
 
+/* fan_layout_regions: allocates a list of the items' regions; NULL: out of memory. */
+fan_region *fan_layout_regions(const fan_layout_item *items, size_t n);
+
 typedef struct fan_layout fan_layout;
 
 /* X(NAME, word): the differences, in the order in which they are checked. */

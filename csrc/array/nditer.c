@@ -1,5 +1,5 @@
-/* The walk: which axes are joined; reading and writing stretches of it; then what is made of it:
- * copies, zeroes and hashes. */
+/* nditer: the walk: which axes are joined; reading and writing stretches of it; then what is made
+ * of it: copies, zeroes and hashes. */
 #include "array/nditer.h"
 
 #include "array/convert.h"
@@ -56,6 +56,12 @@ void fan_nditer_ready(fan_nditer *w)
         w->axis[n++] = w->axis[i];
     }
     w->ndim = n;
+}
+
+void fan_nditer_one(fan_nditer *w, const fan_array *a, bool in_order)
+{
+    fan_nditer_begin(w, a, in_order);
+    fan_nditer_ready(w);
 }
 
 /* A position in the walk: an index for each axis, and the address of that element of one array. */
@@ -147,6 +153,18 @@ void fan_nditer_write(const fan_nditer *w, const fan_array *a, int64_t at, int64
     nditer_carry(w, a, at, n, d, (char *)(uintptr_t)buf, true);
 }
 
+const char *fan_nditer_elements(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n,
+                                fan_dtype d, char *buf)
+{
+    const char *whole = NULL;
+    if (a->dtype == d)
+        whole = fan_nditer_whole(w, a, at, n);
+    if (whole)
+        return whole;
+    fan_nditer_read(w, a, at, n, d, buf);
+    return buf;
+}
+
 #define PIECE 4096 /* bytes on the stack; a multiple of every item size */
 
 void fan_array_copy(const fan_array *dst, const fan_array *src)
@@ -185,8 +203,7 @@ void fan_fill_zero(const fan_array *out)
     FAN_UNINITIALIZED fan_nditer w;
     FAN_UNINITIALIZED _Alignas(16) char piece[PIECE];
     int64_t size = fan_dtype_step(out->dtype);
-    fan_nditer_begin(&w, out, false);
-    fan_nditer_ready(&w);
+    fan_nditer_one(&w, out, false);
     int64_t most = fan_min(PIECE / size, w.size);
     memset(piece, 0, (size_t)(most * size)); /* zero in every dtype */
     for (int64_t at = 0; at < w.size; at += most)
@@ -205,8 +222,7 @@ static uint64_t hash_mix(uint64_t x)
 uint64_t fan_array_hash(const fan_array *a)
 {
     FAN_UNINITIALIZED fan_nditer w;
-    fan_nditer_begin(&w, a, true);
-    fan_nditer_ready(&w);
+    fan_nditer_one(&w, a, true);
     FAN_UNINITIALIZED _Alignas(16) char buf[PIECE];
     uint64_t h = (uint64_t)a->size;
     int64_t size = fan_dtype_step(a->dtype);
@@ -217,11 +233,7 @@ uint64_t fan_array_hash(const fan_array *a)
                        .strides = a->strides};
     for (int64_t at = 0; at < w.size && !fan_interrupted(most); at += most) {
         int64_t n = fan_min(most, w.size - at);
-        const char *p = fan_nditer_whole(&w, &bytes, at, n);
-        if (!p) {
-            fan_nditer_read(&w, &bytes, at, n, bytes.dtype, buf);
-            p = buf;
-        }
+        const char *p = fan_nditer_elements(&w, &bytes, at, n, bytes.dtype, buf);
         for (int64_t i = 0; i < n * size; i += 8) {
             uint64_t word = 0;
             memcpy(&word, p + i, (size_t)fan_min(n * size - i, 8));

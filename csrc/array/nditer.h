@@ -24,6 +24,8 @@ typedef struct fan_nditer {
 void fan_nditer_begin(fan_nditer *w, const fan_array *leader, bool in_order);
 void fan_nditer_also(fan_nditer *w, const fan_array *a);
 void fan_nditer_ready(fan_nditer *w);
+/* fan_nditer_one: begins with one array alone, and is ready. */
+void fan_nditer_one(fan_nditer *w, const fan_array *a, bool in_order);
 
 /* fan_nditer_whole: returns the address of elements [at, at + n) of `a` if they are contiguous,
  * else NULL. */
@@ -34,6 +36,11 @@ void fan_nditer_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_
                      char *buf);
 void fan_nditer_write(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d,
                       const char *buf);
+
+/* fan_nditer_elements: returns the address of elements [at, at + n) of `a` in dtype d: in place, or
+ * read into `buf`. */
+const char *fan_nditer_elements(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n,
+                                fan_dtype d, char *buf);
 
 /* elements: copies, zeroes and hashes the elements of an array with any strides. */
 /* fan_array_copy: copies the elements of src to dst (same shape), converting the dtype (D6, D9);

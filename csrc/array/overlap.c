@@ -1,4 +1,7 @@
-/* Do two arrays share a byte? An essay.
+/* overlap: whether two regions overlap, or one itself (overlap.h). In this order: combs; two
+ * regions; one region and itself.
+ *
+ * Do two arrays share a byte? An essay.
  *
  * The bytes of an array are sums: an address, an integer multiple of each stride, and an offset
  * within the element. Two arrays share a byte if a sum of one equals a sum of the other. Count the
@@ -279,7 +282,7 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
     if (quick_verdict(&c[0], &c[1], out)) {
         if (*out == FAN_OVERLAP_YES && wanted) {
             /* the first byte of both */
-            uint64_t lo = c[0].lo > c[1].lo ? c[0].lo : c[1].lo;
+            uint64_t lo = fan_umax(c[0].lo, c[1].lo);
             for (int i = 0; i < 2; i++)
                 comb_element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
         }

@@ -1,4 +1,7 @@
-/* Many regions: compare few of all the pairs.
+/* overlap_list: which of many regions overlap (overlap.h). In this order: stretches; the list of
+ * regions; arcs; what a sweep keeps, and sorts; pairs; components; runs; the public functions.
+ *
+ * Many regions: compare few of all the pairs.
  *
  * Sorted by their first bytes, regions form runs: the extents of one run chain, those of two runs
  * do not overlap. Within a run two tests exclude a pair without an exact question: their extents do
@@ -29,6 +32,7 @@
 
 #include "base/interrupt.h"
 #include "base/mem.h"
+#include "base/search.h"
 
 #include <assert.h>
 #include <stddef.h>
@@ -52,8 +56,8 @@ static fan_stretch stretch_of(uint64_t from, uint64_t to, uint32_t index)
     return (fan_stretch){from, to, index, FAN_NO_STRETCH};
 }
 
-/* fan__stretch_run_end: returns the end of the ascending run that begins at `at`. */
-static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
+/* stretch_run_end: returns the end of the ascending run that begins at `at`. */
+static size_t stretch_run_end(const fan_stretch *s, size_t n, size_t at)
 {
     do
         at++;
@@ -66,9 +70,9 @@ static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
 #define DIGIT 11        /* bits */
 #define DISTRIBUTE 4096 /* stretches, and one run in 16, from which on digits are faster */
 
-/* fan__stretch_meetings: returns how many pairs of sorted stretches overlap. Those that overlap
+/* stretch_meetings: returns how many pairs of sorted stretches overlap. Those that overlap
  * s[i] follow it, so the search for their end starts there. */
-static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n)
+static uint64_t stretch_meetings(const fan_stretch *s, size_t n)
 {
     uint64_t count = 0;
     for (size_t i = 0; i < n; i++) {
@@ -80,15 +84,8 @@ static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n)
             high += step;
             step *= 2;
         }
-        if (high > n)
-            high = n;
-        while (low < high) {
-            size_t mid = low + (high - low) / 2;
-            if (s[mid].from <= s[i].to)
-                low = mid + 1;
-            else
-                high = mid;
-        }
+        high = fan_umin(high, n);
+        low += fan_search_end(s + low, high - low, sizeof *s, offsetof(fan_stretch, from), s[i].to);
         count += low - i - 1;
     }
     return count;
@@ -129,20 +126,20 @@ fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **
         return fan_fail(err, FAN_ERR_VALUE, "%zu arrays are more than can be compared at once", n);
     for (size_t i = 0; i < n; i++)
         ndim += (size_t)regions[i].ndim;
-    fan_overlaps *l = fan_calloc(sizeof *l);
-    if (!l)
+    fan_overlaps *overlaps = fan_calloc(sizeof *overlaps);
+    if (!overlaps)
         return overlaps_no_memory(n, err);
-    l->regions = fan_alloc(n * sizeof *l->regions);
-    l->combs = fan_alloc(n * sizeof *l->combs);
-    l->dims = fan_alloc(2 * ndim * sizeof *l->dims);
-    l->axes = fan_alloc(ndim * sizeof *l->axes);
-    bool listed = l->regions && l->combs;
-    if (!listed || !l->dims || !l->axes) {
-        fan_overlaps_free(l);
+    overlaps->regions = fan_alloc(n * sizeof *overlaps->regions);
+    overlaps->combs = fan_alloc(n * sizeof *overlaps->combs);
+    overlaps->dims = fan_alloc(2 * ndim * sizeof *overlaps->dims);
+    overlaps->axes = fan_alloc(ndim * sizeof *overlaps->axes);
+    bool listed = overlaps->regions && overlaps->combs;
+    if (!listed || !overlaps->dims || !overlaps->axes) {
+        fan_overlaps_free(overlaps);
         return overlaps_no_memory(n, err);
     }
-    int64_t *dims = l->dims;
-    fan_axis *axes = l->axes;
+    int64_t *dims = overlaps->dims;
+    fan_axis *axes = overlaps->axes;
     for (size_t i = 0; i < n; i++) {
         const fan_region *r = &regions[i];
         size_t some = (size_t)r->ndim;
@@ -150,51 +147,51 @@ fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **
             memcpy(dims, r->shape, some * sizeof *dims);
             memcpy(dims + some, r->strides, some * sizeof *dims);
         }
-        l->regions[i] = (fan_region){r->data, r->itemsize, dims, dims + some, r->ndim};
-        fan_comb_of(&l->regions[i], axes, &l->combs[i]);
+        overlaps->regions[i] = (fan_region){r->data, r->itemsize, dims, dims + some, r->ndim};
+        fan_comb_of(&overlaps->regions[i], axes, &overlaps->combs[i]);
         dims += 2 * some;
         axes += some;
     }
-    l->n = n;
-    *out = l;
+    overlaps->n = n;
+    *out = overlaps;
     return FAN_OK;
 }
 
-void fan_overlaps_free(fan_overlaps *l)
+void fan_overlaps_free(fan_overlaps *overlaps)
 {
-    if (!l)
+    if (!overlaps)
         return;
-    fan_free(l->regions);
-    fan_free(l->combs);
-    fan_free(l->dims);
-    fan_free(l->axes);
-    fan_free(l);
+    fan_free(overlaps->regions);
+    fan_free(overlaps->combs);
+    fan_free(overlaps->dims);
+    fan_free(overlaps->axes);
+    fan_free(overlaps);
 }
 
-size_t fan_overlaps_count(const fan_overlaps *l)
+size_t fan_overlaps_count(const fan_overlaps *overlaps)
 {
-    return l->n;
+    return overlaps->n;
 }
 
-const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i)
+const fan_region *fan_overlaps_region(const fan_overlaps *overlaps, size_t i)
 {
-    return &l->regions[i];
+    return &overlaps->regions[i];
 }
 
-bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t *last)
+bool fan_overlaps_extent(const fan_overlaps *overlaps, size_t i, uint64_t *lo, uint64_t *last)
 {
-    *lo = l->combs[i].lo;
-    *last = l->combs[i].last;
-    return !l->combs[i].empty;
+    *lo = overlaps->combs[i].lo;
+    *last = overlaps->combs[i].last;
+    return !overlaps->combs[i].empty;
 }
 
-bool fan_overlaps_are_easy(const fan_overlaps *l)
+bool fan_overlaps_are_easy(const fan_overlaps *overlaps)
 {
     /* With one step the equation of two combs, divided by it, has the steps 1 alone: it is whole
      * (step 4). */
     int64_t step = 0;
-    for (size_t i = 0; i < l->n; i++) {
-        const fan_comb *c = &l->combs[i];
+    for (size_t i = 0; i < overlaps->n; i++) {
+        const fan_comb *c = &overlaps->combs[i];
         if (c->empty)
             continue;
         if (c->far)
@@ -212,13 +209,13 @@ bool fan_overlaps_are_easy(const fan_overlaps *l)
 
 /* overlaps_arcs: computes the arcs of the combs in `run` modulo g, unsorted. Returns how many, at
  * most 2n. */
-static size_t overlaps_arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g,
-                            fan_stretch *out)
+static size_t overlaps_arcs(const fan_overlaps *overlaps, const fan_stretch *run, size_t n,
+                            int64_t g, fan_stretch *out)
 {
     size_t m = 0;
     uint64_t circle = (uint64_t)g;
     for (size_t i = 0; i < n; i++) {
-        const fan_comb *c = &l->combs[run[i].index];
+        const fan_comb *c = &overlaps->combs[run[i].index];
         uint64_t from = c->lo % circle;
         uint64_t more = (uint64_t)c->tooth - 1;
         for (int k = 0; k < c->n && !c->far; k++)
@@ -286,15 +283,6 @@ typedef struct work {
     size_t npairs, cap;
 } work;
 
-static void work_fini(work *w)
-{
-    fan_free(w->run);
-    fan_free(w->arc);
-    fan_free(w->best);
-    fan_free(w->scratch);
-    fan_free(w->lists);
-}
-
 /* overlaps_room: allocates on first use. */
 static fan_status overlaps_room(const work *w, fan_stretch **s, fan_error *err)
 {
@@ -311,10 +299,8 @@ static void sort_by_digits(fan_stretch *s, fan_stretch *scratch, size_t n)
     uint64_t low = s[0].from;
     uint64_t high = low;
     for (size_t i = 1; i < n; i++) {
-        if (s[i].from < low)
-            low = s[i].from;
-        if (s[i].from > high)
-            high = s[i].from;
+        low = fan_umin(low, s[i].from);
+        high = fan_umax(high, s[i].from);
     }
     for (int shift = 0; shift < 64 && (high - low) >> shift; shift += DIGIT) {
         size_t at[1 << DIGIT] = {0};
@@ -336,15 +322,15 @@ static void sort_by_digits(fan_stretch *s, fan_stretch *scratch, size_t n)
 /* sort_by_runs: merges the ascending runs, of which there are often few. */
 static void sort_by_runs(fan_stretch *s, fan_stretch *scratch, size_t n)
 {
-    while (fan__stretch_run_end(s, n, 0) < n) {
+    while (stretch_run_end(s, n, 0) < n) {
         size_t end;
         for (size_t at = 0; at < n; at = end) {
-            size_t mid = fan__stretch_run_end(s, n, at);
+            size_t mid = stretch_run_end(s, n, at);
             size_t a = at;
             size_t b = mid;
             end = n;
             if (mid < n)
-                end = fan__stretch_run_end(s, n, mid);
+                end = stretch_run_end(s, n, mid);
             for (size_t to = at; to < end; to++) {
                 bool first = b == end || (a < mid && s[a].from <= s[b].from);
                 if (first)
@@ -359,12 +345,12 @@ static void sort_by_runs(fan_stretch *s, fan_stretch *scratch, size_t n)
 
 static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *err)
 {
-    if (fan__stretch_run_end(s, n, 0) >= n)
+    if (stretch_run_end(s, n, 0) >= n)
         return FAN_OK;
     FAN_TRY(overlaps_room(w, &w->scratch, err));
     size_t runs = 0;
     for (size_t at = 0; at < n && runs <= n / 16; runs++)
-        at = fan__stretch_run_end(s, n, at);
+        at = stretch_run_end(s, n, at);
     if (n >= DISTRIBUTE && runs > n / 16)
         sort_by_digits(s, w->scratch, n);
     else
@@ -383,30 +369,6 @@ static int64_t questions_of(uint64_t budget, size_t n)
     if (budget == UINT64_MAX || __builtin_mul_overflow(times, each, &most))
         return INT64_MAX;
     return most;
-}
-
-static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, size_t *n,
-                            fan_error *err)
-{
-    fan_status status;
-    *n = 0;
-    *w = (work){.l = l, .left = fan_effort_of(budget), .exact = true};
-    w->questions = questions_of(budget, l->n);
-    w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
-    if (w->lists)
-        status = overlaps_room(w, &w->run, err);
-    else
-        status = overlaps_no_memory(l->n, err);
-    for (size_t i = 0; i < l->n && status == FAN_OK; i++) {
-        const fan_comb *c = &l->combs[i];
-        if (!c->empty)
-            w->run[(*n)++] = stretch_of(c->lo, c->last, (uint32_t)i);
-    }
-    if (status == FAN_OK)
-        status = overlaps_sort(w, w->run, *n, err);
-    if (status != FAN_OK)
-        work_fini(w);
-    return status;
 }
 
 /* overlaps_verdict: decides on two regions whose stretches overlap. FAN_ERR_EXTERN if the work was
@@ -443,9 +405,7 @@ static fan_status overlaps_note(work *w, uint32_t a, uint32_t b, fan_error *err)
         return FAN_OK;
     if (fan_grow((void **)&w->pairs, &w->cap, w->npairs + 1, sizeof *w->pairs) < 0)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu pairs", w->npairs + 1);
-    uint32_t one = a < b ? a : b;
-    uint32_t two = a < b ? b : a;
-    w->pairs[w->npairs++] = (fan_pair){one, two, v};
+    w->pairs[w->npairs++] = (fan_pair){(uint32_t)fan_min(a, b), (uint32_t)fan_max(a, b), v};
     return FAN_OK;
 }
 
@@ -500,15 +460,22 @@ static uint32_t root_of(uint32_t *parent, uint32_t i)
     return i;
 }
 
-/* overlaps_unite: the smaller number is the root, so a root is its component's first member. */
-static void overlaps_unite(uint32_t *parent, uint32_t a, uint32_t b)
+/* overlaps_join: makes two regions one component if they share a byte, or may share one;
+ * FAN_OVERLAP_YES, too, if they are one already. The smaller number is the root, so a root is its
+ * component's first member. */
+static fan_status overlaps_join(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
 {
-    a = root_of(parent, a);
-    b = root_of(parent, b);
-    if (a < b)
-        parent[b] = a;
-    else
-        parent[a] = b;
+    uint32_t one = root_of(w->parent, a);
+    uint32_t two = root_of(w->parent, b);
+    *out = FAN_OVERLAP_YES;
+    if (one == two)
+        return FAN_OK;
+    FAN_TRY(overlaps_verdict(w, a, b, out, err));
+    if (*out == FAN_OVERLAP_DISJOINT)
+        return FAN_OK;
+    w->exact &= *out == FAN_OVERLAP_YES;
+    w->parent[fan_max(one, two)] = (uint32_t)fan_min(one, two);
+    return FAN_OK;
 }
 
 /* overlaps_leave: removes member `at`, which follows `before` (FAN_NO_STRETCH: it is the first),
@@ -575,20 +542,17 @@ static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i,
     int more = COVER_LOOKS;
     *out = APART;
     for (uint32_t at = open->head; at != FAN_NO_STRETCH && more > 0; at = next) {
-        fan_verdict v = FAN_OVERLAP_YES; /* if they are one component already */
+        fan_verdict v;
         next = s[at].next;
         if (s[at].to < s[i].from) {
             overlaps_leave(s, open, before, at);
             continue;
         }
-        if (*out == APART && root_of(w->parent, s[at].index) != root_of(w->parent, s[i].index))
-            FAN_TRY(overlaps_verdict(w, s[at].index, s[i].index, &v, err));
+        FAN_TRY(overlaps_join(w, s[at].index, s[i].index, &v, err));
         if (v == FAN_OVERLAP_DISJOINT) {
             before = at;
             continue;
         }
-        w->exact &= v == FAN_OVERLAP_YES;
-        overlaps_unite(w->parent, s[at].index, s[i].index);
         more--;
         *out = JOINED;
         if (overlaps_covers(w, &s[at], &s[i])) {
@@ -664,10 +628,8 @@ static bool overlaps_divides(const fan_stretch *run, size_t n, uint64_t most)
             last = run[i].to;
         }
         length++;
-        if (run[i].to > last)
-            last = run[i].to;
-        if (length > longest)
-            longest = length;
+        last = fan_umax(last, run[i].to);
+        longest = fan_umax(longest, length);
     }
     return longest <= n / 2;
 }
@@ -682,8 +644,7 @@ static size_t set_aside(fan_stretch *run, size_t n)
     size_t moved = 0;
     uint64_t last = 0;
     for (size_t i = 0; i < n; i++)
-        if (run[i].to > last)
-            last = run[i].to;
+        last = fan_umax(last, run[i].to);
     uint64_t half = (last - run[0].from) / 2;
     for (size_t i = 0; i < n && count <= BRIDGES; i++)
         count += run[i].to - run[i].from >= half;
@@ -737,7 +698,6 @@ static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, 
     return sweep_components(w, best, count, SIZE_MAX, &done, err);
 }
 
-/* overlaps_sweep: sweeps one run by the stretches that overlap least. */
 /* compare_with_all: compares the last `aside` of a run with all. */
 static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, size_t aside,
                                    fan_error *err)
@@ -745,17 +705,10 @@ static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, si
     for (size_t i = n - aside; i < n; i++)
         for (size_t j = 0; j < i; j++) {
             fan_verdict v;
-            if (!w->parent) {
+            if (w->parent)
+                FAN_TRY(overlaps_join(w, run[j].index, run[i].index, &v, err));
+            else
                 FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
-                continue;
-            }
-            if (root_of(w->parent, run[j].index) == root_of(w->parent, run[i].index))
-                continue;
-            FAN_TRY(overlaps_verdict(w, run[j].index, run[i].index, &v, err));
-            if (v == FAN_OVERLAP_DISJOINT)
-                continue;
-            w->exact &= v == FAN_OVERLAP_YES;
-            overlaps_unite(w->parent, run[j].index, run[i].index);
         }
     return FAN_OK;
 }
@@ -776,7 +729,7 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
     size_t count = n;
     uint64_t least = 0;
     if (!w->extents_only)
-        least = fan__stretch_meetings(run, n);
+        least = stretch_meetings(run, n);
     if (least > 4 * (uint64_t)n) {
         /* Finds the steps that most combs of a run have, as far as a few counters can. */
         for (size_t i = 0; i < n; i++) {
@@ -790,7 +743,7 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
         if (!grids[i].count)
             continue;
         FAN_TRY(overlaps_sorted_arcs(w, run, n, grids[i].step, &m, err));
-        uint64_t met = fan__stretch_meetings(w->arc, m);
+        uint64_t met = stretch_meetings(w->arc, m);
         if (met >= least)
             continue;
         best = w->arc;
@@ -810,67 +763,88 @@ static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
     for (size_t at = 0; at < n; at = end) {
         uint64_t last = s[at].to;
         for (end = at + 1; end < n && s[end].from <= last; end++)
-            if (s[end].to > last)
-                last = s[end].to;
+            last = fan_umax(last, s[end].to);
         if (end - at > 1)
             FAN_TRY(overlaps_sweep(w, s + at, end - at, err));
     }
     return FAN_OK;
 }
 
-static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t budget,
-                            uint32_t *label, size_t *count, bool *exact, fan_error *err)
+/* sweep_all: sweeps all regions, with the memory for it. */
+static fan_status sweep_all(work *w, fan_error *err)
 {
-    work w;
+    const fan_overlaps *overlaps = w->l;
+    fan_status status = FAN_OK;
+    size_t n = 0;
+    w->lists = fan_alloc(2 * overlaps->n * sizeof *w->lists);
+    if (!w->lists) {
+        status = overlaps_no_memory(overlaps->n, err);
+        goto done;
+    }
+    FAN_GO(overlaps_room(w, &w->run, err));
+    for (size_t i = 0; i < overlaps->n; i++) {
+        const fan_comb *c = &overlaps->combs[i];
+        if (!c->empty)
+            w->run[n++] = stretch_of(c->lo, c->last, (uint32_t)i);
+    }
+    FAN_GO(overlaps_sort(w, w->run, n, err));
+    FAN_GO(sweep_runs(w, w->run, n, err));
+done:
+    fan_free(w->run);
+    fan_free(w->arc);
+    fan_free(w->best);
+    fan_free(w->scratch);
+    fan_free(w->lists);
+    return status;
+}
+
+/* label_all: w->questions and w->extents_only are set. */
+static fan_status label_all(work *w, uint32_t *label, size_t *count, fan_error *err)
+{
+    size_t n = w->l->n;
     size_t components = 0;
-    size_t n;
-    FAN_TRY(work_init(&w, l, budget, &n, err));
-    for (size_t i = 0; i < l->n; i++)
+    for (size_t i = 0; i < n; i++)
         label[i] = (uint32_t)i;
-    w.parent = label;
-    w.extents_only = extents_only;
-    if (extents_only)
-        w.questions = INT64_MAX;
-    fan_status status = sweep_runs(&w, w.run, n, err);
-    work_fini(&w);
-    FAN_TRY(status);
+    w->parent = label;
+    FAN_TRY(sweep_all(w, err));
     /* A root is its component's first member, so it is numbered before any other member. */
-    for (size_t i = 0; i < l->n; i++)
+    for (size_t i = 0; i < n; i++)
         label[i] = root_of(label, (uint32_t)i);
-    for (size_t i = 0; i < l->n; i++) {
+    for (size_t i = 0; i < n; i++) {
         if (label[i] == i)
             label[i] = (uint32_t)components++;
         else
             label[i] = label[label[i]];
     }
     *count = components;
+    return FAN_OK;
+}
+
+fan_status fan_overlaps_components(const fan_overlaps *overlaps, uint64_t budget, uint32_t *label,
+                                   size_t *count, bool *exact, fan_error *err)
+{
+    work w = {.l = overlaps, .left = fan_effort_of(budget), .exact = true};
+    w.questions = questions_of(budget, overlaps->n);
+    FAN_TRY(label_all(&w, label, count, err));
     if (exact)
         *exact = w.exact;
     return FAN_OK;
 }
 
-fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label,
-                                   size_t *count, bool *exact, fan_error *err)
-{
-    return label_all(l, false, budget, label, count, exact, err);
-}
-
-fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count,
+fan_status fan_overlaps_extents(const fan_overlaps *overlaps, uint32_t *label, size_t *count,
                                 fan_error *err)
 {
-    return label_all(l, true, 0, label, count, NULL, err);
+    work w = {.l = overlaps, .questions = INT64_MAX, .extents_only = true};
+    return label_all(&w, label, count, err);
 }
 
-fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair **out, size_t *count,
-                              fan_error *err)
+fan_status fan_overlaps_pairs(const fan_overlaps *overlaps, uint64_t budget, fan_pair **out,
+                              size_t *count, fan_error *err)
 {
-    work w;
-    size_t n;
+    work w = {.l = overlaps, .left = fan_effort_of(budget)};
     *out = NULL;
     *count = 0;
-    FAN_TRY(work_init(&w, l, budget, &n, err));
-    fan_status status = sweep_runs(&w, w.run, n, err);
-    work_fini(&w);
+    fan_status status = sweep_all(&w, err);
     if (status != FAN_OK) {
         fan_free(w.pairs);
         return status;

@@ -1,4 +1,4 @@
-/* The sum of an array over some of its axes, by rows or by elements of the result.
+/* reduce: the sum of an array over some of its axes, by rows or by elements of the result.
  *
  * The order is D7's, on every device: up to RUN terms one after the other, in C order of the
  * reduced axes. More are distributed, so that a GPU can sum in parallel:
@@ -226,7 +226,7 @@ static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, b
     size_t size = fan_dtype_size(acc);
     size_t from = 0;
     if (fresh) {
-        from = n < LANES ? n : LANES;
+        from = fan_umin(n, LANES);
         memcpy(lanes, terms, from * size);
     }
     if (acc == FAN_DT_FLOAT64 || acc == FAN_DT_COMPLEX128) {
@@ -237,7 +237,7 @@ static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, b
         from += rows * LANES;
     }
     while (from < n) {
-        size_t m = n - from < LANES ? n - from : LANES;
+        size_t m = fan_umin(n - from, LANES);
         row_add(loops, lanes, terms + from * size, m * loops->parts);
         from += m;
     }
@@ -277,8 +277,7 @@ static void by_elements(const fan_array *out, const part *kept, const part *gone
     fan_dtype acc = fan_reduce_dtype(dtype);
     size_t size = fan_dtype_size(acc);
     int64_t terms = gone->a.size;
-    fan_nditer_begin(&inner, &gone->a, true);
-    fan_nditer_ready(&inner);
+    fan_nditer_one(&inner, &gone->a, true);
     for (int64_t at = 0; at < w->size; at++) {
         fan_array run = gone->a;
         run.data = fan_nditer_whole(w, &kept->a, at, 1);

@@ -1,6 +1,6 @@
-/* Sparse arrays: their parts and the checks of them; reading an index; adding entries to a dense
- * array (scatter, reduce); the places of entries for exact sums; and merges of several by sorted
- * keys. */
+/* sparse: sparse arrays: their parts and the checks of them; reading an index; adding entries to a
+ * dense array (scatter, reduce); the places of entries for exact sums; and merges of several by
+ * sorted keys. */
 #include "array/sparse.h"
 
 #include "array/convert.h"
@@ -12,18 +12,9 @@
 
 #include <string.h>
 
-/* X(FORMAT, name) */
-#define FORMAT_LIST(X)       \
-    X(FAN_FORMAT_COO, "coo") \
-    X(FAN_FORMAT_CSR, "csr") \
-    X(FAN_FORMAT_CSC, "csc") \
-    X(FAN_FORMAT_BSR, "bsr") \
-    X(FAN_FORMAT_BSC, "bsc")
-
 static const char *const names[] = {
-#define X(FORMAT, name) [FORMAT] = name,
-    FORMAT_LIST(X)
-#undef X
+    [FAN_FORMAT_COO] = "coo", [FAN_FORMAT_CSR] = "csr", [FAN_FORMAT_CSC] = "csc",
+    [FAN_FORMAT_BSR] = "bsr", [FAN_FORMAT_BSC] = "bsc",
 };
 #define FORMATS (sizeof names / sizeof names[0])
 
@@ -45,9 +36,9 @@ bool fan_format_from_name(const char *name, fan_format *out)
     return false;
 }
 
-int64_t fan_sparse_nnz(const fan_sparse *s)
+int64_t fan_sparse_nnz(const fan_sparse *sparse)
 {
-    return s->values->shape[0];
+    return sparse->values->shape[0];
 }
 
 /* ---- one sparse array ---- */
@@ -182,46 +173,48 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
     return FAN_OK;
 }
 
-fan_sparse *fan_sparse_hold(fan_sparse *s)
+fan_sparse *fan_sparse_hold(fan_sparse *sparse)
 {
-    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
-    return s;
+    atomic_fetch_add_explicit(&sparse->refs, 1, memory_order_relaxed);
+    return sparse;
 }
 
-void fan_sparse_drop(fan_sparse *s)
+void fan_sparse_drop(fan_sparse *sparse)
 {
-    if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) > 1)
+    if (!sparse || atomic_fetch_sub_explicit(&sparse->refs, 1, memory_order_acq_rel) > 1)
         return;
-    fan_array_drop(s->indices);
-    fan_array_drop(s->pointers);
-    fan_array_drop(s->values);
-    fan_free(s);
+    fan_array_drop(sparse->indices);
+    fan_array_drop(sparse->pointers);
+    fan_array_drop(sparse->values);
+    fan_free(sparse);
 }
 
-static fan_status sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out,
+static fan_status sparse_cast(const fan_sparse *sparse, fan_dtype dtype, fan_sparse **out,
                               fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *values = NULL;
     *out = NULL;
-    if (dtype == s->values->dtype) {
-        values = fan_array_hold(s->values);
+    if (dtype == sparse->values->dtype) {
+        values = fan_array_hold(sparse->values);
     } else {
-        FAN_GO(fan_array_new(dtype, s->values->ndim, s->values->shape, NULL, &values, err));
-        fan_array_copy(values, s->values);
+        FAN_GO(
+            fan_array_new(dtype, sparse->values->ndim, sparse->values->shape, NULL, &values, err));
+        fan_array_copy(values, sparse->values);
     }
-    FAN_GO(fan_sparse_new(s->format, s->ndim, s->shape, s->indices, s->pointers, values,
-                          s->coalesced, out, err));
-    (*out)->nnz_coalesced = s->nnz_coalesced;
+    FAN_GO(fan_sparse_new(sparse->format, sparse->ndim, sparse->shape, sparse->indices,
+                          sparse->pointers, values, sparse->coalesced, out, err));
+    (*out)->nnz_coalesced = sparse->nnz_coalesced;
 done:
     fan_array_drop(values);
     return status;
 }
 
 #ifdef FAN_TEST
-fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err)
+fan_status fan_sparse_cast(const fan_sparse *sparse, fan_dtype dtype, fan_sparse **out,
+                           fan_error *err)
 {
-    return sparse_cast(s, dtype, out, err);
+    return sparse_cast(sparse, dtype, out, err);
 }
 #endif
 
@@ -232,52 +225,53 @@ fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **ou
 
 /* block_extent: returns a block's extent along an axis of the dense shape; 1 if there are no
  * blocks. */
-static inline int64_t block_extent(const fan_sparse *s, int axis)
+static inline int64_t block_extent(const fan_sparse *sparse, int axis)
 {
-    if (fan_format_is_blocked(s->format))
-        return s->values->shape[1 + axis];
+    if (fan_format_is_blocked(sparse->format))
+        return sparse->values->shape[1 + axis];
     return 1;
 }
 
-static inline int sparse_dim(const fan_sparse *s)
+static inline int sparse_dim(const fan_sparse *sparse)
 {
-    if (s->format == FAN_FORMAT_COO)
-        return (int)s->indices->shape[0];
+    if (sparse->format == FAN_FORMAT_COO)
+        return (int)sparse->indices->shape[0];
     return 2;
 }
 
 /* cells_of: returns the numbers in one stored entry. */
-static inline int64_t cells_of(const fan_sparse *s)
+static inline int64_t cells_of(const fan_sparse *sparse)
 {
     int64_t cells = 1;
-    for (int i = 1; i < s->values->ndim; i++)
-        cells *= s->values->shape[i];
+    for (int i = 1; i < sparse->values->ndim; i++)
+        cells *= sparse->values->shape[i];
     return cells;
 }
 
 /* Volatile: the checked value is the one used, even if another thread writes there meanwhile. */
-static inline int64_t load_index(const fan_array *a, const char *p)
+static inline int64_t load_index(const fan_array *a, int64_t offset)
 {
+    const char *p = a->data + offset;
     if (a->dtype == FAN_DT_INT32)
         return *(const volatile fan_any_i32 *)p;
     return *(const volatile fan_any_i64 *)p;
 }
 
 /* coo_index: returns the index of entry e along `axis`. */
-static inline int64_t coo_index(const fan_sparse *s, int axis, int64_t e)
+static inline int64_t coo_index(const fan_sparse *sparse, int axis, int64_t e)
 {
-    const int64_t *strides = s->indices->strides;
-    return load_index(s->indices, s->indices->data + axis * strides[0] + e * strides[1]);
+    const int64_t *strides = sparse->indices->strides;
+    return load_index(sparse->indices, axis * strides[0] + e * strides[1]);
 }
 
-static inline int64_t plain_index(const fan_sparse *s, int64_t e)
+static inline int64_t plain_index(const fan_sparse *sparse, int64_t e)
 {
-    return load_index(s->indices, s->indices->data + e * s->indices->strides[0]);
+    return load_index(sparse->indices, e * sparse->indices->strides[0]);
 }
 
-static inline int64_t sparse_pointer(const fan_sparse *s, int64_t p)
+static inline int64_t sparse_pointer(const fan_sparse *sparse, int64_t p)
 {
-    return load_index(s->pointers, s->pointers->data + p * s->pointers->strides[0]);
+    return load_index(sparse->pointers, p * sparse->pointers->strides[0]);
 }
 
 static inline bool sparse_within(int64_t index, int64_t extent)
@@ -287,99 +281,98 @@ static inline bool sparse_within(int64_t index, int64_t extent)
 
 /* ---- checks ---- */
 
-static fan_status sparse_outside(const fan_sparse *s, int axis, int64_t e, int64_t index,
+static fan_status sparse_outside(const fan_sparse *sparse, int axis, int64_t e, int64_t index,
                                  int64_t extent, fan_error *err)
 {
     return fan_fail(
         err, FAN_ERR_VALUE, "%s entry %lld has the index %lld along axis %d, which has %lld",
-        fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
+        fan_format_name(sparse->format), (long long)e, (long long)index, axis, (long long)extent);
 }
 
 #define CHECKED 4096 /* entries between two polls for interrupts */
 
-
-static fan_status sparse_check_pointers(const fan_sparse *s, fan_error *err)
+static fan_status sparse_check_pointers(const fan_sparse *sparse, fan_error *err)
 {
-    int64_t n = s->pointers->shape[0];
-    int64_t nnz = fan_sparse_nnz(s);
+    int64_t n = sparse->pointers->shape[0];
+    int64_t nnz = fan_sparse_nnz(sparse);
     int64_t before = 0;
     for (int64_t p = 0; p < n; p++) {
         if (p && p % CHECKED == 0 && fan_interrupted(CHECKED))
             return FAN_OK;
-        int64_t at = sparse_pointer(s, p);
+        int64_t at = sparse_pointer(sparse, p);
         bool rises = at >= before && at <= nnz;
         bool from_0 = p > 0 || at == 0;
         bool to_nnz = p < n - 1 || at == nnz;
         if (!rises || !from_0 || !to_nnz)
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
-                            fan_format_name(s->format), (long long)p, (long long)at,
+                            fan_format_name(sparse->format), (long long)p, (long long)at,
                             (long long)nnz);
         before = at;
     }
     return FAN_OK;
 }
 
-/* check_indices: checks the indices along an axis: the first is at `first`, each next one `step`
- * bytes further. */
-static fan_status check_indices(const fan_sparse *s, int axis, int64_t extent, const char *first,
+/* check_indices: checks the indices along an axis: the first is at offset `first`, each next one
+ * `step` bytes further. */
+static fan_status check_indices(const fan_sparse *sparse, int axis, int64_t extent, int64_t first,
                                 int64_t step, fan_error *err)
 {
-    int64_t nnz = fan_sparse_nnz(s);
+    int64_t nnz = fan_sparse_nnz(sparse);
     for (int64_t e = 0; e < nnz; e++) {
         if (e && e % CHECKED == 0 && fan_interrupted(CHECKED))
             return FAN_OK;
-        int64_t index = load_index(s->indices, first + e * step);
+        int64_t index = load_index(sparse->indices, first + e * step);
         if (!sparse_within(index, extent))
-            return sparse_outside(s, axis, e, index, extent, err);
+            return sparse_outside(sparse, axis, e, index, extent, err);
     }
     return FAN_OK;
 }
 
-fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
+fan_status fan_sparse_check(const fan_sparse *sparse, fan_error *err)
 {
-    const fan_array *a = s->indices;
-    if (s->format == FAN_FORMAT_COO) {
-        for (int axis = 0; axis < sparse_dim(s); axis++)
-            FAN_TRY(check_indices(s, axis, s->shape[axis], a->data + axis * a->strides[0],
+    const fan_array *a = sparse->indices;
+    if (sparse->format == FAN_FORMAT_COO) {
+        for (int axis = 0; axis < sparse_dim(sparse); axis++)
+            FAN_TRY(check_indices(sparse, axis, sparse->shape[axis], axis * a->strides[0],
                                   a->strides[1], err));
         return FAN_OK;
     }
-    FAN_TRY(sparse_check_pointers(s, err));
-    int axis = !fan_format_compressed_axis(s->format);
-    return check_indices(s, axis, s->shape[axis] / block_extent(s, axis), a->data, a->strides[0],
-                         err);
+    FAN_TRY(sparse_check_pointers(sparse, err));
+    int axis = !fan_format_compressed_axis(sparse->format);
+    return check_indices(sparse, axis, sparse->shape[axis] / block_extent(sparse, axis), 0,
+                         a->strides[0], err);
 }
 
 /* coo_rises: returns whether the index of entry e is behind that of the entry before it. */
-static bool coo_rises(const fan_sparse *s, int64_t e)
+static bool coo_rises(const fan_sparse *sparse, int64_t e)
 {
-    for (int axis = 0; axis < sparse_dim(s); axis++) {
-        int64_t before = coo_index(s, axis, e - 1);
-        int64_t here = coo_index(s, axis, e);
+    for (int axis = 0; axis < sparse_dim(sparse); axis++) {
+        int64_t before = coo_index(sparse, axis, e - 1);
+        int64_t here = coo_index(sparse, axis, e);
         if (here != before)
             return here > before;
     }
     return false;
 }
 
-bool fan_sparse_is_sorted(const fan_sparse *s)
+bool fan_sparse_is_sorted(const fan_sparse *sparse)
 {
-    int64_t nnz = fan_sparse_nnz(s);
-    if (s->format == FAN_FORMAT_COO) {
+    int64_t nnz = fan_sparse_nnz(sparse);
+    if (sparse->format == FAN_FORMAT_COO) {
         for (int64_t e = 1; e < nnz; e++)
-            if (!coo_rises(s, e))
+            if (!coo_rises(sparse, e))
                 return false;
         return true;
     }
-    int64_t rows = s->pointers->shape[0] - 1;
+    int64_t rows = sparse->pointers->shape[0] - 1;
     int64_t first = 0; /* of the row */
     for (int64_t row = 0; row < rows; row++) {
-        int64_t end = sparse_pointer(s, row + 1);
+        int64_t end = sparse_pointer(sparse, row + 1);
         if (end < first || end > nnz) /* other code writes the pointers meanwhile */
             return false;
         for (int64_t e = first + 1; e < end; e++)
-            if (plain_index(s, e) <= plain_index(s, e - 1))
+            if (plain_index(sparse, e) <= plain_index(sparse, e - 1))
                 return false;
         first = end;
     }
@@ -394,34 +387,34 @@ bool fan_sparse_is_sorted(const fan_sparse *s)
 /* entry_place: computes the place of entry e's first number, for an array with these strides;
  * false: an index is outside of the shape (other code may write the indices meanwhile). *row: the
  * entry's index along the compressed axis; it begins at 0 and rises with e. */
-static bool entry_place(const fan_sparse *s, int64_t e, int64_t *row, const int64_t *strides,
+static bool entry_place(const fan_sparse *sparse, int64_t e, int64_t *row, const int64_t *strides,
                         int64_t *place)
 {
     *place = 0;
-    if (s->format == FAN_FORMAT_COO) {
-        for (int i = 0; i < sparse_dim(s); i++) {
-            int64_t index = coo_index(s, i, e);
-            if (!sparse_within(index, s->shape[i]))
+    if (sparse->format == FAN_FORMAT_COO) {
+        for (int i = 0; i < sparse_dim(sparse); i++) {
+            int64_t index = coo_index(sparse, i, e);
+            if (!sparse_within(index, sparse->shape[i]))
                 return false;
             *place += index * strides[i];
         }
         return true;
     }
-    int axis = fan_format_compressed_axis(s->format);
-    int64_t rows = s->pointers->shape[0] - 1;
-    int64_t index = plain_index(s, e);
-    int64_t unit = block_extent(s, !axis);
-    while (*row < rows && sparse_pointer(s, *row + 1) <= e)
+    int axis = fan_format_compressed_axis(sparse->format);
+    int64_t rows = sparse->pointers->shape[0] - 1;
+    int64_t index = plain_index(sparse, e);
+    int64_t unit = block_extent(sparse, !axis);
+    while (*row < rows && sparse_pointer(sparse, *row + 1) <= e)
         ++*row;
-    if (*row >= rows || !sparse_within(index, s->shape[!axis] / unit))
+    if (*row >= rows || !sparse_within(index, sparse->shape[!axis] / unit))
         return false;
-    *place = *row * block_extent(s, axis) * strides[axis] + index * unit * strides[!axis];
+    *place = *row * block_extent(sparse, axis) * strides[axis] + index * unit * strides[!axis];
     return true;
 }
 
-/* The positions in a dense array of the entries of s, in order. Inside an entry the numbers extend
- * over `inner` axes of the dense array, the last of which, or as many as are gap-free there, make
- * one `run`. */
+/* The positions in a dense array of the entries of `s`, in order. Inside an entry the numbers
+ * extend over `inner` axes of the dense array, the last of which, or as many as are gap-free there,
+ * make one `run`. */
 typedef struct target {
     const fan_array *into;
     const fan_sparse *s;
@@ -440,16 +433,16 @@ static void target_entry(target *t)
                 entry_place(t->s, t->entry, &t->row, t->into->strides, &t->base);
 }
 
-static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
+static void target_begin(target *t, const fan_array *into, const fan_sparse *sparse)
 {
-    bool blocked = fan_format_is_blocked(s->format);
+    bool blocked = fan_format_is_blocked(sparse->format);
     int first = into->ndim;
-    if (s->format == FAN_FORMAT_COO)
-        first = sparse_dim(s);
+    if (sparse->format == FAN_FORMAT_COO)
+        first = sparse_dim(sparse);
     else if (blocked)
         first = 0;
     t->into = into;
-    t->s = s;
+    t->s = sparse;
     t->entry = 0;
     t->row = 0;
     t->offset = 0;
@@ -458,7 +451,9 @@ static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
     t->run = 1;
     t->runs = 1;
     for (int i = first; i < into->ndim; i++) {
-        t->extent[t->inner] = blocked ? block_extent(s, i) : into->shape[i];
+        t->extent[t->inner] = into->shape[i];
+        if (blocked)
+            t->extent[t->inner] = block_extent(sparse, i);
         t->stride[t->inner] = into->strides[i];
         t->index[t->inner++] = 0;
     }
@@ -496,7 +491,7 @@ static void target_next(target *t)
 #define PIECE 512 /* numbers converted at a time */
 #define RUNS 256  /* runs at a time */
 
-void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
+void fan_sparse_scatter(const fan_array *into, const fan_sparse *sparse)
 {
     FAN_UNINITIALIZED target t;
     FAN_UNINITIALIZED fan_nditer w;
@@ -505,11 +500,10 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     const fan_loops *loops = fan_loops_of(into->dtype);
     FAN_DEFAULT_FLOAT_MODE;
     int64_t size = fan_dtype_step(into->dtype);
-    if (s->values->size == 0)
+    if (sparse->values->size == 0)
         return;
-    target_begin(&t, into, s);
-    fan_nditer_begin(&w, s->values, true);
-    fan_nditer_ready(&w);
+    target_begin(&t, into, sparse);
+    fan_nditer_one(&w, sparse->values, true);
     int64_t most = 1; /* runs at a time */
     if (t.run < PIECE)
         most = fan_min(PIECE / t.run, RUNS);
@@ -529,13 +523,8 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
         /* several rounds only for one long run */
         for (int64_t done = 0; n && done < here - at; done += PIECE) {
             int64_t m = fan_min(here - at - done, PIECE);
-            const char *src = NULL;
-            if (s->values->dtype == into->dtype)
-                src = fan_nditer_whole(&w, s->values, at + done, m);
-            if (!src) {
-                fan_nditer_read(&w, s->values, at + done, m, into->dtype, piece);
-                src = piece;
-            }
+            const char *src =
+                fan_nditer_elements(&w, sparse->values, at + done, m, into->dtype, piece);
             size_t run = (size_t)(taken > 1 ? t.run : m) * loops->parts;
             loops->add_at(into->data + done * size, to, src, from, n, run);
         }
@@ -543,16 +532,16 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     }
 }
 
-fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtype dtype,
+fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *sparse, fan_dtype dtype,
                              fan_error *err)
 {
     fan_status status;
     fan_sparse *rounded = NULL;
     fan_array *sum = NULL;
     fan_array *wide = NULL;
-    FAN_GO(sparse_cast(s, dtype, &rounded, err));
+    FAN_GO(sparse_cast(sparse, dtype, &rounded, err));
     FAN_GO(fan_array_new(fan_reduce_dtype(dtype), out->ndim, out->shape, NULL, &sum, err));
-    FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
+    FAN_GO(fan_array_broadcast(sum, sparse->ndim, sparse->shape, &wide, err));
     fan_fill_zero(sum);
     /* several elements of `wide` are one of `sum`: their entries are added one after the other */
     fan_sparse_scatter(wide, rounded);
@@ -623,10 +612,8 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
  * before it is converted. And index parts are foreign memory, which may change after it was
  * checked: every index is checked against its extent at its use. */
 
-/* sparse_grid: the index space of the entries of a sparse sum, and the key of an entry's index. For
- * array/sparse alone. */
-/* The index space of a sum's entries. */
-typedef struct fan_grid {
+/* The index space of a sum's entries, and the key of an entry's index. */
+typedef struct grid {
     fan_format format;
     int axes;
     int64_t extent[FAN_MAX_NDIM];
@@ -634,75 +621,67 @@ typedef struct fan_grid {
     /* of a key; column c is the linear index over axes first[c] .. first[c + 1] - 1 */
     int columns;
     int first[FAN_MAX_NDIM + 1];
-} fan_grid;
+} grid;
 
-/* fan__grid_axis_of_key: computes the index along one axis from keys. */
-static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_t n, int axis,
-                                  char *to, int64_t step)
+/* extent_between: returns the product of the extents of axes first .. end - 1. */
+static int64_t extent_between(const grid *g, int first, int end)
 {
-    int c = 0;
-    while (axis >= g->first[c + 1])
-        c++;
-    int64_t below = 1;
-    for (int i = axis + 1; i < g->first[c + 1]; i++)
-        below *= g->extent[i];
-    const int64_t *key = keys + c * n;
-    for (int64_t e = 0; e < n; e++)
-        *(fan_any_i64 *)(to + e * step) = key[e] / below % g->extent[axis];
+    int64_t product = 1;
+    for (int i = first; i < end; i++)
+        product *= g->extent[i];
+    return product;
 }
 
-/* own_index: computes the index of each stored entry of s along a grid axis, in the units of s's
+/* own_index: computes the index of each stored entry along a grid axis, in the units of the array's
  * own index part, each repeated `times` times. */
-static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int64_t extent,
+static fan_status own_index(const fan_sparse *sparse, bool compressed, int axis, int64_t extent,
                             int64_t times, int64_t *to, fan_error *err)
 {
-    int64_t nnz = fan_sparse_nnz(s);
+    int64_t nnz = fan_sparse_nnz(sparse);
     int64_t row = 0;
     if (compressed)
-        FAN_TRY(sparse_check_pointers(s, err));
+        FAN_TRY(sparse_check_pointers(sparse, err));
     for (int64_t e = 0; e < nnz; e++) {
         int64_t index;
         if (compressed) {
-            while (row < extent && sparse_pointer(s, row + 1) <= e)
+            while (row < extent && sparse_pointer(sparse, row + 1) <= e)
                 row++;
             index = row;
-        } else if (s->format == FAN_FORMAT_COO) {
-            index = coo_index(s, axis, e);
+        } else if (sparse->format == FAN_FORMAT_COO) {
+            index = coo_index(sparse, axis, e);
         } else {
-            index = plain_index(s, e);
+            index = plain_index(sparse, e);
         }
         if (!sparse_within(index, extent))
-            return sparse_outside(s, axis, e, index, extent, err);
+            return sparse_outside(sparse, axis, e, index, extent, err);
         for (int64_t i = 0; i < times; i++)
             *to++ = index;
     }
     return FAN_OK;
 }
 
-/* fan__grid_index: computes the index along grid axis `axis` of each of s's entries in this grid
- * (one stored entry of s is `times` of them). */
-static fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int axis, int64_t times,
-                                  int64_t *to, fan_error *err)
+/* grid_index: computes the index along grid axis `axis` of each of the array's entries in this grid
+ * (one stored entry is `times` of them). */
+static fan_status grid_index(const fan_sparse *sparse, const grid *g, int axis, int64_t times,
+                             int64_t *to, fan_error *err)
 {
-    int64_t n = fan_sparse_nnz(s) * times;
-    if (s->format == FAN_FORMAT_COO) {
-        if (axis < sparse_dim(s))
-            return own_index(s, false, axis, g->extent[axis], times, to, err);
-        int64_t below = 1; /* an axis that is dense in s */
-        for (int i = axis + 1; i < g->axes; i++)
-            below *= g->extent[i];
+    int64_t n = fan_sparse_nnz(sparse) * times;
+    if (sparse->format == FAN_FORMAT_COO) {
+        if (axis < sparse_dim(sparse))
+            return own_index(sparse, false, axis, g->extent[axis], times, to, err);
+        int64_t below = extent_between(g, axis + 1, g->axes); /* an axis that is dense in sparse */
         for (int64_t i = 0; i < n; i++)
             to[i] = i / below % g->extent[axis];
         return FAN_OK;
     }
-    int compressed = fan_format_compressed_axis(s->format);
+    int compressed = fan_format_compressed_axis(sparse->format);
     if (g->format != FAN_FORMAT_COO) {
-        int named = axis ? !compressed : compressed;
-        return own_index(s, axis == 0, named, g->extent[axis], times, to, err);
+        /* the grid'sparse first axis is the compressed one */
+        return own_index(sparse, axis == 0, axis ^ compressed, g->extent[axis], times, to, err);
     }
-    int64_t unit = block_extent(s, axis);
-    int64_t wide = block_extent(s, 1);
-    FAN_TRY(own_index(s, axis == compressed, axis, g->extent[axis] / unit, times, to, err));
+    int64_t unit = block_extent(sparse, axis);
+    int64_t wide = block_extent(sparse, 1);
+    FAN_TRY(own_index(sparse, axis == compressed, axis, g->extent[axis] / unit, times, to, err));
     for (int64_t i = 0; i < n; i++) {
         int64_t inside = axis == 0 ? i % times / wide : i % wide;
         to[i] = to[i] * unit + inside;
@@ -735,21 +714,26 @@ static void entries_move(entries *to, entries *from)
     *from = no_entries;
 }
 
-/* entries_in: returns the grid's entries in one stored entry of s. */
-static int64_t entries_in(const fan_sparse *s, const fan_grid *g)
+/* entries_of: returns the grid's entries in a sparse array, and how many of them are one
+ * stored entry. */
+static int64_t entries_of(const fan_sparse *sparse, const grid *g, int64_t *times)
 {
+    *times = 1;
     if (g->cells)
-        return cells_of(s) / g->cells;
-    return 1;
+        *times = cells_of(sparse) / g->cells;
+    return fan_sparse_nnz(sparse) * *times; /* at most its numbers, or its entries */
 }
 
-/* same_key: returns whether two entries have the same key. */
-static bool same_key(const entries *e, const fan_grid *g, int64_t one, int64_t two)
+/* key_order: returns -1, 0 or 1: the key of entry `one` is below, equal to or above that of
+ * `two`. */
+static int key_order(const entries *e, const grid *g, int64_t one, int64_t two)
 {
-    for (int c = 0; c < g->columns; c++)
-        if (e->keys[c * e->n + one] != e->keys[c * e->n + two])
-            return false;
-    return true;
+    for (int c = 0; c < g->columns; c++) {
+        const int64_t *key = e->keys + c * e->n;
+        if (key[one] != key[two])
+            return key[one] < key[two] ? -1 : 1;
+    }
+    return 0;
 }
 
 /* merge_allocate: allocates n * each items of `size` bytes; NULL when out of memory or on
@@ -762,7 +746,7 @@ static void *merge_allocate(int64_t n, int64_t each, size_t size)
     return fan_alloc(bytes);
 }
 
-static bool entries_new(entries *e, const fan_grid *g, int64_t n, fan_dtype acc)
+static bool entries_new(entries *e, const grid *g, int64_t n, fan_dtype acc)
 {
     e->n = n;
     e->acc = acc;
@@ -786,48 +770,40 @@ static void copy_to(char *data, fan_dtype dtype, int64_t *strides, const fan_arr
     fan_array_copy(&to, from);
 }
 
-/* read_operand: reads s into the entries of e from `at` on. */
-static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *s, int64_t at,
+/* read_operand: reads a sparse array into the entries of e from `at` on. */
+static fan_status read_operand(entries *e, const grid *g, const fan_sparse *sparse, int64_t at,
                                int64_t *scratch, fan_error *err)
 {
-    int64_t times = entries_in(s, g);
-    int64_t n = fan_sparse_nnz(s) * times;
+    int64_t times;
+    int64_t n = entries_of(sparse, g, &times);
     for (int c = 0; c < g->columns; c++) {
         int64_t *key = e->keys + c * e->n + at;
         memset(key, 0, (size_t)n * sizeof *key);
         for (int axis = g->first[c]; axis < g->first[c + 1]; axis++) {
-            FAN_TRY(fan__grid_index(s, g, axis, times, scratch, err));
+            FAN_TRY(grid_index(sparse, g, axis, times, scratch, err));
             for (int64_t i = 0; i < n; i++)
                 key[i] = key[i] * g->extent[axis] + scratch[i];
         }
     }
-    char *to = e->values + (size_t)(at * g->cells) * fan_dtype_size(e->acc);
+    size_t size = fan_dtype_size(e->acc);
     int64_t strides[FAN_MAX_NDIM];
-    const fan_array *v = s->values;
-    fan_dense_strides(v->ndim, v->shape, fan_dtype_size(e->acc), NULL, strides);
-    copy_to(to, e->acc, strides, v);
+    fan_dense_strides(sparse->values->ndim, sparse->values->shape, size, NULL, strides);
+    copy_to(e->values + (size_t)(at * g->cells) * size, e->acc, strides, sparse->values);
     return FAN_OK;
 }
 
 /* in_order: returns 1 if strictly rising, 0 if rising with equals, -1 otherwise. */
-static int in_order(const entries *e, const fan_grid *g)
+static int in_order(const entries *e, const grid *g)
 {
     int answer = 1;
-    for (int64_t i = 1; i < e->n; i++) {
-        int c = 0;
-        while (c < g->columns && e->keys[c * e->n + i - 1] == e->keys[c * e->n + i])
-            c++;
-        if (c == g->columns)
-            answer = 0;
-        else if (e->keys[c * e->n + i - 1] > e->keys[c * e->n + i])
-            return -1;
-    }
+    for (int64_t i = 1; i < e->n && answer >= 0; i++)
+        answer = (int)fan_min(answer, key_order(e, g, i, i - 1));
     return answer;
 }
 
 /* sort_by_key: computes the positions of the entries in the order of their keys; stable. `a` and
  * `b` have room for n each; returns the one with the result. */
-static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sorted, int64_t *a,
+static const int64_t *sort_by_key(const entries *e, const grid *g, bool sorted, int64_t *a,
                                   int64_t *b)
 {
     int bits = e->n < 4096 ? 8 : 11;
@@ -864,10 +840,9 @@ static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sort
 
 #define PENDING 256
 
-/* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
 /* merge_fold: writes the left fold of e over equal keys, visited in `order`, to `folded`, which has
  * room for all. */
-static void merge_fold(entries *folded, const entries *e, const fan_grid *g, const int64_t *order)
+static void merge_fold(entries *folded, const entries *e, const grid *g, const int64_t *order)
 {
     int64_t dst[PENDING], src[PENDING];
     const fan_loops *loops = fan_loops_of(e->acc);
@@ -877,7 +852,7 @@ static void merge_fold(entries *folded, const entries *e, const fan_grid *g, con
     int64_t m = 0;
     for (int64_t i = 0; i < e->n; i++) {
         int64_t k = order[i];
-        if (i && same_key(e, g, k, order[i - 1])) { /* added after its first, in order */
+        if (i && key_order(e, g, k, order[i - 1]) == 0) { /* added after its first, in order */
             dst[pending] = (m - 1) * bytes;
             src[pending++] = k * bytes;
             if (pending == PENDING) {
@@ -898,7 +873,7 @@ static void merge_fold(entries *folded, const entries *e, const fan_grid *g, con
 }
 
 /* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
-static fan_status merge_coalesce(entries *e, const fan_grid *g)
+static fan_status merge_coalesce(entries *e, const grid *g)
 {
     int ordered = in_order(e, g);
     if (ordered == 1)
@@ -919,21 +894,19 @@ static fan_status merge_coalesce(entries *e, const fan_grid *g)
 
 /* merge_append: appends the sum so far, converted to `acc`, and the entries of operands that are
  * all added in acc. */
-static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse_operand *in,
-                               size_t n, fan_dtype acc, fan_error *err)
+static fan_status merge_append(entries *sum, const grid *g, const fan_sparse_operand *in, size_t n,
+                               fan_dtype acc, fan_error *err)
 {
     fan_status status = FAN_ERR_NOMEM;
     entries all = no_entries;
     int64_t *scratch = NULL;
     int64_t total = sum->n;
     int64_t longest = 0;
+    int64_t times;
     for (size_t k = 0; k < n; k++) {
-        const fan_sparse *s = in[k].sparse;
-        int64_t here;
-        if (!s)
+        if (!in[k].sparse)
             continue;
-        if (__builtin_mul_overflow(fan_sparse_nnz(s), entries_in(s, g), &here))
-            goto done;
+        int64_t here = entries_of(in[k].sparse, g, &times);
         if (__builtin_add_overflow(total, here, &total))
             goto done;
         longest = fan_max(longest, here);
@@ -950,11 +923,11 @@ static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse
     }
     int64_t at = sum->n;
     for (size_t k = 0; k < n; k++) {
-        const fan_sparse *s = in[k].sparse;
-        if (!s)
+        const fan_sparse *sparse = in[k].sparse;
+        if (!sparse)
             continue;
-        FAN_GO(read_operand(&all, g, s, at, scratch, err));
-        at += fan_sparse_nnz(s) * entries_in(s, g);
+        FAN_GO(read_operand(&all, g, sparse, at, scratch, err));
+        at += entries_of(sparse, g, &times);
     }
     entries_move(sum, &all);
     status = FAN_OK;
@@ -964,39 +937,48 @@ done:
     return status;
 }
 
+/* grid_axis_of_key: computes the index along one axis from the keys of all entries. */
+static void grid_axis_of_key(const entries *e, const grid *g, int axis, char *to, int64_t step)
+{
+    int c = 0;
+    while (axis >= g->first[c + 1])
+        c++;
+    int64_t below = extent_between(g, axis + 1, g->first[c + 1]);
+    const int64_t *key = e->keys + c * e->n;
+    for (int64_t i = 0; i < e->n; i++)
+        *(fan_any_i64 *)(to + i * step) = key[i] / below % g->extent[axis];
+}
+
 /* build_indices: makes the index parts from the keys, for a grid whose entries are coalesced (or
  * COO in any order). */
-static fan_status build_indices(const entries *e, const fan_grid *g, fan_array **indices,
+static fan_status build_indices(const entries *e, const grid *g, fan_array **indices,
                                 fan_array **pointers, fan_error *err)
 {
     if (g->format == FAN_FORMAT_COO) {
         int64_t shape[2] = {g->axes, e->n};
         FAN_TRY(fan_array_new(FAN_DT_INT64, 2, shape, NULL, indices, err));
-        const int64_t *strides = (*indices)->strides;
+        const fan_array *a = *indices;
         for (int axis = 0; e->n && axis < g->axes; axis++)
-            fan__grid_axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * strides[0],
-                                  strides[1]);
+            grid_axis_of_key(e, g, axis, a->data + axis * a->strides[0], a->strides[1]);
         return FAN_OK;
     }
     int64_t rows = g->extent[0] + 1;
     FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &e->n, NULL, indices, err));
     FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &rows, NULL, pointers, err));
+    char *index = (*indices)->data;
     int64_t *p = (int64_t *)(void *)(*pointers)->data;
     memset(p, 0, (size_t)rows * sizeof *p);
-    if (e->n) {
-        int64_t *i = (int64_t *)(void *)(*indices)->data;
-        fan__grid_axis_of_key(g, e->keys, e->n, 0, (*indices)->data, sizeof *i);
-        for (int64_t k = 0; k < e->n; k++)
-            p[i[k] + 1]++;
-        fan__grid_axis_of_key(g, e->keys, e->n, 1, (*indices)->data, sizeof *i);
-    }
+    grid_axis_of_key(e, g, 0, index, sizeof *p);
+    for (int64_t k = 0; k < e->n; k++)
+        p[((int64_t *)(void *)index)[k] + 1]++;
+    grid_axis_of_key(e, g, 1, index, sizeof *p);
     for (int64_t r = 1; r < rows; r++)
         p[r] += p[r - 1];
     return FAN_OK;
 }
 
 /* values_new: makes an array for n entries of dtype d. */
-static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t n, fan_dtype d,
+static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, fan_dtype d,
                              fan_array **out, fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM + 1] = {n};
@@ -1012,9 +994,9 @@ static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t 
 }
 
 /* merge_finish: scales, rounds, and makes the sparse array. */
-static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *like,
-                               bool coalesced, fan_dtype d, const fan_scale *scale,
-                               fan_sparse **out, fan_error *err)
+static fan_status merge_finish(entries *e, const grid *g, const fan_sparse *like, bool coalesced,
+                               fan_dtype d, const fan_scale *scale, fan_sparse **out,
+                               fan_error *err)
 {
     fan_status status;
     fan_array *indices = NULL;
@@ -1040,8 +1022,15 @@ done:
     return status;
 }
 
+/* copy_into: copies an array into another from position `at` along an axis on. */
+static void copy_into(const fan_array *to, int axis, int64_t at, const fan_array *from)
+{
+    if (from->size)
+        copy_to(to->data + at * to->strides[axis], to->dtype, to->strides, from);
+}
+
 /* merge_concatenate: concatenates COO operands of one grid and one dtype. */
-static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n,
+static fan_status merge_concatenate(const grid *g, const fan_sparse_operand *in, size_t n,
                                     fan_sparse **out, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -1057,12 +1046,8 @@ static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand 
     int64_t at = 0;
     for (size_t k = 0; k < n; k++) {
         const fan_sparse *s = in[k].sparse;
-        if (s->indices->size)
-            copy_to(indices->data + at * indices->strides[1], indices->dtype, indices->strides,
-                    s->indices);
-        if (s->values->size)
-            copy_to(values->data + at * values->strides[0], values->dtype, values->strides,
-                    s->values);
+        copy_into(indices, 1, at, s->indices);
+        copy_into(values, 0, at, s->values);
         at += fan_sparse_nnz(s);
     }
     FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values,
@@ -1083,33 +1068,28 @@ static bool same_blocks(const fan_sparse *a, const fan_sparse *b)
 
 /* grid_of: computes the grid of the sum: that of the operands if it is the same for all; else COO
  * over as many axes as any of them indexes. */
-static void grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n)
+static void grid_of(grid *g, const fan_sparse_operand *in, size_t n)
 {
-    const fan_sparse *s = in[0].sparse;
-    g->format = s->format;
+    const fan_sparse *sparse = in[0].sparse;
+    g->format = sparse->format;
     g->axes = 0;
     g->cells = 1;
     for (size_t k = 0; k < n; k++) {
         if (!in[k].sparse)
             continue;
-        int dim = sparse_dim(in[k].sparse);
-        if (dim > g->axes)
-            g->axes = dim;
-        if (!same_blocks(in[k].sparse, s))
+        g->axes = (int)fan_max(g->axes, sparse_dim(in[k].sparse));
+        if (!same_blocks(in[k].sparse, sparse))
             g->format = FAN_FORMAT_COO;
     }
     if (g->format == FAN_FORMAT_COO) {
-        for (int i = 0; i < s->ndim; i++) {
-            if (i < g->axes)
-                g->extent[i] = s->shape[i];
-            else
-                g->cells *= s->shape[i];
-        }
+        memcpy(g->extent, sparse->shape, (size_t)g->axes * sizeof *sparse->shape);
+        for (int i = g->axes; i < sparse->ndim; i++)
+            g->cells *= sparse->shape[i];
     } else {
         int axis = fan_format_compressed_axis(g->format);
-        g->extent[0] = s->shape[axis] / block_extent(s, axis);
-        g->extent[1] = s->shape[!axis] / block_extent(s, !axis);
-        g->cells = cells_of(s);
+        g->extent[0] = sparse->shape[axis] / block_extent(sparse, axis);
+        g->extent[1] = sparse->shape[!axis] / block_extent(sparse, !axis);
+        g->cells = cells_of(sparse);
     }
 
     g->columns = 0;
@@ -1125,15 +1105,15 @@ static void grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n)
 }
 
 /* may_concatenate: returns whether all operands are COO of the grid and of one dtype. */
-static bool may_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n)
+static bool may_concatenate(const grid *g, const fan_sparse_operand *in, size_t n)
 {
     if (g->format != FAN_FORMAT_COO)
         return false;
     for (size_t k = 0; k < n; k++) {
-        const fan_sparse *s = in[k].sparse;
-        if (!s || in[k].acc != in[n - 1].acc)
+        const fan_sparse *sparse = in[k].sparse;
+        if (!sparse || in[k].acc != in[n - 1].acc)
             return false;
-        if (s->format != FAN_FORMAT_COO || sparse_dim(s) != g->axes)
+        if (sparse->format != FAN_FORMAT_COO || sparse_dim(sparse) != g->axes)
             return false;
     }
     return true;
@@ -1145,7 +1125,7 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
 {
     *out = NULL;
     FAN_DEFAULT_FLOAT_MODE;
-    FAN_UNINITIALIZED fan_grid g;
+    FAN_UNINITIALIZED grid g;
     grid_of(&g, in, n);
     fan_dtype last = in[n - 1].acc;
     fan_dtype d = result == FAN_DT_NONE ? last : result;

@@ -1,4 +1,7 @@
-/* Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a
+/* sum: sums of any number of arrays (sum.h). In this order: statistics; the loops over a tile; the
+ * factor; which loop takes a sum; fan_sum, and flat sums.
+ *
+ * Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a
  * piece is cut into tiles. If all operands are gap-free and have the result's dtype, a tile is the
  * whole piece and one loop reads them all (`sum_straight`). Else a tile is small enough for the L1
  * cache together with its operands, and operands are added in order: gap-free neighbours of one
@@ -43,8 +46,7 @@ static void stats_merge(fan_stats *into, const fan_stats *next)
     into->nonfinite += next->nonfinite;
     if (next->absmax > into->absmax)
         into->absmax = next->absmax;
-    if (next->bad < into->bad)
-        into->bad = next->bad;
+    into->bad = fan_umin(into->bad, next->bad);
 }
 
 static void stats_run_begin(fan_stats_run *r)
@@ -77,8 +79,7 @@ static bool stats_count(const fan_array *a, int scale, fan_stats *s)
     int64_t most = MEASURE_TILE / fan_dtype_step(a->dtype);
     double factor = ldexp(1, -scale);
     stats_begin(s);
-    fan_nditer_begin(&w, a, false);
-    fan_nditer_ready(&w);
+    fan_nditer_one(&w, a, false);
     for (int64_t at = 0; at < a->size; at += piece) {
         fan_stats_run run;
         fan_stats one;
@@ -210,7 +211,7 @@ static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src
     }
     for (size_t at = 0; at < count; at += most) {
         const char *here[GROUP];
-        size_t len = count - at < most ? count - at : most;
+        size_t len = fan_umin(count - at, most);
         fan_fold_how group = {.raw = true, .ahead = true};
         char *to = tile;
         size_t m = GROUP;
@@ -329,11 +330,7 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
     if (kind != 'f' && kind != 'c')
         return false;
     fan_stats_run run;
-    const char *p = fan_nditer_whole(&j->iter, a, at, len);
-    if (!p) {
-        fan_nditer_read(&j->iter, a, at, len, a->dtype, scratch);
-        p = scratch;
-    }
+    const char *p = fan_nditer_elements(&j->iter, a, at, len, a->dtype, scratch);
     stats_run_begin(&run);
     fan_loops_of(a->dtype)->measure(&run, p, (size_t)len);
     return run.nonfinite > 0;
@@ -588,9 +585,7 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++) {
         const fan_array *a = in[k].array;
-        size_t size = fan_dtype_size(in[k].acc);
-        if (size > widest)
-            widest = size;
+        widest = fan_umax(widest, fan_dtype_size(in[k].acc));
         read += (uint64_t)a->size * fan_dtype_size(a->dtype);
         among |= a->data == out->data;
         fan_nditer_also(&j.iter, a);

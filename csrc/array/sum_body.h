@@ -548,8 +548,8 @@ FAN_LOW_LIST(LOW_VECTOR, s)
         SMALL(K, T, dst, src, n, count, start, factor, scaled, raw, 0, 0)                        \
         each_##K(dst, src, n, 0, count, start, factor, scaled, raw);                             \
     }                                                                                            \
-    static __attribute__((noinline)) void told_##K(char *dst, const char *const *src, size_t n,  \
-                                                   size_t count, const fan_fold_how *how)        \
+    static __attribute__((noinline)) void sum_with_##K(                                          \
+        char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how)      \
     {                                                                                            \
         FACTOR(R, RAW, T)                                                                        \
         if (count < FAN_WIDE / sizeof(T)) {                                                      \
@@ -567,7 +567,7 @@ FAN_LOW_LIST(LOW_VECTOR, s)
                         const fan_fold_how *how)                                                 \
     {                                                                                            \
         if (how)                                                                                 \
-            told_##K(dst, src, n, count, how);                                                   \
+            sum_with_##K(dst, src, n, count, how);                                               \
         else if (count < FAN_WIDE / sizeof(T))                                                   \
             few_##K(dst, src, n, count, NULL, 0, 0, 0);                                          \
         else                                                                                     \
@@ -950,11 +950,13 @@ SURVEY(twice, in_twice_w, double)
 ALWAYS size_t survey_length(const fan_stats_run *r, size_t n)
 {
     size_t phase = r->numbers % FAN_STATS_LANES;
-    size_t lanes = n < FAN_STATS_LANES ? n : n - n % FAN_STATS_LANES;
-    size_t most = phase ? FAN_STATS_LANES - phase : FAN_STATS_BLOCK - r->numbers % FAN_STATS_BLOCK;
-    if (phase)
-        return n < most ? n : most;
-    return lanes < most ? lanes : most;
+    size_t most = FAN_STATS_LANES - phase;
+    if (phase == 0) {
+        most = FAN_STATS_BLOCK - r->numbers % FAN_STATS_BLOCK;
+        if (n > FAN_STATS_LANES)
+            n -= n % FAN_STATS_LANES;
+    }
+    return n < most ? n : most;
 }
 
 /* SURVEY_AS: converts values of another dtype to double (or float) first, a piece at a time. */

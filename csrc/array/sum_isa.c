@@ -1,5 +1,5 @@
-/* Chooses the loops: the widest set that the machine supports, on first use, or the one that is
- * named. */
+/* sum_isa: chooses the loops: the widest set that the machine supports, on first use, or the one
+ * that is named. */
 #include "array/sum_isa.h"
 
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
-/* Superaccumulators: the format of each dtype, adding a float64 at its place with carries, and the
- * final rounding: magnitude, factor, then to nearest even or to odd. */
+/* superacc: superaccumulators: the format of each dtype, adding a float64 at its place with
+ * carries, and the final rounding: magnitude, factor, then to nearest even or to odd. */
 #include "array/superacc.h"
 
 #include "base/fault.h"
@@ -34,33 +34,22 @@ void fan__superacc_start(uint64_t *w, const fan_exact_kind *k)
 
 void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
 {
-    uint64_t u = bits_of(x);
-    uint64_t m = u & (UINT64_MAX >> 12);
-    int e = (int)(u >> 52 & 0x7ff);
-    bool minus = u >> 63;
+    int e;
+    uint64_t m = fan__number_parts(x, &e);
+    bool minus = signbit(x);
     int64_t top = (int64_t)w[k->limbs - 1];
-    if (e == 0x7ff) {
-        int64_t mine = minus ? FAN_ACC_MINUS_INF : FAN_ACC_PLUS_INF;
-        bool infinite = top == FAN_ACC_PLUS_INF || top == FAN_ACC_MINUS_INF;
-        bool clash = infinite && top != mine;
-        if (m || top == FAN_ACC_NAN || clash)
-            mine = FAN_ACC_NAN;
-        w[k->limbs - 1] = (uint64_t)mine;
+    if (x - x != 0) {
+        w[k->limbs - 1] = (uint64_t)fan__acc_special(top, fan__acc_special_of(x));
         return;
     }
     if (top <= FAN_ACC_NAN) {
-        bool minus_zero = minus && e == 0 && m == 0;
+        bool minus_zero = minus && m == 0;
         if (top != FAN_ACC_NOTHING || minus_zero)
             return;
         w[k->limbs - 1] = 0;
     }
-    if (e)
-        m |= UINT64_C(1) << 52;
-    else
-        e = 1;
 
-    /* x is m * 2^(e - 1075), and m * 2^at units; the bits of m below the unit are zero */
-    int at = e - 1075 + k->unit;
+    int at = e + k->unit; /* x is m * 2^at units; the bits of m below the unit are zero */
     if (at < 0) {
         m = at > -64 ? m >> -at : 0;
         at = 0;
@@ -166,7 +155,9 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
 {
     uint64_t mag[FAN_EXACT_LIMBS + 1];
     int64_t top = (int64_t)w[k->limbs - 1];
-    double by = factor ? *factor : 1.0;
+    double by = 1.0;
+    if (factor)
+        by = *factor;
     if (top <= FAN_ACC_NAN)
         return by * special_value(top);
     bool minus = top < 0;
@@ -176,18 +167,12 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
 
     int64_t unit = -(int64_t)k->unit;
     if (factor) {
-        uint64_t u = bits_of(by);
-        uint64_t m = u & (UINT64_MAX >> 12);
-        int e = (int)(u >> 52 & 0x7ff);
-        if (e == 0x7ff || by == 0)
+        int e;
+        if (by - by != 0 || by == 0)
             return minus ? -by : by;
-        if (e)
-            m |= UINT64_C(1) << 52;
-        else
-            e = 1;
-        unit += e - 1075;
-        minus ^= u >> 63;
-        high = limbs_times(mag, high, m);
+        high = limbs_times(mag, high, fan__number_parts(by, &e));
+        unit += e;
+        minus ^= signbit(by) != 0;
     }
 
     int lead = __builtin_clzll(mag[high]);

@@ -42,6 +42,40 @@ static inline double of_bits(uint64_t u)
     return x;
 }
 
+/* fan__number_parts: x = +-m * 2^exponent. */
+static inline uint64_t fan__number_parts(double x, int *exponent)
+{
+    uint64_t u = bits_of(x);
+    uint64_t m = u & (UINT64_MAX >> 12);
+    int e = (int)(u >> 52 & 0x7ff);
+    *exponent = (e ? e : 1) - 1075;
+    if (e)
+        return m | UINT64_C(1) << 52;
+    return m;
+}
+
+/* fan__acc_special_of: returns the top word that represents inf or NaN. */
+static inline int64_t fan__acc_special_of(double x)
+{
+    if (x != x)
+        return FAN_ACC_NAN;
+    if (x > 0)
+        return FAN_ACC_PLUS_INF;
+    return FAN_ACC_MINUS_INF;
+}
+
+/* fan__acc_special: returns the top word of a sum with top word `top` to which inf or NaN `term` is
+ * added. */
+static inline int64_t fan__acc_special(int64_t top, int64_t term)
+{
+    if (top == FAN_ACC_NAN)
+        return FAN_ACC_NAN;
+    bool infinite = top < FAN_ACC_NAN && top != FAN_ACC_NOTHING;
+    if (infinite && top != term)
+        return FAN_ACC_NAN;
+    return term;
+}
+
 /* fan__superacc_start: sets the empty sum. */
 void fan__superacc_start(uint64_t *limbs, const fan_exact_kind *k);
 void fan__superacc_add(uint64_t *limbs, const fan_exact_kind *k, double x);

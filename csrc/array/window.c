@@ -1,4 +1,7 @@
-/* Fast loops add terms to blocks of 64-bit words; everything else (128-bit words,
+/* window: see window.h. In this order: windows; one number of a block; loops for each vector unit;
+ * room for what comes; terms; rounding; merges; arrays repeated along axes; messages.
+ *
+ * Fast loops add terms to blocks of 64-bit words; everything else (128-bit words,
  * superaccumulators, inf and NaN) goes number by number. A term x of a block with unit 2^base is
  * the integer x * 2^-base: the product is exact, because the factor is a power of two and the
  * block's base is at most the lowest set bit of x, and the conversion is exact, because the block's
@@ -48,11 +51,12 @@ struct fan_window {
     window_block *block;
 };
 
-/* The content of a block, of this window, of another, or of a message. */
+/* A block of a window, or of a message, with its words. */
 typedef struct window_view {
-    const window_block *block;
-    const int64_t *low;
+    window_block *block;
+    int64_t *low;
     size_t n; /* numbers */
+    const fan_exact_kind *kind;
 } window_view;
 
 /* What an addition needs: the sum of the largest |term| of each array, the exponent of a bit at or
@@ -66,107 +70,91 @@ typedef struct window_need {
 
 fan_window *fan_window_new(fan_dtype d, int64_t size)
 {
-    fan_window *w = fan_calloc(sizeof *w);
-    if (!w)
+    fan_window *window = fan_calloc(sizeof *window);
+    if (!window)
         return NULL;
-    w->dtype = d;
-    w->size = size;
-    w->numbers = size * (int64_t)fan__exact_parts(d);
-    w->blocks = (w->numbers + B - 1) / B;
-    w->kind = fan__exact_kind_of(d);
-    w->word = fan_alloc_data((size_t)w->blocks * B * sizeof *w->word);
-    w->block = fan_calloc((size_t)w->blocks * sizeof *w->block);
-    if (!w->word || !w->block) {
-        fan_window_free(w);
+    window->dtype = d;
+    window->size = size;
+    window->numbers = size * (int64_t)fan__exact_parts(d);
+    window->blocks = (window->numbers + B - 1) / B;
+    window->kind = fan__exact_kind_of(d);
+    window->word = fan_alloc_data((size_t)window->blocks * B * sizeof *window->word);
+    window->block = fan_calloc((size_t)window->blocks * sizeof *window->block);
+    if (!window->word || !window->block) {
+        fan_window_free(window);
         return NULL;
     }
-    for (int64_t b = 0; b < w->blocks; b++)
-        w->block[b].empty = true;
-    return w;
+    for (int64_t b = 0; b < window->blocks; b++)
+        window->block[b].empty = true;
+    return window;
 }
 
-void fan_window_free(fan_window *w)
+void fan_window_free(fan_window *window)
 {
-    if (!w)
+    if (!window)
         return;
-    for (int64_t b = 0; w->block && b < w->blocks; b++)
-        fan_free(w->block[b].more);
-    fan_free_data(w->word, (size_t)w->blocks * B * sizeof *w->word);
-    fan_free(w->block);
-    fan_free(w);
+    for (int64_t b = 0; window->block && b < window->blocks; b++)
+        fan_free(window->block[b].more);
+    fan_free_data(window->word, (size_t)window->blocks * B * sizeof *window->word);
+    fan_free(window->block);
+    fan_free(window);
 }
 
-/* block_more_bytes: returns the bytes of `more` of a block of this form. */
-static size_t block_more_bytes(const fan_window *w, int form)
+/* number_more_bytes: returns the bytes of `more` of a number in a block of this form. */
+static size_t number_more_bytes(const fan_exact_kind *k, int form)
 {
     if (form == WORDS_64)
         return 0;
     if (form == WORDS_128)
-        return B * sizeof(int64_t);
-    return B * (size_t)w->kind.limbs * sizeof(uint64_t);
+        return sizeof(int64_t);
+    return (size_t)k->limbs * sizeof(uint64_t);
 }
 
-fan_dtype fan_window_dtype(const fan_window *w)
+fan_dtype fan_window_dtype(const fan_window *window)
 {
-    return w->dtype;
+    return window->dtype;
 }
-int64_t fan_window_size(const fan_window *w)
+int64_t fan_window_size(const fan_window *window)
 {
-    return w->size;
+    return window->size;
 }
 
 #ifdef FAN_TEST
-size_t fan_window_bytes(const fan_window *w)
+size_t fan_window_bytes(const fan_window *window)
 {
-    size_t bytes = sizeof *w + (size_t)w->blocks * (B * sizeof *w->word + sizeof *w->block);
-    for (int64_t b = 0; b < w->blocks; b++)
-        bytes += block_more_bytes(w, w->block[b].form);
+    size_t bytes = sizeof *window +
+                   (size_t)window->blocks * (B * sizeof *window->word + sizeof *window->block);
+    for (int64_t b = 0; b < window->blocks; b++)
+        bytes += B * number_more_bytes(&window->kind, window->block[b].form);
     return bytes;
 }
 
-void fan_window_forms(const fan_window *w, int64_t count[4])
+void fan_window_forms(const fan_window *window, int64_t count[4])
 {
     memset(count, 0, 4 * sizeof *count);
-    for (int64_t b = 0; b < w->blocks; b++)
-        count[w->block[b].empty ? 0 : 1 + w->block[b].form]++;
+    for (int64_t b = 0; b < window->blocks; b++)
+        count[window->block[b].empty ? 0 : 1 + window->block[b].form]++;
 }
 #endif
 
-static window_view window_view_of(const fan_window *w, int64_t b)
+static window_view window_view_of(const fan_window *window, int64_t b)
 {
-    int64_t rest = w->numbers - b * B;
-    return (window_view){w->block + b, w->word + b * B, (size_t)fan_min(rest, B)};
-}
-
-/* block_words: returns the low words of a block. */
-static int64_t *block_words(const fan_window *w, int64_t at)
-{
-    return w->word + at * B;
+    int64_t rest = window->numbers - b * B;
+    return (window_view){window->block + b, window->word + b * B, (size_t)fan_min(rest, B),
+                         &window->kind};
 }
 
 /* ---- one number ---- */
 
-/* cell_special: returns the top word of a sum with top word `top` to which inf or NaN `term` is
- * added. */
-static int64_t cell_special(int64_t top, int64_t term)
+static int64_t *high_of(const window_block *block)
 {
-    if (top == FAN_ACC_NAN)
-        return FAN_ACC_NAN;
-    bool infinite = top < FAN_ACC_NAN && top != FAN_ACC_NOTHING;
-    if (infinite && top != term)
-        return FAN_ACC_NAN;
-    return term;
-}
-
-static int64_t *high_of(const window_block *b)
-{
-    return b->more;
+    return block->more;
 }
 
 /* cell_limbs: returns the superaccumulator of number i of a block that has them. */
-static uint64_t *cell_limbs(const window_block *b, const fan_exact_kind *k, size_t i)
+static uint64_t *cell_limbs(const window_view *v, size_t i)
 {
-    return (uint64_t *)b->more + i * (size_t)k->limbs;
+    return (uint64_t *)v->block->more + i * (size_t)v->kind->limbs;
 }
 
 /* word_top: returns the top word of number i of a block of words that is not empty. */
@@ -178,12 +166,12 @@ static int64_t word_top(const window_view *v, size_t i)
 }
 
 /* cell_top: returns the top word of number i. */
-static int64_t cell_top(const window_view *v, const fan_exact_kind *k, size_t i)
+static int64_t cell_top(const window_view *v, size_t i)
 {
     if (v->block->empty)
         return FAN_ACC_NOTHING;
     if (v->block->form == LIMBS)
-        return (int64_t)cell_limbs(v->block, k, i)[k->limbs - 1];
+        return (int64_t)cell_limbs(v, i)[v->kind->limbs - 1];
     return word_top(v, i);
 }
 
@@ -218,23 +206,22 @@ static int zeros_of(bits128 any)
     return __builtin_ctzll(low);
 }
 
-/* cell_set: stores a number. */
-static void cell_set(window_block *b, int64_t *low, size_t i, __int128 x)
+/* cell_set: stores a number in a block of words. */
+static void cell_set(const window_view *v, size_t i, __int128 x)
 {
-    low[i] = (int64_t)x;
-    if (b->form == WORDS_128)
-        high_of(b)[i] = (int64_t)(x >> 64);
+    v->low[i] = (int64_t)x;
+    if (v->block->form == WORDS_128)
+        high_of(v->block)[i] = (int64_t)(x >> 64);
 }
 
 /* cell_mark: stores a top word that represents no number. */
-static void cell_mark(window_block *b, int64_t *low, size_t i, int64_t top)
+static void cell_mark(const window_view *v, size_t i, int64_t top)
 {
-    if (b->form == WORDS_64) {
-        low[i] = top;
+    v->low[i] = top;
+    if (v->block->form == WORDS_64)
         return;
-    }
-    low[i] = 0;
-    high_of(b)[i] = top;
+    v->low[i] = 0;
+    high_of(v->block)[i] = top;
 }
 
 /* limbs_add: adds an integer in two's complement, `words` long, times 2^at, to the superaccumulator
@@ -260,16 +247,15 @@ static void limbs_add(uint64_t *to, const fan_exact_kind *k, const uint64_t *fro
     }
 }
 
-/* limbs_merge: adds number i of a view to the superaccumulator `to`. */
-static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view *v,
-                        const fan_exact_kind *from, size_t i)
+/* limbs_merge: adds number i of a view to the superaccumulator `to` of kind k. */
+static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view *v, size_t i)
 {
     int64_t *top = (int64_t *)&to[k->limbs - 1];
-    int64_t other = cell_top(v, from, i);
+    int64_t other = cell_top(v, i);
     if (other == FAN_ACC_NOTHING)
         return;
     if (other <= FAN_ACC_NAN) {
-        *top = cell_special(*top, other);
+        *top = fan__acc_special(*top, other);
         return;
     }
     if (*top == FAN_ACC_NOTHING)
@@ -277,7 +263,7 @@ static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view
     if (*top <= FAN_ACC_NAN)
         return;
     if (v->block->form == LIMBS) {
-        limbs_add(to, k, cell_limbs(v->block, from, i), from->limbs, k->unit - from->unit);
+        limbs_add(to, k, cell_limbs(v, i), v->kind->limbs, k->unit - v->kind->unit);
         return;
     }
     __int128 x = cell_value(v, i);
@@ -514,24 +500,19 @@ static double bound_plus(double a, double b)
 
 /* block_base: returns the base that the block would have. The first terms get a few bits below
  * their lowest, where the room suffices: later terms then seldom shift the block. */
-static int block_base(const fan_window *w, const window_block *b, const window_need *need,
-                      double bound)
+static int block_base(const window_view *v, const window_need *need, double bound)
 {
+    const window_block *block = v->block;
     int base = need->lowest;
-    bool fresh = b->bound == 0;
-    if (base == INT_MAX || (!fresh && base >= b->base))
-        return b->base;
+    bool fresh = block->bound == 0;
+    if (base == INT_MAX || (!fresh && base >= block->base))
+        return block->base;
     int spare = (62 - 16 - (window_top(bound) - base)) / 2;
-    if (spare > 8)
-        spare = 8;
-    if (spare > 0)
-        base -= spare;
-    if (base < -w->kind.unit)
-        return -w->kind.unit;
-    return base;
+    base -= (int)fan_max(fan_min(spare, 8), 0);
+    return (int)fan_max(base, -v->kind->unit);
 }
 
-static int block_form(const window_block *b, const window_need *need, int base, double bound)
+static int block_form(const window_block *block, const window_need *need, int base, double bound)
 {
     int bits = window_top(bound) - base;
     int most = FAN_FAULT(WINDOW_NOT_WIDENED) ? 70 : 62;
@@ -542,43 +523,44 @@ static int block_form(const window_block *b, const window_need *need, int base, 
         form = WORDS_128;
     if (form < need->form)
         form = need->form;
-    if (form > b->form)
+    if (form > block->form)
         return form;
-    return b->form;
+    return block->form;
 }
 
 /* block_tighten: computes bound and base anew, from the words; no number changes. */
-static void block_tighten(window_block *b, int64_t *low, size_t n)
+static void block_tighten(const window_view *v)
 {
-    window_view v = {b, low, n};
+    window_block *block = v->block;
     bits128 any = 0;
     bits128 most = 0;
-    if (b->empty || b->form == LIMBS)
+    if (block->empty || block->form == LIMBS)
         return;
-    for (size_t i = 0; i < n; i++)
-        if (word_top(&v, i) > FAN_ACC_NAN)
-            cell_size(&v, i, &any, &most);
+    for (size_t i = 0; i < v->n; i++)
+        if (word_top(v, i) > FAN_ACC_NAN)
+            cell_size(v, i, &any, &most);
     int zeros = zeros_of(any);
-    for (size_t i = 0; i < n && zeros; i++)
-        if (word_top(&v, i) > FAN_ACC_NAN)
-            cell_set(b, low, i, cell_value(&v, i) >> zeros);
-    b->base += zeros;
-    b->bound = ldexp((double)(most >> zeros) * (1 + 0x1p-50), b->base);
+    for (size_t i = 0; i < v->n && zeros; i++)
+        if (word_top(v, i) > FAN_ACC_NAN)
+            cell_set(v, i, cell_value(v, i) >> zeros);
+    block->base += zeros;
+    block->bound = ldexp((double)(most >> zeros) * (1 + 0x1p-50), block->base);
 }
 
 /* block_widen: gives the block another form; no number changes. false: out of memory. */
-static bool block_widen(fan_window *w, window_block *b, int64_t *low, size_t n, int form)
+static bool block_widen(const window_view *v, int form)
 {
-    size_t limbs = (size_t)w->kind.limbs;
-    void *more = fan_alloc(block_more_bytes(w, form));
+    const fan_exact_kind *kind = v->kind;
+    window_block *block = v->block;
+    int64_t *low = v->low;
+    void *more = fan_alloc(B * number_more_bytes(kind, form));
     if (!more)
         return false;
-    window_view v = {b, low, n};
-    for (size_t i = 0; i < n && !b->empty; i++) {
+    for (size_t i = 0; i < v->n && !block->empty; i++) {
         if (form == LIMBS) {
-            uint64_t *to = (uint64_t *)more + i * limbs;
-            fan__superacc_start(to, &w->kind);
-            limbs_merge(to, &w->kind, &v, &w->kind, i);
+            uint64_t *to = (uint64_t *)more + i * (size_t)kind->limbs;
+            fan__superacc_start(to, kind);
+            limbs_merge(to, kind, v, i);
             continue;
         }
         int64_t *high = more;
@@ -588,73 +570,58 @@ static bool block_widen(fan_window *w, window_block *b, int64_t *low, size_t n, 
         else
             low[i] = 0;
     }
-    fan_free(b->more);
-    b->more = more;
-    b->form = (uint8_t)form;
+    fan_free(block->more);
+    block->more = more;
+    block->form = (uint8_t)form;
     if (form == LIMBS)
-        b->base = -w->kind.unit;
+        block->base = -kind->unit;
     return true;
 }
 
-/* block_reserve: makes room for what comes; no number changes. FAN_ERR_NOMEM. */
-static bool block_reserve(fan_window *w, int64_t at, const window_need *need)
+/* block_reserve: makes room for what comes; no number changes. false: out of memory. */
+static bool block_reserve(const window_view *v, const window_need *need)
 {
-    window_view v = window_view_of(w, at);
-    window_block *b = w->block + at;
-    int64_t *low = block_words(w, at);
-    double bound = bound_plus(b->bound, need->most);
-    int base = block_base(w, b, need, bound);
-    int form = block_form(b, need, base, bound);
-    if (form > b->form && !block_widen(w, b, low, v.n, form))
+    window_block *block = v->block;
+    double bound = bound_plus(block->bound, need->most);
+    int base = block_base(v, need, bound);
+    int form = block_form(block, need, base, bound);
+    if (form > block->form && !block_widen(v, form))
         return false;
-    if (b->form != LIMBS) {
+    if (block->form != LIMBS) {
         int by = 0; /* zeros need no shift */
-        if (b->bound != 0)
-            by = b->base - base;
-        for (size_t i = 0; i < v.n && by > 0; i++)
-            if (cell_top(&v, &w->kind, i) > FAN_ACC_NAN)
-                cell_set(b, low, i, (__int128)((bits128)cell_value(&v, i) << by));
-        b->base = base;
+        if (block->bound != 0)
+            by = block->base - base;
+        for (size_t i = 0; i < v->n && by > 0; i++)
+            if (cell_top(v, i) > FAN_ACC_NAN)
+                cell_set(v, i, (__int128)((bits128)cell_value(v, i) << by));
+        block->base = base;
     }
-    b->bound = bound;
-    b->special |= need->special;
+    block->bound = bound;
+    block->special |= need->special;
     return true;
 }
 
 /* block_fits: whether the block keeps its form. */
-static bool block_fits(const fan_window *w, int64_t at, const window_need *need)
+static bool block_fits(const window_view *v, const window_need *need)
 {
-    const window_block *b = w->block + at;
-    double bound = bound_plus(b->bound, need->most);
-    return block_form(b, need, block_base(w, b, need, bound), bound) == b->form;
+    double bound = bound_plus(v->block->bound, need->most);
+    return block_form(v->block, need, block_base(v, need, bound), bound) == v->block->form;
 }
 
 /* block_begin: writes the empty sum into the words of an empty block. */
-static void block_begin(fan_window *w, int64_t at)
+static void block_begin(const window_view *v)
 {
-    window_block *b = w->block + at;
-    for (size_t i = 0; i < B && b->empty; i++) {
-        if (b->form == LIMBS)
-            fan__superacc_start(cell_limbs(b, &w->kind, i), &w->kind);
+    window_block *block = v->block;
+    for (size_t i = 0; i < B && block->empty; i++) {
+        if (block->form == LIMBS)
+            fan__superacc_start(cell_limbs(v, i), v->kind);
         else
-            cell_mark(b, block_words(w, at), i, FAN_ACC_NOTHING);
+            cell_mark(v, i, FAN_ACC_NOTHING);
     }
-    b->empty = false;
+    block->empty = false;
 }
 
 /* ---- terms ---- */
-
-/* number_parts: x = +-m * 2^exponent. */
-static uint64_t number_parts(double x, int *exponent)
-{
-    uint64_t u = bits_of(x);
-    uint64_t m = u & (UINT64_MAX >> 12);
-    int e = (int)(u >> 52 & 0x7ff);
-    *exponent = (e ? e : 1) - 1075;
-    if (e)
-        return m | UINT64_C(1) << 52;
-    return m;
-}
 
 /* shifted: returns m * 2^by, whose bits below 1 are zero. */
 static bits128 shifted(uint64_t m, int by)
@@ -674,7 +641,7 @@ static void need_number(window_need *need, double *most, double x)
         need->special = true;
         return;
     }
-    uint64_t m = number_parts(x, &e);
+    uint64_t m = fan__number_parts(x, &e);
     if (m == 0)
         return;
     int lowest = e + __builtin_ctzll(m);
@@ -684,30 +651,17 @@ static void need_number(window_need *need, double *most, double x)
         *most = fabs(x);
 }
 
-/* special_of: returns the top word that represents inf or NaN. */
-static int64_t special_of(double x)
-{
-    if (x != x)
-        return FAN_ACC_NAN;
-    if (x > 0)
-        return FAN_ACC_PLUS_INF;
-    return FAN_ACC_MINUS_INF;
-}
-
 /* number_add: adds x to number i of a block with room for it. */
-static void number_add(fan_window *w, int64_t at, size_t i, double x)
+static void number_add(const window_view *v, size_t i, double x)
 {
-    window_block *b = w->block + at;
-    int64_t *low = block_words(w, at);
-    window_view v = {b, low, B};
     int e;
-    if (b->form == LIMBS) {
-        fan__superacc_add(cell_limbs(b, &w->kind, i), &w->kind, x);
+    if (v->block->form == LIMBS) {
+        fan__superacc_add(cell_limbs(v, i), v->kind, x);
         return;
     }
-    int64_t top = cell_top(&v, &w->kind, i);
+    int64_t top = cell_top(v, i);
     if (x - x != 0) {
-        cell_mark(b, low, i, cell_special(top, special_of(x)));
+        cell_mark(v, i, fan__acc_special(top, fan__acc_special_of(x)));
         return;
     }
     bool minus = signbit(x);
@@ -716,28 +670,29 @@ static void number_add(fan_window *w, int64_t at, size_t i, double x)
         return;
     if (nothing && x == 0 && minus)
         return;
-    uint64_t m = number_parts(x, &e);
-    __int128 term = (__int128)shifted(m, e - b->base);
+    uint64_t m = fan__number_parts(x, &e);
+    __int128 term = (__int128)shifted(m, e - v->block->base);
     if (minus)
         term = -term;
     if (!nothing)
-        term += cell_value(&v, i);
-    cell_set(b, low, i, term);
+        term += cell_value(v, i);
+    cell_set(v, i, term);
 }
 
 /* wide_add: adds finite terms to a block of words of 128 bits without inf and NaN. */
-static void wide_add(window_block *b, int64_t *low, const exact_job *j, const char *p, size_t n)
+static void wide_add(const window_view *v, const exact_job *j, const char *p)
 {
-    int64_t *high = b->more;
-    for (size_t i = 0; i < n; i++) {
+    int64_t *low = v->low;
+    int64_t *high = v->block->more;
+    for (size_t i = 0; i < v->n; i++) {
         double x = fan__exact_number(j, p, i);
         bool nothing = high[i] == FAN_ACC_NOTHING;
         int e;
-        uint64_t m = number_parts(x, &e);
+        uint64_t m = fan__number_parts(x, &e);
         uint64_t sign = bits_of(x) >> 63;
         if (m == 0 && (sign || !nothing))
             continue;
-        bits128 term = shifted(m, e - b->base);
+        bits128 term = shifted(m, e - v->block->base);
         bits128 sum = 0;
         if (!nothing)
             sum = (bits128)(uint64_t)high[i] << 64 | (uint64_t)low[i];
@@ -778,30 +733,28 @@ static bool row_need(const exact_job *j, const window_loops *loops, const char *
     return true;
 }
 
-/* terms_need: what the terms of one block need; by their exponents if that suffices for the block
- * to keep its form, else by their lowest set bits. */
-static window_need terms_need(fan_window *w, int64_t at, const exact_job *j,
+/* terms_need: what the terms of one block, from element `first` on, need; by their exponents if
+ * that suffices for the block to keep its form, else by their lowest set bits. */
+static window_need terms_need(const window_view *v, int64_t first, const exact_job *j,
                               const window_loops *loops, char *room)
 {
-    window_view v = window_view_of(w, at);
-    int64_t first = at * B / (int64_t)j->parts;
-    int64_t len = (int64_t)(v.n / j->parts);
+    int64_t len = (int64_t)(v->n / j->parts);
     window_need need = {.lowest = INT_MAX};
     bool finite = true;
     for (size_t k = 0; k < j->n && finite; k++)
-        finite = row_need(j, loops, fan__exact_term(j, k, first, len, room), v.n, &need);
-    if (finite && block_fits(w, at, &need))
+        finite = row_need(j, loops, fan__exact_term(j, k, first, len, room), v->n, &need);
+    if (finite && block_fits(v, &need))
         return need;
     need = (window_need){.lowest = INT_MAX};
     for (size_t k = 0; k < j->n; k++) {
         const char *p = fan__exact_term(j, k, first, len, room);
         double most = 0;
-        for (size_t i = 0; i < v.n; i++)
+        for (size_t i = 0; i < v->n; i++)
             need_number(&need, &most, fan__exact_number(j, p, i));
         need.most = bound_plus(need.most, most);
     }
-    if (!block_fits(w, at, &need))
-        block_tighten(w->block + at, block_words(w, at), v.n);
+    if (!block_fits(v, &need))
+        block_tighten(v);
     return need;
 }
 
@@ -823,16 +776,12 @@ static row_add row_add_of(const window_loops *loops, bool is_double, bool small)
     return loops->single_large;
 }
 
-/* terms_add: adds the terms of one block, which has room for them. */
-static void terms_add(fan_window *w, int64_t at, const exact_job *j, const window_loops *loops,
-                      char *room)
+/* terms_add: adds the terms of one block, from element `first` on, which has room for them. */
+static void terms_add(const window_view *v, int64_t first, const exact_job *j,
+                      const window_loops *loops, char *room)
 {
-    window_block *block = w->block + at;
-    window_view v = window_view_of(w, at);
-    int64_t *low = block_words(w, at);
-    int64_t first = at * B / (int64_t)j->parts;
-    int64_t len = (int64_t)(v.n / j->parts);
-
+    window_block *block = v->block;
+    int64_t len = (int64_t)(v->n / j->parts);
     bool fast = block->form == WORDS_64 && !block->special && abs(block->base) < 1000;
     bool wide = block->form == WORDS_128 && !block->special;
     bool small = window_top(block->bound) - block->base <= 50;
@@ -841,47 +790,51 @@ static void terms_add(fan_window *w, int64_t at, const exact_job *j, const windo
     if (fast)
         by = ldexp(1, -block->base);
     else
-        block_begin(w, at);
+        block_begin(v);
 
     for (size_t k = 0; k < j->n; k++) {
         const char *p = fan__exact_term(j, k, first, len, room);
         if (fast) {
-            add(low, p, v.n, by, block->empty);
+            add(v->low, p, v->n, by, block->empty);
         } else if (wide) {
-            wide_add(block, low, j, p, v.n);
+            wide_add(v, j, p);
         } else {
-            for (size_t i = 0; i < v.n; i++)
-                number_add(w, at, i, fan__exact_number(j, p, i));
+            for (size_t i = 0; i < v->n; i++)
+                number_add(v, i, fan__exact_number(j, p, i));
         }
         block->empty = false;
     }
 }
 
-fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, fan_error *err)
+fan_status fan_window_add(fan_window *window, const fan_array *const *in, size_t n, fan_error *err)
 {
     FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED _Alignas(64) char room[B * sizeof(double)];
     const window_loops *loops = window_loops_now();
     FAN_DEFAULT_FLOAT_MODE;
-    if (n == 0 || w->size == 0)
+    if (n == 0 || window->size == 0)
         return FAN_OK;
-    fan__exact_job_begin(&j, in, sizeof *in, n, w->dtype);
+    fan__exact_job_begin(&j, in, sizeof *in, n, window->dtype);
     fan_nditer_begin(&j.iter, in[0], true);
     for (size_t k = 1; k < n; k++)
         fan_nditer_also(&j.iter, in[k]);
     fan_nditer_ready(&j.iter);
 
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_need need = terms_need(w, b, &j, loops, room);
-        if (!block_reserve(w, b, &need))
+    int64_t elements = B / (int64_t)j.parts; /* of a block */
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view v = window_view_of(window, b);
+        window_need need = terms_need(&v, b * elements, &j, loops, room);
+        if (!block_reserve(&v, &need))
             return window_no_memory(err);
     }
-    for (int64_t b = 0; b < w->blocks; b++)
-        terms_add(w, b, &j, loops, room);
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view v = window_view_of(window, b);
+        terms_add(&v, b * elements, &j, loops, room);
+    }
     return FAN_OK;
 }
 
-fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64_t *at,
+fan_status fan_window_add_at(fan_window *window, const fan_array *values, const int64_t *at,
                              fan_error *err)
 {
     FAN_UNINITIALIZED exact_job j;
@@ -889,9 +842,8 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
     FAN_DEFAULT_FLOAT_MODE;
     if (values->size == 0)
         return FAN_OK;
-    fan__exact_job_begin(&j, &values, sizeof values, 1, w->dtype);
-    fan_nditer_begin(&j.iter, values, true);
-    fan_nditer_ready(&j.iter);
+    fan__exact_job_begin(&j, &values, sizeof values, 1, window->dtype);
+    fan_nditer_one(&j.iter, values, true);
     int64_t parts = (int64_t)j.parts;
     int64_t most = B / parts;
     for (int add = 0; add < 2; add++) {
@@ -902,14 +854,15 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
             for (int64_t i = 0; i < len * parts; i++) {
                 int64_t number = at[from + i / parts] * parts + i % parts;
                 double x = fan__exact_number(&j, p, (size_t)i);
+                window_view v = window_view_of(window, number / B);
                 if (add) {
-                    block_begin(w, number / B);
-                    number_add(w, number / B, (size_t)(number % B), x);
+                    block_begin(&v);
+                    number_add(&v, (size_t)(number % B), x);
                     continue;
                 }
                 window_need need = {.lowest = INT_MAX};
                 need_number(&need, &need.most, x);
-                if (!block_reserve(w, number / B, &need))
+                if (!block_reserve(&v, &need))
                     return window_no_memory(err);
             }
         }
@@ -919,72 +872,65 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
 
 /* block_copy: writes the numbers of a view from `offset` on, each followed by `spread` - 1 zeros,
  * into a block of the same form. */
-static void block_copy(fan_window *w, int64_t at, const window_view *from,
-                       const fan_exact_kind *kind, size_t offset, size_t spread)
+static void block_copy(const window_view *to, const window_view *from, size_t offset, size_t spread)
 {
-    window_block *b = w->block + at;
-    int64_t *low = block_words(w, at);
-    size_t n = window_view_of(w, at).n;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < to->n; i++) {
         size_t k = offset + i / spread;
         uint64_t *limbs = NULL;
-        if (b->form == LIMBS)
-            limbs = cell_limbs(b, &w->kind, i);
-        int64_t top = cell_top(from, kind, k);
+        if (to->block->form == LIMBS)
+            limbs = cell_limbs(to, i);
+        int64_t top = cell_top(from, k);
         /* the imaginary part of a real number is +0.0, as in a conversion */
         bool imaginary = i % spread;
         if (imaginary && limbs)
-            limbs[w->kind.limbs - 1] = 0;
+            limbs[to->kind->limbs - 1] = 0;
         else if (imaginary)
-            cell_set(b, low, i, 0);
+            cell_set(to, i, 0);
         else if (limbs)
-            limbs_merge(limbs, &w->kind, from, kind, k);
+            limbs_merge(limbs, to->kind, from, k);
         else if (top <= FAN_ACC_NAN)
-            cell_mark(b, low, i, top);
+            cell_mark(to, i, top);
         else
-            cell_set(b, low, i, cell_value(from, k));
+            cell_set(to, i, cell_value(from, k));
     }
 }
 
 fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
 {
-    fan_window *w = fan_window_new(d, from->size);
-    size_t spread = fan__exact_parts(d) / fan__exact_parts(from->dtype);
-    if (!w)
+    fan_window *window = fan_window_new(d, from->size);
+    int64_t spread = (int64_t)(fan__exact_parts(d) / fan__exact_parts(from->dtype));
+    if (!window)
         return NULL;
-    for (int64_t at = 0; at < w->blocks; at++) {
-        window_view v = window_view_of(from, at / (int64_t)spread);
-        const window_block *old = v.block;
-        window_block *b = w->block + at;
-        size_t offset = (size_t)(at % (int64_t)spread) * (B / spread);
-        if (old->empty)
+    for (int64_t at = 0; at < window->blocks; at++) {
+        window_view old = window_view_of(from, at / spread);
+        window_view v = window_view_of(window, at);
+        int form = old.block->form;
+        if (old.block->empty)
             continue;
-        b->bound = old->bound;
-        b->base = old->base;
-        b->special = old->special;
-        size_t n = window_view_of(w, at).n;
-        if (old->form != WORDS_64 && !block_widen(w, b, block_words(w, at), n, old->form)) {
-            fan_window_free(w);
+        v.block->bound = old.block->bound;
+        v.block->base = old.block->base;
+        v.block->special = old.block->special;
+        if (form != WORDS_64 && !block_widen(&v, form)) {
+            fan_window_free(window);
             return NULL;
         }
-        block_begin(w, at);
-        block_copy(w, at, &v, &from->kind, offset, spread);
+        block_begin(&v);
+        block_copy(&v, &old, (size_t)(at % spread * (B / spread)), (size_t)spread);
     }
-    return w;
+    return window;
 }
 
 /* ---- rounding ---- */
 
 /* cell_round: returns number i, times *factor if not NULL, as a float64 rounded to nearest, or to
  * odd. */
-static double cell_round(const window_view *v, const fan_exact_kind *k, size_t i,
-                         const double *factor, bool odd)
+static double cell_round(const window_view *v, size_t i, const double *factor, bool odd)
 {
-    const window_block *b = v->block;
-    if (b->form == LIMBS)
-        return fan__superacc_value(cell_limbs(b, k, i), k, factor, odd);
-    fan_exact_kind own = {.limbs = b->form == WORDS_64 ? 1 : 2, .unit = -b->base};
-    uint64_t word[2] = {(uint64_t)v->low[i], (uint64_t)cell_top(v, k, i)};
+    const window_block *block = v->block;
+    if (block->form == LIMBS)
+        return fan__superacc_value(cell_limbs(v, i), v->kind, factor, odd);
+    fan_exact_kind own = {.limbs = 1 + block->form, .unit = -block->base};
+    uint64_t word[2] = {(uint64_t)v->low[i], (uint64_t)cell_top(v, i)};
     return fan__superacc_value(word, &own, factor, odd);
 }
 
@@ -1009,25 +955,25 @@ static double product_odd(double a, double b)
 
 /* block_round: writes the numbers of a block as float64, which a conversion to the result's dtype
  * then rounds: to nearest if that is float64, else exactly or to odd. */
-static void block_round(const window_view *v, const fan_exact_kind *k, const judge *j,
-                        const window_loops *loops, double *value)
+static void block_round(const window_view *v, const judge *j, const window_loops *loops,
+                        double *value)
 {
-    const window_block *b = v->block;
+    const window_block *block = v->block;
     const double *factor = j->scaled ? &j->by : NULL;
-    double by = factor ? *factor : 1;
+    double by = j->by;
     double size = fabs(by);
-    int top = window_top(b->bound);
-    int bits = top - b->base;
+    int top = window_top(block->bound);
+    int bits = top - block->base;
     bool odd = j->grid != TO_DOUBLE;
     bool shifts = !factor || j->shifts;
 
-    bool integers = !b->empty && !b->special && b->form != LIMBS;
-    bool in_range = b->base > -900 && top < 900;
+    bool integers = !block->empty && !block->special && block->form != LIMBS;
+    bool in_range = block->base > -900 && top < 900;
     bool moderate = size > 0x1p-50 && size < 0x1p50;
     bool tame = integers && in_range && moderate;
     bool exact = shifts || !odd;
-    bool short_words = b->form == WORDS_64 && bits <= 50;
-    double unit = tame ? ldexp(1, b->base) : 0;
+    bool short_words = block->form == WORDS_64 && bits <= 50;
+    double unit = ldexp(1, block->base);
     if (tame && short_words && exact) {
         loops->round(value, v->low, v->n, unit);
         for (size_t i = 0; i < v->n && factor; i++)
@@ -1039,10 +985,10 @@ static void block_round(const window_view *v, const fan_exact_kind *k, const jud
     bool to_nearest = !odd && shifts;
     bool converts = tame && (bits <= 53 || to_nearest);
     for (size_t i = 0; i < v->n; i++) {
-        if (b->empty)
+        if (block->empty)
             value[i] = by * -0.0;
-        else if (!converts || cell_top(v, k, i) == FAN_ACC_NOTHING)
-            value[i] = cell_round(v, k, i, factor, odd);
+        else if (!converts || cell_top(v, i) == FAN_ACC_NOTHING)
+            value[i] = cell_round(v, i, factor, odd);
         else if (exact)
             value[i] = cell_double(v, i) * unit * by;
         else
@@ -1050,11 +996,11 @@ static void block_round(const window_view *v, const fan_exact_kind *k, const jud
     }
 }
 
-void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale *scale)
+void fan_window_round(const fan_array *out, const fan_window *window, const fan_scale *scale)
 {
     FAN_UNINITIALIZED fan_nditer iter;
     FAN_UNINITIALIZED double value[B];
-    size_t parts = fan__exact_parts(w->dtype);
+    size_t parts = fan__exact_parts(window->dtype);
     judge j = {.by = 1.0, .shifts = true};
     const window_loops *loops = window_loops_now();
     FAN_DEFAULT_FLOAT_MODE;
@@ -1062,13 +1008,14 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
         return;
     fan__exact_set_grid(&j, out->dtype);
     bool turns = fan__exact_scale_begin(&j, scale, parts == 2);
-    fan_dtype as = parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64;
-    fan_nditer_begin(&iter, out, true);
-    fan_nditer_ready(&iter);
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_view v = window_view_of(w, b);
+    fan_dtype as = FAN_DT_FLOAT64;
+    if (parts == 2)
+        as = FAN_DT_COMPLEX128;
+    fan_nditer_one(&iter, out, true);
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view v = window_view_of(window, b);
         int64_t len = (int64_t)(v.n / parts);
-        block_round(&v, &w->kind, &j, loops, value);
+        block_round(&v, &j, loops, value);
         if (turns)
             fan__exact_turn(value, len, scale);
         fan_nditer_write(&iter, out, b * B / (int64_t)parts, len, as, (const char *)value);
@@ -1077,70 +1024,75 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
 
 /* ---- merges ---- */
 
-static bool view_reserve(fan_window *w, int64_t at, const window_view *from)
+/* need_block: enters the numbers of another block into a need: as each replaces an empty one, the
+ * largest counts. */
+static void need_block(window_need *need, const window_block *block)
 {
-    const window_block *b = from->block;
-    window_need need = {.lowest = INT_MAX, .special = b->special, .form = b->form};
-    if (b->empty)
+    bool sized = block->form != LIMBS && block->bound != 0 && !block->empty;
+    need->form = (int)fan_max(need->form, block->form);
+    need->special |= block->special;
+    if (!sized)
+        return;
+    if (block->bound > need->most)
+        need->most = block->bound;
+    need->lowest = (int)fan_min(need->lowest, block->base);
+}
+
+static bool view_reserve(const window_view *to, const window_view *from)
+{
+    window_need need = {.lowest = INT_MAX};
+    if (from->block->empty)
         return true;
-    if (b->form != LIMBS && b->bound != 0) {
-        need.most = b->bound;
-        need.lowest = b->base;
-    }
-    if (!block_fits(w, at, &need))
-        block_tighten(w->block + at, block_words(w, at), from->n);
-    return block_reserve(w, at, &need);
+    need_block(&need, from->block);
+    if (!block_fits(to, &need))
+        block_tighten(to);
+    return block_reserve(to, &need);
 }
 
 /* shift_of: returns by how many bits the words of another block are shifted to the base of b; zeros
  * need no shift. */
-static int shift_of(const window_block *from, const window_block *b)
+static int shift_of(const window_block *from, const window_block *block)
 {
     if (from->bound == 0)
         return 0;
-    return from->base - b->base;
+    return from->base - block->base;
 }
 
-/* cell_merge: adds number k of `from` to number i of block `at`, which has room for it. */
-static void cell_merge(fan_window *w, int64_t at, size_t i, const window_view *from, size_t k)
+/* cell_merge: adds number k of `from` to number i of a block that has room for it. */
+static void cell_merge(const window_view *to, size_t i, const window_view *from, size_t k)
 {
-    window_block *b = w->block + at;
-    int64_t *low = block_words(w, at);
-    window_view mine = {b, low, B};
-    int64_t top = cell_top(&mine, &w->kind, i);
-    int64_t other = cell_top(from, &w->kind, k);
+    int64_t top = cell_top(to, i);
+    int64_t other = cell_top(from, k);
     bool nothing = top == FAN_ACC_NOTHING;
-    if (b->form == LIMBS) {
-        limbs_merge(cell_limbs(b, &w->kind, i), &w->kind, from, &w->kind, k);
+    if (to->block->form == LIMBS) {
+        limbs_merge(cell_limbs(to, i), to->kind, from, k);
         return;
     }
     if (other == FAN_ACC_NOTHING)
         return;
     if (other <= FAN_ACC_NAN) {
-        cell_mark(b, low, i, cell_special(top, other));
+        cell_mark(to, i, fan__acc_special(top, other));
         return;
     }
     if (top <= FAN_ACC_NAN && !nothing)
         return;
-    bits128 term = (bits128)cell_value(from, k) << shift_of(from->block, b);
-    __int128 sum = (__int128)term;
+    __int128 sum = (__int128)((bits128)cell_value(from, k) << shift_of(from->block, to->block));
     if (!nothing)
-        sum += cell_value(&mine, i);
-    cell_set(b, low, i, sum);
+        sum += cell_value(to, i);
+    cell_set(to, i, sum);
 }
 
-static void view_add(fan_window *w, int64_t at, const window_view *from, const window_loops *loops)
+static void view_add(const window_view *to, const window_view *from, const window_loops *loops)
 {
-    window_block *b = w->block + at;
     if (from->block->empty)
         return;
-    block_begin(w, at);
-    if (b->form == WORDS_64 && !b->special) {
-        loops->merge(block_words(w, at), from->low, from->n, shift_of(from->block, b));
+    block_begin(to);
+    if (to->block->form == WORDS_64 && !to->block->special) {
+        loops->merge(to->low, from->low, from->n, shift_of(from->block, to->block));
         return;
     }
     for (size_t i = 0; i < from->n; i++)
-        cell_merge(w, at, i, from, i);
+        cell_merge(to, i, from, i);
 }
 
 /* ---- repeated along axes ---- */
@@ -1163,9 +1115,11 @@ static void spread_begin(spread_walk *walk, int ndim, const int64_t *shape, uint
     for (int i = ndim - 1; i >= 0; i--) {
         bool repeats = axes >> i & 1;
         walk->index[i] = 0;
-        walk->step[i] = repeats ? 0 : step;
-        if (!repeats)
-            step *= shape[i];
+        walk->step[i] = 0;
+        if (repeats)
+            continue;
+        walk->step[i] = step;
+        step *= shape[i];
     }
 }
 
@@ -1180,71 +1134,58 @@ static void spread_next(spread_walk *walk)
     }
 }
 
-/* need_block: enters the numbers of another block into a need: as each replaces an empty one, the
- * largest counts. */
-static void need_block(window_need *need, const window_block *b)
-{
-    bool sized = b->form != LIMBS && b->bound != 0 && !b->empty;
-    if (b->form > need->form)
-        need->form = b->form;
-    need->special |= b->special;
-    if (!sized)
-        return;
-    if (b->bound > need->most)
-        need->most = b->bound;
-    if (b->base < need->lowest)
-        need->lowest = b->base;
-}
-
 fan_window *fan_window_spread(const fan_window *from, int ndim, const int64_t *shape, uint64_t axes)
 {
     FAN_UNINITIALIZED spread_walk walk;
     int64_t size = 1;
     for (int i = 0; i < ndim; i++)
         size *= shape[i];
-    fan_window *w = fan_window_new(from->dtype, size);
+    fan_window *window = fan_window_new(from->dtype, size);
     int64_t parts = (int64_t)fan__exact_parts(from->dtype);
-    if (!w)
+    if (!window)
         return NULL;
     FAN_DEFAULT_FLOAT_MODE;
     for (int add = 0; add < 2; add++) {
         spread_begin(&walk, ndim, shape, axes);
-        for (int64_t at = 0; at < w->blocks; at++) {
-            int64_t elements = (int64_t)window_view_of(w, at).n / parts;
+        for (int64_t at = 0; at < window->blocks; at++) {
+            window_view to = window_view_of(window, at);
+            int64_t elements = (int64_t)to.n / parts;
             window_need need = {.lowest = INT_MAX};
             if (add)
-                block_begin(w, at);
+                block_begin(&to);
             for (int64_t i = 0; i < elements; i++) {
                 int64_t number = walk.at * parts;
                 window_view v = window_view_of(from, number / B);
                 if (!add)
                     need_block(&need, v.block);
                 for (int64_t part = 0; add && part < parts; part++)
-                    cell_merge(w, at, (size_t)(i * parts + part), &v, (size_t)(number % B + part));
+                    cell_merge(&to, (size_t)(i * parts + part), &v, (size_t)(number % B + part));
                 spread_next(&walk);
             }
-            if (!add && !block_reserve(w, at, &need)) {
-                fan_window_free(w);
+            if (!add && !block_reserve(&to, &need)) {
+                fan_window_free(window);
                 return NULL;
             }
         }
     }
-    return w;
+    return window;
 }
 
 #ifdef FAN_TEST
-fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err)
+fan_status fan_window_merge(fan_window *window, const fan_window *from, fan_error *err)
 {
     const window_loops *loops = window_loops_now();
     FAN_DEFAULT_FLOAT_MODE;
-    for (int64_t b = 0; b < w->blocks; b++) {
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view to = window_view_of(window, b);
         window_view v = window_view_of(from, b);
-        if (!view_reserve(w, b, &v))
+        if (!view_reserve(&to, &v))
             return window_no_memory(err);
     }
-    for (int64_t b = 0; b < w->blocks; b++) {
+    for (int64_t b = 0; b < window->blocks; b++) {
+        window_view to = window_view_of(window, b);
         window_view v = window_view_of(from, b);
-        view_add(w, b, &v, loops);
+        view_add(&to, &v, loops);
     }
     return FAN_OK;
 }
@@ -1277,16 +1218,15 @@ static size_t header_bytes(const window_header *h, size_t n, const fan_exact_kin
     return n * h->width;
 }
 
-size_t fan_window_room(const fan_window *w)
+size_t fan_window_room(const fan_window *window)
 {
     size_t bytes = 0;
-    for (int64_t b = 0; b < w->blocks; b++) {
-        size_t width = (size_t)w->kind.limbs * sizeof(uint64_t);
-        if (w->block[b].form == WORDS_64)
-            width = 8;
-        else if (w->block[b].form == WORDS_128)
-            width = 16;
-        bytes += sizeof(window_header) + window_view_of(w, b).n * width;
+    for (int64_t b = 0; b < window->blocks; b++) {
+        int form = window->block[b].form;
+        size_t width = number_more_bytes(&window->kind, form);
+        if (form != LIMBS)
+            width += sizeof(int64_t);
+        bytes += sizeof(window_header) + window_view_of(window, b).n * width;
     }
     return bytes;
 }
@@ -1306,36 +1246,36 @@ static int bits_in(bits128 x)
 /* header_of: returns the header of a block, and how many zero bits all its numbers end with. */
 static window_header header_of(const window_view *v, const window_loops *loops, int *zeros)
 {
-    const window_block *b = v->block;
+    const window_block *block = v->block;
     bits128 any = 0;
     bits128 large = 0;
     size_t numbers = 0;
-    uint8_t special = b->special ? MESSAGE_SPECIAL : 0;
+    uint8_t special = block->special ? MESSAGE_SPECIAL : 0;
     *zeros = 0;
-    if (b->empty && !b->special)
+    if (block->empty && !block->special)
         return (window_header){.flags = MESSAGE_EMPTY};
-    if (b->form == LIMBS && !b->empty)
+    if (block->form == LIMBS && !block->empty)
         return (window_header){.width = MESSAGE_LIMBS, .flags = special};
-    if (b->form == WORDS_64 && !b->special) {
+    if (block->form == WORDS_64 && !block->special) {
         row_size size;
         loops->size(v->low, v->n, &size);
         any = size.any;
         large = size.large;
         numbers = size.numbers;
     } else {
-        for (size_t i = 0; i < v->n && !b->empty; i++)
+        for (size_t i = 0; i < v->n && !block->empty; i++)
             if (word_top(v, i) > FAN_ACC_NAN) {
                 cell_size(v, i, &any, &large);
                 numbers++;
             }
     }
     bool alike = numbers == 0 || numbers == v->n;
-    if (any == 0 && !b->special && alike)
+    if (any == 0 && !block->special && alike)
         return (window_header){.flags = numbers ? 0 : MESSAGE_EMPTY};
     *zeros = zeros_of(any);
     /* two bits more: the sign, and room for the lowest values, which represent what is no number */
     int bits = bits_in(large >> *zeros) + 2;
-    return (window_header){b->base + *zeros, (uint8_t)((bits + 7) / 8), special, 0};
+    return (window_header){block->base + *zeros, (uint8_t)((bits + 7) / 8), special, 0};
 }
 
 static bits128 number_get(const char *p, size_t n, int width, size_t i)
@@ -1364,12 +1304,11 @@ static void number_put(char *p, size_t n, int width, size_t i, bits128 x)
 }
 
 /* numbers_pack: writes the numbers of a block of words, each without its last `zeros` bits. */
-static void numbers_pack(char *p, const window_view *v, const fan_exact_kind *k, int zeros,
-                         int width)
+static void numbers_pack(char *p, const window_view *v, int zeros, int width)
 {
     bits128 lift = (bits128)1 << (8 * width - 1);
     for (size_t i = 0; i < v->n; i++) {
-        int64_t top = cell_top(v, k, i);
+        int64_t top = cell_top(v, i);
         bits128 x;
         if (top > FAN_ACC_NAN)
             x = (bits128)(cell_value(v, i) >> zeros) + lift;
@@ -1379,15 +1318,15 @@ static void numbers_pack(char *p, const window_view *v, const fan_exact_kind *k,
     }
 }
 
-size_t fan_window_pack(const fan_window *w, void *to)
+size_t fan_window_pack(const fan_window *window, void *to)
 {
     const window_loops *loops = window_loops_now();
     char *p = to;
-    for (int64_t at = 0; at < w->blocks; at++) {
-        window_view v = window_view_of(w, at);
+    for (int64_t at = 0; at < window->blocks; at++) {
+        window_view v = window_view_of(window, at);
         int zeros;
         window_header h = header_of(&v, loops, &zeros);
-        size_t bytes = header_bytes(&h, v.n, &w->kind);
+        size_t bytes = header_bytes(&h, v.n, &window->kind);
         memcpy(p, &h, sizeof h);
         p += sizeof h;
         if (h.width == MESSAGE_LIMBS)
@@ -1395,45 +1334,48 @@ size_t fan_window_pack(const fan_window *w, void *to)
         else if (h.width && v.block->form == WORDS_64 && !v.block->special)
             loops->pack(p, v.low, v.n, zeros, h.width);
         else if (h.width)
-            numbers_pack(p, &v, &w->kind, zeros, h.width);
+            numbers_pack(p, &v, zeros, h.width);
         p += bytes;
     }
     return (size_t)(p - (char *)to);
 }
 
-/* unpack: reads a block of a message into a block and its words; superaccumulators stay where they
- * are. */
-static void unpack(const window_header *h, const char *p, size_t n, window_block *b, int64_t *low,
+/* unpack: reads the header and, if `words`, the numbers of a block of a message; superaccumulators
+ * stay where they are. `v` has room for words of 64 bits, and `high`. */
+static void unpack(const window_header *h, const char *p, const window_view *v, bool words,
                    int64_t *high, const window_loops *loops)
 {
-    *b = (window_block){.base = h->base, .form = WORDS_64, .more = high};
-    b->empty = h->flags & MESSAGE_EMPTY;
-    b->special = h->flags & MESSAGE_SPECIAL;
-    if (h->width == MESSAGE_LIMBS)
-        b->form = LIMBS;
-    else if (h->width > 8)
-        b->form = WORDS_128;
-    if (b->form == LIMBS)
+    window_block *block = v->block;
+    *block = (window_block){.base = h->base, .form = WORDS_64, .more = high};
+    block->empty = h->flags & MESSAGE_EMPTY;
+    block->special = h->flags & MESSAGE_SPECIAL;
+    if (h->width == MESSAGE_LIMBS) {
+        block->form = LIMBS;
+        /* whole blocks and headers are multiples of 8 bytes */
+        block->more = (void *)(uintptr_t)p;
         return;
+    }
+    if (h->width > 8)
+        block->form = WORDS_128;
     if (h->width)
-        b->bound = ldexp(1, h->base + 8 * h->width - 1);
-    if (b->empty)
+        block->bound = ldexp(1, h->base + 8 * h->width - 1);
+    if (block->empty || !words)
         return;
     if (h->width == 0) {
-        memset(low, 0, n * sizeof *low);
+        memset(v->low, 0, v->n * sizeof *v->low);
         return;
     }
     if (h->width <= 8) {
-        loops->unpack(p, low, n, h->width);
+        loops->unpack(p, v->low, v->n, h->width);
         return;
     }
     bits128 lift = (bits128)1 << (8 * h->width - 1);
-    for (size_t i = 0; i < n; i++) {
-        bits128 x = number_get(p, n, h->width, i);
+    for (size_t i = 0; i < v->n; i++) {
+        bits128 x = number_get(p, v->n, h->width, i);
         if (x < 4)
-            cell_mark(b, low, i, (int64_t)x + FAN_ACC_NOTHING);
+            cell_mark(v, i, (int64_t)x + FAN_ACC_NOTHING);
         else
-            cell_set(b, low, i, (__int128)(x - lift));
+            cell_set(v, i, (__int128)(x - lift));
     }
 }
 
@@ -1462,7 +1404,8 @@ static fan_status message_pass(fan_window *w, const char *p, size_t bytes, bool 
     for (int64_t at = 0; at < w->blocks; at++) {
         window_header h = {.flags = 255};
         window_block b;
-        window_view v = {&b, low, window_view_of(w, at).n};
+        window_view to = window_view_of(w, at);
+        window_view v = {&b, low, to.n, to.kind};
         if ((size_t)(end - p) >= sizeof h)
             memcpy(&h, p, sizeof h);
         p += sizeof h;
@@ -1471,14 +1414,11 @@ static fan_status message_pass(fan_window *w, const char *p, size_t bytes, bool 
             return fan_fail(err, FAN_ERR_VALUE,
                             "not a message of window sums: block %lld of %lld is malformed",
                             (long long)at, (long long)w->blocks);
-        unpack(&h, p, add ? v.n : 0, &b, low, high, loops);
-        if (b.form == LIMBS)
-            /* whole blocks and headers are multiples of 8 bytes */
-            b.more = (void *)(uintptr_t)p;
+        unpack(&h, p, &v, add, high, loops);
         p += length;
         if (add)
-            view_add(w, at, &v, loops);
-        else if (!view_reserve(w, at, &v))
+            view_add(&to, &v, loops);
+        else if (!view_reserve(&to, &v))
             return window_no_memory(err);
     }
     *used = (size_t)(p - begin);

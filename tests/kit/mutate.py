@@ -171,6 +171,7 @@ NEAR = {
     "graph/record": ["graph/test_graph_tree_captures.py", "graph/test_graph_tree_failures.py"],
     "graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_rows.py", "graph/test_graph_tree_failures.py", "graph/test_graph_trees_cuda.py"],
+    "py/arrays/facts": ["interop/test_exchange_dlpack.py", "engine/test_engine_rules.py", "array/sim/test_overlap.py"],
     "py/arrays/overlap": ["array/sim/test_overlap.py"],
     "py/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
     "py/arrays/region": [

@@ -8,6 +8,18 @@
 #define LAYOUT "fanin.layout"
 #define SNAPSHOT "fanin.snapshot"
 
+/* capsule_new: a capsule over zeroed memory, which `end` frees. */
+static PyObject *capsule_new(size_t bytes, const char *name, PyCapsule_Destructor end)
+{
+    void *self = fan_calloc(bytes);
+    if (!self)
+        return PyErr_NoMemory();
+    PyObject *capsule = PyCapsule_New(self, name, end);
+    if (!capsule)
+        fan_free(self);
+    return capsule;
+}
+
 /* ---- layouts ---- */
 
 typedef struct recorded {
@@ -55,15 +67,10 @@ static PyObject *layout_record(PyObject *capsule, recorded *self, PyObject *cons
 
 static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    recorded *self = fan_calloc(sizeof *self);
-    if (!self)
-        return PyErr_NoMemory();
-    PyObject *capsule = PyCapsule_New(self, LAYOUT, layout_free);
-    if (!capsule) {
-        fan_free(self);
+    PyObject *capsule = capsule_new(sizeof(recorded), LAYOUT, layout_free);
+    if (!capsule)
         return NULL;
-    }
-    PyObject *made = layout_record(capsule, self, a);
+    PyObject *made = layout_record(capsule, layout_of(capsule), a);
     Py_DECREF(capsule);
     return made;
 }
@@ -139,15 +146,13 @@ static int snapshot_copy(copied *self)
     const fan_regions *was = &self->was;
     fan_error err = {0};
     bool other_threads = false;
-    fan_region *regions = fan_alloc(was->n * sizeof *regions);
+    fan_region *regions = fan_layout_regions(was->items, was->n);
     if (!regions) {
         PyErr_NoMemory();
         return -1;
     }
-    for (size_t i = 0; i < was->n; i++) {
-        regions[i] = was->items[i].region;
+    for (size_t i = 0; i < was->n; i++)
         other_threads |= is_long(&regions[i]);
-    }
     PyThreadState *left = NULL;
     if (other_threads)
         left = PyEval_SaveThread();
@@ -181,15 +186,10 @@ static PyObject *snapshot_record(PyObject *capsule, copied *self, PyObject *arra
 
 static PyObject *snapshot(PyObject *Py_UNUSED(module), PyObject *arrays)
 {
-    copied *self = fan_calloc(sizeof *self);
-    if (!self)
-        return PyErr_NoMemory();
-    PyObject *capsule = PyCapsule_New(self, SNAPSHOT, snapshot_free);
-    if (!capsule) {
-        fan_free(self);
+    PyObject *capsule = capsule_new(sizeof(copied), SNAPSHOT, snapshot_free);
+    if (!capsule)
         return NULL;
-    }
-    PyObject *made = snapshot_record(capsule, self, arrays);
+    PyObject *made = snapshot_record(capsule, snapshot_of(capsule), arrays);
     Py_DECREF(capsule);
     return made;
 }
@@ -197,13 +197,9 @@ static PyObject *snapshot(PyObject *Py_UNUSED(module), PyObject *arrays)
 /* snapshot_index: the number of an array; -1 with an exception, such as that of self NULL. */
 static Py_ssize_t snapshot_index(const copied *self, PyObject *o, const char *call)
 {
-    int64_t i;
-    if (!self || fan_index(o, call, PyExc_IndexError, &i) < 0)
+    if (!self)
         return -1;
-    if ((uint64_t)i < self->was.n)
-        return (Py_ssize_t)i;
-    return fan_set_error(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", call,
-                         (long long)i, (Py_ssize_t)self->was.n - 1);
+    return fan_region_number(o, self->was.n, call);
 }
 
 static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *a)

@@ -26,10 +26,14 @@ bool fan_is_no_gradient(PyObject *o);
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
 /* ---- import_plain.c: plain contributions (buffer/plain.h); all inside the interpreter ---- */
 
-/* fan_plain_import: reads the kind and the address of a plain contribution; false, without an
- * exception: it is none. Runs no Python code. fan_plain_import_as: with `gaps`, also of an array
- * that has gaps along one axis, for a buffer's list alone. fan_plain_is_unchanged: whether one has
- * the memory, dtype and shape that it had when it came. */
+/* fan_plain_import: reads the kind and the address of a plain contribution. Runs no Python code.
+ *
+ *   true    they are read
+ *   false   it is no plain contribution; there is no exception
+ *
+ * fan_plain_import_as: with `gaps`, also of an array that has gaps along one axis, for a buffer's
+ * list alone. fan_plain_is_unchanged: whether one has the memory, dtype and shape that it had when
+ * it came. */
 bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data);
 static inline bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data)
 {
@@ -40,20 +44,20 @@ bool fan_plain_is_unchanged(void *o, const fan_plain_kind *kind, const char *dat
  * fan_plain_is_detached: whether it requires no gradient of its own. */
 bool fan_plain_has_own_value(void *o);
 bool fan_plain_is_detached(void *o);
-/* fan_tensor_on_cpu: reads dtype and shape, which live as long as the tensor, of a torch tensor on
- * the CPU of any layout; false: it is none, or complex. */
-bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape);
 /* fan_plain_writable: whether its memory may be written. */
 bool fan_plain_writable(void *o, const fan_plain_kind *kind);
 /* fan_plain_fresh: allocates an array of the library of `first`, to write a sum into, and returns
- * the address of its first element in *data; NULL: with an exception, or, without one, it is no
+ * the address of its first element in *data. NULL with an exception; NULL without one if it is no
  * plain one. */
 void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data);
+/* fan_number_read: reads a Python number (FAN_IS_NUMBER). Returns false for an int that 64 bits do
+ * not hold. */
+bool fan_number_read(PyObject *o, fan_plain_kind *kind, char **data);
 /* fan_plain_number: the number of a kind (fan_plain_kind.scalar) whose value is at `value`; new
  * reference. */
 void *fan_plain_number(const fan_plain_kind *kind, const char *value);
-/* fan_plain_copy: allocates one with the same elements, and returns their address in *data; NULL,
- * without an exception: not by the short way. */
+/* fan_plain_copy: allocates one with the same elements, and returns their address in *data. NULL,
+ * without an exception, if that needs the general path. */
 void *fan_plain_copy(void *o, const fan_plain_kind *kind, char **data);
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
  * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be
@@ -64,10 +68,12 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi);
 
 /* fan_value_is_unchanged: the frontend's is_unchanged. */
 bool fan_value_is_unchanged(const fan_value *v);
-/* fan_library_stream: returns a hold on the current stream of the library that owns a gradient on a
- * CUDA device, as S4 requires; NULL: there is none, or the caller made a stream the current one.
- * `last`: the stream that was read before in the same call, often the same; NULL: none. -1 with an
- * exception. */
+/* fan_library_stream: writes a hold on the current stream of the library that owns a gradient on a
+ * CUDA device, as S4 requires, to *out. `last`: the stream that was read before in the same call,
+ * often the same, or NULL.
+ *
+ *   0    *out has the hold; or is NULL: the library has no stream, or the caller made one current
+ *   -1   with an exception */
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out);
 /* fan_view_ndarray: the memory of an ndarray of this dtype, with a hold on the array: 0, or -1 with
  * an exception. Its storage has a reference of its own, and outlives the value.
@@ -144,5 +150,8 @@ void fan_value_set_dense(fan_value *out, fan_origin origin, fan_device *device, 
 /* fan_arrays_call: calls a function of the module _interop.arrays with a tuple, as Py_BuildValue
  * formats it; new reference; NULL with an exception. */
 PyObject *fan_arrays_call(const char *name, const char *format, ...);
+/* fan_result_is: takes the reference to a result and compares it with a constant; false, without an
+ * exception: it is another, or NULL after an exception. */
+bool fan_result_is(PyObject *result, const PyObject *constant);
 
 #endif

@@ -100,14 +100,15 @@ typedef struct fan_dl_api {
 } fan_dl_api;
 
 /* fan_is_tensor: whether an object is a torch tensor that torch's table reads. */
-static inline bool fan_is_tensor(const fan_state *st, PyObject *o)
+static inline bool fan_is_tensor(PyObject *o)
 {
+    const fan_state *st = fan_state_get();
     return st->torch_api && Py_TYPE(o) == st->torch_type;
 }
 
 /* fan_tensor_is_plain: false: the tensor is sparse, nested or meta: torch's table would throw,
  * which takes milliseconds. */
-bool fan_tensor_is_plain(const fan_state *st, PyObject *o);
+bool fan_tensor_is_plain(PyObject *o);
 
 /* fan_tensor_threw: counts a tensor for which the table threw; fan_tensor_throws: how many. */
 void fan_tensor_threw(void);
@@ -115,7 +116,7 @@ long long fan_tensor_throws(void);
 
 /* fan_tensor_look: reads a torch tensor by its table, borrowed; false: it cannot. Runs no Python
  * code. */
-bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out);
+bool fan_tensor_look(PyObject *o, fan_dl_tensor *out);
 
 /* fan_dl_api_of: the table in a capsule; NULL: no known one, without an exception. */
 const fan_dl_api *fan_dl_api_of(PyObject *capsule);

@@ -220,7 +220,7 @@ static bool plain_is_only_ours(void *object)
 static bool plain_wrote(void *object)
 {
     const fan_state *st = fan_state_get();
-    if (!fan_is_tensor(st, object))
+    if (!fan_is_tensor(object))
         return true;
     PyObject *wrote = PyObject_CallMethodOneArg(st->torch_graph, st->str_increment_version, object);
     Py_XDECREF(wrote);

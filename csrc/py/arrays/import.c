@@ -1,13 +1,13 @@
-/* import: makes a fan_value of whatever a caller adds. import_any tries these in turn:
- *
- *   None, ndarray, Python scalar, fanin's device array, a type with an exchange table, NumPy
- *   scalar, Zero, and any other object as fanin._interop.arrays.describe describes it.
+/* import: makes a fan_value of whatever a caller adds, by its class (facts.h). import_any tries
+ * with objects of other classes: a type with an exchange table, Zero, and then any object as
+ * fanin._interop.arrays.describe describes it.
  *
  * In this order: ndarrays and whether they changed; memory of other libraries; numbers and zeros;
  * records of _interop.arrays; the functions that the rest of the core calls; out=. */
 #include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 #include "py/arrays/dlpack.h"
+#include "py/arrays/facts.h"
 
 #include "array/overlap.h"
 #include "base/interrupt.h"
@@ -270,8 +270,6 @@ static int import_source(PyObject *source, PyObject *producer, fan_array **out, 
         return import_address(source, producer, out, device);
     }
     fan_array *a = fan_array_arg(source, device);
-    if (!a && PyErr_Occurred())
-        return -1;
     if (!a)
         return fan_refuse(PyExc_TypeError, "expected an array, got %s", FAN_TYPE_TEXT(source));
     if (fan_array_usable(a) < 0)
@@ -384,45 +382,25 @@ static int refuse_large_int(PyObject *o)
     return -1;
 }
 
-/* import_python_scalar: 1 if `o` is one (D5), 0 if not, -1 with an exception. */
-static int import_python_scalar(PyObject *o, fan_value *out)
+/* import_number: a Python number (D5). */
+static int import_number(PyObject *o, fan_value *out)
 {
-    union {
-        unsigned char b;
-        int64_t i;
-        double f;
-        Py_complex c;
-    } number = {.c = {0}};
-    fan_dtype dtype;
-    if (PyFloat_CheckExact(o)) {
-        dtype = FAN_DT_FLOAT64;
-        number.f = PyFloat_AS_DOUBLE(o);
-    } else if (PyLong_CheckExact(o)) {
-        int overflow;
-        dtype = FAN_DT_INT64;
-        number.i = PyLong_AsLongLongAndOverflow(o, &overflow);
-        if (overflow)
-            return refuse_large_int(o);
-    } else if (PyBool_Check(o)) {
-        dtype = FAN_DT_BOOL;
-        number.b = o == Py_True;
-    } else if (PyComplex_CheckExact(o)) {
-        dtype = FAN_DT_COMPLEX128;
-        number.c = PyComplex_AsCComplex(o);
-    } else {
-        return 0;
-    }
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    char *data;
+    if (!fan_number_read(o, &kind, &data))
+        return refuse_large_int(o);
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
-    fan_status status = fan_array_new(dtype, 0, NULL, NULL, &out->array, &err);
+    fan_status status = fan_array_new(kind.dtype, 0, NULL, NULL, &out->array, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
-    memcpy(out->array->data, &number, fan_dtype_size(dtype));
+    const char *value = kind.inside ? (const char *)&data : data;
+    memcpy(out->array->data, value, fan_dtype_size(kind.dtype));
     out->array->writable = false; /* the object must not differ from it */
     out->weak = true;
     out->rank = RANK_PYTHON_SCALAR;
     fan_value_set_dense(out, FAN_FROM_PYTHON_SCALAR, fan_cpu(), o);
-    return 1;
+    return 0;
 }
 
 /* import_zero: a zero is an array of one element, broadcast to its shape. */
@@ -577,46 +555,63 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
 
 /* ---- in ---- */
 
-/* import_any: -1 with an exception; else `out` has the value. */
-static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *out)
+static int import_exact_ndarray(PyObject *o, bool has_combine, fan_value *out)
+{
+    PyArrayObject *a = (PyArrayObject *)o;
+    if (PyArray_TYPE(a) == NPY_OBJECT || (has_combine && is_not_summed(o)))
+        return import_object(o, NULL, out);
+    if (fan_storage_redirected() && fan_ndarray_check_known(o, "a sum, copy or conversion") < 0)
+        return -1;
+    return import_ndarray(a, o, FAN_FROM_NDARRAY, true, out);
+}
+
+/* import_array: of a fanin.Array. */
+static int import_array(PyObject *o, fan_value *out)
+{
+    fan_device *device;
+    fan_array *a = fan_array_arg(o, &device);
+    if (fan_array_usable(a) < 0)
+        return -1;
+    out->array = fan_array_hold(a);
+    fan_value_set_dense(out, FAN_FROM_DEVICE_ARRAY, device, o);
+    return 0;
+}
+
+/* import_other: Zero, or by Python. */
+static int import_other(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
     fan_state *st = fan_state_get();
-    if (PyArray_CheckExact(o) && !recording) {
-        PyArrayObject *a = (PyArrayObject *)o;
-        if (PyArray_TYPE(a) == NPY_OBJECT || (has_combine && is_not_summed(o)))
-            return import_object(o, NULL, out);
-        if (fan_storage_redirected() && fan_ndarray_check_known(o, "a sum, copy or conversion") < 0)
-            return -1;
-        return import_ndarray(a, o, FAN_FROM_NDARRAY, true, out);
-    }
-    if (o == Py_None)
-        return 0;
-    if (!recording) {
-        int known = import_python_scalar(o, out);
-        if (known != 0)
-            return known;
-        fan_device *device;
-        fan_array *a = fan_array_arg(o, &device);
-        if (a) {
-            if (fan_array_usable(a) < 0)
-                return -1;
-            out->array = fan_array_hold(a);
-            fan_value_set_dense(out, FAN_FROM_DEVICE_ARRAY, device, o);
-            return 0;
-        }
-        if (PyErr_Occurred())
-            return -1;
-        known = fan_import_by_table(o, out);
-        if (known != 0)
-            return known;
-        if (PyArray_IsScalar(o, Generic))
-            return import_numpy_scalar(o, has_combine, out);
-    }
     if (!fan_lazy(&st->zero_type, "fanin.slots", "Zero"))
         return -1;
     if ((PyObject *)Py_TYPE(o) == st->zero_type)
         return import_zero(o, out);
     return import_described(o, recording, has_combine, out);
+}
+
+/* import_any: -1 with an exception; else `out` has the value. */
+static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *out)
+{
+    fan_class is = fan_class_of(o);
+    if (is == FAN_IS_NONE)
+        return 0;
+    if (recording)
+        return import_other(o, true, has_combine, out);
+    switch (is) {
+    case FAN_IS_NDARRAY:
+        return import_exact_ndarray(o, has_combine, out);
+    case FAN_IS_NUMBER:
+        return import_number(o, out);
+    case FAN_IS_NUMPY_SCALAR:
+        return import_numpy_scalar(o, has_combine, out);
+    case FAN_IS_ARRAY:
+        return import_array(o, out);
+    default: {
+        int known = fan_import_by_table(o, out);
+        if (known != 0)
+            return known;
+        return import_other(o, false, has_combine, out);
+    }
+    }
 }
 
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out)
@@ -640,12 +635,7 @@ int fan_import_object(PyObject *o, fan_value *out)
 /* is_lazy: whether a torch tensor has this bit: its memory holds other numbers than it shows. */
 static bool is_lazy(PyObject *o, const char *method)
 {
-    if (!fan_is_tensor(fan_state_get(), o))
-        return false;
-    PyObject *set = PyObject_CallMethod(o, method, NULL);
-    Py_XDECREF(set);
-    PyErr_Clear();
-    return set == Py_True;
+    return fan_is_tensor(o) && fan_result_is(PyObject_CallMethod(o, method, NULL), Py_True);
 }
 
 /* why_not_writable: the words for a value of `o` that cannot be written; NULL: it can. */

@@ -5,7 +5,7 @@
  * what it was when it came; fresh arrays for sums and copies. */
 #include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
-#include "py/arrays/objects.h"
+#include "py/arrays/facts.h"
 
 #include "base/mem.h"
 
@@ -37,18 +37,9 @@ static PyObject *call_getter(PyObject *descriptor, PyObject *o)
     return getter->get(o, getter->closure);
 }
 
-/* is_false: takes the reference to a result and compares it with False; clears an exception. */
-static bool is_false(PyObject *result)
+bool fan_tensor_is_plain(PyObject *o)
 {
-    if (!result)
-        PyErr_Clear();
-    Py_XDECREF(result);
-    return result == Py_False;
-}
-
-bool fan_tensor_is_plain(const fan_state *st, PyObject *o)
-{
-    PyObject *plain = st->torch_plain;
+    PyObject *plain = fan_state_get()->torch_plain;
     PyObject *runs_python = PyCFunction_GET_FUNCTION(PyTuple_GET_ITEM(plain, 0))(NULL, NULL);
     bool good = runs_python != NULL;
     for (Py_ssize_t i = 1; good && runs_python == Py_False && i < PyTuple_GET_SIZE(plain); i += 2) {
@@ -61,11 +52,11 @@ bool fan_tensor_is_plain(const fan_state *st, PyObject *o)
     return good;
 }
 
-bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
+bool fan_tensor_look(PyObject *o, fan_dl_tensor *out)
 {
-    if (atomic_load_explicit(&throws, memory_order_relaxed) && !fan_tensor_is_plain(st, o))
+    if (atomic_load_explicit(&throws, memory_order_relaxed) && !fan_tensor_is_plain(o))
         return false;
-    if (st->torch_api->look(o, out) == 0)
+    if (fan_state_get()->torch_api->look(o, out) == 0)
         return true;
     PyErr_Clear();
     fan_tensor_threw();
@@ -104,13 +95,12 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
     return elements > 0 && elements <= INT64_MAX / 16;
 }
 
-static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plain_kind *kind,
-                           char **data)
+static bool kind_of_tensor(PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
 {
     fan_dl_tensor tensor;
-    if (!fan_tensor_look(st, o, &tensor) || tensor.dtype.code == FAN_DL_COMPLEX)
+    if (!fan_tensor_look(o, &tensor) || tensor.dtype.code == FAN_DL_COMPLEX)
         return false;
-    kind->origin = st->torch_origin;
+    kind->origin = fan_state_get()->torch_origin;
     kind->check_at_use = true;
     return fan_dl_plain(&tensor, gaps, kind, data);
 }
@@ -128,8 +118,7 @@ static bool set_number(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin,
     return true;
 }
 
-/* kind_of_number: a Python number whose type is exactly that. */
-static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
+bool fan_number_read(PyObject *o, fan_plain_kind *kind, char **data)
 {
     if (PyFloat_CheckExact(o)) {
         *data = (char *)&((PyFloatObject *)o)->ob_fval;
@@ -144,8 +133,6 @@ static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
         *(char *)data = o == Py_True;
         return set_number(kind, FAN_DT_BOOL, FAN_FROM_PYTHON_SCALAR, true);
     }
-    if (!PyLong_CheckExact(o))
-        return false;
     int overflow;
     int64_t n = PyLong_AsLongLongAndOverflow(o, &overflow);
     _Static_assert(sizeof *data == sizeof n, "a value takes the place of an address");
@@ -153,7 +140,7 @@ static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
     return !overflow && set_number(kind, FAN_DT_INT64, FAN_FROM_PYTHON_SCALAR, true);
 }
 
-/* kind_of_numpy_scalar: one of NumPy's own scalars. */
+/* kind_of_numpy_scalar: of NumPy's own scalars; false: of a subclass, or not summed. */
 static bool kind_of_numpy_scalar(PyObject *o, fan_plain_kind *kind, char **data)
 {
     const PyTypeObject *t = Py_TYPE(o);
@@ -235,15 +222,19 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
 #ifdef Py_GIL_DISABLED
     return false; /* its counters need one thread at a time */
 #endif
-    if (fan_is_unboxed(o))
+    switch (fan_class_of(o)) {
+    case FAN_IS_NDARRAY:
+        break;
+    case FAN_IS_UNBOXED:
         return fan_unboxed_plain(o, kind, data);
-    if (!PyArray_CheckExact(o)) {
-        const fan_state *st = fan_state_get();
-        if (fan_is_tensor(st, o))
-            return kind_of_tensor(st, o, gaps, kind, data);
-        if (kind_of_number(o, kind, data))
-            return true;
-        return PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data);
+    case FAN_IS_TENSOR:
+        return kind_of_tensor(o, gaps, kind, data);
+    case FAN_IS_NUMBER:
+        return fan_number_read(o, kind, data);
+    case FAN_IS_NUMPY_SCALAR:
+        return kind_of_numpy_scalar(o, kind, data);
+    default:
+        return false;
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
@@ -261,31 +252,15 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
     return true;
 }
 
-bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape)
-{
-    const fan_state *st = fan_state_get();
-    fan_dl_tensor tensor;
-    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &tensor))
-        return false;
-    if (tensor.device.type != FAN_DL_CPU)
-        return false;
-    if (tensor.dtype.lanes != 1 || tensor.dtype.code == FAN_DL_COMPLEX)
-        return false;
-    *dtype = fan_dl_dtype_of(tensor.dtype);
-    *ndim = tensor.ndim;
-    *shape = tensor.shape;
-    return *dtype != FAN_DT_NONE;
-}
-
 bool fan_plain_has_own_value(void *o)
 {
     const PyObject *is_neg = fan_state_get()->torch_is_neg;
-    return is_false(((PyMethodDescrObject *)is_neg)->d_method->ml_meth(o, NULL));
+    return fan_result_is(((PyMethodDescrObject *)is_neg)->d_method->ml_meth(o, NULL), Py_False);
 }
 
 bool fan_plain_is_detached(void *o)
 {
-    return is_false(call_getter(fan_state_get()->torch_requires_grad, o));
+    return fan_result_is(call_getter(fan_state_get()->torch_requires_grad, o), Py_False);
 }
 
 /* base_of: the object whose memory an ndarray or a memoryview shows, borrowed; NULL: its own. */

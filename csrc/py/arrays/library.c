@@ -23,7 +23,9 @@ static void tensor_failed(void *ctx, const char *kind, const char *text)
 static long reads_by_table(PyObject *o)
 {
     PyObject *types = fan_state_get()->table_types;
-    PyObject *reading = types ? PyDict_GetItem(types, (PyObject *)Py_TYPE(o)) : NULL;
+    PyObject *reading = NULL;
+    if (types)
+        reading = PyDict_GetItem(types, (PyObject *)Py_TYPE(o));
     if (!reading)
         return -1;
     return PyLong_AsLong(reading);
@@ -37,28 +39,20 @@ static const fan_dl_api *table_of(long reading)
     return fan_state_get()->tables[reading % FAN_ASKS_VALUE];
 }
 
-/* is_false: whether a new reference, which it takes, is False. */
-static bool is_false(PyObject *result)
-{
-    Py_XDECREF(result);
-    return result == Py_False;
-}
-
 /* has_own_value: whether an array that a table reads requires no gradient, and its memory holds its
- * value; false, perhaps with an exception: unknown, too. */
+ * value; false: unknown, too. */
 static bool has_own_value(PyObject *o)
 {
     const fan_state *st = fan_state_get();
-    return is_false(PyObject_GetAttr(o, st->str_requires_grad)) &&
-           is_false(PyObject_CallMethodNoArgs(o, st->str_is_neg)) &&
-           is_false(PyObject_CallMethodNoArgs(o, st->str_is_conj));
+    return fan_result_is(PyObject_GetAttr(o, st->str_requires_grad), Py_False) &&
+           fan_result_is(PyObject_CallMethodNoArgs(o, st->str_is_neg), Py_False) &&
+           fan_result_is(PyObject_CallMethodNoArgs(o, st->str_is_conj), Py_False);
 }
 
 bool fan_tensor_has(PyObject *o, const fan_array *a)
 {
-    const fan_state *st = fan_state_get();
     fan_dl_tensor tensor;
-    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &tensor))
+    if (!fan_is_tensor(o) || !fan_tensor_look(o, &tensor))
         return false;
     if (tensor.ndim != a->ndim)
         return false;
@@ -108,9 +102,8 @@ static bool is_inside_storage(PyObject *o, const fan_dl_tensor *tensor)
  * none, or its storage was cut. */
 static PyObject *host_view(PyObject *o)
 {
-    const fan_state *st = fan_state_get();
     fan_dl_tensor tensor;
-    if (!fan_is_tensor(st, o) || !fan_tensor_is_plain(st, o) || !fan_tensor_look(st, o, &tensor))
+    if (!fan_is_tensor(o) || !fan_tensor_is_plain(o) || !fan_tensor_look(o, &tensor))
         return NULL;
     if (tensor.device.type != FAN_DL_CPU || tensor.dtype.bits < 8)
         return NULL;
@@ -138,14 +131,11 @@ static const fan_backend_entry *backend_of(const fan_dl_versioned *made)
 static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_dl_api *api,
                                          bool asks_value, fan_device **device)
 {
-    const fan_state *st = fan_state_get();
     fan_dl_versioned *made = NULL;
-    if (fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o))
+    if (fan_is_tensor(o) && !fan_tensor_is_plain(o))
         return NULL;
-    if (asks_value && !has_own_value(o)) {
-        PyErr_Clear();
+    if (asks_value && !has_own_value(o))
         return NULL;
-    }
     if (api->take(host ? host : o, &made) != 0) {
         made = NULL;
         fan_tensor_threw();
@@ -267,22 +257,18 @@ bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dt
 
 /* allocated: a new array of a library, and its tensor; NULL, without an exception: it gives
  * none. */
-static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype dtype, int ndim,
-                           int64_t *shape, int64_t *strides, fan_dl_tensor *out)
+static PyObject *allocated(const fan_dl_api *api, fan_dl_tensor *like, const fan_device *d,
+                           fan_dl_tensor *out)
 {
-    fan_dl_tensor like = {.device = {d->backend->dlpack[0], d->index},
-                          .ndim = ndim,
-                          .dtype = fan_dl_dtype_for(dtype),
-                          .shape = shape,
-                          .strides = strides};
     fan_dl_versioned *managed = NULL;
     void *made = NULL;
-    int failed = api->allocate(&like, &managed, NULL, tensor_failed);
+    int failed = api->allocate(like, &managed, NULL, tensor_failed);
     if (failed || !managed || api->give(managed, &made) != 0)
         made = NULL;
     PyObject *object = made;
     bool good = object && api->look(object, out) == 0 &&
-                fan_is_dense_like(out, d, dtype, ndim, shape, strides);
+                fan_is_dense_like(out, d, fan_dl_dtype_of(like->dtype), like->ndim, like->shape,
+                                  like->strides);
     if (!good)
         Py_CLEAR(object);
     PyErr_Clear();
@@ -337,8 +323,8 @@ static void allocator_leave(PyObject *scope)
 /* fresh_from: an array of the library's allocator whose memory is ready on `on`; FAN_OK and *out
  * unchanged: the library gives none. */
 static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on,
-                             fan_dtype dtype, int ndim, int64_t *shape, int64_t *strides,
-                             const int64_t *steps, fan_array **out, fan_error *err)
+                             fan_dl_tensor *like, const int64_t *steps, fan_array **out,
+                             fan_error *err)
 {
     fan_dl_tensor tensor;
     fan_storage *st = NULL;
@@ -347,7 +333,7 @@ static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *
     PyObject *object = NULL;
     PyObject *scope = allocator_on(api, origin, d, on);
     if (api->current_stream(d->backend->dlpack[0], d->index, &current) == 0)
-        object = allocated(api, d, dtype, ndim, shape, strides, &tensor);
+        object = allocated(api, like, d, &tensor);
     PyErr_Clear();
     allocator_leave(scope);
     if (!object)
@@ -362,7 +348,8 @@ static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *
     fan_memory_set_stream(st, from);
     FAN_GO(fan_dl_order(on, from, err)); /* what ran there before on the same memory comes first */
     FAN_GO(fan_memory_record_stream(st, on, err));
-    FAN_GO(fan_array_view(st, st->data, dtype, ndim, shape, steps, true, out, err));
+    FAN_GO(fan_array_view(st, st->data, fan_dl_dtype_of(like->dtype), like->ndim, like->shape,
+                          steps, true, out, err));
 done:
     fan_stream_drop(from);
     fan_storage_drop(st);
@@ -401,7 +388,12 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     if (!fan_gil_enter(&gil))
         return FAN_OK;
     PyObject *live = fan_exception_take();
-    fan_status status = fresh_from(api, origin, d, on, dtype, ndim, dims, strides, steps, out, err);
+    fan_dl_tensor wanted = {.device = {d->backend->dlpack[0], d->index},
+                            .ndim = ndim,
+                            .dtype = fan_dl_dtype_for(dtype),
+                            .shape = dims,
+                            .strides = strides};
+    fan_status status = fresh_from(api, origin, d, on, &wanted, steps, out, err);
     fan_exception_put(live);
     fan_gil_leave(&gil);
     return status;

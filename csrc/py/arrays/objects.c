@@ -146,6 +146,14 @@ void fan_value_set_dense(fan_value *out, fan_origin origin, fan_device *device, 
 
 /* ---- calls ---- */
 
+bool fan_result_is(PyObject *result, const PyObject *constant)
+{
+    if (!result)
+        PyErr_Clear();
+    Py_XDECREF(result);
+    return result == constant;
+}
+
 PyObject *fan_arrays_call(const char *name, const char *format, ...)
 {
     PyObject *function = NULL;

@@ -99,14 +99,12 @@ static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *a)
         return NULL;
     if (fan_regions_one_device(r.items, r.n, "overlaps") < 0)
         goto done;
-    regions = fan_alloc(r.n * sizeof *regions);
+    regions = fan_layout_regions(r.items, r.n);
     labels = fan_alloc(r.n * sizeof *labels);
     if (!regions || !labels) {
         PyErr_NoMemory();
         goto done;
     }
-    for (size_t i = 0; i < r.n; i++)
-        regions[i] = r.items[i].region;
     size_t components;
     bool exact;
     if (FAN_CHECK_UNLOCKED(
@@ -137,13 +135,9 @@ static PyObject *overlaps_verdict(PyObject *Py_UNUSED(module), PyObject *const *
     if (!list || fan_overlap_budget_arg(a[3], &budget) < 0)
         return NULL;
     for (int i = 0; i < 2; i++) {
-        int64_t at;
-        if (fan_index(a[1 + i], "verdict", PyExc_IndexError, &at) < 0)
+        Py_ssize_t at = fan_region_number(a[1 + i], fan_overlaps_count(list), "verdict");
+        if (at < 0)
             return NULL;
-        if ((uint64_t)at >= fan_overlaps_count(list))
-            return PyErr_Format(PyExc_IndexError,
-                                "verdict: there is no array %lld: expected 0 to %zd", (long long)at,
-                                (Py_ssize_t)fan_overlaps_count(list) - 1);
         region[i] = fan_overlaps_region(list, (size_t)at);
     }
     return judge(region[0], region[1], budget);

@@ -1,12 +1,15 @@
 /* region: see region.h. ndarrays, torch tensors (by torch's exchange table), fanin's device arrays
  * and objects with a buffer are read here, without calling Python; for everything else
- * fanin._interop.sharing.memory_of is called. */
+ * fanin._interop.sharing.memory_of is called.
+ *
+ * In this order: one object, by each of these ways; several; the words of errors. */
 #include "py/arrays/region.h"
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 
 #include "base/mem.h"
 #include "py/arrays/dlpack.h"
+#include "py/arrays/facts.h"
 
 #include <stdio.h>
 
@@ -17,58 +20,102 @@
  * buffer's format. */
 #define NO_DESCR (UINT64_C(1) << 63)
 
+/* One object that is read. */
+typedef struct reading {
+    PyObject *object;
+    const char *who;  /* messages begin with it and the index */
+    Py_ssize_t index; /* negative: none */
+    int64_t *dims;    /* room for FAN_REGION_DIMS */
+    fan_layout_item *item;
+} reading;
+
 /* refuse: takes the text; NULL: after an error. */
-static int refuse(const char *who, Py_ssize_t index, PyObject *type, PyObject *text)
+static int refuse(const reading *r, PyObject *type, PyObject *text)
 {
-    if (text && index < 0)
-        PyErr_Format(type, "%s: %U", who, text);
+    if (text && r->index < 0)
+        PyErr_Format(type, "%s: %U", r->who, text);
     else if (text)
-        PyErr_Format(type, "%s: array %zd: %U", who, index, text);
+        PyErr_Format(type, "%s: array %zd: %U", r->who, r->index, text);
     Py_XDECREF(text);
     return -1;
 }
 
-/* c_strides: of memory without strides. */
-static void c_strides(fan_region *r, int64_t *strides)
+/* refuse_type: TypeError; `format` has the object's type once. */
+static int refuse_type(const reading *r, const char *format)
 {
-    uint64_t step = (uint64_t)r->itemsize;
-    for (int i = r->ndim - 1; i >= 0; i--) {
-        strides[i] = (int64_t)step;
-        step *= (uint64_t)(r->shape[i] > 0 ? r->shape[i] : 1);
-    }
+    return refuse(r, PyExc_TypeError, PyUnicode_FromFormat(format, Py_TYPE(r->object)->tp_name));
 }
 
-/* read_tensor: false, without an exception, if it cannot be read. */
-static bool read_tensor(const fan_dl_tensor *t, int64_t *dims, fan_layout_item *out)
+/* set_region: of at most FAN_MAX_NDIM axes; strides NULL: in C order. */
+static void set_region(reading *r, uint64_t address, int64_t itemsize, int ndim,
+                       const int64_t *shape, const int64_t *strides)
 {
-    int bits = t->dtype.bits * t->dtype.lanes;
-    int64_t size = 1;
-    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM || bits % 8 != 0 || (t->ndim > 0 && !t->shape))
-        return false;
-    out->region = (fan_region){(uint64_t)(uintptr_t)t->data + t->byte_offset, bits / 8, dims,
-                               dims + t->ndim, t->ndim};
-    for (int i = 0; i < t->ndim; i++) {
-        dims[i] = t->shape[i];
-        size = t->shape[i] == 0 ? 0 : size;
+    int64_t *steps = r->dims + ndim;
+    uint64_t step = (uint64_t)itemsize;
+    for (int i = ndim - 1; i >= 0; i--) {
+        r->dims[i] = shape[i];
+        steps[i] = strides ? strides[i] : (int64_t)step;
+        step *= (uint64_t)fan_max(shape[i], 1);
     }
-    if (size && !t->data)
+    r->item->region = (fan_region){address, itemsize, r->dims, steps, ndim};
+}
+
+static uint64_t dlpack_device(int type, int id)
+{
+    if (type == FAN_DL_CPU || type == FAN_DL_CUDA_HOST)
+        return 0;
+    return DL_DEVICE | (uint64_t)(uint32_t)type << 32 | (uint32_t)id;
+}
+
+static void read_ndarray(reading *r, PyArray_Descr **descr)
+{
+    PyArrayObject *a = (PyArrayObject *)r->object;
+    *descr = PyArray_DESCR(a);
+    set_region(r, (uintptr_t)PyArray_DATA(a), PyArray_ITEMSIZE(a), PyArray_NDIM(a),
+               (const int64_t *)PyArray_DIMS(a), (const int64_t *)PyArray_STRIDES(a));
+    r->item->dtype = (uintptr_t)*descr;
+    r->item->device = 0;
+    r->item->writable = PyArray_ISWRITEABLE(a);
+}
+
+/* check_one_memory: 0 of a subclass of ndarray that has one memory, -1 with an exception. */
+static int check_one_memory(const reading *r)
+{
+    PyObject *masked = fan_lazy(&fan_state_get()->masked_type, "numpy.ma", "MaskedArray");
+    int is_masked = masked ? PyObject_IsInstance(r->object, masked) : -1;
+    if (is_masked <= 0)
+        return is_masked;
+    return refuse_type(
+        r, "a %.200s has two memories; expected one array: give its .data or its .mask");
+}
+
+/* read_dlpack: false, without an exception, if it cannot be read. */
+static bool read_dlpack(reading *r, const fan_dl_tensor *t)
+{
+    int ndim = t->ndim;
+    int64_t itemsize = t->dtype.bits * t->dtype.lanes / 8;
+    bool empty = false;
+    if (ndim < 0 || ndim > FAN_MAX_NDIM || t->dtype.bits * t->dtype.lanes % 8 != 0)
         return false;
-    c_strides(&out->region, dims + t->ndim);
-    for (int i = 0; i < t->ndim && t->strides; i++)
-        if (__builtin_mul_overflow(t->strides[i], (int64_t)(bits / 8), &dims[t->ndim + i]))
-            dims[t->ndim + i] = INT64_MAX; /* too far to be represented */
-    out->dtype =
+    if (ndim > 0 && !t->shape)
+        return false;
+    for (int i = 0; i < ndim; i++)
+        empty |= t->shape[i] == 0;
+    if (!empty && !t->data)
+        return false;
+    set_region(r, (uintptr_t)t->data + t->byte_offset, itemsize, ndim, t->shape, t->strides);
+    for (int i = 0; i < ndim && t->strides; i++)
+        if (__builtin_mul_overflow(t->strides[i], itemsize, &r->dims[ndim + i]))
+            r->dims[ndim + i] = INT64_MAX; /* too far to be represented */
+    r->item->dtype =
         NO_DESCR | (uint64_t)t->dtype.code << 32 | (uint64_t)t->dtype.bits << 16 | t->dtype.lanes;
-    out->device =
-        t->device.type == FAN_DL_CPU || t->device.type == FAN_DL_CUDA_HOST
-            ? 0
-            : DL_DEVICE | (uint64_t)(uint32_t)t->device.type << 32 | (uint32_t)t->device.id;
-    out->writable = true;
+    r->item->device = dlpack_device(t->device.type, t->device.id);
+    r->item->writable = true;
     return true;
 }
 
 /* is_parameter: whether an object is exactly a torch Parameter, which has the memory of a tensor
- * and no other. */
+ * and no other. Imports read it by Python (_interop.arrays). */
 static bool is_parameter(fan_state *st, PyObject *o)
 {
     if (!st->torch_api || Py_TYPE(o)->tp_base != st->torch_type)
@@ -79,12 +126,24 @@ static bool is_parameter(fan_state *st, PyObject *o)
     return (PyObject *)Py_TYPE(o) == type;
 }
 
-static bool read_quickly(PyObject *o, int64_t *dims, fan_layout_item *out)
+static bool read_tensor(reading *r)
 {
-    fan_state *st = fan_state_get();
     fan_dl_tensor t;
-    return (fan_is_tensor(st, o) || is_parameter(st, o)) && fan_tensor_look(st, o, &t) &&
-           read_tensor(&t, dims, out);
+    if (!fan_is_tensor(r->object) && !is_parameter(fan_state_get(), r->object))
+        return false;
+    return fan_tensor_look(r->object, &t) && read_dlpack(r, &t);
+}
+
+/* read_array: of a fanin.Array. */
+static void read_array(reading *r)
+{
+    fan_device *device;
+    const fan_array *a = fan_array_arg(r->object, &device);
+    const fan_region region = fan_region_of(a);
+    set_region(r, region.data, region.itemsize, a->ndim, a->shape, a->strides);
+    r->item->dtype = NO_DESCR | (uint64_t)a->dtype;
+    r->item->device = device == fan_cpu() ? 0 : (uintptr_t)device;
+    r->item->writable = a->writable;
 }
 
 static uint64_t hash_text(const char *s)
@@ -95,36 +154,36 @@ static uint64_t hash_text(const char *s)
     return h;
 }
 
+/* is_indirect: whether a buffer's elements are reached by pointers. */
+static bool is_indirect(const Py_buffer *view)
+{
+    for (int i = 0; i < view->ndim && view->suboffsets; i++)
+        if (view->suboffsets[i] >= 0)
+            return true;
+    return false;
+}
+
 /* read_buffer: by the buffer protocol. -1 with an exception. */
-static int read_buffer(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims,
-                       fan_layout_item *out)
+static int read_buffer(reading *r)
 {
     Py_buffer view;
     int result = -1;
-    if (PyObject_GetBuffer(o, &view, PyBUF_FULL_RO) < 0)
+    if (PyObject_GetBuffer(r->object, &view, PyBUF_FULL_RO) < 0)
         return -1;
-    bool indirect = false;
-    for (int i = 0; i < view.ndim && view.suboffsets; i++)
-        indirect |= view.suboffsets[i] >= 0;
-    if (view.ndim > FAN_MAX_NDIM || indirect) {
-        refuse(
-            who, index, PyExc_TypeError,
-            PyUnicode_FromFormat(
-                "the buffer of this %.200s has no single address with strides; expected an array",
-                Py_TYPE(o)->tp_name));
+    if (view.ndim > FAN_MAX_NDIM || is_indirect(&view)) {
+        refuse_type(
+            r, "the buffer of this %.200s has no single address with strides; expected an array");
         goto done;
     }
-    for (int i = 0; i < view.ndim; i++) {
-        dims[i] = view.shape ? view.shape[i] : view.len / (view.itemsize ? view.itemsize : 1);
-        dims[view.ndim + i] = view.strides ? view.strides[i] : 0;
-    }
-    out->region = (fan_region){(uint64_t)(uintptr_t)view.buf, view.itemsize, dims, dims + view.ndim,
-                               view.ndim};
-    if (!view.strides)
-        c_strides(&out->region, dims + view.ndim);
-    out->dtype = NO_DESCR | hash_text(view.format ? view.format : "B");
-    out->device = 0;
-    out->writable = !view.readonly;
+    int64_t length = view.len / fan_max(view.itemsize, 1);
+    int64_t flat[FAN_MAX_NDIM];
+    for (int i = 0; i < view.ndim; i++)
+        flat[i] = length;
+    set_region(r, (uintptr_t)view.buf, view.itemsize, view.ndim,
+               view.shape ? (const int64_t *)view.shape : flat, (const int64_t *)view.strides);
+    r->item->dtype = NO_DESCR | hash_text(view.format ? view.format : "B");
+    r->item->device = 0;
+    r->item->writable = !view.readonly;
     result = 0;
 done:
     PyBuffer_Release(&view);
@@ -132,29 +191,28 @@ done:
 }
 
 /* read_record: a Region of _interop/records.py. */
-static int read_record(PyObject *record, int64_t *dims, fan_layout_item *out)
+static int read_record(reading *r, PyObject *record)
 {
     PyObject *shape, *strides;
     unsigned long long address;
     long long itemsize;
     const char *dtype;
-    int writable, type, id, ndim;
+    int writable, type, id;
+    FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
     if (!PyArg_ParseTuple(record, "KOOLspii:memory", &address, &shape, &strides, &itemsize, &dtype,
                           &writable, &type, &id))
         return -1;
-    ndim = fan_shape_tuple(shape, dims);
-    if (ndim < 0 || fan_dims_tuple("strides", strides, dims + ndim) < 0)
+    int ndim = fan_shape_tuple(shape, dims);
+    if (ndim < 0 || fan_dims_tuple("strides", strides, steps) < 0)
         return -1;
-    out->region = (fan_region){address, itemsize, dims, dims + ndim, ndim};
-    out->dtype = NO_DESCR | hash_text(dtype);
-    out->device =
-        type == FAN_DL_CPU ? 0 : DL_DEVICE | (uint64_t)(uint32_t)type << 32 | (uint32_t)id;
-    out->writable = writable;
+    set_region(r, address, itemsize, ndim, dims, steps);
+    r->item->dtype = NO_DESCR | hash_text(dtype);
+    r->item->device = dlpack_device(type, id);
+    r->item->writable = writable;
     return 0;
 }
 
-static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssize_t index,
-                        int64_t *dims, fan_layout_item *out)
+static int read_capsule(reading *r, PyObject *capsule)
 {
     FAN_UNINITIALIZED int64_t copy[2 * FAN_MAX_NDIM];
     fan_dl_tensor t;
@@ -162,45 +220,37 @@ static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssiz
     /* raises the exception again, with a prefix for the array */
     if (fan_dlpack_peek(capsule, copy, &t, &flags) < 0) {
         PyObject *e = fan_exception_take();
-        refuse(who, index, (PyObject *)Py_TYPE(e), PyObject_Str(e));
+        refuse(r, (PyObject *)Py_TYPE(e), PyObject_Str(e));
         Py_DECREF(e);
         return -1;
     }
     if (flags & FAN_DL_IS_COPIED)
-        return refuse(
-            who, index, PyExc_TypeError,
-            PyUnicode_FromFormat("this %.200s exports a copy by DLPack, which hides its own memory",
-                                 Py_TYPE(o)->tp_name));
-    if (!read_tensor(&t, dims, out))
-        return refuse(
-            who, index, PyExc_TypeError,
-            PyUnicode_FromFormat(
-                "the DLPack tensor of this %.200s has no memory whose bytes can be compared",
-                Py_TYPE(o)->tp_name));
-    out->writable = !(flags & FAN_DL_READ_ONLY);
+        return refuse_type(r, "this %.200s exports a copy by DLPack, which hides its own memory");
+    if (!read_dlpack(r, &t))
+        return refuse_type(
+            r, "the DLPack tensor of this %.200s has no memory whose bytes can be compared");
+    r->item->writable = !(flags & FAN_DL_READ_ONLY);
     return 0;
 }
 
-static int read_slowly(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims,
-                       fan_layout_item *out)
+static int read_slowly(reading *r)
 {
-    fan_state *st = fan_state_get();
-    PyObject *memory_of = fan_lazy(&st->memory_of, "fanin._interop.sharing", "memory_of"), *record;
-    int result = -1;
-    record = memory_of ? PyObject_CallOneArg(memory_of, o) : NULL;
+    PyObject *memory_of =
+        fan_lazy(&fan_state_get()->memory_of, "fanin._interop.sharing", "memory_of");
+    PyObject *record = memory_of ? PyObject_CallOneArg(memory_of, r->object) : NULL;
+    int result = 0;
     if (!record)
         return -1;
     Py_ssize_t n = PyTuple_Check(record) ? PyTuple_GET_SIZE(record) : 0;
     /* the first tensor of the process: memory_of has just made the table known */
-    if (read_quickly(o, dims, out))
-        result = 0;
-    else if (n == 1)
-        result = read_capsule(PyTuple_GET_ITEM(record, 0), o, who, index, dims, out);
-    else if (n == 2)
-        result =
-            refuse(who, index, PyTuple_GET_ITEM(record, 0), Py_NewRef(PyTuple_GET_ITEM(record, 1)));
-    else
-        result = read_record(record, dims, out);
+    if (!read_tensor(r)) {
+        if (n == 1)
+            result = read_capsule(r, PyTuple_GET_ITEM(record, 0));
+        else if (n == 2)
+            result = refuse(r, PyTuple_GET_ITEM(record, 0), Py_NewRef(PyTuple_GET_ITEM(record, 1)));
+        else
+            result = read_record(r, record);
+    }
     Py_DECREF(record);
     return result;
 }
@@ -208,62 +258,33 @@ static int read_slowly(PyObject *o, const char *who, Py_ssize_t index, int64_t *
 int fan_region_read(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims,
                     fan_layout_item *out, PyArray_Descr **descr)
 {
-    fan_device *device;
-    fan_array *a;
+    reading r = {o, who, index, dims, out};
     *descr = NULL;
-    if (PyArray_Check(o)) {
-        PyArrayObject *nd = (PyArrayObject *)o;
-        int ndim = PyArray_NDIM(nd);
-        if (!PyArray_CheckExact(o)) {
-            PyObject *masked = fan_lazy(&fan_state_get()->masked_type, "numpy.ma", "MaskedArray");
-            int mask = masked ? PyObject_IsInstance(o, masked) : -1;
-            if (mask != 0)
-                return mask < 0
-                           ? -1
-                           : refuse(who, index, PyExc_TypeError,
-                                    PyUnicode_FromFormat(
-                                        "a %.200s has two memories; expected one array: give its "
-                                        ".data or its .mask",
-                                        Py_TYPE(o)->tp_name));
-        }
-        for (int i = 0; i < ndim; i++) {
-            dims[i] = PyArray_DIM(nd, i);
-            dims[ndim + i] = PyArray_STRIDE(nd, i);
-        }
-        *descr = PyArray_DESCR(nd);
-        out->region = (fan_region){(uint64_t)(uintptr_t)PyArray_DATA(nd), PyArray_ITEMSIZE(nd),
-                                   dims, dims + ndim, ndim};
-        out->dtype = (uint64_t)(uintptr_t)*descr;
-        out->device = 0;
-        out->writable = PyArray_ISWRITEABLE(nd);
+    switch (fan_class_of(o)) {
+    case FAN_IS_NDARRAY_SUBCLASS:
+        if (check_one_memory(&r) < 0)
+            return -1;
+        read_ndarray(&r, descr);
         return 0;
+    case FAN_IS_NDARRAY:
+        read_ndarray(&r, descr);
+        return 0;
+    case FAN_IS_ARRAY:
+        read_array(&r);
+        return 0;
+    default:
+        break;
     }
-    if (read_quickly(o, dims, out))
+    if (read_tensor(&r))
         return 0;
-    a = fan_array_arg(o, &device);
-    if (a) {
-        for (int i = 0; i < a->ndim; i++) {
-            dims[i] = a->shape[i];
-            dims[a->ndim + i] = a->strides[i];
-        }
-        out->region = fan_region_of(a);
-        out->region.shape = dims;
-        out->region.strides = dims + a->ndim;
-        out->dtype = NO_DESCR | (uint64_t)a->dtype;
-        out->device = device == fan_cpu() ? 0 : (uint64_t)(uintptr_t)device;
-        out->writable = a->writable;
-        return 0;
-    }
-    if (PyErr_Occurred())
-        return -1;
     if (PyObject_CheckBuffer(o)) {
-        if (read_buffer(o, who, index, dims, out) == 0)
+        if (read_buffer(&r) == 0)
             return 0;
         if (!PyErr_ExceptionMatches(PyExc_BufferError))
             return -1;
         PyErr_Clear();
     }
-    return read_slowly(o, who, index, dims, out);
+    return read_slowly(&r);
 }
 
 /* ---- several ---- */
@@ -309,11 +330,26 @@ nomem:
     return -1;
 }
 
+/* is_sequence: whether an object has items, and is no array, text or bytes itself. */
+static bool is_sequence(PyObject *o)
+{
+    switch (fan_class_of(o)) {
+    case FAN_IS_NDARRAY:
+    case FAN_IS_NDARRAY_SUBCLASS:
+    case FAN_IS_ARRAY:
+        return false;
+    default:
+        break;
+    }
+    if (PyUnicode_Check(o) || PyBytes_Check(o))
+        return false;
+    return Py_TYPE(o)->tp_iter || PySequence_Check(o);
+}
+
 int fan_regions_read(PyObject *o, const char *who, fan_regions *out)
 {
     *out = (fan_regions){.n = 0};
-    if (PyArray_Check(o) || Py_TYPE(o) == fan_state_get()->array_type || PyUnicode_Check(o) ||
-        PyBytes_Check(o) || !(Py_TYPE(o)->tp_iter || PySequence_Check(o)))
+    if (!is_sequence(o))
         return fan_set_error(PyExc_TypeError, "%s: expected a sequence of arrays, got %s", who,
                              FAN_TYPE_TEXT(o));
     out->tuple = PySequence_Tuple(o);
@@ -352,8 +388,21 @@ int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *w
     return 0;
 }
 
+Py_ssize_t fan_region_number(PyObject *o, size_t n, const char *call)
+{
+    int64_t i;
+    if (fan_index(o, call, PyExc_IndexError, &i) < 0)
+        return -1;
+    if ((uint64_t)i < n)
+        return (Py_ssize_t)i;
+    return fan_set_error(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", call,
+                         (long long)i, (Py_ssize_t)n - 1);
+}
+
 int fan_overlap_budget_arg(PyObject *o, uint64_t *out)
 {
     *out = FAN_OVERLAP_BUDGET;
-    return !o || o == Py_None ? 0 : fan_budget_arg(o, "budget", out);
+    if (!o || o == Py_None)
+        return 0;
+    return fan_budget_arg(o, "budget", out);
 }

@@ -30,6 +30,9 @@ void fan_regions_fini(fan_regions *r);
 /* fan_regions_one_device: ValueError if two are on different devices, whose addresses cannot be
  * compared. */
 int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *who);
+/* fan_region_number: reads the number of one of n arrays. -1 with IndexError or TypeError, whose
+ * text begins with `call`. */
+Py_ssize_t fan_region_number(PyObject *o, size_t n, const char *call);
 /* fan_overlap_budget_arg: None and NULL: FAN_OVERLAP_BUDGET. -1 with an exception. */
 int fan_overlap_budget_arg(PyObject *o, uint64_t *out);
 

@@ -33,7 +33,7 @@ static int plain_add(PyObject *hook, PyObject *gradient)
     bool ended = PyByteArray_AS_STRING(came)[PyByteArray_GET_SIZE(came) - 1];
     if (ended || (!small && !fan_plain_has_sum(slot)))
         return 0;
-    if (!fan_is_tensor(fan_state_get(), gradient) || !fan_plain_is_detached(gradient))
+    if (!fan_is_tensor(gradient) || !fan_plain_is_detached(gradient))
         return 0;
     return fan_buffer_add_plain(buffer, args, PyTuple_GET_ITEM(hook, COPY));
 }

@@ -1,6 +1,6 @@
 /* carry: gradients on their way from node to node, as Python's objects: handed through, or added to
  * buffers and taken (engine/engine.h, fan_engine_frontend). */
-#include "py/arrays/dlpack.h"
+#include "py/arrays/facts.h"
 #include "py/device/backends.h"
 #include "py/engine/node_object.h"
 
@@ -72,40 +72,19 @@ static void worker_leave(void *worker)
 static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
 {
     const node_more *more = fan_node_object(to)->more;
-    const fan_slot_spec *spec = more && more->slots.specs ? &more->slots.specs[slot] : NULL;
-    PyObject *o = gradient;
-    if (fan_is_unboxed(gradient)) {
-        const fan_array *a = fan_unboxed_array(gradient);
-        return !spec || fan_slot_takes(spec, a->dtype, a->ndim, a->shape);
-    }
-    if (FAN_FAULT(HAND_WITHOUT_WAIT) && fan_array_arg(o, NULL))
+    const fan_facts facts = fan_facts_of(gradient);
+    if (FAN_FAULT(HAND_WITHOUT_WAIT) && facts.is == FAN_IS_ARRAY)
         return true;
-    if (fan_node_out_buffer(to, slot))
+    if (facts.is != FAN_IS_UNBOXED && fan_node_out_buffer(to, slot))
         return false;
-    if (PyArray_CheckExact(o)) {
-        const PyArrayObject *a = (const PyArrayObject *)o;
-        fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
-        _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes are compared as bytes");
-        if (dtype == FAN_DT_NONE)
-            return false;
-        return !spec ||
-               fan_slot_takes(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a));
-    }
-    const int64_t *shape;
-    fan_dtype of;
-    int ndim;
-    if (fan_tensor_on_cpu(o, &of, &ndim, &shape)) {
-        if (spec && !fan_slot_takes(spec, of, ndim, shape))
-            return false;
-        return fan_plain_is_detached(o) && fan_plain_has_own_value(o);
-    }
-    FAN_UNINITIALIZED fan_plain_kind kind;
-    char *data;
-    if (!fan_plain_import(o, &kind, &data))
+    if (facts.dtype == FAN_DT_NONE)
         return false;
-    if (spec && !fan_slot_takes(spec, kind.dtype, kind.ndim, kind.shape))
+    if (more && more->slots.specs &&
+        !fan_slot_takes(&more->slots.specs[slot], facts.dtype, facts.ndim, facts.shape))
         return false;
-    return !kind.check_at_use;
+    if (facts.is == FAN_IS_TENSOR)
+        return fan_plain_is_detached(gradient) && fan_plain_has_own_value(gradient);
+    return true;
 }
 
 /* ---- buffers ---- */
@@ -116,15 +95,16 @@ static int on_host(PyObject *gradient)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     char *data;
-    if (fan_is_unboxed(gradient) || PyArray_CheckExact(gradient))
+    fan_class is = fan_class_of(gradient);
+    if (is == FAN_IS_UNBOXED || is == FAN_IS_NDARRAY)
         return 1;
     if (fan_plain_import(gradient, &kind, &data))
         return 1;
-    if (!fan_is_tensor(fan_state_get(), gradient))
+    if (is != FAN_IS_TENSOR)
         return 0;
-    PyObject *is = PyObject_GetAttrString(gradient, "is_cpu");
-    Py_XDECREF(is);
-    return is ? is == Py_True : -1;
+    PyObject *is_cpu = PyObject_GetAttrString(gradient, "is_cpu");
+    Py_XDECREF(is_cpu);
+    return is_cpu ? is_cpu == Py_True : -1;
 }
 
 static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)

@@ -94,7 +94,7 @@ static bool begin_one(fan_guard *g, PyObject *o)
         guard_push(g, (PyArrayObject *)o, writable);
         return true;
     }
-    if (!fan_is_tensor(fan_state_get(), o))
+    if (!fan_is_tensor(o))
         return false;
     if (Py_REFCNT(o) == 1 && !is_view(o))
         return false;

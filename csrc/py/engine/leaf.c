@@ -2,6 +2,7 @@
  *
  * Read and write the gradient; accumulate: read the facts, run the plan; the attribute grad;
  * creation and end; the methods and the type. */
+#include "py/arrays/facts.h"
 #include "py/engine/node_object.h"
 #include "py/base/args.h"
 
@@ -52,9 +53,14 @@ static int grad_write(leaf_object *self, PyObject *grad)
 
 static bool is_number(PyObject *o)
 {
-    if (PyFloat_Check(o) || PyLong_Check(o) || PyComplex_Check(o))
+    switch (fan_class_of(o)) {
+    case FAN_IS_NUMBER:
+    case FAN_IS_NUMBER_SUBCLASS:
+    case FAN_IS_NUMPY_SCALAR:
         return true;
-    return PyArray_IsScalar(o, Generic);
+    default:
+        return false;
+    }
 }
 
 static fan_leaf_form form_of_value(const fan_value *v, PyObject *o)

@@ -253,6 +253,9 @@ def export_sparse(
 def describe(x: object, recording: bool, has_combine: bool, ready: _core.Stream | None = None) -> Description:
     """Describe the gradient x as a record.
 
+    The core recognizes exact ndarrays, numbers, NumPy's scalars and its own arrays itself
+    (`csrc/py/arrays/facts.h`), and calls this for all else: `known` finds the library.
+
     `recording`: everything is an object (A1). `has_combine`: containers are objects, too. `ready`: the stream on which
     the caller made x.
     """
