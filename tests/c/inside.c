@@ -109,7 +109,8 @@ static PyObject *sum(PyObject *Py_UNUSED(module), PyObject *args)
 {
     view out, *in;
     PyObject *tuple;
-    int with_stats = 0, parallel = 1;
+    int with_stats = 0;
+    int parallel = 1;
     size_t n;
     fan_operand terms[MOST];
     fan_stats stats;
@@ -157,7 +158,8 @@ static PyObject *exact(PyObject *Py_UNUSED(module), PyObject *args)
     Py_complex factor = {1, 0};
     Py_ssize_t step = 0;
     size_t n;
-    int isa = -1, scaled = 0;
+    int isa = -1;
+    int scaled = 0;
     const fan_array *terms[MOST];
     fan_dtype d = FAN_DT_NONE;
     fan_status status;

@@ -287,7 +287,8 @@ static PyObject *promote(PyObject *Py_UNUSED(module), PyObject *words)
 
 static PyObject *accum_dtype(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    fan_dtype d, wish = FAN_DT_NONE;
+    fan_dtype d;
+    fan_dtype wish = FAN_DT_NONE;
     if (!PyArg_ParseTuple(args, "O&|O&:rules_accum_dtype", dtype_arg, &d, dtype_arg, &wish))
         return NULL;
     return dtype_word(fan_accum_dtype(d, wish));

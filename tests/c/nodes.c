@@ -80,7 +80,8 @@ static fanin_status scale(const context *c, const fanin_value *g, int last, fani
 /* wrap: memory of our own, every other element of it. */
 static fanin_status wrap(const fanin_value *g, fanin_value *out, fanin_error *err)
 {
-    const int64_t shape[1] = {g->size}, strides[1] = {2 * sizeof(double)};
+    const int64_t shape[1] = {g->size};
+    const int64_t strides[1] = {2 * sizeof(double)};
     double *data = calloc((size_t)g->size * 2 + 1, sizeof *data);
     fanin_status status = FANIN_ERR_NOMEM;
     for (int64_t i = 0; data && i < g->size; i++)
@@ -146,8 +147,10 @@ static fanin_status run(void *ctx, const fanin_value *sums, size_t n, fanin_valu
 /* function(what, inputs, gradients, factor=1.0, status=0, text="", held=None, flags=0) */
 static PyObject *function(PyObject *m, PyObject *args)
 {
-    int what, status = 0;
-    unsigned inputs, gradients, flags = 0;
+    int what;
+    int status = 0;
+    unsigned inputs, gradients;
+    unsigned flags = 0;
     double factor = 1;
     const char *text = "";
     PyObject *held = NULL, *made;
@@ -208,7 +211,8 @@ static PyObject *many(PyObject *m, PyObject *args)
 {
     Py_ssize_t n;
     PyObject *next, *list = NULL;
-    int what, chained, bad = 0;
+    int what, chained;
+    int bad = 0;
     double factor;
     (void)m;
     if (!PyArg_ParseTuple(args, "nOidp", &n, &next, &what, &factor, &chained) ||
@@ -226,8 +230,8 @@ static PyObject *many(PyObject *m, PyObject *args)
                                   .release = release,
                                   .inputs = 1,
                                   .gradients = 1};
-        fanin_object *fn = api->function_new(&f),
-                     *made = fn ? api->node_new(fn, &edge, 1, NULL) : NULL;
+        fanin_object *fn = api->function_new(&f);
+        fanin_object *made = fn ? api->node_new(fn, &edge, 1, NULL) : NULL;
         Py_XDECREF((PyObject *)fn);
         bad = !made;
         if (made && chained)

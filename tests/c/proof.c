@@ -376,24 +376,33 @@ static void see(void *ctx, const config *c, verdict v)
  * classes must fail. */
 static void do_check(int argc, char **argv)
 {
-    int K = atoi(argv[0]), D = atoi(argv[1]), S = atoi(argv[2]);
-    uint64_t faults = 0, different = 0, full_failing = 0, reduced_failing = 0, full_traces = 0,
-             reduced_traces = 0, configs = 0, classes = 0;
+    int K = atoi(argv[0]);
+    int D = atoi(argv[1]);
+    int S = atoi(argv[2]);
+    uint64_t faults = 0;
+    uint64_t different = 0;
+    uint64_t full_failing = 0;
+    uint64_t reduced_failing = 0;
+    uint64_t full_traces = 0;
+    uint64_t reduced_traces = 0;
+    uint64_t configs = 0;
+    uint64_t classes = 0;
     double since = seconds();
     /* faults that look at names: only the sleep sets are checked */
     bool names = !word(argc, argv, "names");
     for (int i = 3; i < argc; i++) {
         if (strncmp(argv[i], "fault=", 6) != 0)
             continue;
+        search reduced;
         search full = {.K = K,
                        .D = D,
                        .S = S,
                        .options = how_rich(argc, argv),
                        .raw = true,
                        .first = true,
-                       .by_class = true},
-               reduced;
-        table a = {0}, b = {0};
+                       .by_class = true};
+        table a = {0};
+        table b = {0};
         tally ta, tb;
         uint64_t wrong = 0;
         fault_asked(&full.fault, argv[i] + 6);
@@ -440,9 +449,13 @@ static void do_check(int argc, char **argv)
 static void do_values(int argc, char **argv)
 {
     double since = seconds();
-    values_tally t, all = {0};
-    int K = atoi(argv[0]), D = atoi(argv[1]), S = atoi(argv[2]);
-    uint64_t samples = number(argc, argv, "samples", 2000), seed = number(argc, argv, "seed", 1);
+    values_tally t;
+    values_tally all = {0};
+    int K = atoi(argv[0]);
+    int D = atoi(argv[1]);
+    int S = atoi(argv[2]);
+    uint64_t samples = number(argc, argv, "samples", 2000);
+    uint64_t seed = number(argc, argv, "seed", 1);
     bool any = false;
     for (int i = 3; i < argc || !any; i++) {
         fault f;
@@ -481,10 +494,15 @@ static void see_split(void *ctx, const config *c, int scene, verdict v)
 
 static void do_sample(int argc, char **argv)
 {
-    uint64_t faults = 0, missed = 0, searched = 0, sampled = 0, runs = 0;
+    uint64_t faults = 0;
+    uint64_t missed = 0;
+    uint64_t searched = 0;
+    uint64_t sampled = 0;
+    uint64_t runs = 0;
     double since = seconds();
     for (int i = 2; i < argc; i++) {
-        table a = {0}, b = {0};
+        table a = {0};
+        table b = {0};
         tally ta, tb;
         uint64_t wrong = 0;
         split_search how = {.D = atoi(argv[0]),
@@ -594,7 +612,9 @@ static bool hunt(const fault *f, const hunting *hunting, death *d)
     tally t;
     bool sound = true;
     for (size_t i = 0; i < sizeof grounds / sizeof *grounds && sound; i++) {
-        int K = grounds[i].K, D = grounds[i].D, S = grounds[i].S;
+        int K = grounds[i].K;
+        int D = grounds[i].D;
+        int S = grounds[i].S;
         bool enough = d->failing && (grounds[i].late || hunting->soon);
         if (grounds[i].from > hunting->depth || enough)
             continue;
@@ -652,7 +672,8 @@ static bool kill_option(const char *text)
 
 static void do_kill(int argc, char **argv)
 {
-    uint64_t killed = 0, faults = 0;
+    uint64_t killed = 0;
+    uint64_t faults = 0;
     hunting hunting = {
         .depth = USUAL, .soon = word(argc, argv, "soon"), .where = option(argc, argv, "where")};
     struct tms before, after;
@@ -764,7 +785,9 @@ static void do_sizes(void)
                                    {3, 2, 2}, {3, 2, 3}, {3, 3, 2}, {4, 2, 2}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         config c;
-        uint64_t raw = config_raw(sizes[i][0], sizes[i][1], sizes[i][2]), keyed = 0, unkeyed = 0;
+        uint64_t raw = config_raw(sizes[i][0], sizes[i][1], sizes[i][2]);
+        uint64_t keyed = 0;
+        uint64_t unkeyed = 0;
         config_plain(&c, sizes[i][0], sizes[i][1], sizes[i][2]);
         for (uint64_t k = 0; k < raw && raw < 100000; k++) {
             config_shape(&c, k);

@@ -216,7 +216,9 @@ char *config_text(const config *c, char *buf, size_t size)
 
 bool config_parse(config *c, const char *text)
 {
-    int at = 0, more = 0, donate, keyed, let, undeclared, sum;
+    int donate, keyed, let, undeclared, sum;
+    int at = 0;
+    int more = 0;
     char kin_word[16], mode_word[16];
     memset(c, 0, sizeof *c);
     if (sscanf(text, "K%d D%d S%d d%d%n", &c->K, &c->D, &c->S, &c->d, &at) != 4 || c->K > MAX_K ||

@@ -288,7 +288,8 @@ static bool kernel(run *r, int stream, const char *name, fan_array *from, fan_ar
                    uint64_t what)
 {
     fan_error err = {0};
-    fan_array *reads[1] = {from}, *writes[1] = {to};
+    fan_array *reads[1] = {from};
+    fan_array *writes[1] = {to};
     fan_sim_kernel k = {.name = name,
                         .reads = reads,
                         .nreads = from != NULL,
@@ -438,7 +439,8 @@ bool run_consume(run *r, bool all)
     const config *c = r->c;
     int t = config_taker(c);
     fan_error err = {0};
-    fan_value sum = {.dtype = FAN_DT_NONE}, out = {.dtype = FAN_DT_NONE};
+    fan_value sum = {.dtype = FAN_DT_NONE};
+    fan_value out = {.dtype = FAN_DT_NONE};
     fan_take how = {.real = true, .integral = true, .scale = {.re = 1, .i = 1}};
     r->took = true;
     if (c->mode == MODE_CLEAR)
@@ -534,7 +536,8 @@ bool run_snapshot(run *r)
 bool run_end_of_pass(run *r)
 {
     const config *c = r->c;
-    int e = config_caller(c), t = config_taker(c);
+    int e = config_caller(c);
+    int t = config_taker(c);
     fan_error err = {0};
     if (!r->y)
         return true;

@@ -107,7 +107,8 @@ bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64
 {
     world judge, works[MOST_WORLDS];
     bool sound = true;
-    uint64_t random = seed, raw = config_raw(K, D, S);
+    uint64_t random = seed;
+    uint64_t raw = config_raw(K, D, S);
     memset(out, 0, sizeof *out);
     if (!world_open(&judge, D, S, NULL))
         return false;

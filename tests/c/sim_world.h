@@ -176,7 +176,8 @@ static inline void order(fan_stream *waits, fan_stream *first)
 
 static inline uint64_t value(world *w)
 {
-    uint64_t h = 0, v;
+    uint64_t v;
+    uint64_t h = 0;
     CHECK_OK(fan_sim_synchronize(w->m, NULL));
     for (int i = 0; i < ARRAYS; i++) {
         memcpy(&v, w->x[i]->data, sizeof v);

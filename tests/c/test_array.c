@@ -22,7 +22,8 @@ static void a_storage_is_released_once_by_the_last_drop(void)
     fan_storage *s = fan_storage_wrap(memory, sizeof memory, on_release, &ctx);
     CHECK(fan_storage_hold(s) == s);
     fan_array *a;
-    int64_t shape = 4, stride = 4;
+    int64_t shape = 4;
+    int64_t stride = 4;
     CHECK_OK(fan_array_view(s, memory, FAN_DT_FLOAT32, 1, &shape, &stride, false, &a, NULL));
     CHECK(!a->writable);
     fan_storage_drop(s);
@@ -50,7 +51,8 @@ static void fresh_arrays_follow_the_order_of_another(void)
     CHECK(fan_array_dense(a));
 
     /* |strides| 8, 40, 8 (tie), -100: axis 3, 1, then 0 and 2 in C order */
-    const int64_t like_shape[] = {2, 3, 4, 5}, like_strides[] = {8, 40, 8, -100};
+    const int64_t like_shape[] = {2, 3, 4, 5};
+    const int64_t like_strides[] = {8, 40, 8, -100};
     int64_t strides[4];
     fan_storage *s = fan_storage_wrap(NULL, 0, NULL, NULL);
     static char far[2000];
@@ -150,7 +152,8 @@ static void memory_of_unknown_extent_is_bound_by_the_address_space(void)
     fan_error err;
     fan_array *a = NULL;
     fan_storage *unknown = fan_storage_wrap(memory, 0, NULL, NULL);
-    int64_t two = 2, far = INT64_MIN / 4;
+    int64_t two = 2;
+    int64_t far = INT64_MIN / 4;
     CHECK_INT(fan_array_view(unknown, memory, FAN_DT_INT8, 1, &two, &far, true, &a, &err),
               FAN_ERR_VALUE);
     CHECK_HAS(err.text, "address space");
@@ -169,15 +172,21 @@ static void geometry_equals_looking_at_every_element(void)
     };
     static char memory[2 * MIDDLE];
     fan_storage *s = fan_storage_wrap(memory, sizeof memory, NULL, NULL);
-    int dense = 0, sparse = 0, meets = 0, clear = 0;
+    int dense = 0;
+    int sparse = 0;
+    int meets = 0;
+    int clear = 0;
     for (int64_t code = 0; code < 4 * 4 * 13 * 13; code++) {
-        int64_t shape[] = {code % 4, code / 4 % 4},
-                strides[] = {code / 16 % 13 - 6, code / 208 - 6};
+        int64_t shape[] = {code % 4, code / 4 % 4};
+        int64_t strides[] = {code / 16 % 13 - 6, code / 208 - 6};
         fan_array *a;
         CHECK_OK(
             fan_array_view(s, memory + MIDDLE, FAN_DT_INT16, 2, shape, strides, true, &a, NULL));
         uint8_t touched[2 * MIDDLE] = {0};
-        int64_t lo = INT64_MAX, hi = INT64_MIN, got_lo, got_hi, bytes = 0;
+        int64_t got_lo, got_hi;
+        int64_t lo = INT64_MAX;
+        int64_t hi = INT64_MIN;
+        int64_t bytes = 0;
         bool twice = false;
         for (int64_t i = 0; i < a->size; i++) {
             for (int64_t at = element(a, i) - memory, end = at + 2; at < end; at++) {
@@ -200,7 +209,8 @@ static void geometry_equals_looking_at_every_element(void)
             axes |= a->size && shape[i] > 1 && strides[i] == 0 ? (uint64_t)1 << i : 0;
         CHECK(fan_array_expanded(a) == axes);
 
-        int64_t one = 1, none = 0;
+        int64_t one = 1;
+        int64_t none = 0;
         fan_array *b;
         CHECK_OK(fan_array_view(s, memory + MIDDLE + code % 31 - 15, FAN_DT_INT16, 1, &one, &none,
                                 true, &b, NULL));
@@ -219,7 +229,9 @@ static void geometry_equals_looking_at_every_element(void)
 static void views_say_when_they_are_the_same(void)
 {
     fan_array *a, *b;
-    const int64_t shape[] = {3, 1}, strides[] = {8, 8}, other[] = {8, 77};
+    const int64_t shape[] = {3, 1};
+    const int64_t strides[] = {8, 8};
+    const int64_t other[] = {8, 77};
     CHECK_OK(fan_array_new(FAN_DT_INT64, 2, shape, NULL, &a, NULL));
     CHECK(fan_array_same_view(a, a));
     CHECK_OK(fan_array_view(a->storage, a->data, FAN_DT_INT64, 2, shape, other, true, &b, NULL));
@@ -249,7 +261,10 @@ static void broadcasting_follows_numpys_rules(void)
 {
     fan_array *a, *b, *c;
     fan_error err;
-    const int64_t shape[] = {3, 1}, wide[] = {2, 3, 4}, wrong[] = {2, 4, 4}, none[] = {2, 3, 0};
+    const int64_t shape[] = {3, 1};
+    const int64_t wide[] = {2, 3, 4};
+    const int64_t wrong[] = {2, 4, 4};
+    const int64_t none[] = {2, 3, 0};
     CHECK_OK(fan_array_new(FAN_DT_INT32, 2, shape, NULL, &a, NULL));
     for (int i = 0; i < 3; i++)
         ((int32_t *)(void *)a->data)[i] = i;
@@ -296,7 +311,8 @@ static void shapes_print_as_tuples(void)
 
 static void copies_equal_the_oracle(void)
 {
-    int empty = 0, full = 0;
+    int empty = 0;
+    int full = 0;
     for (int round = 0; round < 2500; round++) {
         int ndim = (int)random_below(5);
         int64_t shape[4];
@@ -304,12 +320,12 @@ static void copies_equal_the_oracle(void)
             shape[i] = random_below(12) ? 1 + random_below(round % 50 ? 6 : 40)
                        : round % 7 == 0 ? 0
                                         : 1;
-        fan_dtype from = (fan_dtype)random_below(FAN_DT_COUNT),
-                  to = (fan_dtype)random_below(FAN_DT_COUNT);
+        fan_dtype from = (fan_dtype)random_below(FAN_DT_COUNT);
+        fan_dtype to = (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(from, to))
             to = from;
-        fan_array *src = random_view(from, ndim, shape, true),
-                  *dst = random_view(to, ndim, shape, false);
+        fan_array *src = random_view(from, ndim, shape, true);
+        fan_array *dst = random_view(to, ndim, shape, false);
         fan_array_copy(dst, src);
         for (int64_t i = 0; i < src->size; i++) {
             number want = convert_number(from, get(src, i), to);
@@ -356,7 +372,8 @@ static void fills_reach_every_element_and_no_other(void)
 
 static void no_memory_is_said_and_nothing_is_lost(void)
 {
-    const int64_t shape[] = {2, 3, 4, 5, 6}, large[] = {2, 3, 4, 5, 60};
+    const int64_t shape[] = {2, 3, 4, 5, 6};
+    const int64_t large[] = {2, 3, 4, 5, 60};
     fan_error err;
     fan_array *a, *b;
     int64_t live = fan_mem_get().live;

@@ -35,7 +35,8 @@ static void join_to(fan_capture_run *c, uint32_t member, uint32_t to)
 static void test_joins(void)
 {
     fan_capture_run c = begun(FAN_CAPTURE_GLOBAL);
-    uint32_t a = fork_from(&c, 0), b = fork_from(&c, a);
+    uint32_t a = fork_from(&c, 0);
+    uint32_t b = fork_from(&c, a);
     CHECK_INT(c.members, 3);
     CHECK_INT(fan_capture_work(&c, a), 0);
     CHECK_INT(fan_capture_work(&c, b), 0);

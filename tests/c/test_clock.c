@@ -24,11 +24,14 @@ static void random_steps_equal_the_model(void)
 {
     fan_clock c[3];
     uint64_t model[3][LANES] = {{0}};
-    int held = 0, not_held = 0;
+    int held = 0;
+    int not_held = 0;
     for (int i = 0; i < 3; i++)
         fan_clock_init(&c[i]);
     for (int step = 0; step < 3000; step++) {
-        uint32_t a = below(3), b = below(3), lane = below(step < 1000 ? FAN_CLOCK_INLINE : LANES);
+        uint32_t a = below(3);
+        uint32_t b = below(3);
+        uint32_t lane = below(step < 1000 ? FAN_CLOCK_INLINE : LANES);
         bool leq = true;
         switch (below(5)) {
         case 0:

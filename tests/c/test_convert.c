@@ -54,8 +54,9 @@ static void every_tie_goes_to_the_even(fan_dtype low)
 {
     low_float f = low_of(low);
     for (uint32_t code = 0; code <= f.last; code++) {
-        double here = decode_plain(f, code), next = decode_plain(f, code + 1),
-               tie = (here + next) / 2;
+        double here = decode_plain(f, code);
+        double next = decode_plain(f, code + 1);
+        double tie = (here + next) / 2;
         uint32_t up = code + 1 > f.last ? f.over : code + 1;
         for (int negative = 0; negative < 2; negative++) {
             uint32_t sign = negative ? sign_bit(low) : 0;
@@ -107,8 +108,8 @@ static void integers_round_once(void)
                                        FAN_DT_COMPLEX64,   FAN_DT_COMPLEX128};
         for (size_t k = 0; k < sizeof to / sizeof to[0]; k++) {
             number x = {bits, 0, 0};
-            number want_u = convert_number(FAN_DT_UINT64, x, to[k]),
-                   want_i = convert_number(FAN_DT_INT64, x, to[k]);
+            number want_u = convert_number(FAN_DT_UINT64, x, to[k]);
+            number want_i = convert_number(FAN_DT_INT64, x, to[k]);
             want_u.whole = want_i.whole = 0;
             CHECK(same_number(one(FAN_DT_UINT64, &bits, to[k]), want_u));
             CHECK(same_number(one(FAN_DT_INT64, &bits, to[k]), want_i));
@@ -126,16 +127,18 @@ static void every_pair_equals_the_oracle(void)
     static char src[MANY * 40 + 64], dst[MANY * 40 + 64];
     for (int i = 0; i < FAN_DT_COUNT; i++) {
         for (int j = 0; j < FAN_DT_COUNT; j++) {
-            fan_dtype from = (fan_dtype)i, to = (fan_dtype)j;
+            fan_dtype from = (fan_dtype)i;
+            fan_dtype to = (fan_dtype)j;
             if (!is_whole(from) && is_whole(to))
                 continue; /* D6; float_to_integer_is_defined looks at it */
-            int64_t size_from = (int64_t)fan_dtype_size(from),
-                    size_to = (int64_t)fan_dtype_size(to);
+            int64_t size_from = (int64_t)fan_dtype_size(from);
+            int64_t size_to = (int64_t)fan_dtype_size(to);
             for (int layout = 0; layout < 8; layout++) {
                 int64_t step_from = layout & 1 ? size_from + random_below(20) : size_from;
                 int64_t step_to = layout & 2 ? size_to + random_below(20) : size_to;
                 int64_t n = layout < 4 ? 1 + random_below(20) : MANY;
-                char *s = src + random_below(16), *d = dst + random_below(16);
+                char *s = src + random_below(16);
+                char *d = dst + random_below(16);
                 if (layout == 5) {
                     s += (n - 1) * step_from;
                     step_from = -step_from;
@@ -171,7 +174,8 @@ static void every_pair_equals_the_oracle(void)
 static void bool_bytes_are_true_when_not_zero(void)
 {
     for (int b = 0; b < 256; b++) {
-        uint8_t in = (uint8_t)b, out = 0xee;
+        uint8_t in = (uint8_t)b;
+        uint8_t out = 0xee;
         int64_t whole = -1;
         fan_convert((char *)&out, FAN_DT_BOOL, 0, (const char *)&in, FAN_DT_BOOL, 0, 1);
         CHECK_INT(out, b != 0);

@@ -176,7 +176,8 @@ static void ask_covers(shared *w, size_t at)
     fan_event *f = w->recent[(at + 1) % 16] ? fan_event_hold(w->recent[(at + 1) % 16]) : NULL;
     pthread_mutex_unlock(&w->lock);
     if (e && f && fan_event_covers(e, f)) {
-        const true_event *a = e->impl, *b = f->impl;
+        const true_event *a = e->impl;
+        const true_event *b = f->impl;
         w->covered++;
         pthread_mutex_lock(&true_lock);
         for (int k = 0; k < STREAMS; k++)
@@ -195,7 +196,8 @@ static void *work(void *arg)
     for (int i = 0; i < me->rounds; i++) {
         fan_stream *s = w->s[fan_rng(&me->state) % STREAMS];
         size_t at = fan_rng(&me->state) % 16;
-        fan_event *e = NULL, *old = NULL;
+        fan_event *e = NULL;
+        fan_event *old = NULL;
         switch (fan_rng(&me->state) % 8) {
         case 0:
         case 1:
@@ -280,8 +282,10 @@ static void a_wait_is_left_out_only_where_its_order_holds(void)
 
 static void devices_that_share_nothing_keep_each_other(void)
 {
-    fan_device *d = true_device_new(0), *e = true_device_new(1);
-    fan_stream *s = fan_stream_new(d, 0, NULL), *t = fan_stream_new(e, 1, NULL);
+    fan_device *d = true_device_new(0);
+    fan_device *e = true_device_new(1);
+    fan_stream *s = fan_stream_new(d, 0, NULL);
+    fan_stream *t = fan_stream_new(e, 1, NULL);
     fan_event *a, *b;
     fan_error err = {0};
     CHECK(d->id != e->id);
@@ -312,8 +316,10 @@ static void devices_that_share_nothing_keep_each_other(void)
 static void one_thread_leaves_out_all_that_it_can(void)
 {
     fan_device *d = true_device_new(0);
-    fan_stream *a = fan_stream_new(d, 2, NULL), *b = fan_stream_new(d, 3, NULL),
-               *c = fan_stream_new(d, 0, NULL), *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
+    fan_stream *a = fan_stream_new(d, 2, NULL);
+    fan_stream *b = fan_stream_new(d, 3, NULL);
+    fan_stream *c = fan_stream_new(d, 0, NULL);
+    fan_stream *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
     fan_event *e, *f, *g, *never;
     bool elided;
     CHECK_OK(fan_event_record(a, &e, NULL));
@@ -509,8 +515,12 @@ static void *another_thread(void *arg)
 static void the_current_stream_is_the_innermost_pushed_on_this_thread(void)
 {
     fan_sim *m = machine(2);
-    fan_device *d = fan_sim_device(m, 0), *other = fan_sim_device(m, 1);
-    fan_stream *a = stream(m, 0), *b = stream(m, 0), *c = stream(m, 1), *s = fan_stream_current(d);
+    fan_device *d = fan_sim_device(m, 0);
+    fan_device *other = fan_sim_device(m, 1);
+    fan_stream *a = stream(m, 0);
+    fan_stream *b = stream(m, 0);
+    fan_stream *c = stream(m, 1);
+    fan_stream *s = fan_stream_current(d);
     CHECK_INT(s->handle, 1);
     uint64_t legacy = s->id;
     fan_stream_drop(s);
@@ -675,7 +685,8 @@ static void full_memory_is_reclaimed_or_refused(void)
     fan_stream *s = stream(m, 0);
     fan_error err = {0};
     fan_array *b = NULL;
-    int64_t most = (1 << 20) / 8, half = most / 2;
+    int64_t most = (1 << 20) / 8;
+    int64_t half = most / 2;
     for (int i = 0; i < 10; i++) { /* each is waited for when the next needs its place */
         fan_array *a = array(d, s, half + 1);
         CHECK_OK(zero(s, a));
@@ -697,7 +708,8 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
 {
     fan_sim *m = machine(2);
     fan_device *d = fan_sim_device(m, 0);
-    fan_stream *a = stream(m, 0), *b = stream(m, 1);
+    fan_stream *a = stream(m, 0);
+    fan_stream *b = stream(m, 1);
     fan_trace *t = fan_trace_new(64);
     fan_event *e;
     fan_array *x = array(d, a, 1000);
@@ -719,8 +731,10 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
     CHECK_INT(fan_trace_count(t), 8);
     for (size_t i = 0; i < 8; i++)
         CHECK_INT(fan_trace_at(t, i)->kind, expect[i]);
-    const fan_trace_line *first = fan_trace_at(t, 0), *second = fan_trace_at(t, 5),
-                         *left = fan_trace_at(t, 3), *wait = fan_trace_at(t, 2);
+    const fan_trace_line *first = fan_trace_at(t, 0);
+    const fan_trace_line *second = fan_trace_at(t, 5);
+    const fan_trace_line *left = fan_trace_at(t, 3);
+    const fan_trace_line *wait = fan_trace_at(t, 2);
     CHECK(first->start_us >= 0 && first->end_us > first->start_us &&
           second->start_us >= first->end_us);
     CHECK_INT(first->stream, a->handle);
@@ -762,9 +776,12 @@ static fan_array *filled(fan_dtype dtype, int ndim, const int64_t *shape, uint64
 
 static fan_sparse *random_sparse(fan_format f, fan_dtype dtype, uint64_t *state)
 {
-    int64_t shape[2] = {6, 5}, nnz = (int64_t)(fan_rng(state) % 7);
+    int64_t shape[2] = {6, 5};
+    int64_t nnz = (int64_t)(fan_rng(state) % 7);
     fan_sparse *s = NULL;
-    fan_array *indices, *pointers = NULL, *values = filled(dtype, 1, &nnz, state, 100);
+    fan_array *indices;
+    fan_array *pointers = NULL;
+    fan_array *values = filled(dtype, 1, &nnz, state, 100);
     if (f == FAN_FORMAT_COO) {
         int64_t grid[2] = {2, nnz};
         indices = filled(fan_rng(state) % 2 ? FAN_DT_INT64 : FAN_DT_INT32, 2, grid, state, 5);
@@ -813,12 +830,15 @@ static bool same_part(fan_stream *s, const fan_array *on, const fan_array *host)
 static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
 {
     uint64_t state = 5;
-    long queued = 0, through_host = 0;
+    long queued = 0;
+    long through_host = 0;
     for (int round = 0; round < 400; round++) {
         fan_sim *m = machine(1);
         fan_stream *s = stream(m, 0);
         size_t n = 1 + fan_rng(&state) % 3;
-        bool coalesce = fan_rng(&state) % 2, plain = !coalesce, widens = fan_rng(&state) % 4 == 0;
+        bool coalesce = fan_rng(&state) % 2;
+        bool plain = !coalesce;
+        bool widens = fan_rng(&state) % 4 == 0;
         fan_sparse *host[3], *on[3], *want, *got;
         fan_sparse_operand from[3], to[3];
         fan_scale scale = {.on = fan_rng(&state) % 4 == 0, .re = 2, .i = 2};
@@ -827,8 +847,9 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
             fan_dtype dtype = widens && i == 0 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
             host[i] = random_sparse(fan_rng(&state) % 8 ? f : FAN_FORMAT_COO, dtype, &state);
             plain = plain && host[i]->format == FAN_FORMAT_COO && (!widens || n == 1);
-            fan_array *indices = moved(s, host[i]->indices),
-                      *pointers = moved(s, host[i]->pointers), *values = moved(s, host[i]->values);
+            fan_array *indices = moved(s, host[i]->indices);
+            fan_array *pointers = moved(s, host[i]->pointers);
+            fan_array *values = moved(s, host[i]->values);
             CHECK_OK(fan_sparse_new(host[i]->format, 2, host[i]->shape, indices, pointers, values,
                                     false, &on[i], NULL));
             fan_array_drop(indices);
@@ -872,9 +893,14 @@ static fan_status scenario(fan_error *err)
 {
     fan_sim *m = NULL;
     fan_sim_config config = {.devices = 2, .seed = 3, .memory = 1 << 16, .run_work = true};
-    fan_stream *a = NULL, *b = NULL, *c = NULL;
-    fan_array *x = NULL, *y = NULL, *host = NULL;
-    fan_event *e = NULL, *f = NULL;
+    fan_stream *a = NULL;
+    fan_stream *b = NULL;
+    fan_stream *c = NULL;
+    fan_array *x = NULL;
+    fan_array *y = NULL;
+    fan_array *host = NULL;
+    fan_event *e = NULL;
+    fan_event *f = NULL;
     fan_status status;
     int64_t shape[6] = {2, 1, 2, 1, 2, 1};
     FAN_GO(fan_sim_new(&config, NULL, &m, err));
@@ -886,7 +912,8 @@ static fan_status scenario(fan_error *err)
     fan_fill_zero(host);
     FAN_GO(fan_device_array(a->device, a, FAN_DT_FLOAT64, 6, shape, NULL, &x, err));
     FAN_GO(fan_sim_array(m, 1, FAN_DT_FLOAT64, 6, shape, host, &y, err));
-    fan_operand up = {host, FAN_DT_FLOAT64}, over = {x, FAN_DT_FLOAT64};
+    fan_operand up = {host, FAN_DT_FLOAT64};
+    fan_operand over = {x, FAN_DT_FLOAT64};
     FAN_GO(fan_device_run(a->device, a,
                           &(fan_job){.kind = FAN_JOB_UPLOAD, .out = x, .in = &up, .n = 1}, err));
     FAN_GO(fan_event_record(a, &e, err));

@@ -142,7 +142,8 @@ static void every_pair_is_symmetric_and_holds_both(void)
         bool low = fan_dtype_kind(a) == 'f' && fan_dtype_size(a) < 4;
         CHECK_INT(fan_dtype_accumulate(a), low ? FAN_DT_FLOAT32 : a);
         for (int j = 0; j < FAN_DT_COUNT; j++) {
-            fan_dtype b = (fan_dtype)j, p = fan_dtype_promote(a, b);
+            fan_dtype b = (fan_dtype)j;
+            fan_dtype p = fan_dtype_promote(a, b);
             CHECK_INT(p, fan_dtype_promote(b, a));
             if (p != FAN_DT_NONE) {
                 CHECK(fan_dtype_can_cast(a, p) && fan_dtype_can_cast(b, p));

@@ -46,7 +46,8 @@ typedef struct whole {
 
 static void whole_add(whole *w, uint64_t m, int at, bool minus)
 {
-    int i = at / 32, bit = at % 32;
+    int i = at / 32;
+    int bit = at % 32;
     unsigned __int128 wide = (unsigned __int128)m << bit;
     int64_t carry = 0;
     for (int j = 0; i < DIGITS; i++, j++) {
@@ -83,7 +84,8 @@ static void whole_negate(whole *w)
 static void whole_add_code(whole *w, int base, fan_dtype d, uint64_t code, bool minus)
 {
     format f = format_of(d);
-    uint64_t e = code >> f.mant, m = code & ((UINT64_C(1) << f.mant) - 1);
+    uint64_t e = code >> f.mant;
+    uint64_t m = code & ((UINT64_C(1) << f.mant) - 1);
     if (e)
         m |= UINT64_C(1) << f.mant;
     whole_add(w, m, base - f.unit + (int)(e ? e - 1 : 0), minus);
@@ -93,7 +95,8 @@ static void whole_add_code(whole *w, int base, fan_dtype d, uint64_t code, bool 
 static uint64_t nearest(const whole *w, int base, fan_dtype d)
 {
     format f = format_of(d);
-    uint64_t low = 0, high = f.last + 1;
+    uint64_t low = 0;
+    uint64_t high = f.last + 1;
     while (high - low > 1) { /* the largest code that is not above w */
         uint64_t mid = low + (high - low) / 2;
         whole rest = *w;
@@ -123,9 +126,14 @@ static uint64_t nearest(const whole *w, int base, fan_dtype d)
  * sign. */
 static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to)
 {
-    format f = format_of(d), g = format_of(to);
-    uint64_t sign = UINT64_C(1) << (width_of(d) - 1), out = UINT64_C(1) << (width_of(to) - 1);
-    bool plus = false, minus = false, none = false, all_minus_zero = true;
+    format f = format_of(d);
+    format g = format_of(to);
+    uint64_t sign = UINT64_C(1) << (width_of(d) - 1);
+    uint64_t out = UINT64_C(1) << (width_of(to) - 1);
+    bool plus = false;
+    bool minus = false;
+    bool none = false;
+    bool all_minus_zero = true;
     whole w = {{0}};
     int base = f.unit > g.unit ? f.unit : g.unit;
     for (size_t k = 0; k < n; k++) {
@@ -159,7 +167,8 @@ static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to
  * rather. */
 static bool tie(const format *f, uint64_t *codes, size_t k, uint64_t *at, uint64_t *e, uint64_t *m)
 {
-    uint64_t mant = (uint64_t)f->mant, top = f->last >> f->mant;
+    uint64_t mant = (uint64_t)f->mant;
+    uint64_t top = f->last >> f->mant;
     if (k == 0) {
         *e = *at =
             mant + 2 < top ? mant + 2 + (uint64_t)random_below((int64_t)(top - mant - 2)) : top;
@@ -183,11 +192,13 @@ static bool tie(const format *f, uint64_t *codes, size_t k, uint64_t *at, uint64
 static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
 {
     format f = format_of(d);
-    uint64_t sign = UINT64_C(1) << (width_of(d) - 1), top = f.last >> f.mant;
-    uint64_t middle = (uint64_t)random_below((int64_t)top + 1), at = 0;
+    uint64_t sign = UINT64_C(1) << (width_of(d) - 1);
+    uint64_t top = f.last >> f.mant;
+    uint64_t middle = (uint64_t)random_below((int64_t)top + 1);
+    uint64_t at = 0;
     for (size_t k = 0; k < n; k++) {
-        uint64_t m = random_bits() & ((UINT64_C(1) << f.mant) - 1),
-                 e = (uint64_t)random_below((int64_t)top + 1);
+        uint64_t m = random_bits() & ((UINT64_C(1) << f.mant) - 1);
+        uint64_t e = (uint64_t)random_below((int64_t)top + 1);
         switch (way) {
         case 0: /* any exponent */ break;
         case 1: /* near one another */
@@ -364,9 +375,9 @@ static void a_million_sums(double share)
     for (int r = 0; r < REALS; r++) {
         int left = (int)(elements[r] * share);
         for (int round = 0; left > 0; round++) {
-            size_t n = round % 16 == 0 ? 1 + (size_t)random_below(200)
-                                       : 1 + (size_t)random_below(12),
-                   size = round % 16 == 0 ? 200 : 4000;
+            size_t n =
+                round % 16 == 0 ? 1 + (size_t)random_below(200) : 1 + (size_t)random_below(12);
+            size_t size = round % 16 == 0 ? 200 : 4000;
             terms t;
             terms_make(&t, reals[r], n, size, round % 3 == 0 ? -1 : round % 8);
             check_terms(&t, random_below(2) ? reals[r] : reals[random_below(REALS)], "random",
@@ -393,7 +404,8 @@ static void thousands_of_terms(void)
 static void every_order_of_five(void)
 {
     for (int r = 0; r < REALS; r++) {
-        int64_t size = 700, orders = 0;
+        int64_t size = 700;
+        int64_t orders = 0;
         terms t;
         fan_array *out;
         terms_make(&t, reals[r], 5, (size_t)size, -1);
@@ -401,7 +413,9 @@ static void every_order_of_five(void)
         uint64_t hash = 0;
         for (int p = 0; p < 3125; p++) {
             const fan_array *in[5];
-            int digits[5], seen = 0, rest = p;
+            int digits[5];
+            int seen = 0;
+            int rest = p;
             for (int k = 0; k < 5; k++, rest /= 5) {
                 digits[k] = rest % 5;
                 seen |= 1 << digits[k];
@@ -508,7 +522,9 @@ static void a_factor_is_exact(void)
         if (base < 149 || base > 1500)
             continue;
         for (size_t k = 0; k < n; k++) {
-            uint64_t a = codes[k] & 0x7fffffffu, mant = a & 0x7fffffu, field = a >> 23;
+            uint64_t a = codes[k] & 0x7fffffffu;
+            uint64_t mant = a & 0x7fffffu;
+            uint64_t field = a >> 23;
             if (field)
                 mant |= 0x800000u;
             unsigned __int128 p = (unsigned __int128)mant * (uint64_t)(m < 0 ? -m : m);
@@ -519,8 +535,8 @@ static void a_factor_is_exact(void)
         int s = whole_sign(&w);
         if (s < 0)
             whole_negate(&w);
-        uint32_t want = (uint32_t)nearest(&w, base, FAN_DT_FLOAT32) | (s < 0 ? 0x80000000u : 0),
-                 had;
+        uint32_t had;
+        uint32_t want = (uint32_t)nearest(&w, base, FAN_DT_FLOAT32) | (s < 0 ? 0x80000000u : 0);
         memcpy(&had, &got, 4);
         if (!CHECK(want == had))
             fprintf(stderr, "    factor %a: got %x, want %x\n", by, had, want);
@@ -559,7 +575,8 @@ static void complex_and_wider_windows(void)
     for (int k = 0; k < 3; k++)
         CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_DT_FLOAT32, 1, &size,
                                 in[k]->strides, true, &part[k], NULL));
-    fan_window *narrow = fan_window_new(FAN_DT_FLOAT32, size), *wide;
+    fan_window *wide;
+    fan_window *narrow = fan_window_new(FAN_DT_FLOAT32, size);
     CHECK_OK(fan_window_add(narrow, (const fan_array *const *)part, 3, NULL));
     wide = fan_window_copy(narrow, FAN_DT_COMPLEX64);
     CHECK_OK(fan_window_add(wide, (const fan_array *const *)in + 3, 3, NULL));
@@ -583,14 +600,15 @@ static void complex_and_wider_windows(void)
 static void windows_widen_without_loss(void)
 {
     static const fan_dtype from[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E5M2,
-                                     FAN_DT_FLOAT32},
-                           to[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT64};
+                                     FAN_DT_FLOAT32};
+    static const fan_dtype to[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT64};
     for (int r = 0; r < 4; r++) {
         terms t;
         terms_make(&t, from[r], 7, 400, -1);
         int64_t size = 400;
         fan_array *out;
-        fan_window *narrow = fan_window_new(from[r], size), *wide;
+        fan_window *wide;
+        fan_window *narrow = fan_window_new(from[r], size);
         CHECK_OK(fan_window_add(narrow, (const fan_array *const *)t.array, 4, NULL));
         wide = fan_window_copy(narrow, to[r]);
         CHECK_OK(fan_window_add(wide, (const fan_array *const *)t.array + 4, 3, NULL));
@@ -613,7 +631,8 @@ static void in_place_and_strided(void)
         fan_dtype d = reals[random_below(REALS)];
         int ndim = (int)random_below(4);
         int64_t shape[4];
-        size_t n = 1 + (size_t)random_below(10), at = (size_t)random_below((int64_t)n);
+        size_t n = 1 + (size_t)random_below(10);
+        size_t at = (size_t)random_below((int64_t)n);
         fan_array *in[10], *fresh, *other;
         for (int i = 0; i < ndim; i++)
             shape[i] = 1 + random_below(random_below(4) ? 6 : 150);

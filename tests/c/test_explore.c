@@ -171,7 +171,8 @@ static bool run_once(const program *p, fan_explore *x, uint64_t *result, bool *d
 
 static int by_value(const void *a, const void *b)
 {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    uint64_t x = *(const uint64_t *)a;
+    uint64_t y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
@@ -185,7 +186,8 @@ static size_t search(const program *p, bool reduce, uint64_t *into, uint64_t *ru
     fan_explore *x = fan_explore_new(reduce, 0);
     if (tries)
         fan_explore_prune(x);
-    size_t n = 0, distinct = 0;
+    size_t n = 0;
+    size_t distinct = 0;
     uint64_t anew = 0;
     *deadlock = false;
     while (fan_explore_begin(x)) {
@@ -217,14 +219,19 @@ static size_t search(const program *p, bool reduce, uint64_t *into, uint64_t *ru
 static void the_reduction_loses_no_outcome(bool with_tries, int programs)
 {
     tries = with_tries;
-    uint64_t whole = 0, reduced = 0, gone = 0, outcomes = 0, deadlocks = 0, free_of_them = 0;
+    uint64_t whole = 0;
+    uint64_t reduced = 0;
+    uint64_t gone = 0;
+    uint64_t outcomes = 0;
+    uint64_t deadlocks = 0;
+    uint64_t free_of_them = 0;
     for (int round = 0; round < programs; round++) {
         int actors = 2 + below(3);
         program p = random_program(actors, actors == 2 ? 6 : actors == 3 ? 4 : 3);
         uint64_t runs, few, abandoned, none;
         bool stuck[2];
-        size_t n = search(&p, false, found[0], &runs, &none, &stuck[0]),
-               m = search(&p, true, found[1], &few, &abandoned, &stuck[1]);
+        size_t n = search(&p, false, found[0], &runs, &none, &stuck[0]);
+        size_t m = search(&p, true, found[1], &few, &abandoned, &stuck[1]);
         CHECK_INT(none, 0);
         CHECK_INT(m, n);
         CHECK(m == n && memcmp(found[0], found[1], n * sizeof(uint64_t)) == 0);
@@ -254,10 +261,12 @@ static void a_footprint_that_lies_is_found(void)
 {
     long lost = 0;
     for (int round = 0; round < 200; round++) {
-        program p = random_program(2, 4), lie = p;
+        program p = random_program(2, 4);
+        program lie = p;
         uint64_t runs, none;
         bool stuck;
-        size_t n = search(&p, false, found[0], &runs, &none, &stuck), m = 0;
+        size_t n = search(&p, false, found[0], &runs, &none, &stuck);
+        size_t m = 0;
         fan_explore *x = fan_explore_new(true, 0);
         while (fan_explore_begin(x)) {
             world w;
@@ -309,7 +318,8 @@ static void independent_actors_need_one_run(void)
 /* Behind the limit of a search; they are the same for the same seed. */
 static void samples_go_on(fan_explore *x, const program *p)
 {
-    uint64_t seen[200], distinct = 0;
+    uint64_t seen[200];
+    uint64_t distinct = 0;
     for (uint64_t seed = 0; seed < 400; seed++) {
         bool stuck;
         fan_explore_sample(x, seed % 200);
@@ -335,7 +345,8 @@ static void a_schedule_is_replayed_and_a_limit_kept(void)
     program p = random_program(3, 4);
     while (p.steps[0] + p.steps[1] + p.steps[2] < 10)
         p = random_program(3, 4);
-    fan_explore *x = fan_explore_new(false, 100), *y = fan_explore_new(true, 0);
+    fan_explore *x = fan_explore_new(false, 100);
+    fan_explore *y = fan_explore_new(true, 0);
     long replayed = 0;
     while (fan_explore_begin(x)) {
         uint64_t a, b;
@@ -410,7 +421,8 @@ static void a_scenario_that_does_not_repeat_itself_is_noticed(void)
 static void memory_that_fails_ends_the_search(void)
 {
     program p = random_program(3, 4);
-    long failed = 0, passed = 0;
+    long failed = 0;
+    long passed = 0;
     for (int64_t n = 0; n < 200; n++) {
         uint64_t r;
         bool stuck;

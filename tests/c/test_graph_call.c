@@ -144,12 +144,16 @@ static fan_tree_call call_of(int i, fan_tree_place here, fan_tree_place root)
 
 static void every_combination_is_as_the_table_says(void)
 {
-    long wrong = 0, seen = 0, rows[FAN_TREE_RULES] = {0}, did[FAN_TREE_FAIL + 1] = {0};
+    long wrong = 0;
+    long seen = 0;
+    long rows[FAN_TREE_RULES] = {0};
+    long did[FAN_TREE_FAIL + 1] = {0};
     for (int i = 0; i < 4 << 7; i++)
         for (int here = 0; here < PLACES; here++)
             for (int root = 0; root < PLACES; root++) {
                 fan_tree_call c = call_of(i, place_of(here), place_of(root));
-                fan_tree_plan got = fan_tree_decide(&c), warned = read_table(&c);
+                fan_tree_plan got = fan_tree_decide(&c);
+                fan_tree_plan warned = read_table(&c);
                 if (!same(&got, &warned) && wrong++ < 5)
                     fprintf(
                         stderr,

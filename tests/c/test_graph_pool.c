@@ -97,7 +97,8 @@ static bool one_trace(uint64_t seed, long *full)
     uint64_t rng = seed * 0x9E37;
     fan_graph_pool p;
     fan_graph_ranges then, again;
-    map m = {0}, kept;
+    map kept;
+    map m = {0};
     uint64_t replayed[12];
     bool good = true;
     fan_graph_pool_init(&p, (uint64_t)UNITS * FAN_GRAPH_ALIGN + below(&rng, FAN_GRAPH_ALIGN));
@@ -144,7 +145,9 @@ static bool one_trace(uint64_t seed, long *full)
 
 static void the_laws_of_checkpoints_hold(void)
 {
-    long full = 0, bad = 0, traces = 100000;
+    long full = 0;
+    long bad = 0;
+    long traces = 100000;
     for (long i = 0; i < traces; i++)
         if (!one_trace((uint64_t)i, &full) && !bad++)
             fprintf(stderr, "seed %ld\n", i);

@@ -7,8 +7,10 @@
 static void every_block_is_counted_once(void)
 {
     fan_mem_counts before = fan_mem_get();
-    void *a = fan_alloc(0), *b = fan_calloc(64), *c = fan_realloc(NULL, 8),
-         *d = fan_alloc_data(100);
+    void *a = fan_alloc(0);
+    void *b = fan_calloc(64);
+    void *c = fan_realloc(NULL, 8);
+    void *d = fan_alloc_data(100);
     CHECK(a && b && c && d);
     CHECK_INT(fan_mem_get().live - before.live, 4);
     for (int i = 0; i < 64; i++)
@@ -44,7 +46,8 @@ static void data_is_aligned(void)
 
 static void the_nth_allocation_fails(void)
 {
-    int64_t failed = fan_mem_get().failed, live = fan_mem_get().live;
+    int64_t failed = fan_mem_get().failed;
+    int64_t live = fan_mem_get().live;
     void *p[6];
     fan_mem_fail_at(2, 2);
     for (int i = 0; i < 6; i++) {

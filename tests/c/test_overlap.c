@@ -88,7 +88,8 @@ static bool mark(const fan_region *r, unsigned char *bytes)
 
 static bool truly_meet(const fan_region *a, const fan_region *b)
 {
-    unsigned char one[SPACE] = {0}, two[SPACE] = {0};
+    unsigned char one[SPACE] = {0};
+    unsigned char two[SPACE] = {0};
     unsigned char met = 0;
     mark(a, one);
     mark(b, two);
@@ -119,7 +120,8 @@ static long seen[4];
 static fan_verdict ask(const fan_region *a, const fan_region *b, uint64_t budget)
 {
     int64_t x[FAN_MAX_NDIM], y[FAN_MAX_NDIM];
-    fan_verdict v = FAN_OVERLAP_HARD, plain = FAN_OVERLAP_HARD;
+    fan_verdict v = FAN_OVERLAP_HARD;
+    fan_verdict plain = FAN_OVERLAP_HARD;
     CHECK_OK(fan_overlap(a, b, budget, x, y, &v, NULL));
     CHECK_OK(fan_overlap(b, a, budget, NULL, NULL, &plain, NULL));
     CHECK(v == plain);
@@ -211,7 +213,10 @@ static void small_pairs_are_what_brute_force_says(void)
 /* blocks: m[r0:r1:rs, c0:c1:cs] of a 7 x 9 matrix of 2-byte elements. */
 static const fan_region *block(made *m)
 {
-    int64_t r0 = below(7), c0 = below(9), rs = 1 + below(3), cs = 1 + below(3);
+    int64_t r0 = below(7);
+    int64_t c0 = below(9);
+    int64_t rs = 1 + below(3);
+    int64_t cs = 1 + below(3);
     m->shape[0] = 1 + below((6 - r0) / rs + 1), m->shape[1] = 1 + below((8 - c0) / cs + 1);
     m->strides[0] = 18 * rs, m->strides[1] = 2 * cs;
     uint64_t data = AT + (uint64_t)(18 * r0 + 2 * c0);
@@ -220,7 +225,8 @@ static const fan_region *block(made *m)
         m->strides[0] = -m->strides[0];
     }
     if (below(3) == 0) { /* transposed */
-        int64_t n = m->shape[0], s = m->strides[0];
+        int64_t n = m->shape[0];
+        int64_t s = m->strides[0];
         m->shape[0] = m->shape[1], m->strides[0] = m->strides[1];
         m->shape[1] = n, m->strides[1] = s;
     }
@@ -243,10 +249,12 @@ static void blocks_of_a_matrix_are_what_brute_force_says(void)
 static void equations_of_many_terms_are_solved(void)
 {
     static bool reached[1 << 13];
-    long yes = 0, no = 0;
+    long yes = 0;
+    long no = 0;
     for (int round = 0; round < rounds(4000); round++) {
         made a, b;
-        int n = (int)below(10), most = 0;
+        int n = (int)below(10);
+        int most = 0;
         memset(reached, 0, sizeof reached);
         reached[0] = true;
         for (int i = 0; i < n; i++) {
@@ -275,7 +283,8 @@ static void equations_of_many_terms_are_solved(void)
 /* A pair that defeats a search: three large steps against two, and both places in memory. */
 static void bad_pair(made *a, made *b, uint64_t offset)
 {
-    static const int64_t three[] = {36674, 61119, 85569}, two[] = {12223, 12224};
+    static const int64_t three[] = {36674, 61119, 85569};
+    static const int64_t two[] = {12223, 12224};
     for (int i = 0; i < 3; i++)
         a->shape[i] = 1049, a->strides[i] = three[i];
     for (int i = 0; i < 2; i++)
@@ -328,14 +337,16 @@ static const fan_region *large(made *m, int64_t step)
 /* sums: the sorted addresses of a region's elements. */
 static int by_value(const void *a, const void *b)
 {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    uint64_t x = *(const uint64_t *)a;
+    uint64_t y = *(const uint64_t *)b;
     return x < y ? -1 : x > y;
 }
 
 static size_t sums(const fan_region *r, uint64_t **out)
 {
     int64_t index[FAN_MAX_NDIM] = {0};
-    size_t n = 0, most = 1;
+    size_t n = 0;
+    size_t most = 1;
     for (int i = 0; i < r->ndim; i++)
         most *= (size_t)r->shape[i];
     *out = malloc(most * sizeof **out);
@@ -349,7 +360,10 @@ static size_t sums(const fan_region *r, uint64_t **out)
 static bool lists_meet(const fan_region *a, const fan_region *b)
 {
     uint64_t *one, *two;
-    size_t n = sums(a, &one), m = sums(b, &two), i = 0, j = 0;
+    size_t n = sums(a, &one);
+    size_t m = sums(b, &two);
+    size_t i = 0;
+    size_t j = 0;
     bool met = false;
     while (i < n && j < m && !met) {
         int64_t way = (int64_t)(one[i] - two[j]);
@@ -478,7 +492,10 @@ static void judge_list(const made *all, size_t n)
 {
     static bool met[MOST * MOST];
     uint32_t label[MOST], want[MOST];
-    size_t count, npairs, expected = 0, k = 0, numbered = 0;
+    size_t count, npairs;
+    size_t expected = 0;
+    size_t k = 0;
+    size_t numbered = 0;
     fan_pair *pairs;
     fan_overlaps *l = list_of(all, n);
     for (size_t i = 0; i < n; i++)
@@ -509,10 +526,13 @@ static void judge_list(const made *all, size_t n)
 /* family: views of one matrix, sliced alike: what a list is fast at. */
 static void family(made *all, size_t n)
 {
-    int64_t kind = below(6), width = 1 + below(4), row = (int64_t)n * 2;
+    int64_t kind = below(6);
+    int64_t width = 1 + below(4);
+    int64_t row = (int64_t)n * 2;
     for (size_t i = 0; i < n; i++) {
         made *m = &all[i];
-        int64_t k = below((int64_t)n), rows = below(6);
+        int64_t k = below((int64_t)n);
+        int64_t rows = below(6);
         m->shape[0] = 1 + below(6), m->shape[1] = width;
         m->strides[0] = row, m->strides[1] = 2;
         if (kind == 0) { /* columns */
@@ -603,7 +623,8 @@ static void a_sweep_that_gives_up_is_followed_by_another(void)
     static made all[MOST];
     memset(seen, 0, sizeof seen);
     for (int i = 0; i < MOST / 2; i++) {
-        made *column = &all[i], *piece = &all[MOST / 2 + i];
+        made *column = &all[i];
+        made *piece = &all[MOST / 2 + i];
         column->shape[0] = 5, column->strides[0] = MOST;
         region(column, AT + 2 * (uint64_t)i, 1, 1);
         piece->shape[0] = MOST / 2, piece->strides[0] = 2;
@@ -644,7 +665,8 @@ static void lists_and_layouts_fail_without_memory(void)
     family(all, 20);
     for (int i = 0; i < 20; i++)
         items[i] = (fan_layout_item){.region = all[i].r};
-    int64_t live = fan_mem_get().live, refused = 0;
+    int64_t live = fan_mem_get().live;
+    int64_t refused = 0;
     for (int64_t skip = 0;; skip++) {
         fan_overlaps *l = NULL;
         fan_layout *y = NULL;
@@ -724,7 +746,9 @@ static bool alike(const made *was, const made *now, size_t n)
 static void a_layout_is_the_same_where_brute_force_says_so(void)
 {
     static made was[64], now[64];
-    long same = 0, other = 0, words[16] = {0};
+    long same = 0;
+    long other = 0;
+    long words[16] = {0};
     for (int round = 0; round < rounds(6000); round++) {
         size_t n = 1 + (size_t)below(12);
         fan_layout *l = NULL;
@@ -787,7 +811,8 @@ static void what_changed_is_named(void)
     fan_layout *l = NULL;
     fan_difference d;
     a.shape[0] = 3, a.shape[1] = 1, a.strides[0] = 8, a.strides[1] = 99;
-    fan_layout_item was = {.region = *region(&a, AT, 8, 2), .dtype = 1, .writable = true}, is;
+    fan_layout_item is;
+    fan_layout_item was = {.region = *region(&a, AT, 8, 2), .dtype = 1, .writable = true};
     CHECK_OK(fan_layout_new(&was, 1, 0, &l, NULL));
     made b = a;
 #define SAYS(change)                                 \

@@ -38,10 +38,12 @@ static void adds(void)
 static void folds(void)
 {
     static const fan_form forms[] = {FAN_FORM_DENSE, FAN_FORM_SPARSE, FAN_FORM_OBJECT};
-    int in_place = 0, fresh = 0;
+    int in_place = 0;
+    int fresh = 0;
     for (unsigned bits = 0; bits < 1u << 11; bits++)
         for (int k = 0; k < 9; k++) {
-            fan_form first = forms[k % 3], other = forms[k / 3];
+            fan_form first = forms[k % 3];
+            fan_form other = forms[k / 3];
             fan_fold_facts f = {
                 .terms = 2,
                 .sparse = (first == FAN_FORM_SPARSE) + (size_t)(other == FAN_FORM_SPARSE),

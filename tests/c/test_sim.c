@@ -191,7 +191,8 @@ static void the_axioms_hold_by_verdict_and_by_value(void)
 
         /* The same without the checker: the values. */
         uint64_t first = 0;
-        long same = 0, other = 0;
+        long same = 0;
+        long other = 0;
         for (uint64_t seed = 0; seed < 40; seed++)
             for (int schedule = FAN_SIM_SEEDED; schedule <= FAN_SIM_ROUND_ROBIN; schedule++) {
                 open(&w, config_of(axioms[i].devices, seed, (fan_sim_schedule)schedule),
@@ -216,7 +217,8 @@ static void a8_memory_is_used_again_at_once_and_poisoned_before(void)
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
     fan_device *d = fan_sim_device(w.m, 0);
     int64_t n = 100;
-    fan_array *a = NULL, *b = NULL;
+    fan_array *a = NULL;
+    fan_array *b = NULL;
     CHECK_OK(fan_sim_array(w.m, 0, FAN_DT_UINT8, 1, &n, NULL, &a, NULL));
     for (int i = 0; i < 100; i++)
         CHECK_INT((uint8_t)a->data[i], 0xA5);
@@ -623,9 +625,14 @@ typedef struct job_arrays {
 
 static void job_arrays_make(job_arrays *x, fan_sim *m)
 {
-    static const int64_t shape[2] = {2, 3}, small[2] = {1, 3}, grid[2] = {2, 2}, two = 2;
+    static const int64_t shape[2] = {2, 3};
+    static const int64_t small[2] = {1, 3};
+    static const int64_t grid[2] = {2, 2};
+    static const int64_t two = 2;
     for (int i = 0; i < ALL; i++) {
-        bool few = i == 3, index = i == SPARSE, vector = i == SPARSE + 1;
+        bool few = i == 3;
+        bool index = i == SPARSE;
+        bool vector = i == SPARSE + 1;
         const int64_t *sh = few ? small : index ? grid : vector ? &two : shape;
         fan_dtype dtype = index ? FAN_DT_INT64 : FAN_DT_FLOAT64;
         CHECK_OK(fan_array_new(dtype, vector ? 1 : 2, sh, NULL, &x->host[i], NULL));
@@ -659,7 +666,8 @@ static bool job_touches(fan_job_kind what, int who, bool wrote)
 {
     fan_sim *m = NULL;
     fan_sim_config c = config_of(1, 0, FAN_SIM_SEEDED);
-    fan_stream *s = NULL, *other = NULL;
+    fan_stream *s = NULL;
+    fan_stream *other = NULL;
     job_arrays x;
     CHECK_OK(fan_sim_new(&c, NULL, &m, NULL));
     CHECK_OK(fan_sim_stream(m, 0, false, &s, NULL));
@@ -708,7 +716,8 @@ static bool job_touches(fan_job_kind what, int who, bool wrote)
  * writes what it says, no more and no less. */
 static void every_job_touches_what_it_says(void)
 {
-    long races = 0, none = 0;
+    long races = 0;
+    long none = 0;
     for (int what = FAN_JOB_SUM; what <= FAN_JOB_UPLOAD; what++)
         for (int who = -1; who < ALL; who++) /* whom the other stream has touched */
             for (int wrote = 0; wrote < 2; wrote++)
@@ -721,8 +730,10 @@ static void every_job_touches_what_it_says(void)
 
 static fan_status some_of_everything(world *w, fan_error *err)
 {
-    fan_event *e = NULL, *f = NULL;
-    fan_array *a = NULL, *host = NULL;
+    fan_event *e = NULL;
+    fan_event *f = NULL;
+    fan_array *a = NULL;
+    fan_array *host = NULL;
     int64_t one = 1;
     fan_status status;
     FAN_GO(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &host, err));
@@ -790,7 +801,9 @@ static void a_reset_machine_is_a_new_one(void)
     CHECK_OK(fan_sim_new(&c, NULL, &w.m, NULL));
     for (int i = 0; i < STREAMS; i++)
         CHECK_OK(fan_sim_stream(w.m, i % 2, false, &w.s[i], NULL));
-    uint64_t first = 0, races = 0, calls = 0;
+    uint64_t first = 0;
+    uint64_t races = 0;
+    uint64_t calls = 0;
     uintptr_t address = 0;
     fan_error err = {0};
     for (int round = 0; round < 50; round++) {
@@ -843,10 +856,12 @@ static void judging_alone_is_fast(void)
     enum {
         RUNS = LIGHT ? 2000 : 20000
     };
-    int64_t before = 0, steps = 0;
+    int64_t before = 0;
+    int64_t steps = 0;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t0);
     for (int round = 0; round < RUNS; round++) {
-        fan_array *a = NULL, *b = NULL;
+        fan_array *a = NULL;
+        fan_array *b = NULL;
         fan_event *e;
         if (round == 100)
             before = fan_mem_get().live;

@@ -31,7 +31,8 @@ typedef struct program {
 static program random_program(void)
 {
     program p = {.blocking = (uint32_t)below(16)};
-    int most = 8 + below(OPS - 8), work = 2 + below(WORK - 1);
+    int most = 8 + below(OPS - 8);
+    int work = 2 + below(WORK - 1);
     while (p.n < most) {
         step *s = &p.all[p.n];
         *s = (step){.stream = below(12) ? below(3) : STREAMS,
@@ -79,7 +80,9 @@ typedef struct order_of {
 static order_of work_out(const program *p)
 {
     order_of o = {0};
-    uint32_t stream[STREAMS + 1] = {0}, event[3] = {0}, host = 0;
+    uint32_t stream[STREAMS + 1] = {0};
+    uint32_t event[3] = {0};
+    uint32_t host = 0;
     bool recorded[3] = {false};
     for (int i = 0; i < p->n; i++) {
         const step *s = &p->all[i];
@@ -152,7 +155,8 @@ static void extensions(run *r)
     for (int i = 0; i < o->n; i++) {
         if ((r->done >> i & 1) || (o->before[i] & ~r->done))
             continue;
-        uint64_t v = (uint64_t)i + 1, was = o->to[i] >= 0 ? r->x[o->to[i]] : 0;
+        uint64_t v = (uint64_t)i + 1;
+        uint64_t was = o->to[i] >= 0 ? r->x[o->to[i]] : 0;
         for (int k = 0; k < ARRAYS; k++)
             if (o->from[i] >> k & 1)
                 v = mix(v, r->x[k]);
@@ -214,7 +218,11 @@ static uint64_t play(world *w, const program *p, bool elide, fan_status *verdict
 
 static void happens_before_and_values_agree(void)
 {
-    long racy = 0, clean = 0, orders = 0, elided = 0, differed = 0;
+    long racy = 0;
+    long clean = 0;
+    long orders = 0;
+    long elided = 0;
+    long differed = 0;
     for (int round = 0; round < PROGRAMS; round++) {
         program p = random_program();
         order_of o = work_out(&p);

@@ -134,7 +134,8 @@ static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *ou
 
 static int by_value(const void *a, const void *b)
 {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    uint64_t x = *(const uint64_t *)a;
+    uint64_t y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
@@ -156,9 +157,12 @@ static void the_reduction_loses_nothing_on_real_threads(void)
     /* the whole search takes long under a sanitizer */
     for (int way = LIGHT ? 2 : 0; way < 3; way++) {
         size_t n[2] = {0, 0};
-        uint64_t gone = 0, runs[2];
-        char one[64] = "", two[64] = "";
-        uint64_t first = 0, again = 0;
+        uint64_t runs[2];
+        uint64_t gone = 0;
+        char one[64] = "";
+        char two[64] = "";
+        uint64_t first = 0;
+        uint64_t again = 0;
         for (int reduce = 0; reduce < 2; reduce++) {
             fan_explore *x = fan_explore_new(reduce, reduce ? 0 : 12000);
             while (n[reduce] < 20000 && fan_explore_begin(x)) {
@@ -185,7 +189,8 @@ static void the_reduction_loses_nothing_on_real_threads(void)
             CHECK_STR(one, two);
             fan_explore_free(x);
         }
-        size_t a = distinct(found[0], n[0]), b = distinct(found[1], n[1]);
+        size_t a = distinct(found[0], n[0]);
+        size_t b = distinct(found[1], n[1]);
         printf("lock %d, event %d: %" PRIu64 " orders, %zu outcomes; reduced: %" PRIu64
                " runs, %" PRIu64 " abandoned, %zu outcomes\n",
                ways[way][0], ways[way][1], runs[0], a, runs[1], gone, b);
@@ -342,7 +347,8 @@ static void what_a_thread_knows_goes_with_spawn_and_join(void)
     }
     for (int threads = 1; threads <= 2; threads++) {
         world w;
-        reader a = {.w = &w}, b = {.w = &w};
+        reader a = {.w = &w};
+        reader b = {.w = &w};
         thread t[2];
         open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
         CHECK_OK(launch(&w, w.s[0], "k", 0, 0, 1));
@@ -385,7 +391,8 @@ static void writer_main(void *arg)
 static void races_between_threads_name_them(void)
 {
     world w;
-    reader a = {.w = &w}, b = {.w = &w};
+    reader a = {.w = &w};
+    reader b = {.w = &w};
     thread t[2];
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
     script = "0000000000000";
@@ -502,8 +509,8 @@ static void a_deadlock_is_named_and_ends_the_join(void)
     site_now[0] = '\0';
     for (int good = 1; good >= 0; good--) {
         open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
-        tangle x = {.w = &w, .first = &one, .second = &two},
-               y = {.w = &w, .first = &two, .second = &one};
+        tangle x = {.w = &w, .first = &one, .second = &two};
+        tangle y = {.w = &w, .first = &two, .second = &one};
         script = good ? "000000000" : "00110101";
         script_at = 0;
         fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = follow});

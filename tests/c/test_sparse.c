@@ -33,8 +33,8 @@ static int dims_of(const fan_sparse *s)
 static int64_t place_of(const fan_sparse *s, int64_t e, int64_t c)
 {
     int64_t index[FAN_MAX_NDIM] = {0};
-    bool by_column = s->format == FAN_FORMAT_CSC || s->format == FAN_FORMAT_BSC,
-         blocks = s->format == FAN_FORMAT_BSR || s->format == FAN_FORMAT_BSC;
+    bool by_column = s->format == FAN_FORMAT_CSC || s->format == FAN_FORMAT_BSC;
+    bool blocks = s->format == FAN_FORMAT_BSR || s->format == FAN_FORMAT_BSC;
     if (s->format == FAN_FORMAT_COO) {
         int dim = dims_of(s);
         for (int i = s->ndim - 1; i >= dim; i--) {
@@ -44,7 +44,9 @@ static int64_t place_of(const fan_sparse *s, int64_t e, int64_t c)
         for (int i = 0; i < dim; i++)
             index[i] = load_at(s->indices, i * s->indices->shape[1] + e);
     } else {
-        int64_t row = 0, h = blocks ? s->values->shape[1] : 1, w = blocks ? s->values->shape[2] : 1;
+        int64_t row = 0;
+        int64_t h = blocks ? s->values->shape[1] : 1;
+        int64_t w = blocks ? s->values->shape[2] : 1;
         while (load_at(s->pointers, row + 1) <= e)
             row++;
         index[0] = (by_column ? load_at(s->indices, e) : row) * h + c / w;
@@ -124,7 +126,8 @@ static bool is_sorted(const fan_sparse *s)
 {
     int64_t nnz = fan_sparse_nnz(s);
     for (int64_t e = 1; s->format == FAN_FORMAT_COO && e < nnz; e++) {
-        int i = 0, dim = dims_of(s);
+        int i = 0;
+        int dim = dims_of(s);
         while (i < dim && load_at(s->indices, i * nnz + e - 1) == load_at(s->indices, i * nnz + e))
             i++;
         if (i == dim || load_at(s->indices, i * nnz + e - 1) > load_at(s->indices, i * nnz + e))
@@ -154,8 +157,10 @@ static void put_index(const fan_array *a, int64_t i, int64_t x)
 static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int64_t *shape,
                                  int dims, int64_t h, int64_t w)
 {
-    int64_t nnz = random_below(6) ? random_below(40) : 0, part[FAN_MAX_NDIM];
-    fan_array *indices, *pointers = NULL, *values;
+    int64_t part[FAN_MAX_NDIM];
+    int64_t nnz = random_below(6) ? random_below(40) : 0;
+    fan_array *indices, *values;
+    fan_array *pointers = NULL;
     fan_sparse *s = NULL;
     int n = 0;
     bool blocks = f == FAN_FORMAT_BSR || f == FAN_FORMAT_BSC;
@@ -171,8 +176,9 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int6
             part[n++] = shape[i];
     } else {
         int axis = f == FAN_FORMAT_CSC || f == FAN_FORMAT_BSC;
-        int64_t rows = axis ? shape[1] / w : shape[0] / h,
-                others = axis ? shape[0] / h : shape[1] / w, count = rows + 1;
+        int64_t rows = axis ? shape[1] / w : shape[0] / h;
+        int64_t others = axis ? shape[0] / h : shape[1] / w;
+        int64_t count = rows + 1;
         nnz = rows && others ? nnz : 0;
         pointers = random_index(1, &count);
         indices = random_index(1, &nnz);
@@ -219,12 +225,14 @@ typedef struct sum {
  * all. */
 static void random_sum(sum *s, int kind)
 {
-    int ndim = kind < 2 ? (int)random_below(4) : 2, dims = ndim ? (int)random_below(ndim + 1) : 0;
+    int ndim = kind < 2 ? (int)random_below(4) : 2;
+    int dims = ndim ? (int)random_below(ndim + 1) : 0;
     int64_t shape[4];
     for (int i = 0; i < ndim; i++)
         shape[i] = random_below(25) ? 2 * (1 + random_below(3)) : 0;
     fan_format f = (fan_format)(1 + random_below(4));
-    int64_t h = 1 + random_below(2), w = 1 + random_below(2);
+    int64_t h = 1 + random_below(2);
+    int64_t w = 1 + random_below(2);
     s->n = 1 + (size_t)random_below(MOST);
     s->alike = true;
     bool own = random_below(6) == 0;
@@ -270,12 +278,15 @@ static void drop(sum *s)
 
 static void merges_equal_the_dense_model(int kind)
 {
-    int coalesced = 0, not_coalesced = 0, mixed = 0;
+    int coalesced = 0;
+    int not_coalesced = 0;
+    int mixed = 0;
     for (int round = 0; round < 1200; round++) {
         sum s;
         random_sum(&s, kind);
         bool want = random_below(2);
-        fan_dtype last = s.in[s.n - 1].acc, result = random_below(2) ? FAN_DT_NONE : s.dtype;
+        fan_dtype last = s.in[s.n - 1].acc;
+        fan_dtype result = random_below(2) ? FAN_DT_NONE : s.dtype;
         fan_sparse *got = NULL;
         model *m = model_new(s.in[0].acc);
         for (size_t k = 0; k < s.n; k++)
@@ -308,7 +319,8 @@ static void merges_equal_the_dense_model(int kind)
          * every budget) */
         if (s.n > 1 && !s.scale.on && result == FAN_DT_NONE) {
             size_t split = 1 + (size_t)random_below((int64_t)s.n - 1);
-            fan_sparse *first = NULL, *both = NULL;
+            fan_sparse *first = NULL;
+            fan_sparse *both = NULL;
             fan_sparse_operand rest[MOST + 1];
             CHECK_OK(
                 fan_sparse_merge(s.in, split, random_below(2), FAN_DT_NONE, NULL, &first, NULL));
@@ -334,7 +346,9 @@ static void merges_equal_the_dense_model(int kind)
 /* Entries in (key, position) order, until something coalesces. */
 static void coo_is_concatenated_in_order(void)
 {
-    const int64_t shape = 10, nnz = 3, index_shape[] = {1, 3};
+    const int64_t shape = 10;
+    const int64_t nnz = 3;
+    const int64_t index_shape[] = {1, 3};
     fan_array *indices, *values;
     fan_sparse *s[2], *got;
     fan_sparse_operand in[2];
@@ -368,12 +382,14 @@ static void coo_is_concatenated_in_order(void)
 /* Shapes whose linear index does not fit an int64 are sorted column by column. */
 static void keys_may_have_several_columns(void)
 {
-    const int64_t huge = (int64_t)1 << 40, shape[] = {huge, 3, huge, huge};
+    const int64_t huge = (int64_t)1 << 40;
+    const int64_t shape[] = {huge, 3, huge, huge};
     for (int round = 0; round < 50; round++) {
         int64_t nnz = 1 + random_below(200);
         const int64_t index_shape[] = {4, nnz};
         fan_array *indices, *values;
-        fan_sparse *s = NULL, *got = NULL;
+        fan_sparse *s = NULL;
+        fan_sparse *got = NULL;
         fan_error err;
         CHECK_OK(fan_array_new(FAN_DT_INT64, 2, index_shape, NULL, &indices, NULL));
         CHECK_OK(fan_array_new(FAN_DT_INT32, 1, &nnz, NULL, &values, NULL));
@@ -388,7 +404,8 @@ static void keys_may_have_several_columns(void)
         fan_sparse_operand in = {s, FAN_DT_INT32};
         CHECK_OK(fan_sparse_merge(&in, 1, true, FAN_DT_NONE, NULL, &got, &err));
         CHECK(is_sorted(got));
-        int64_t total = 0, sums = 0;
+        int64_t total = 0;
+        int64_t sums = 0;
         for (int64_t e = 0; e < nnz; e++)
             total += load_at(values, e);
         for (int64_t g = 0; g < fan_sparse_nnz(got); g++) {
@@ -413,7 +430,9 @@ static void keys_may_have_several_columns(void)
 
 static void a_large_sum_is_sorted_stably(void)
 {
-    const int64_t shape = 100000, nnz = 50000, index_shape[] = {1, 50000};
+    const int64_t shape = 100000;
+    const int64_t nnz = 50000;
+    const int64_t index_shape[] = {1, 50000};
     fan_array *indices, *values;
     fan_sparse *s, *got;
     CHECK_OK(fan_array_new(FAN_DT_INT64, 2, index_shape, NULL, &indices, NULL));
@@ -473,11 +492,15 @@ static void scatters_equal_the_dense_model(void)
 static void long_rows_are_scattered_whole(void)
 {
     for (int round = 0; round < 40; round++) {
-        int64_t row = 1 + random_below(1500), shape[] = {3, row}, nnz = 5, index_shape[] = {1, 5},
-                part[] = {5, row};
+        int64_t row = 1 + random_below(1500);
+        int64_t shape[] = {3, row};
+        int64_t nnz = 5;
+        int64_t index_shape[] = {1, 5};
+        int64_t part[] = {5, row};
         fan_dtype d = round % 2 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT16;
-        fan_array *indices, *values = random_view(d, 2, part, true),
-                            *into = random_view(FAN_DT_FLOAT32, 2, shape, false);
+        fan_array *indices;
+        fan_array *values = random_view(d, 2, part, true);
+        fan_array *into = random_view(FAN_DT_FLOAT32, 2, shape, false);
         fan_sparse *s;
         CHECK_OK(fan_array_new(FAN_DT_INT64, 2, index_shape, NULL, &indices, NULL));
         for (int64_t e = 0; e < nnz; e++)
@@ -509,18 +532,22 @@ static void reductions_equal_the_dense_model(void)
         sum s;
         random_sum(&s, round % 4);
         const fan_sparse *part = s.part[0];
-        fan_dtype acc = fan_reduce_dtype(part->values->dtype),
-                  d = random_below(2) ? part->values->dtype : acc;
+        fan_dtype acc = fan_reduce_dtype(part->values->dtype);
+        fan_dtype d = random_below(2) ? part->values->dtype : acc;
         int fewer = part->ndim ? (int)random_below(part->ndim + 1) : 0;
-        int64_t small[4], cells = numbers_in_entry(part);
+        int64_t small[4];
+        int64_t cells = numbers_in_entry(part);
         for (int i = 0; i < fewer; i++)
             small[i] = random_below(2) ? 1 : part->shape[part->ndim - fewer + i];
         fan_array *out = random_view(d, fewer, small, false);
         number want[ALL] = {{0, 0, 0}};
         for (int64_t i = 0; i < part->values->size; i++) {
-            int64_t rest = place_of(part, i / cells, i % cells), at = 0, step = 1;
+            int64_t rest = place_of(part, i / cells, i % cells);
+            int64_t at = 0;
+            int64_t step = 1;
             for (int k = part->ndim - 1; k >= part->ndim - fewer; k--) {
-                int64_t index = rest % part->shape[k], extent = small[k - part->ndim + fewer];
+                int64_t index = rest % part->shape[k];
+                int64_t extent = small[k - part->ndim + fewer];
                 rest /= part->shape[k];
                 at += extent == 1 ? 0 : index * step;
                 step *= extent;
@@ -576,8 +603,13 @@ static void bad_parts_are_refused(void)
 {
     fan_error err;
     fan_sparse *s = NULL;
-    const int64_t shape[] = {4, 6}, two[] = {2, 3}, three = 3, five = 5, six = 6,
-                  block[] = {3, 2, 3}, odd[] = {3, 3, 3};
+    const int64_t shape[] = {4, 6};
+    const int64_t two[] = {2, 3};
+    const int64_t three = 3;
+    const int64_t five = 5;
+    const int64_t six = 6;
+    const int64_t block[] = {3, 2, 3};
+    const int64_t odd[] = {3, 3, 3};
     fan_array *coo, *values, *floats, *index, *rows, *columns, *blocks, *odd_blocks;
     CHECK_OK(fan_array_new(FAN_DT_INT64, 2, two, NULL, &coo, NULL));
     CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &three, NULL, &values, NULL));
@@ -642,7 +674,8 @@ static void indices_that_lie_do_no_harm(void)
     for (int round = 0; round < 2000; round++) {
         sum s;
         random_sum(&s, round % 4);
-        fan_sparse *part = s.part[0], *got = NULL;
+        fan_sparse *part = s.part[0];
+        fan_sparse *got = NULL;
         fan_array *victim = part->pointers && random_below(2) ? part->pointers : part->indices;
         fan_array *into = random_view(part->values->dtype, part->ndim, part->shape, false);
         fan_error err;
@@ -671,7 +704,8 @@ static void out_of_memory_leaves_nothing_behind(void)
         sum s;
         random_sum(&s, round % 4);
         bool want = random_below(2);
-        int64_t live = fan_mem_get().live, none = 0;
+        int64_t live = fan_mem_get().live;
+        int64_t none = 0;
         fan_status status = FAN_ERR_NOMEM;
         for (int n = 0; status != FAN_OK; n++) {
             for (int and_on = 0; and_on < 2; and_on++) {

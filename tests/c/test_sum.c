@@ -51,7 +51,8 @@ static void random_shape(sum *s)
 static void random_operands(sum *s, int kind)
 {
     bool one_dtype = kind != 0;
-    fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT), acc = FAN_DT_NONE;
+    fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT);
+    fan_dtype acc = FAN_DT_NONE;
     s->dtype = d;
     s->n = 1 + (size_t)random_below(random_below(3) ? 4 : MOST);
     if (kind == 2 || kind == 3)
@@ -163,8 +164,8 @@ static void sums_equal_the_left_fold(int kind, const char *what)
         random_shape(&s);
         random_operands(&s, kind);
         random_scale(&s);
-        fan_dtype last = s.in[s.n - 1].acc,
-                  d = random_below(2) ? s.dtype : (fan_dtype)random_below(FAN_DT_COUNT);
+        fan_dtype last = s.in[s.n - 1].acc;
+        fan_dtype d = random_below(2) ? s.dtype : (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(last, d))
             d = last;
         fan_array *out = random_view(d, s.ndim, s.shape, false);
@@ -186,7 +187,8 @@ static void in_place_at_every_position(void)
         random_scale(&s);
         fan_dtype last = s.in[s.n - 1].acc;
         size_t at = (size_t)random_below((int64_t)s.n);
-        fan_array *mine = random_view(s.array[at]->dtype, s.ndim, s.shape, false), *out = NULL;
+        fan_array *mine = random_view(s.array[at]->dtype, s.ndim, s.shape, false);
+        fan_array *out = NULL;
         for (size_t k = 0; k < s.n; k++) { /* perhaps the same view more than once */
             if (k == at || (s.array[k]->dtype == mine->dtype && random_below(6) == 0)) {
                 fan_array_drop(s.array[k]);
@@ -252,7 +254,9 @@ static void every_count_and_length(void)
 /* One contribution alone is unchanged: -0.0 stays -0.0; nothing is added to the first. */
 static void nothing_is_added_to_the_first(void)
 {
-    double minus = -0.0, got = 1, also = -0.0;
+    double minus = -0.0;
+    double got = 1;
+    double also = -0.0;
     fan_storage *st = fan_storage_new(64);
     double *memory = st->data;
     fan_array *a, *b, *out;
@@ -290,7 +294,8 @@ static void each_kind_sums_in_its_way(void)
 {
     fan_storage *st = fan_storage_new(64);
     fan_array *a, *b, *out;
-    int64_t none = 0, one = 1;
+    int64_t none = 0;
+    int64_t one = 1;
     int8_t *bytes = st->data;
     CHECK_OK(fan_array_view(st, (char *)bytes, FAN_DT_INT8, 1, &one, &none, true, &a, NULL));
     CHECK_OK(fan_array_view(st, (char *)bytes + 1, FAN_DT_INT8, 1, &one, &none, true, &out, NULL));
@@ -339,7 +344,9 @@ static number reduce_one(const fan_array *in, const fan_array *out, int64_t o)
     number x = {0, 0, 0};
     bool first = true;
     for (int64_t i = 0; i < in->size; i++) {
-        int64_t rest = i, place = 0, step = 1;
+        int64_t rest = i;
+        int64_t place = 0;
+        int64_t step = 1;
         for (int k = in->ndim - 1; k >= 0; k--) {
             int64_t index = rest % in->shape[k];
             int to = k - (in->ndim - out->ndim);
@@ -362,22 +369,24 @@ static number reduce_one(const fan_array *in, const fan_array *out, int64_t o)
 
 static void reductions_equal_the_left_fold(void)
 {
-    int rows = 0, zeros = 0;
+    int rows = 0;
+    int zeros = 0;
     for (int round = 0; round < rounds(2000); round++) {
         int64_t shape[4], small[4];
-        int ndim = (int)random_below(5), fewer = ndim ? (int)random_below(ndim + 1) : 0;
+        int ndim = (int)random_below(5);
+        int fewer = ndim ? (int)random_below(ndim + 1) : 0;
         for (int i = 0; i < ndim; i++)
             shape[i] = random_below(30) ? 1 + random_below(5) : 0;
         if (ndim && round % 16 == 0)
             shape[random_below(ndim)] = 60 + random_below(260);
         for (int i = 0; i < fewer; i++)
             small[i] = random_below(2) ? 1 : shape[ndim - fewer + i];
-        fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT),
-                  to = random_below(2) ? d : (fan_dtype)random_below(FAN_DT_COUNT);
+        fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT);
+        fan_dtype to = random_below(2) ? d : (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(d, to))
             to = d;
-        fan_array *in = random_view(d, ndim, shape, true),
-                  *out = random_view(to, fewer, small, false);
+        fan_array *in = random_view(d, ndim, shape, true);
+        fan_array *out = random_view(to, fewer, small, false);
         CHECK(fan_broadcasts_from(ndim, shape, fewer, small));
         fan_reduce(out, in, in->dtype);
         for (int64_t i = 0; i < out->size; i++) {
@@ -412,7 +421,8 @@ static fan_array *fresh(fan_dtype d, int64_t n, size_t off)
  * them; one array in many is enough of them. */
 static void fill(fan_array *a, bool wild)
 {
-    size_t size = fan_dtype_size(a->dtype), known = 0;
+    size_t size = fan_dtype_size(a->dtype);
+    size_t known = 0;
     char pattern[16 * 997];
     for (; known < 997; known++) {
         char *p = pattern + known * size;
@@ -433,7 +443,8 @@ static void fill(fan_array *a, bool wild)
 static uint64_t hash_of(const fan_array *a)
 {
     uint64_t h = 1469598103934665603u;
-    size_t size = fan_dtype_size(a->dtype), parts = is_complex(a->dtype) ? 2 : 1;
+    size_t size = fan_dtype_size(a->dtype);
+    size_t parts = is_complex(a->dtype) ? 2 : 1;
     fan_dtype part = parts == 1                     ? a->dtype
                      : a->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32
                                                     : FAN_DT_FLOAT64;
@@ -495,7 +506,8 @@ static fan_stats model_scaled(const fan_array *a, int scale)
                 continue;
             double square = z.re * z.re + z.im * z.im;
             int move = square > 1e-280 && square < 1e280 ? 0 : square < 1 ? 600 : -600;
-            double re = ldexp(z.re, move), im = ldexp(z.im, move);
+            double re = ldexp(z.re, move);
+            double im = ldexp(z.im, move);
             double size = parts == 1 ? fabs(z.re) : ldexp(sqrt(re * re + im * im), -move);
             if (parts == 2 && isfinite(size))
                 CHECK(fabs(size - hypot(z.re, z.im)) <= 4 * DBL_EPSILON * size + 5e-324);
@@ -526,7 +538,8 @@ static size_t model_bad(const fan_operand *in, size_t n, const fan_array *out)
 {
     for (size_t k = 0; k < n; k++) {
         for (int64_t i = 0; i < out->size; i++) {
-            number x = get(in[k].array, i), r = get(out, i);
+            number x = get(in[k].array, i);
+            number r = get(out, i);
             if (!is_whole(out->dtype) && (!isfinite(x.re) || !isfinite(x.im)) &&
                 (!isfinite(r.re) || !isfinite(r.im)))
                 return k;
@@ -550,9 +563,9 @@ static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t
         fill(a[k], wild && k % 3 == 1);
         in[k] = (fan_operand){a[k], acc};
     }
-    fan_array *keep = fresh(d, size, 0), *out = in_place
-                                                    ? fan_array_hold(a[n / 2])
-                                                    : fresh(d, size, off ? fan_dtype_size(d) : 0);
+    fan_array *keep = fresh(d, size, 0);
+    fan_array *out =
+        in_place ? fan_array_hold(a[n / 2]) : fresh(d, size, off ? fan_dtype_size(d) : 0);
     memcpy(keep->data, a[n / 2]->data, (size_t)size * fan_dtype_size(d));
     for (size_t i = 0; fan_sum_isa_at(i); i++) {
         CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
@@ -570,7 +583,8 @@ static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t
                 if (stats) {
                     if (!known.count) {
                         known = s;
-                        fan_stats model = model_stats(out), of;
+                        fan_stats of;
+                        fan_stats model = model_stats(out);
                         if (!in_place) {
                             model.bad = model_bad(in, n, out);
                             same &= CHECK(same_stats(s, model));
@@ -640,8 +654,9 @@ static void what_is_larger_than_the_caches(void)
     int64_t n = (int64_t)9 << 20;
     for (size_t o = 0; o < (is_full ? 3 : 1); o++) {
         size_t off = offsets[o];
-        fan_array *a = fresh(FAN_DT_FLOAT32, n, 0), *out = fresh(FAN_DT_FLOAT32, n, off),
-                  *plain = fresh(FAN_DT_FLOAT32, n, 0);
+        fan_array *a = fresh(FAN_DT_FLOAT32, n, 0);
+        fan_array *out = fresh(FAN_DT_FLOAT32, n, off);
+        fan_array *plain = fresh(FAN_DT_FLOAT32, n, 0);
         fill(a, false);
         for (int64_t i = 0; i < n; i++) {
             float x;
@@ -675,8 +690,9 @@ static void every_low_float(void)
             continue;
         size_t size = fan_dtype_size((fan_dtype)d);
         int64_t codes = size == 1 ? 256 : 65536;
-        fan_array *a = fresh((fan_dtype)d, codes, 0), *zero = fresh((fan_dtype)d, codes, 0),
-                  *out = fresh((fan_dtype)d, codes, 0);
+        fan_array *a = fresh((fan_dtype)d, codes, 0);
+        fan_array *zero = fresh((fan_dtype)d, codes, 0);
+        fan_array *out = fresh((fan_dtype)d, codes, 0);
         for (int64_t i = 0; i < codes; i++) {
             int64_t minus = INT64_C(1) << (8 * size - 1); /* -0.0: what adds nothing */
             memcpy(a->data + (size_t)i * size, &i, size);
@@ -717,7 +733,8 @@ static void statistics_of_any_layout(void)
         fan_dtype d = s.in[s.n - 1].acc;
         if (fan_dtype_accumulate(s.dtype) == d && random_below(2))
             d = s.dtype;
-        fan_array *out = random_view(d, s.ndim, s.shape, false), *flat = NULL;
+        fan_array *out = random_view(d, s.ndim, s.shape, false);
+        fan_array *flat = NULL;
         any_isa();
         fan_sum(out, s.in, s.n, &(fan_sum_how){.scale = s.scale, .stats = &got});
         flat = fresh(d, out->size, 0);
@@ -764,7 +781,8 @@ static void a_planted_fault_is_found(void)
 
 static void a_sum_allocates_nothing(void)
 {
-    fan_array *a = fresh(FAN_DT_FLOAT32, 3 << 20, 0), *out = fresh(FAN_DT_FLOAT32, 3 << 20, 0);
+    fan_array *a = fresh(FAN_DT_FLOAT32, 3 << 20, 0);
+    fan_array *out = fresh(FAN_DT_FLOAT32, 3 << 20, 0);
     fan_stats s;
     memset(a->data, 0, (size_t)a->size * 4);
     int64_t made = fan_mem_get().total;
@@ -784,7 +802,8 @@ static fan_status give_up(fan_error *err)
 static void an_interrupted_sum_writes_nothing_more(void)
 {
     int64_t n = 3 << 20;
-    fan_array *a = fresh(FAN_DT_FLOAT32, n, 0), *out = fresh(FAN_DT_FLOAT32, n, 0);
+    fan_array *a = fresh(FAN_DT_FLOAT32, n, 0);
+    fan_array *out = fresh(FAN_DT_FLOAT32, n, 0);
     fan_interrupt now;
     fan_error err;
     fan_stats s;

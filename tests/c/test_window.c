@@ -63,9 +63,11 @@ static void fill(fan_array *to, fan_dtype d, const recipe *r)
 static bool same_bits(const fan_array *a, const fan_array *b)
 {
     fan_dtype d = part_of(a->dtype);
-    size_t each = fan_dtype_size(d), n = (size_t)a->size * numbers_of(a->dtype);
+    size_t each = fan_dtype_size(d);
+    size_t n = (size_t)a->size * numbers_of(a->dtype);
     for (size_t i = 0; i < n; i++) {
-        const char *x = a->data + i * each, *y = b->data + i * each;
+        const char *x = a->data + i * each;
+        const char *y = b->data + i * each;
         double u, v;
         fan_convert((char *)&u, FAN_DT_FLOAT64, 8, x, d, (int64_t)each, 1);
         fan_convert((char *)&v, FAN_DT_FLOAT64, 8, y, d, (int64_t)each, 1);
@@ -79,7 +81,8 @@ static int64_t wrong, checked;
 
 static void check_round(fan_array **in, size_t n, fan_dtype d, fan_dtype to, const fan_scale *scale)
 {
-    fan_array *a = array_of(to, in[0]->size), *b = array_of(to, in[0]->size);
+    fan_array *a = array_of(to, in[0]->size);
+    fan_array *b = array_of(to, in[0]->size);
     fan_window *w = window_of(in, n, d, in[0]->size);
     fan_operand terms[64];
     for (size_t k = 0; k < n; k++)
@@ -97,10 +100,12 @@ static void check_round(fan_array **in, size_t n, fan_dtype d, fan_dtype to, con
 static void random_blocks(int64_t blocks, int only)
 {
     static const int ranges[] = {0, 4, 20, 34, 60, 100, 140};
-    const int first = only < 0 ? 0 : only, last = only < 0 ? DTYPES : only + 1;
+    const int first = only < 0 ? 0 : only;
+    const int last = only < 0 ? DTYPES : only + 1;
     int64_t seen[DTYPES] = {0};
     for (int which = first; which < last; which += seen[which] >= blocks) {
-        fan_dtype d = dtypes[which], to = is_complex(d) ? d : part_of(dtypes[random_below(DTYPES)]);
+        fan_dtype d = dtypes[which];
+        fan_dtype to = is_complex(d) ? d : part_of(dtypes[random_below(DTYPES)]);
         size_t n = 1 + (size_t)random_below(random_below(8) ? 12 : 60);
         int64_t size = 1 + random_below(700);
         recipe r = {.top = (int)random_below(40) - 20,
@@ -145,8 +150,8 @@ static void memory_is_as_promised(size_t damaged)
     int64_t size = 1 << 16;
     fan_array *a = array_of(FAN_DT_FLOAT32, size);
     recipe r = {.top = 0, .range = 8};
-    fan_window *w = fan_window_new(FAN_DT_FLOAT32, size),
-               *other = fan_window_new(FAN_DT_FLOAT32, size);
+    fan_window *w = fan_window_new(FAN_DT_FLOAT32, size);
+    fan_window *other = fan_window_new(FAN_DT_FLOAT32, size);
     const fan_array *in[] = {a};
     for (int k = 0; k < 8; k++) {
         fill(a, FAN_DT_FLOAT32, &r);
@@ -165,7 +170,8 @@ static void memory_is_as_promised(size_t damaged)
         CHECK_INT(fan_window_merge_packed(other, to, bytes - cut, &used, &err), FAN_ERR_VALUE);
     CHECK_HAS(err.text, "not a message of window sums");
     CHECK_INT(fan_window_merge_packed(other, to + 1, bytes - 1, &used, &err), FAN_ERR_VALUE);
-    fan_array *one = array_of(FAN_DT_FLOAT32, size), *two = array_of(FAN_DT_FLOAT32, size);
+    fan_array *one = array_of(FAN_DT_FLOAT32, size);
+    fan_array *two = array_of(FAN_DT_FLOAT32, size);
     fan_window_round(one, w, NULL);
     fan_window_round(two, other, NULL);
     CHECK(same_bits(one, two)); /* refused messages left nothing */
@@ -194,19 +200,25 @@ static void memory_is_as_promised(size_t damaged)
 static void failures_lose_nothing(void)
 {
     for (int merge = 0; merge < 3; merge++) {
-        int64_t size = 2000, skip = 0;
-        fan_array *a = array_of(FAN_DT_FLOAT32, size), *b = array_of(FAN_DT_FLOAT32, size);
-        fan_array *got = array_of(FAN_DT_FLOAT32, size), *want = array_of(FAN_DT_FLOAT32, size);
-        recipe narrow = {.top = 0, .range = 10}, wide = {.top = 0, .range = 70};
+        int64_t size = 2000;
+        int64_t skip = 0;
+        fan_array *a = array_of(FAN_DT_FLOAT32, size);
+        fan_array *b = array_of(FAN_DT_FLOAT32, size);
+        fan_array *got = array_of(FAN_DT_FLOAT32, size);
+        fan_array *want = array_of(FAN_DT_FLOAT32, size);
+        recipe narrow = {.top = 0, .range = 10};
+        recipe wide = {.top = 0, .range = 70};
         fill(a, FAN_DT_FLOAT32, &narrow);
         fill(b, FAN_DT_FLOAT32, &wide);
-        const fan_array *one[] = {a}, *two[] = {b};
-        fan_window *w = fan_window_new(FAN_DT_FLOAT32, size),
-                   *other = fan_window_new(FAN_DT_FLOAT32, size);
+        const fan_array *one[] = {a};
+        const fan_array *two[] = {b};
+        fan_window *w = fan_window_new(FAN_DT_FLOAT32, size);
+        fan_window *other = fan_window_new(FAN_DT_FLOAT32, size);
         CHECK_OK(fan_window_add(w, one, 1, NULL));
         CHECK_OK(fan_window_add(other, two, 1, NULL));
         void *bytes = malloc(fan_window_room(other));
-        size_t length = fan_window_pack(other, bytes), used;
+        size_t used;
+        size_t length = fan_window_pack(other, bytes);
         for (fan_status status = FAN_ERR_NOMEM; status != FAN_OK; skip++) {
             fan_mem_fail_at(skip, 1);
             status = merge == 0   ? fan_window_add(w, two, 1, NULL)
@@ -237,8 +249,8 @@ static void copies_widen_without_loss(void)
 {
     static const fan_dtype from[] = {FAN_DT_FLOAT32,   FAN_DT_FLOAT32, FAN_DT_BFLOAT16,
                                      FAN_DT_COMPLEX64, FAN_DT_FLOAT64, FAN_DT_FLOAT16,
-                                     FAN_DT_FLOAT32},
-                           to[] = {FAN_DT_FLOAT64,    FAN_DT_COMPLEX64,  FAN_DT_COMPLEX128,
+                                     FAN_DT_FLOAT32};
+    static const fan_dtype to[] = {FAN_DT_FLOAT64,    FAN_DT_COMPLEX64,  FAN_DT_COMPLEX128,
                                    FAN_DT_COMPLEX128, FAN_DT_COMPLEX128, FAN_DT_FLOAT32,
                                    FAN_DT_FLOAT32};
     static const int ranges[] = {8, 60, 120};
@@ -246,8 +258,10 @@ static void copies_widen_without_loss(void)
         for (int i = 0; i < 3; i++) {
             int64_t size = 1000;
             recipe r = {.top = 3, .range = ranges[i], .special = i == 1, .zeros = true};
-            fan_array *a[3], *more = array_of(to[k], size), *x = array_of(to[k], size),
-                             *y = array_of(to[k], size);
+            fan_array *a[3];
+            fan_array *more = array_of(to[k], size);
+            fan_array *x = array_of(to[k], size);
+            fan_array *y = array_of(to[k], size);
             fan_operand terms[4];
             for (int t = 0; t < 3; t++) {
                 a[t] = array_of(from[k], size);
@@ -256,7 +270,8 @@ static void copies_widen_without_loss(void)
             }
             fill(more, to[k], &r);
             terms[3] = (fan_operand){more, to[k]};
-            fan_window *w = window_of(a, 3, from[k], size), *wider = fan_window_copy(w, to[k]);
+            fan_window *w = window_of(a, 3, from[k], size);
+            fan_window *wider = fan_window_copy(w, to[k]);
             CHECK_OK(fan_window_add(wider, (const fan_array *const[]){more}, 1, NULL));
             fan_window_round(x, wider, NULL);
             fan_exact_fold(y, terms, 4, to[k], NULL);
@@ -276,15 +291,20 @@ static void elements_by_index(void)
 {
     for (int k = 0; k < 60; k++) {
         fan_dtype d = dtypes[random_below(DTYPES)];
-        int64_t size = 1 + random_below(600), n = 1 + random_below(900), at[900];
+        int64_t at[900];
+        int64_t size = 1 + random_below(600);
+        int64_t n = 1 + random_below(900);
         recipe r = {.top = 2,
                     .range = (int)random_below(90),
                     .special = random_below(3) == 0,
                     .zeros = true};
-        fan_array *values = array_of(d, n), *x = array_of(d, size), *y = array_of(d, size);
+        fan_array *values = array_of(d, n);
+        fan_array *x = array_of(d, size);
+        fan_array *y = array_of(d, size);
         size_t each = fan_dtype_size(d);
         fill(values, d, &r);
-        fan_window *w = fan_window_new(d, size), *v = fan_window_new(d, size);
+        fan_window *w = fan_window_new(d, size);
+        fan_window *v = fan_window_new(d, size);
         for (int64_t i = 0; i < n; i++)
             at[i] = random_below(size);
         CHECK_OK(fan_window_add_at(w, values, at, NULL));
@@ -313,8 +333,10 @@ static void elements_by_index(void)
 /* 2^20 terms: the bound grows, and is computed anew where it no longer fits. */
 static void many_terms(int64_t terms)
 {
-    int64_t size = 256, count[4];
-    fan_array *a = array_of(FAN_DT_FLOAT32, size), *out = array_of(FAN_DT_FLOAT64, size);
+    int64_t count[4];
+    int64_t size = 256;
+    fan_array *a = array_of(FAN_DT_FLOAT32, size);
+    fan_array *out = array_of(FAN_DT_FLOAT64, size);
     float *x = (float *)(void *)a->data;
     for (int64_t i = 0; i < size; i++)
         x[i] = i % 2 ? 1.5f : 0x1p-30f * (float)(i + 1);
@@ -340,9 +362,12 @@ static void many_terms(int64_t terms)
 static void wide_words_keep_minus_zero(void)
 {
     static const float first[] = {0x1p70f, 0x1p-20f, -0x1p70f, 0x1p-60f};
-    int64_t size = 2, count[4];
-    fan_array *a = array_of(FAN_DT_FLOAT32, size), *out = array_of(FAN_DT_FLOAT32, size);
-    float *x = (float *)(void *)a->data, *y = (float *)(void *)out->data;
+    int64_t count[4];
+    int64_t size = 2;
+    fan_array *a = array_of(FAN_DT_FLOAT32, size);
+    fan_array *out = array_of(FAN_DT_FLOAT32, size);
+    float *x = (float *)(void *)a->data;
+    float *y = (float *)(void *)out->data;
     fan_window *w = fan_window_new(FAN_DT_FLOAT32, size);
     for (int k = 0; k < 4; k++) {
         x[0] = first[k];
@@ -363,7 +388,9 @@ static void a_planted_fault_is_found(void)
     int64_t size = 256;
     int differ = 0;
     recipe r = {.top = 0, .range = 44};
-    fan_array *in[3], *x = array_of(FAN_DT_FLOAT32, size), *y = array_of(FAN_DT_FLOAT32, size);
+    fan_array *in[3];
+    fan_array *x = array_of(FAN_DT_FLOAT32, size);
+    fan_array *y = array_of(FAN_DT_FLOAT32, size);
     for (int k = 0; k < 3; k++) {
         in[k] = array_of(FAN_DT_FLOAT32, size);
         fill(in[k], FAN_DT_FLOAT32, &r);

@@ -217,7 +217,8 @@ static fan_array *on_device(fan_device *d, fan_stream *s, double x)
 {
     fan_error err = {0};
     int64_t n = LENGTH;
-    fan_array *host = NULL, *a = NULL;
+    fan_array *host = NULL;
+    fan_array *a = NULL;
     if (!fine(fan_array_new(FAN_DT_FLOAT64, 1, &n, NULL, &host, &err), &err) ||
         !fine(fan_device_array(d, s, FAN_DT_FLOAT64, 1, &n, NULL, &a, &err), &err))
         exit(1);
@@ -367,8 +368,8 @@ static void *leaving(void *ctx)
     fan_error err = {0};
     (void)pthread_barrier_wait(&w->begin);
     for (int i = 0; i < TURNS; i++) {
-        fan_array *a = on_device(w->d[i % 2 ? 0 : 1], NULL, i),
-                  *mine = on_device(w->d[0], w->s[me->k], i);
+        fan_array *a = on_device(w->d[i % 2 ? 0 : 1], NULL, i);
+        fan_array *mine = on_device(w->d[0], w->s[me->k], i);
         fan_storage *theirs = NULL;
         for (int k = 0; k < THREADS; k++)
             fine(fan_memory_record_stream((k + i) % 2 ? mine->storage : a->storage, w->s[k], &err),

@@ -11,7 +11,9 @@ static int64_t forms_met[4], packed_bytes, packed_numbers;
 /* window_sent: merges `part` into w by a message, which other bytes follow. */
 static void window_sent(fan_window *w, const fan_window *part)
 {
-    size_t room = fan_window_room(part), used = 0, more = (size_t)random_below(9);
+    size_t room = fan_window_room(part);
+    size_t used = 0;
+    size_t more = (size_t)random_below(9);
     char *bytes = malloc(room + more + 1);
     size_t size = fan_window_pack(part, bytes);
     CHECK(size <= room);
@@ -24,7 +26,8 @@ static void window_sent(fan_window *w, const fan_window *part)
 
 static fan_window *window_of(fan_array *const *in, size_t n, fan_dtype d, int64_t size)
 {
-    fan_window *w = fan_window_new(d, size), *part;
+    fan_window *part;
+    fan_window *w = fan_window_new(d, size);
     int64_t count[4];
     if (n < 3 || random_below(3) == 0) {
         for (size_t k = 0, m; k < n; k += m) {

@@ -94,7 +94,8 @@ static size_t fold_count(const void *args)
 static size_t any_accesses(const void *args, fan_fake_access *out)
 {
     const fan_k_any *a = args;
-    const int64_t *to = a->words + a->ndim, *source = to + 1 + a->ndim;
+    const int64_t *to = a->words + a->ndim;
+    const int64_t *source = to + 1 + a->ndim;
     for (int32_t k = 0; k < a->n; k++, source += 2 + a->ndim)
         strided(&out[k], (uint64_t)source[0], (int)(source[1] & 0xff), a->ndim, a->words,
                 source + 2, 0, NULL, NULL);
@@ -153,7 +154,9 @@ static int of_parts(int dtype, int parts)
 /* reduce_accesses: what an earlier launch left, and what this one leaves, is gap-free. */
 static size_t reduce_accesses(const fan_k_reduce *a, int from, fan_fake_access *out)
 {
-    const int64_t *to = a->words + a->stay, *in = to + a->stay, *gone = in + a->stay;
+    const int64_t *to = a->words + a->stay;
+    const int64_t *in = to + a->stay;
+    const int64_t *gone = in + a->stay;
     if (a->again)
         dense(&out[0], a->in, from, a->numbers * a->terms);
     else
@@ -183,7 +186,8 @@ static void fours(fan_fake_access *a, uint64_t address, int64_t count)
 
 static void indices(fan_fake_access *a, const fan_k_coo *coo, int64_t entries)
 {
-    int64_t shape[2] = {coo->sparse, entries}, strides[2] = {coo->index_row, coo->index_step};
+    int64_t shape[2] = {coo->sparse, entries};
+    int64_t strides[2] = {coo->index_row, coo->index_step};
     strided(a, coo->indices, index_dtype(coo->index_size), 2, shape, strides, 0, NULL, NULL);
 }
 
@@ -251,8 +255,9 @@ static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out, size
  * within reach counts. */
 static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
 {
-    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->coo.sparse),
-                  *into = extent + a->inner, *values = into + a->inner;
+    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->coo.sparse);
+    const int64_t *into = extent + a->inner;
+    const int64_t *values = into + a->inner;
     size_t n = 0;
     strided(&out[n++], a->values, a->value_dtype, 1, &a->entries, &a->value_step, a->inner, extent,
             values);
@@ -267,8 +272,9 @@ static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
                 a->words + a->coo.sparse, a->inner, extent, into);
         return n;
     }
-    int64_t rows = a->lanes + 1, shape[2] = {a->lanes, a->words[0]},
-            strides[2] = {a->words[1], a->words[2]};
+    int64_t rows = a->lanes + 1;
+    int64_t shape[2] = {a->lanes, a->words[0]};
+    int64_t strides[2] = {a->words[1], a->words[2]};
     strided(&out[n++], a->indices, index_dtype(a->index_size), 1, &a->entries, &a->index_step, 0,
             NULL, NULL);
     strided(&out[n++], a->pointers, index_dtype(a->pointer_size), 1, &rows, &a->pointer_step, 0,

@@ -16,7 +16,8 @@
  * minor one, or PTX of a later version. */
 static fan_cu_result launch_takes(const char *image, int compute)
 {
-    uint32_t magic = 0, flags = 0;
+    uint32_t magic = 0;
+    uint32_t flags = 0;
     memcpy(&magic, image, sizeof magic);
     if (magic == FATBIN)
         return OK;
@@ -161,7 +162,9 @@ static fan_cu_result launch_queue(fan_stream *s, const fan_fake_kernel *k, const
     const char *table = k->table ? launch_table(args) : NULL;
     if (k->table && !table)
         return launch_queue_stray(s, k);
-    size_t behind = k->table ? fan_fake_table_bytes(args) : 0, most = k->most(args), written;
+    size_t written;
+    size_t behind = k->table ? fan_fake_table_bytes(args) : 0;
+    size_t most = k->most(args);
     fan_fake_access *a = fan_calloc(most * sizeof *a);
     fan_array **all = fan_calloc(most * sizeof *all);
     fan__fake_work *w =

@@ -18,7 +18,8 @@ fan_cu_result fan_fake_CtxSynchronize(void)
  * or no memory. */
 static bool stream_reuse(fan__thing *fresh, fan_cu_stream *out)
 {
-    fan__thing *old = fan__thing_new(RETIRED, fresh->device), *t = NULL;
+    fan__thing *old = fan__thing_new(RETIRED, fresh->device);
+    fan__thing *t = NULL;
     fan__fake_lock();
     for (t = fan__fake.things[DESTROYED]; old && t && t->device != fresh->device;)
         t = t->next;
@@ -247,7 +248,8 @@ fan_cu_result cuEventElapsedTime(float *ms, fan_cu_event start, fan_cu_event end
 {
     INSIDE(c);
     (void)c;
-    const fan__thing *from = fan__thing_find(AN_EVENT, start), *to = fan__thing_find(AN_EVENT, end);
+    const fan__thing *from = fan__thing_find(AN_EVENT, start);
+    const fan__thing *to = fan__thing_find(AN_EVENT, end);
     if (!from || !to || !from->timed || !to->timed)
         return INVALID_HANDLE;
     for (int i = 0; i < 2; i++) {

@@ -17,7 +17,8 @@ fan__thing *fan__thing_new(fan__kind k, int device)
 /* thing_memory_place: of the first memory that does not lie before `address`. Locked. */
 static size_t thing_memory_place(uint64_t address)
 {
-    size_t lo = 0, hi = fan__fake.nmemory;
+    size_t lo = 0;
+    size_t hi = fan__fake.nmemory;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
         if (fan__fake.memory[mid]->address < address)
