@@ -206,8 +206,11 @@ static PyObject *fault(PyObject *Py_UNUSED(module), PyObject *o)
 {
     const char *name = o == Py_None ? NULL : PyUnicode_AsUTF8(o);
     fan_fault_id id = name ? fan_fault_named(name) : FAN_FAULT_NONE;
-    if (name ? id == FAN_FAULT_NONE : o != Py_None)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no fault is called %R", o);
+    if (o != Py_None && id == FAN_FAULT_NONE) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "no fault is called %R", o);
+        return NULL;
+    }
     atomic_store(&fan_fault_planted, (int)id);
     Py_RETURN_NONE;
 }

@@ -62,8 +62,10 @@ static PyObject *rules_of(uint64_t rules)
         PyObject *word = NULL;
         if (!(rules >> bit & 1u))
             continue;
-        word =
-            PyUnicode_FromFormat("%c%d", of_s ? 'S' : 'A', of_s ? bit + 1 : bit + 1 - FAN_S_RULES);
+        if (of_s)
+            word = PyUnicode_FromFormat("S%d", bit + 1);
+        else
+            word = PyUnicode_FromFormat("A%d", bit + 1 - FAN_S_RULES);
         if (!word || PySet_Add(set, word) < 0)
             Py_CLEAR(set);
         Py_XDECREF(word);

@@ -243,7 +243,9 @@ static PyObject *many(PyObject *m, PyObject *args)
         Py_DECREF(next);
     if (bad)
         Py_CLEAR(list);
-    return bad ? NULL : chained ? next : list;
+    if (bad)
+        return NULL;
+    return chained ? next : list;
 }
 
 static PyObject *counts(PyObject *m, PyObject *none)
@@ -255,19 +257,21 @@ static PyObject *counts(PyObject *m, PyObject *none)
 /* refused(): what function_new and node_new say of nonsense. */
 static PyObject *refused(PyObject *m, PyObject *which)
 {
-    const fanin_function f = {
-        .struct_size = sizeof f, .call = PyLong_AsLong(which) == 1 ? NULL : run, .inputs = 1};
+    const fanin_function f = {.struct_size = sizeof f, .call = run, .inputs = 1};
     struct {
         fanin_function f;
         uint64_t later; /* what a longer one has */
     } bad = {f, 0};
     (void)m;
-    bad.f.struct_size = PyLong_AsLong(which) == 0   ? 8
-                        : PyLong_AsLong(which) == 5 ? sizeof bad
-                                                    : sizeof f;
-    bad.f.inputs = PyLong_AsLong(which) == 2 ? 0 : 1;
-    bad.f.flags = PyLong_AsLong(which) == 3 ? 8 : 0;
-    bad.f.reserved = PyLong_AsLong(which) == 4 ? 1 : 0;
+    switch (PyLong_AsLong(which)) {
+    case 0: bad.f.struct_size = 8; break;
+    case 1: bad.f.call = NULL; break;
+    case 2: bad.f.inputs = 0; break;
+    case 3: bad.f.flags = 8; break;
+    case 4: bad.f.reserved = 1; break;
+    case 5: bad.f.struct_size = sizeof bad; break;
+    default: break;
+    }
     return (PyObject *)api->function_new(&bad.f);
 }
 

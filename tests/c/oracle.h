@@ -81,7 +81,7 @@ static inline double decode_low(fan_dtype d, uint32_t code)
         x = decode_plain(f, a);
     } else if (a == f.over && d != FAN_DT_FLOAT8_E4M3FN) {
         x = INFINITY;
-}
+    }
     return code & sign_bit(d) ? -x : x;
 }
 
@@ -102,7 +102,7 @@ static inline uint32_t encode_low(fan_dtype d, long double x)
             low = mid;
         } else {
             high = mid;
-}
+        }
     }
     long double down = a - (long double)decode_plain(f, low);
     long double up = (long double)decode_plain(f, high) - a;
@@ -262,7 +262,9 @@ static inline number scale_number(fan_dtype d, number a, number f)
 
 static inline bool same_real(double a, double b)
 {
-    return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b));
+    if (isnan(a) || isnan(b))
+        return isnan(a) && isnan(b);
+    return a == b && signbit(a) == signbit(b);
 }
 
 static inline bool same_number(number a, number b)
@@ -416,7 +418,7 @@ static inline fan_array *random_view(fan_dtype d, int ndim, const int64_t *shape
             lo += reach;
         } else {
             hi += reach;
-}
+        }
         step *= shape[axis];
     }
     int64_t skew = random_gap(8);

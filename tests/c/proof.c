@@ -133,7 +133,8 @@ bool search_config(world *w, const search *how, const config *c, tally *out, ver
         out->by[r.verdict]++;
         if (r.verdict != FINE) {
             note(out, c, &how->fault, schedule, &r);
-            *worst = *worst == FINE ? r.verdict : *worst;
+            if (*worst == FINE)
+                *worst = r.verdict;
             if (how->first || r.verdict == STUCK)
                 break;
         }
@@ -175,8 +176,9 @@ bool search_whole(const search *how, tally *out)
         config_shape(&c, i);
         for (unsigned n = 0; config_options(&c, how->options, n) && sound && !over; n++) {
             verdict v;
-            if ((!how->raw && !config_first(&c)) ||
-                (how->by_class && !config_part(config_least(&c), how->from, how->step)))
+            if (!how->raw && !config_first(&c))
+                continue;
+            if (how->by_class && !config_part(config_least(&c), how->from, how->step))
                 continue;
             any = true;
             sound = search_config(&w, how, &c, out, &v);
@@ -250,9 +252,9 @@ static fault the_fault(int argc, char **argv)
 
 static richness how_rich(int argc, char **argv)
 {
-    return word(argc, argv, "all")    ? OPTIONS_ALL
-           : word(argc, argv, "most") ? OPTIONS_MOST
-                                      : OPTIONS_FEW;
+    if (word(argc, argv, "all"))
+        return OPTIONS_ALL;
+    return word(argc, argv, "most") ? OPTIONS_MOST : OPTIONS_FEW;
 }
 
 static void part(int argc, char **argv, uint64_t *from, uint64_t *step)
@@ -718,9 +720,10 @@ static void do_kill(int argc, char **argv)
             if (d->by[v] > (most ? d->by[most] : 0))
                 most = v;
         killed += d->failing > 0;
+        const char *verdict = d->failing ? verdict_words[most] : "none";
+        const char *where = d->where[0] ? d->where : "-";
         printf("kill %s failing=%" PRIu64 " of=%" PRIu64 " verdict=%s where=%s\n", f.name,
-               d->failing, d->all, d->failing ? verdict_words[most] : "none",
-               d->where[0] ? d->where : "-");
+               d->failing, d->all, verdict, where);
         if (d->failing && (d->worst[0] || d->sentence[0]))
             printf("  %s\n  %s\n", d->worst, d->sentence);
     }

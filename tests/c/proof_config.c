@@ -170,7 +170,7 @@ static uint64_t least(const config *c, bool stop_below, uint64_t own)
     for (int i = 0; i < n; i++) {
         int order[MAX_K] = {0, 1, 2, 3};
         /* the first producer is like the others unless its gradient has kin */
-        int from = c->keyed ? c->K : c->kin != KIN_NONE ? 1 : 0;
+        int from = c->keyed ? c->K : c->kin != KIN_NONE;
         do {
             uint64_t k = code(c, &all[i], order);
             if (k < best)
@@ -221,8 +221,9 @@ bool config_parse(config *c, const char *text)
     int more = 0;
     char kin_word[16], mode_word[16];
     memset(c, 0, sizeof *c);
-    if (sscanf(text, "K%d D%d S%d d%d%n", &c->K, &c->D, &c->S, &c->d, &at) != 4 || c->K > MAX_K ||
-        c->D > MAX_D || c->S > MAX_S)
+    if (sscanf(text, "K%d D%d S%d d%d%n", &c->K, &c->D, &c->S, &c->d, &at) != 4)
+        return false;
+    if (c->K > MAX_K || c->D > MAX_D || c->S > MAX_S)
         return false;
     for (int i = 0; i < c->K; i++, at += more)
         if (sscanf(text + at, " p%d/%d%n", &c->p[i], &c->q[i], &more) != 2)

@@ -174,12 +174,12 @@ void run_fail(run *r, verdict v, const char *why)
 /* good: notes a failed call; a race that the machine has found goes before. */
 static bool good(run *r, fan_status status, const fan_error *err)
 {
-    if (status != FAN_OK)
-        run_fail(r,
-                 status == FAN_ERR_RACE       ? RACED
-                 : status == FAN_ERR_DEADLOCK ? STUCK
-                                              : FAILED,
-                 err->text);
+    if (status == FAN_ERR_RACE)
+        run_fail(r, RACED, err->text);
+    else if (status == FAN_ERR_DEADLOCK)
+        run_fail(r, STUCK, err->text);
+    else if (status != FAN_OK)
+        run_fail(r, FAILED, err->text);
     return r->verdict == FINE;
 }
 
@@ -245,8 +245,11 @@ void run_end(run *r)
         bool untouched = !r->g[i] || r->c->donate || content_of(r->g[i]->data) == (uint64_t)i + 1;
         if (!untouched)
             run_fail(r, WRITTEN, "a gradient that its giver still holds was changed");
-        if (r->g[i] && r->verdict == FINE && r->w->work && !r->c->donate &&
-            look(r->g[i]) != value_of((uint64_t)i + 1))
+        if (!r->g[i] || r->verdict != FINE)
+            continue;
+        if (!r->w->work || r->c->donate)
+            continue;
+        if (look(r->g[i]) != value_of((uint64_t)i + 1))
             run_fail(r, WRONG, "a gradient that its giver still holds has another value");
         fan_array_drop(r->g[i]);
         r->g[i] = NULL;
@@ -300,8 +303,11 @@ static bool kernel(run *r, int stream, const char *name, fan_array *from, fan_ar
         kernel_work *work = malloc(sizeof *work);
         if (!work)
             abort();
-        *work = (kernel_work){from ? (const double *)(const void *)from->data : NULL,
-                              to ? (double *)(void *)to->data : NULL, value_of(what)};
+        *work = (kernel_work){.value = value_of(what)};
+        if (from)
+            work->from = (const double *)(const void *)from->data;
+        if (to)
+            work->to = (double *)(void *)to->data;
         k.fn = kernel_fn;
         k.fini = free;
         k.ctx = work;
@@ -347,7 +353,8 @@ bool run_produce(run *r, int i)
     r->g[i] = array(r, c->d, on);
     if (!r->g[i] || !kernel(r, on, "produce", NULL, r->g[i], (uint64_t)i + 1))
         return false;
-    if (import && c->p[0] != c->x && !(r->driver & DRIVER_IMPORT) && !after(r, c->p[0], c->x))
+    bool moves = import && c->p[0] != c->x;
+    if (moves && !(r->driver & DRIVER_IMPORT) && !after(r, c->p[0], c->x))
         return false;
     if (i == 0 && (c->kin == KIN_ALIAS || c->kin == KIN_IMPORT_READ))
         r->g_kin = fan_array_hold(r->g[0]);
@@ -405,12 +412,15 @@ static uint32_t judge_sum(run *r, uint64_t what, uint32_t mask, bool all)
     bool right = true;
     for (; what; what /= 8) {
         uint64_t digit = what % 8;
-        right = right && digit > 0 && !(seen >> (digit - 1) & 1) && (!r->c->keyed || digit < below);
+        bool in_order = !r->c->keyed || digit < below;
+        right = right && in_order && digit > 0;
+        right = right && !(seen >> (digit - 1) & 1);
         if (digit)
             seen |= UINT32_C(1) << (digit - 1);
         below = digit;
     }
-    if (!right || (all ? seen != mask : (seen & ~mask) != 0))
+    bool whole = !all || seen == mask;
+    if (!right || !whole || (seen & ~mask) != 0)
         run_fail(r, MISCOUNT, "a sum does not hold each contribution once");
     return seen;
 }
@@ -650,7 +660,8 @@ static void touch_end(const config *c, fan_explore *x)
 static void touch_slot(const run *r, int actor, fan_explore *x)
 {
     const config *c = r->c;
-    bool in_place = c->donate || c->mode != MODE_PLAIN || actor == ACTOR_N || c->K == 1;
+    bool is_special = c->donate || c->mode != MODE_PLAIN;
+    bool in_place = is_special || actor == ACTOR_N || c->K == 1;
     bool folds = actor >= c->K || (c->budget != BUDGET_ALL && r->arrived);
     touch(x, THE_SLOT, true);
     if (actor < c->K) {

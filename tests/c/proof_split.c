@@ -140,7 +140,9 @@ static void finish(int part)
 /* What is there before the threads begin, by the main thread. */
 static int before(int scene)
 {
-    return scene == ADDS ? 0 : scene == TAKES ? 2 : 1;
+    if (scene == ADDS)
+        return 0;
+    return scene == TAKES ? 2 : 1;
 }
 
 static void count(stage *s)
@@ -163,9 +165,10 @@ static bool all_parked(stage *s)
     bool parked = fan_buffer_look(s->r.b, 0, &slot, items, MAX_K, &err) == FAN_OK;
     for (size_t i = 0; parked && i < slot.items; i++)
         parked = items[i].ready;
-    if (!parked)
-        run_fail(&s->r, err.text[0] ? FAILED : MISCOUNT,
-                 err.text[0] ? err.text : "ready, but a contribution has not been parked");
+    if (!parked && err.text[0])
+        run_fail(&s->r, FAILED, err.text);
+    else if (!parked)
+        run_fail(&s->r, MISCOUNT, "ready, but a contribution has not been parked");
     return parked;
 }
 
@@ -253,7 +256,8 @@ static bool run_scene(stage *s)
     }
     if (r->verdict == FINE && fan_sim_races(s->w.m))
         run_fail(r, RACED, "a release races");
-    if (r->verdict == FINE && s->scene != ADDS && r->taken != 3 && r->c->mode != MODE_CLEAR)
+    bool unread = s->scene != ADDS && r->taken != 3 && r->c->mode != MODE_CLEAR;
+    if (r->verdict == FINE && unread)
         (void)run_consume(r, false);
     if (r->verdict == FINE && s->scene != CLEAR && r->taken != 3)
         run_fail(r, MISCOUNT, "a contribution was lost");
@@ -329,7 +333,8 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
         out->by[r->verdict]++;
         if (r->verdict == FINE)
             continue;
-        *worst = *worst == FINE ? r->verdict : *worst;
+        if (*worst == FINE)
+            *worst = r->verdict;
         if (!out->worst[0]) {
             char text[320];
             snprintf(out->worst, sizeof out->worst, "\"%s\" scene=%s %.80s fault=%s",
@@ -345,7 +350,8 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
     out->abandoned += fan_explore_abandoned(s->x);
     out->configs++;
     out->failing += *worst != FINE;
-    if (*worst == FINE && sound && !fan_explore_complete(s->x) && !how->limit && !how->samples) {
+    bool is_whole = !how->limit && !how->samples;
+    if (*worst == FINE && sound && is_whole && !fan_explore_complete(s->x)) {
         fprintf(stderr, "the search of a scene is not complete\n");
         sound = false;
     }
@@ -386,8 +392,10 @@ bool search_split(const split_search *how, tally *out)
     for (uint64_t i = 0; i < raw && sound && !over; i++) {
         bool any = false;
         config_shape(&c, i);
-        if (c.e != 0 || (c.kin != KIN_NONE && !(c.kin == KIN_IMPORT && how->imports)) ||
-            !config_part(i, how->from, how->step))
+        bool is_import = c.kin == KIN_IMPORT && how->imports;
+        if (c.e != 0 || (c.kin != KIN_NONE && !is_import))
+            continue;
+        if (!config_part(i, how->from, how->step))
             continue;
         for (unsigned n = 0; config_options(&c, OPTIONS_FEW, n); n++)
             for (int scene = 0; scene < SPLIT_SCENES && sound && !over; scene++) {

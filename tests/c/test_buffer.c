@@ -256,7 +256,8 @@ static void others_run_while_an_exact_sum_looks_for_an_inf(void)
         waiting++;
         CHECK_INT(adds(b, 1, k), fold ? 1 + waiting : 0);
         folds += fold;
-        waiting = fold ? 0 : waiting;
+        if (fold)
+            waiting = 0;
     }
     CHECK(folds > 1);
     for (unsigned k = BAD; k < N; k++)

@@ -52,7 +52,8 @@ static void random_steps_equal_the_model(void)
             for (int i = 0; i < LANES; i++)
                 leq = leq && model[a][i] <= model[b][i];
             CHECK(fan_clock_leq(&c[a], &c[b]) == leq);
-            leq ? held++ : not_held++;
+            held += leq;
+            not_held += !leq;
             break;
         }
         the_same(&c[a], model[a]);

@@ -846,7 +846,8 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
         for (size_t i = 0; i < n; i++) {
             fan_dtype dtype = widens && i == 0 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
             host[i] = random_sparse(fan_rng(&state) % 8 ? f : FAN_FORMAT_COO, dtype, &state);
-            plain = plain && host[i]->format == FAN_FORMAT_COO && (!widens || n == 1);
+            plain &= host[i]->format == FAN_FORMAT_COO;
+            plain &= !widens || n == 1;
             fan_array *indices = moved(s, host[i]->indices);
             fan_array *pointers = moved(s, host[i]->pointers);
             fan_array *values = moved(s, host[i]->values);
@@ -859,11 +860,13 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
             to[i] = (fan_sparse_operand){on[i], dtype};
         }
         fan_dtype result = fan_rng(&state) % 3 ? FAN_DT_NONE : FAN_DT_FLOAT32;
-        plain = plain && !scale.on && (result == FAN_DT_NONE || result == from[n - 1].acc);
+        plain &= !scale.on;
+        plain &= result == FAN_DT_NONE || result == from[n - 1].acc;
         CHECK_OK(fan_sparse_merge(from, n, coalesce, result, &scale, &want, NULL));
         CHECK_OK(
             fan_device_sparse_merge(s->device, s, to, n, coalesce, result, &scale, &got, NULL));
-        *(plain ? &queued : &through_host) += 1;
+        queued += plain;
+        through_host += !plain;
         CHECK_INT(got->format, want->format);
         CHECK_INT(got->coalesced, want->coalesced);
         CHECK_INT(got->nnz_coalesced, want->nnz_coalesced);
@@ -963,7 +966,10 @@ static void every_allocation_fails_once(void)
             static int64_t before;
             bool hit = failed != before;
             before = failed;
-            CHECK(status == FAN_OK || (status == FAN_ERR_NOMEM && hit && err.text[0]));
+            if (status != FAN_OK) {
+                CHECK_INT(status, FAN_ERR_NOMEM);
+                CHECK(hit && err.text[0]);
+            }
             CHECK_INT(fan_mem_get().live, live);
             refused += status == FAN_ERR_NOMEM;
             if (!hit)

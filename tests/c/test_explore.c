@@ -80,9 +80,13 @@ static program random_program(int actors, int steps)
                 held[m] = !held[m];
                 continue;
             }
-            s->kind = below(5) ? WORK : below(3) == 0 ? ASK : COUNT;
-            s->reads = (uint32_t)(below(3) ? 1u << below(OBJECTS) : 0u);
-            s->writes = (uint32_t)(below(2) ? 1u << below(OBJECTS) : 0u);
+            s->kind = WORK;
+            if (below(5) == 0)
+                s->kind = below(3) == 0 ? ASK : COUNT;
+            if (below(3))
+                s->reads = 1u << below(OBJECTS);
+            if (below(2))
+                s->writes = 1u << below(OBJECTS);
         }
     }
     return p;
@@ -95,7 +99,8 @@ static uint32_t enabled(const program *p, const world *w)
         if (w->at[a] == p->steps[a])
             continue;
         const step *s = &p->all[a][w->at[a]];
-        if (s->kind != LOCK || w->holder[s->lock] == 0 || (tries && !w->waits[a]))
+        bool may_try = tries && !w->waits[a];
+        if (s->kind != LOCK || w->holder[s->lock] == 0 || may_try)
             mask |= 1u << a;
     }
     return mask;
@@ -227,7 +232,8 @@ static void the_reduction_loses_no_outcome(bool with_tries, int programs)
     uint64_t free_of_them = 0;
     for (int round = 0; round < programs; round++) {
         int actors = 2 + below(3);
-        program p = random_program(actors, actors == 2 ? 6 : actors == 3 ? 4 : 3);
+        static const int longest[] = {[2] = 6, [3] = 4, [4] = 3};
+        program p = random_program(actors, longest[actors]);
         uint64_t runs, few, abandoned, none;
         bool stuck[2];
         size_t n = search(&p, false, found[0], &runs, &none, &stuck[0]);
@@ -241,7 +247,8 @@ static void the_reduction_loses_no_outcome(bool with_tries, int programs)
         reduced += few;
         gone += abandoned;
         outcomes += n;
-        *(stuck[0] ? &deadlocks : &free_of_them) += 1;
+        deadlocks += stuck[0];
+        free_of_them += !stuck[0];
     }
     printf("%d programs: %" PRIu64 " orders, %" PRIu64 " outcomes; by the reduction %" PRIu64
            " runs and %" PRIu64 " abandoned; deadlocks in %" PRIu64 ", none in %" PRIu64 "\n",
@@ -434,7 +441,8 @@ static void memory_that_fails_ends_the_search(void)
         }
         fan_mem_fail_at(-1, 0);
         bool ok = x && fan_explore_status(x) == FAN_OK;
-        *(ok ? &passed : &failed) += 1;
+        passed += ok;
+        failed += !ok;
         CHECK(ok || !x || !fan_explore_complete(x));
         fan_explore_free(x);
     }

@@ -110,7 +110,10 @@ static fan_tree_plan read_table(const fan_tree_call *c)
     }
     if (r.at->fit == FAN_TREE_FIT_STATIC || r.at->fit == FAN_TREE_FIT_OPERAND) {
         apply(&r, 14);
-        *(r.at->over_limit ? &r.p.demote : &r.p.count) = true;
+        if (r.at->over_limit)
+            r.p.demote = true;
+        else
+            r.p.count = true;
     }
     if (r.path == FAN_TREE_EXECUTION) {
         apply(&r, 15);
@@ -122,10 +125,11 @@ static fan_tree_plan read_table(const fan_tree_call *c)
 
 static bool same(const fan_tree_plan *a, const fan_tree_plan *b)
 {
-    return a->end_path == b->end_path && a->restore == b->restore &&
-           a->warn_writes == b->warn_writes && a->warn_repeats == b->warn_repeats &&
-           a->count == b->count && a->demote == b->demote && a->outcome == b->outcome &&
-           a->why == b->why && a->rules == b->rules;
+    bool same = a->end_path == b->end_path && a->restore == b->restore;
+    same &= a->warn_writes == b->warn_writes && a->warn_repeats == b->warn_repeats;
+    same &= a->count == b->count && a->demote == b->demote;
+    same &= a->outcome == b->outcome && a->why == b->why;
+    return same && a->rules == b->rules;
 }
 
 #define FITS 5
@@ -196,8 +200,9 @@ static void no_plan_forgets_what_lives(void)
                 wrong += p.outcome != FAN_TREE_EAGER && at->writes;
                 /* nothing is recorded for ever: at the limit an operand is demoted, or it runs as
                  * it is */
-                wrong += p.outcome == FAN_TREE_RECORD && at->over_limit && !p.demote &&
-                         (at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND);
+                bool fits = at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND;
+                bool too_many = at->over_limit && !p.demote;
+                wrong += p.outcome == FAN_TREE_RECORD && fits && too_many;
             }
     CHECK_INT(wrong, 0);
 }

@@ -30,7 +30,7 @@ static void it_holds_what_was_put_and_not_removed(int64_t range, int64_t far)
             in[key] = false;
             n--;
         } else {
-            CHECK_INT(fan_keys_put(k, key * far), in[key] ? 0 : 1);
+            CHECK_INT(fan_keys_put(k, key * far), !in[key]);
             met += in[key];
             n += !in[key];
             in[key] = true;

@@ -11,7 +11,8 @@ static void every_block_is_counted_once(void)
     void *b = fan_calloc(64);
     void *c = fan_realloc(NULL, 8);
     void *d = fan_alloc_data(100);
-    CHECK(a && b && c && d);
+    CHECK(a && b);
+    CHECK(c && d);
     CHECK_INT(fan_mem_get().live - before.live, 4);
     for (int i = 0; i < 64; i++)
         CHECK(((char *)b)[i] == 0);
@@ -51,10 +52,12 @@ static void the_nth_allocation_fails(void)
     void *p[6];
     fan_mem_fail_at(2, 2);
     for (int i = 0; i < 6; i++) {
-        p[i] = i == 3   ? fan_alloc_data(8)
-               : i == 2 ? fan_realloc(NULL, 8)
-               : i % 2  ? fan_calloc(8)
-                        : fan_alloc(8);
+        if (i == 3)
+            p[i] = fan_alloc_data(8);
+        else if (i == 2)
+            p[i] = fan_realloc(NULL, 8);
+        else
+            p[i] = i % 2 ? fan_calloc(8) : fan_alloc(8);
         CHECK((p[i] == NULL) == (i == 2 || i == 3));
     }
     CHECK_INT(fan_mem_get().failed - failed, 2);

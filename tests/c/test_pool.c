@@ -25,7 +25,8 @@ static void what_is_given_back_comes_again(void)
     fan_pool_counts before = fan_pool_get();
     char *a = fan_alloc_data(3 * MB);
     char *b = fan_alloc_data(3 * MB);
-    CHECK(a && b && (uintptr_t)a % 64 == 0 && (uintptr_t)b % 64 == 0);
+    CHECK(a && (uintptr_t)a % 64 == 0);
+    CHECK(b && (uintptr_t)b % 64 == 0);
     memset(a, 1, 3 * MB);
     memset(b, 2, 3 * MB);
     CHECK(a[0] == 1 && a[3 * MB - 1] == 1);

@@ -77,6 +77,14 @@ typedef struct order_of {
     bool host[OPS];
 } order_of;
 
+/* legacy_orders: whether work on stream t comes after that of u by the legacy stream's order. */
+static bool legacy_orders(const program *p, int t, int u)
+{
+    if (t == STREAMS)
+        return p->blocking >> u & 1;
+    return u == STREAMS;
+}
+
 static order_of work_out(const program *p)
 {
     order_of o = {0};
@@ -92,7 +100,7 @@ static order_of work_out(const program *p)
         bool on_stream = s->kind != WAIT || recorded[s->event];
         if (blocks && on_stream)
             for (int u = 0; u <= STREAMS; u++)
-                if (u != t && (t == STREAMS ? (p->blocking >> u & 1) : u == STREAMS))
+                if (u != t && legacy_orders(p, t, u))
                     stream[t] |= stream[u];
         switch (s->kind) {
         case LAUNCH:
@@ -245,7 +253,8 @@ static void happens_before_and_values_agree(void)
             CHECK(a[i] == b[i] && a[i] == c[i]);
         CHECK_INT(fan_sim_unsound(w.m), 0);
         elided += (long)fan_sim_device(w.m, 0)->elided;
-        *(races ? &racy : &clean) += 1;
+        racy += races > 0;
+        clean += races == 0;
         close(&w);
         close(&without);
         close(&judged);
@@ -272,7 +281,8 @@ static void happens_before_and_values_agree(void)
            "values on the machine; "
            "%ld waits left out\n",
            PROGRAMS, racy, clean, orders, differed, elided);
-    CHECK(racy > 300 && clean > 300 && elided > 300 && differed > 100);
+    CHECK(racy > 300 && clean > 300);
+    CHECK(elided > 300 && differed > 100);
 }
 
 /* The machine holds every wait that is left out against the truth: a lie is found. */

@@ -113,8 +113,8 @@ static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *ou
     if (schedule)
         fan_sim_host_schedule(w.m, schedule, size);
     if (whole) {
-        uint64_t races = fan_sim_races(w.m);
-        *outcome = mix(mix(races > 0, races ? 0 : value(&w)), (uint64_t)p.who);
+        bool races = fan_sim_races(w.m) > 0;
+        *outcome = mix(mix(races, races ? 0 : value(&w)), (uint64_t)p.who);
         CHECK_INT(fan_sim_unsound(w.m), 0);
     } else {
         fan_array *a;
