@@ -143,7 +143,7 @@ int fanFakeTraffic(int on, uint64_t *read, uint64_t *written)
     *read = fan__traffic_read();
     *written = fan__traffic_written();
     if (on)
-        return fan__traffic_begin() ? OK : OUT_OF_MEMORY;
+        return fan__ok_or(fan__traffic_begin(), OUT_OF_MEMORY);
     fan__traffic_end();
     return OK;
 }

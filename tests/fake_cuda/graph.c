@@ -161,7 +161,7 @@ fan_cu_result fan_fake_GraphRetainUserObject(fan_cu_graph g, fan_cu_object o, un
     if (room)
         g->objects[g->nobjects++] = t;
     fan__fake_unlock();
-    return room ? OK : INVALID_VALUE;
+    return fan__ok_or(room, INVALID_VALUE);
 }
 
 fan_cu_result fan_fake_StreamBeginCapture(fan_cu_stream handle, int mode)

@@ -37,21 +37,37 @@ static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, con
                     const int64_t *s1, int n2, const int64_t *e2, const int64_t *s2)
 {
     fan_array *v = access_at(a, address, dtype, n1 + n2);
+    int64_t *strides = a->dims + n1 + n2;
     assert(n1 + n2 <= FAN_MAX_NDIM);
-    for (int i = 0; i < n1 + n2; i++) {
-        int64_t extent = i < n1 ? e1[i] : e2[i - n1];
-        a->dims[i] = extent;
-        a->dims[n1 + n2 + i] = i < n1 ? s1[i] : s2[i - n1];
-        v->size *= extent;
+    for (int i = 0; i < n1; i++) {
+        a->dims[i] = e1[i];
+        strides[i] = s1[i];
     }
+    for (int i = 0; i < n2; i++) {
+        a->dims[n1 + i] = e2[i];
+        strides[n1 + i] = s2[i];
+    }
+    for (int i = 0; i < n1 + n2; i++)
+        v->size *= a->dims[i];
 }
 
-/* fold_accesses: `acc`: the dtype of what the flags call wide. */
+/* source_dtype: of operand k; `acc`: the dtype of what the flags call wide. */
+static int source_dtype(int64_t flags, uint32_t k, int dtype, int acc)
+{
+    return k == 0 && (flags & FAN_K_FIRST_WIDE) ? acc : dtype;
+}
+
+static int out_dtype(int64_t flags, int dtype, int acc)
+{
+    return flags & FAN_K_OUT_WIDE ? acc : dtype;
+}
+
+/* fold_accesses: all sources, and the result. */
 static size_t fold_accesses(const fan_k_fold *a, int dtype, int acc, fan_fake_access *out)
 {
     for (int32_t k = 0; k < a->n; k++)
-        dense(&out[k], a->in[k], k == 0 && (a->flags & FAN_K_FIRST_WIDE) ? acc : dtype, a->count);
-    dense(&out[a->n], a->out, a->flags & FAN_K_OUT_WIDE ? acc : dtype, a->count);
+        dense(&out[k], a->in[k], source_dtype(a->flags, (uint32_t)k, dtype, acc), a->count);
+    dense(&out[a->n], a->out, out_dtype(a->flags, dtype, acc), a->count);
     return (size_t)a->n + 1;
 }
 
@@ -77,10 +93,10 @@ static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, i
     dense(&out[n++], a->table, FAN_DT_UINT8, (int64_t)fan_fake_table_bytes(a));
     for (int64_t i = 0; i < a->rows; i++)
         for (uint32_t k = 0; k < rows[i].n; k++)
-            dense(&out[n++], sources[rows[i].first + k],
-                  k == 0 && (rows[i].flags & FAN_K_FIRST_WIDE) ? acc : dtype, rows[i].count);
+            dense(&out[n++], sources[rows[i].first + k], source_dtype(rows[i].flags, k, dtype, acc),
+                  rows[i].count);
     for (int64_t i = 0; i < a->rows; i++)
-        dense(&out[n++], rows[i].out, rows[i].flags & FAN_K_OUT_WIDE ? acc : dtype, rows[i].count);
+        dense(&out[n++], rows[i].out, out_dtype(rows[i].flags, dtype, acc), rows[i].count);
     *written = (size_t)a->rows;
     return n;
 }
@@ -148,7 +164,9 @@ static size_t nonfinite_accesses(const void *args, fan_fake_access *out)
 /* of_parts: the dtype of which that of a part is known. */
 static int of_parts(int dtype, int parts)
 {
-    return parts == 1 ? dtype : dtype == FAN_DT_FLOAT32 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128;
+    if (parts == 1)
+        return dtype;
+    return dtype == FAN_DT_FLOAT32 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128;
 }
 
 /* reduce_accesses: what an earlier launch left, and what this one leaves, is gap-free. */
@@ -176,7 +194,14 @@ static int index_dtype(int size)
 
 static int few_dtype(int size)
 {
-    return size == 1 ? FAN_DT_UINT8 : size == 2 ? FAN_DT_UINT16 : FAN_DT_UINT32;
+    switch (size) {
+    case 1:
+        return FAN_DT_UINT8;
+    case 2:
+        return FAN_DT_UINT16;
+    default:
+        return FAN_DT_UINT32;
+    }
 }
 
 static void fours(fan_fake_access *a, uint64_t address, int64_t count)
@@ -285,7 +310,9 @@ static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
 
 static fan_cu_result run_end(bool fine)
 {
-    return fan_k_misaligned ? MISALIGNED_ADDRESS : fine ? OK : LAUNCH_FAILED;
+    if (fan_k_misaligned)
+        return MISALIGNED_ADDRESS;
+    return fine ? OK : LAUNCH_FAILED;
 }
 
 /* RUN: a kernel without barriers, the last thread first: no GPU promises another order. RUN_BLOCKS:

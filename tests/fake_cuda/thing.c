@@ -126,6 +126,11 @@ static fan_stream *thing_own_stream(int device)
     return s;
 }
 
+fan_cu_result fan__thing_unknown(const void *handle)
+{
+    return fan__thing_find(DESTROYED, handle) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
+}
+
 fan_cu_result fan__thing_stream(const struct fan_cu_context *c, fan_cu_stream handle,
                                 fan_stream **out)
 {
@@ -138,8 +143,8 @@ fan_cu_result fan__thing_stream(const struct fan_cu_context *c, fan_cu_stream ha
     else {
         fan__thing *t = fan__thing_find(A_STREAM, handle);
         if (!t || t->thread)
-            return fan__thing_find(DESTROYED, handle) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
+            return fan__thing_unknown(handle);
         *out = fan_stream_hold(t->stream);
     }
-    return *out ? OK : OUT_OF_MEMORY;
+    return fan__ok_or(*out, OUT_OF_MEMORY);
 }
