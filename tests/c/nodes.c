@@ -98,8 +98,12 @@ static fanin_status in_python(const context *c, const fanin_value *g, fanin_valu
 {
     PyGILState_STATE state = PyGILState_Ensure();
     fanin_object *seen = api->to_python(g);
-    PyObject *made = seen ? PyObject_CallOneArg(c->held, (PyObject *)seen) : NULL;
-    int bad = made ? api->of_python((fanin_object *)made, out) : -1;
+    PyObject *made = NULL;
+    int bad = -1;
+    if (seen)
+        made = PyObject_CallOneArg(c->held, (PyObject *)seen);
+    if (made)
+        bad = api->of_python((fanin_object *)made, out);
     Py_XDECREF((PyObject *)seen);
     Py_XDECREF(made);
     PyGILState_Release(state);
@@ -116,7 +120,10 @@ static fanin_status run(void *ctx, const fanin_value *sums, size_t n, fanin_valu
         switch (c->what) {
         case PASS: api->share(g, &out[i]); break;
         case SCALE:
-        case IN_PLACE: status = g->array ? scale(c, g, i + n >= m, &out[i], err) : FANIN_OK; break;
+        case IN_PLACE:
+            if (g->array)
+                status = scale(c, g, i + n >= m, &out[i], err);
+            break;
         case NOTHING:
         case LOOK: break;
         case FAIL: /* after it has made some */
@@ -197,9 +204,11 @@ static PyObject *node(PyObject *m, PyObject *args)
         return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(edges) && i < 8; i++) {
         PyObject *pair = PyTuple_GET_ITEM(edges, i);
-        to[i].next = pair == Py_None ? NULL : (fanin_object *)PyTuple_GET_ITEM(pair, 0);
-        to[i].slot =
-            pair == Py_None ? 0 : (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(pair, 1));
+        to[i] = (fanin_edge){NULL, 0};
+        if (pair == Py_None)
+            continue;
+        to[i].next = (fanin_object *)PyTuple_GET_ITEM(pair, 0);
+        to[i].slot = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(pair, 1));
     }
     return (PyObject *)api->node_new((fanin_object *)fn, to, (size_t)PyTuple_GET_SIZE(edges),
                                      name == Py_None ? NULL : (fanin_object *)name);

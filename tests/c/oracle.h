@@ -299,6 +299,34 @@ static inline fan_dtype random_dtype(void)
     return (fan_dtype)random_below(FAN_DT_COUNT);
 }
 
+/* dtype_or_random: one time in two d, else any. */
+static inline fan_dtype dtype_or_random(fan_dtype d)
+{
+    return random_below(2) ? d : random_dtype();
+}
+
+static inline int random_axes(int ndim)
+{
+    return ndim ? (int)random_below(ndim + 1) : 0;
+}
+
+/* random_small: the last `fewer` extents of a shape, each of them or 1. */
+static inline void random_small(int64_t *small, int fewer, int ndim, const int64_t *shape)
+{
+    for (int i = 0; i < fewer; i++)
+        small[i] = random_below(2) ? 1 : shape[ndim - fewer + i];
+}
+
+static inline int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* random_gap: one time in three a number below n, else 0. */
 static inline int64_t random_gap(int64_t n)
 {

@@ -231,7 +231,9 @@ static const char *option(int argc, char **argv, const char *which)
 static uint64_t number(int argc, char **argv, const char *which, uint64_t otherwise)
 {
     const char *text = option(argc, argv, which);
-    return text ? strtoull(text, NULL, 10) : otherwise;
+    if (!text)
+        return otherwise;
+    return strtoull(text, NULL, 10);
 }
 
 static void fault_asked(fault *f, const char *text)
@@ -369,7 +371,7 @@ static struct entry *entry_of(table *t, uint64_t key)
 static void see(void *ctx, const config *c, verdict v)
 {
     table *t = ctx;
-    entry_of(t, class_of(c))->seen |= v == FINE ? 1 : 2;
+    entry_of(t, class_of(c))->seen |= 1u << (v != FINE);
     t->all++;
     t->failing += v != FINE;
 }
@@ -489,7 +491,7 @@ static void do_values(int argc, char **argv)
 static void see_split(void *ctx, const config *c, int scene, verdict v)
 {
     table *t = ctx;
-    entry_of(t, class_of(c) * SPLIT_SCENES + (uint64_t)scene)->seen |= v == FINE ? 1 : 2;
+    entry_of(t, class_of(c) * SPLIT_SCENES + (uint64_t)scene)->seen |= 1u << (v != FINE);
     t->all++;
     t->failing += v != FINE;
 }
@@ -715,10 +717,11 @@ static void do_kill(int argc, char **argv)
         } else if (!CHECK(WEXITSTATUS(how) == 0)) {
             fprintf(stderr, "    %s\n", f.name);
         }
-        int most = FINE;
-        for (int v = FINE + 1; v < VERDICTS; v++)
-            if (d->by[v] > (most ? d->by[most] : 0))
+        int most = FINE + 1;
+        for (int v = most; v < VERDICTS; v++) {
+            if (d->by[v] > d->by[most])
                 most = v;
+        }
         killed += d->failing > 0;
         const char *verdict = d->failing ? verdict_words[most] : "none";
         const char *where = d->where[0] ? d->where : "-";

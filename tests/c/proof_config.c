@@ -133,10 +133,9 @@ static uint64_t code(const config *c, const renaming *r, const int *order)
     }
     k = push(k, r->stream[c->c], n);
     k = push(k, r->stream[config_caller(c)], n);
-    k = push(k, c->x < 0 ? n - 1 : r->stream[c->x], n);
-    k = push(k, c->taker < 0 ? n - 1 : r->stream[c->taker], n);
-    k = push(k, c->out < 0 ? n - 1 : r->stream[c->out], n);
-    k = push(k, c->snapshot < 0 ? n - 1 : r->stream[c->snapshot], n);
+    const int maybe[] = {c->x, c->taker, c->out, c->snapshot}; /* -1: there is none */
+    for (int i = 0; i < 4; i++)
+        k = push(k, maybe[i] < 0 ? n - 1 : r->stream[maybe[i]], n);
     return k * 8 + (uint64_t)c->kin * 2 + c->donate;
 }
 

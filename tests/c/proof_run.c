@@ -282,8 +282,11 @@ static fan_status kernel_fn(void *ctx, fan_error *err)
 {
     kernel_work *k = ctx;
     (void)err;
-    if (k->to)
-        *k->to = k->from ? *k->from : k->value;
+    if (!k->to)
+        return FAN_OK;
+    *k->to = k->value;
+    if (k->from)
+        *k->to = *k->from;
     return FAN_OK;
 }
 
@@ -555,7 +558,9 @@ bool run_end_of_pass(run *r)
         fan_value_dense(fan_array_hold(r->y), r->w->device[r->c->sum_to_caller ? c->d : t / c->S]);
     fan_stream *ran[1] = {r->w->stream[t]};
     bool fine = good(r, fan_pass_end(r->w->stream[e], ran, 1, &y, 1, &err), &err);
-    r->z = fine ? array(r, e / c->S, e) : NULL;
+    r->z = NULL;
+    if (fine)
+        r->z = array(r, e / c->S, e);
     fine = r->z && kernel(r, e, "step", y.array, r->z, 0);
     fan_value_drop(&frontend, &y);
     fan_array_drop(r->y);
@@ -617,7 +622,9 @@ uint32_t run_enabled(const run *r)
         mask |= UINT32_C(1) << ACTOR_N;
     if (!r->done[ACTOR_E] && r->done[ACTOR_C])
         mask |= UINT32_C(1) << ACTOR_E;
-    return mask || r->done[ACTOR_H] ? mask : UINT32_C(1) << ACTOR_H;
+    if (!mask && !r->done[ACTOR_H])
+        mask = UINT32_C(1) << ACTOR_H;
+    return mask;
 }
 
 enum {

@@ -36,12 +36,16 @@ static void random_steps_equal_the_model(void)
         switch (below(5)) {
         case 0:
         case 1:
-            model[a][lane] = below(4) ? below(1000) : 0;
+            model[a][lane] = 0;
+            if (below(4))
+                model[a][lane] = below(1000);
             CHECK_INT(fan_clock_set(&c[a], lane, model[a][lane]), 0);
             break;
         case 2:
-            for (int i = 0; i < LANES; i++)
-                model[a][i] = model[a][i] > model[b][i] ? model[a][i] : model[b][i];
+            for (int i = 0; i < LANES; i++) {
+                if (model[b][i] > model[a][i])
+                    model[a][i] = model[b][i];
+            }
             CHECK_INT(fan_clock_join(&c[a], &c[b]), 0);
             break;
         case 3:

@@ -168,12 +168,17 @@ typedef struct worker {
     int rounds;
 } worker;
 
+static fan_event *held(fan_event *e)
+{
+    return e ? fan_event_hold(e) : NULL;
+}
+
 /* ask_covers: who waits for the one event need not wait for the other? */
 static void ask_covers(shared *w, size_t at)
 {
     pthread_mutex_lock(&w->lock);
-    fan_event *e = w->recent[at] ? fan_event_hold(w->recent[at]) : NULL;
-    fan_event *f = w->recent[(at + 1) % 16] ? fan_event_hold(w->recent[(at + 1) % 16]) : NULL;
+    fan_event *e = held(w->recent[at]);
+    fan_event *f = held(w->recent[(at + 1) % 16]);
     pthread_mutex_unlock(&w->lock);
     if (e && f && fan_event_covers(e, f)) {
         const true_event *a = e->impl;
@@ -219,7 +224,7 @@ static void *work(void *arg)
                 e = fan_event_hold(w->users[at % 3]);
             } else {
                 pthread_mutex_lock(&w->lock);
-                e = w->recent[at] ? fan_event_hold(w->recent[at]) : NULL;
+                e = held(w->recent[at]);
                 pthread_mutex_unlock(&w->lock);
             }
             if (!e)
@@ -387,7 +392,8 @@ static void lanes_are_inherited_safely(void)
         fan_stream *s = fan_stream_new(d, 1, NULL);
         fan_event *e;
         bool elided;
-        most = s->lane > most ? s->lane : most;
+        if (s->lane > most)
+            most = s->lane;
         CHECK_OK(fan_event_record(s, &e, NULL));
         CHECK_OK(fan_stream_wait(stays, e, &elided, NULL));
         CHECK(!elided);
@@ -790,10 +796,11 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype dtype, uint64_t *state)
         indices = filled(FAN_DT_INT64, 1, &nnz, state, 5);
         pointers = filled(FAN_DT_INT64, 1, &rows, state, 1);
         int64_t *p = (int64_t *)(void *)pointers->data;
-        for (int i = 1; i < rows; i++)
-            p[i] = i == rows - 1
-                       ? nnz
-                       : p[i - 1] + (int64_t)(fan_rng(state) % (uint64_t)(nnz - p[i - 1] + 1));
+        for (int i = 1; i < rows - 1; i++) {
+            uint64_t left = (uint64_t)(nnz - p[i - 1]);
+            p[i] = p[i - 1] + (int64_t)(fan_rng(state) % (left + 1));
+        }
+        p[rows - 1] = nnz;
     }
     CHECK_OK(fan_sparse_new(f, 2, shape, indices, pointers, values, false, &s, NULL));
     fan_array_drop(indices);

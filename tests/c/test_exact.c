@@ -132,7 +132,7 @@ static uint64_t nearest(const whole *w, int base, fan_dtype d)
     whole_add_code(&twice, base, d, high, true);
     int beyond = whole_sign(&twice);
     bool up = beyond > 0 || (beyond == 0 && low % 2);
-    uint64_t code = up ? high : low;
+    uint64_t code = low + up; /* high is the next */
     return code > f.last ? f.over : code;
 }
 
@@ -147,7 +147,7 @@ static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to
     bool none = false;
     bool all_minus_zero = true;
     whole w = {{0}};
-    int base = f.unit > g.unit ? f.unit : g.unit;
+    int base = (int)larger(f.unit, g.unit);
     for (size_t k = 0; k < n; k++) {
         bool minus = codes[k] & sign;
         uint64_t a = codes[k] & (sign - 1);
@@ -174,10 +174,17 @@ static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to
             whole_negate(&w);
         code = nearest(&w, base, to);
     }
-    return minus && code != g.none ? code | sign_of(to) : code;
+    if (minus && code != g.none)
+        code |= sign_of(to);
+    return code;
 }
 
 /* ---- hostile terms ---- */
+
+static uint64_t random_sign(uint64_t sign)
+{
+    return random_below(2) ? sign : 0;
+}
 
 /* tie: term k of a tie: its exponent and bits. The first is anywhere (`at`), the second half of its
  * last bit, of its own dtype or of a narrower one; others lie just out of a float64's reach, or
@@ -205,7 +212,8 @@ static bool tie(const format *f, uint64_t *codes, size_t k, uint64_t *at, uint64
             *e = *at - near;
         else
             *e = (uint64_t)random_below((int64_t)*at + 1) / 3;
-        *m = random_below(2) ? *m : 0;
+        if (one_in(2))
+            *m = 0;
     } else {
         return false;
     }
@@ -252,18 +260,24 @@ static void hostile(fan_dtype d, uint64_t *codes, size_t n, way how)
             break;
         case TIE:
             if (!tie(&f, codes, k, &at, &e, &m)) {
-                codes[k] = random_below(2) ? sign : 0;
+                codes[k] = random_sign(sign);
                 continue;
             }
             break;
         case SUBNORMAL:
             e = (uint64_t)random_below(3) / 2;
-            m = random_below(3) ? m : 0;
+            if (one_in(3))
+                m = 0;
             break;
-        case ZEROS: codes[k] = one_in(4) && one_in(8) ? 0 : sign; continue;
+        case ZEROS:
+            codes[k] = sign;
+            if (one_in(4) && one_in(8))
+                codes[k] = 0;
+            continue;
         case LARGEST:
             codes[k] = f.last - (uint64_t)random_below(3);
-            codes[k] |= k % 2 ? sign : 0;
+            if (k % 2)
+                codes[k] |= sign;
             if (one_in(4))
                 codes[k] ^= sign;
             continue;
@@ -271,17 +285,17 @@ static void hostile(fan_dtype d, uint64_t *codes, size_t n, way how)
             if (one_in((int64_t)n + 2)) {
                 codes[k] = f.none;
                 if (!one_in(3))
-                    codes[k] = f.over | (random_below(2) ? sign : 0);
+                    codes[k] = f.over | random_sign(sign);
                 continue;
             }
             break;
         default: break;
         }
-        e = e > top ? top : e;
+        e = (uint64_t)smaller((int64_t)e, (int64_t)top);
         codes[k] = e << f.mant | m;
         if (codes[k] > f.last)
             codes[k] = f.last;
-        codes[k] |= random_below(2) ? sign : 0;
+        codes[k] |= random_sign(sign);
     }
 }
 
@@ -331,8 +345,12 @@ static void terms_make(terms *t, fan_dtype d, size_t n, size_t size, way how)
 {
     *t = (terms){.d = d, .n = n, .size = size};
     t->codes = malloc(n * size * sizeof *t->codes);
-    for (size_t i = 0; i < size; i++)
-        hostile(d, t->codes + i * n, n, how == WAYS ? (way)random_below(WAYS) : how);
+    for (size_t i = 0; i < size; i++) {
+        way own = how;
+        if (how == WAYS)
+            own = (way)random_below(WAYS);
+        hostile(d, t->codes + i * n, n, own);
+    }
     for (size_t k = 0; k < n; k++) {
         t->array[k] = with_gaps(d, (int64_t)size);
         for (size_t i = 0; i < size; i++)
@@ -443,7 +461,9 @@ static void a_million_sums(double share)
             size_t size = many ? 200 : 4000;
             terms t;
             terms_make(&t, reals[r], n, size, round % 3 == 0 ? WAYS : (way)(round % 8));
-            fan_dtype to = random_below(2) ? reals[r] : reals[random_below(REALS)];
+            fan_dtype to = reals[r];
+            if (one_in(2))
+                to = reals[random_below(REALS)];
             check_terms(&t, to, "random", false);
             terms_free(&t);
             left -= (int)size;
@@ -561,7 +581,7 @@ static void add_scaled(whole *w, uint32_t code, int64_t m)
         mant |= 0x800000u;
         field--;
     }
-    unsigned __int128 p = (unsigned __int128)mant * (uint64_t)(m < 0 ? -m : m);
+    unsigned __int128 p = (unsigned __int128)mant * (uint64_t)llabs(m);
     bool minus = (code >> 31) ^ (m < 0);
     whole_add(w, (uint64_t)p, field, minus);
     whole_add(w, (uint64_t)(p >> 64), field + 64, minus);
@@ -604,7 +624,8 @@ static void a_factor_is_exact(void)
             whole_negate(&w);
         uint32_t had;
         uint32_t want = (uint32_t)nearest(&w, base, FAN_DT_FLOAT32);
-        want |= minus ? 0x80000000u : 0;
+        if (minus)
+            want |= 0x80000000u;
         memcpy(&had, &got, 4);
         if (!CHECK(want == had))
             fprintf(stderr, "    factor %a: got %x, want %x\n", by, had, want);

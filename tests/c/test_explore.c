@@ -116,7 +116,9 @@ static void act(const program *p, world *w, int a, fan_explore *x)
     }
     w->at[a]++;
     if (s->kind == LOCK || s->kind == UNLOCK) {
-        w->holder[s->lock] = s->kind == LOCK ? a + 1 : 0;
+        w->holder[s->lock] = 0;
+        if (s->kind == LOCK)
+            w->holder[s->lock] = a + 1;
         fan_explore_access(x, 100 + (uint64_t)s->lock, true);
         return;
     }

@@ -126,7 +126,8 @@ static void long_lists(uint64_t *seed, long *turns)
     }
     fan_extents_sort(&e);
     for (size_t i = 0; i < n; i++) {
-        highest = all[i].at.last > highest ? all[i].at.last : highest;
+        if (all[i].at.last > highest)
+            highest = all[i].at.last;
         CHECK(all[i].highest == highest && !seen[all[i].owner]);
         if (i > 0)
             CHECK(all[i - 1].at.first <= all[i].at.first);

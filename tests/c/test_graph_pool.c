@@ -61,10 +61,20 @@ static bool agree(const fan_graph_pool *p, const map *m)
     for (int u = 0; u < UNITS; u++) {
         uint64_t at =
             fan_graph_pool_find(p, (uint64_t)u * FAN_GRAPH_ALIGN + (uint64_t)u % FAN_GRAPH_ALIGN);
-        same = same && at == (m->of[u] ? (uint64_t)m->first[m->of[u]] * FAN_GRAPH_ALIGN
-                                       : FAN_GRAPH_NOWHERE);
+        uint64_t want = FAN_GRAPH_NOWHERE;
+        if (m->of[u])
+            want = (uint64_t)m->first[m->of[u]] * FAN_GRAPH_ALIGN;
+        same = same && at == want;
     }
     return same;
+}
+
+/* digest: where the last block ends, and how much is in use. */
+static uint64_t digest(const fan_graph_pool *p)
+{
+    if (p->taken.n == 0)
+        return 0;
+    return p->taken.at[p->taken.n - 1].hi + p->in_use;
 }
 
 static bool act(uint64_t *rng, fan_graph_pool *p, map *m, long *full)
@@ -112,7 +122,7 @@ static bool one_trace(uint64_t seed, long *full)
     /* What is called after it .. */
     for (int i = 0; i < 12; i++) {
         good = good && act(&rng, &p, &m, full);
-        replayed[i] = p.taken.n ? p.taken.at[p.taken.n - 1].hi + p.in_use : 0;
+        replayed[i] = digest(&p);
     }
     /* .. is called again after it was restored, and all of it is where it was. Twice is as once. */
     CHECK_OK(fan_graph_pool_restore(&p, &then, NULL));
@@ -128,7 +138,7 @@ static bool one_trace(uint64_t seed, long *full)
     m = kept;
     for (int i = 0; i < 12; i++) {
         good = good && act(&rng, &p, &m, full);
-        good = good && replayed[i] == (p.taken.n ? p.taken.at[p.taken.n - 1].hi + p.in_use : 0);
+        good = good && replayed[i] == digest(&p);
     }
     /* Less what died since: what is reported live is what lives. */
     CHECK_OK(fan_graph_pool_restore(&p, &then, NULL));

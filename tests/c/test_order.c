@@ -204,8 +204,10 @@ typedef struct naive {
 
 static void naive_join(uint64_t *a, const uint64_t *b)
 {
-    for (int i = 0; i < LANES; i++)
-        a[i] = a[i] < b[i] ? b[i] : a[i];
+    for (int i = 0; i < LANES; i++) {
+        if (a[i] < b[i])
+            a[i] = b[i];
+    }
 }
 
 static bool naive_access(naive *x, uint32_t lane, const bool *bytes, bool write)

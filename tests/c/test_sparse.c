@@ -191,7 +191,7 @@ static void fill_pointers(const fan_array *pointers, int64_t rows, int64_t nnz)
     put_index(pointers, rows, nnz);
     for (int64_t p = 1; p < rows; p++) {
         last += random_below(nnz / rows + 2);
-        last = last < nnz ? last : nnz;
+        last = smaller(last, nnz);
         put_index(pointers, p, last);
     }
 }
@@ -219,7 +219,7 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype d, const shape_of *is)
     int n = 1;
     if (f == FAN_FORMAT_COO) {
         for (int i = 0; i < is->dims; i++)
-            nnz = shape[i] ? nnz : 0;
+            nnz *= shape[i] != 0;
         const int64_t index_shape[] = {is->dims, nnz};
         indices = random_index(2, index_shape);
         for (int64_t i = 0; i < is->dims * nnz; i++)
@@ -231,7 +231,8 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype d, const shape_of *is)
         int along = is_by_column(f);
         int64_t rows = counts[along];
         int64_t others = counts[1 - along];
-        nnz = rows && others ? nnz : 0;
+        if (rows == 0 || others == 0)
+            nnz = 0;
         pointers = random_index(1, &(int64_t){rows + 1});
         indices = random_index(1, &nnz);
         fill_pointers(pointers, rows, nnz);
@@ -279,11 +280,6 @@ static bool are_alike(const fan_sparse *a, const fan_sparse *b)
     return memcmp(a->values->shape + 1, b->values->shape + 1, axes * sizeof(int64_t)) == 0;
 }
 
-static int random_dims(int ndim)
-{
-    return ndim ? (int)random_below(ndim + 1) : 0;
-}
-
 typedef enum cut {
     ONE_DIM,
     SEVERAL_DIMS,
@@ -296,7 +292,7 @@ static void random_sum(sum *s, cut kind)
 {
     bool is_coo = kind < COMPRESSED;
     shape_of is = {.ndim = is_coo ? (int)random_below(4) : 2};
-    is.dims = random_dims(is.ndim);
+    is.dims = random_axes(is.ndim);
     for (int i = 0; i < is.ndim; i++)
         is.shape[i] = one_in(25) ? 0 : 2 * (1 + random_below(3));
     fan_format f = (fan_format)(1 + random_below(4));
@@ -314,7 +310,7 @@ static void random_sum(sum *s, cut kind)
             d = s->dtype;
         s->dtype = fan_dtype_promote(s->dtype, d);
         if (kind == SEVERAL_DIMS)
-            is.dims = random_dims(is.ndim);
+            is.dims = random_axes(is.ndim);
         if (kind == MIXTURE) {
             f = (fan_format)random_below(5);
             is.dims = (int)random_below(3);
@@ -327,7 +323,9 @@ static void random_sum(sum *s, cut kind)
             part.w = 1;
         }
         s->part[k] = random_sparse(is_coo ? FAN_FORMAT_COO : f, d, &part);
-        fan_dtype acc = own ? s->dtype : fan_dtype_accumulate(s->dtype);
+        fan_dtype acc = s->dtype;
+        if (!own)
+            acc = fan_dtype_accumulate(acc);
         s->in[k] = (fan_sparse_operand){s->part[k], acc};
         s->alike &= are_alike(s->part[k], s->part[0]);
     }
@@ -531,7 +529,7 @@ static void scatters_equal_the_dense_model(void)
     for (int round = 0; round < 3000; round++) {
         sum s;
         random_sum(&s, (cut)(round % 4));
-        fan_dtype d = random_below(2) ? s.dtype : random_dtype();
+        fan_dtype d = dtype_or_random(s.dtype);
         for (size_t k = 0; k < s.n; k++) {
             if (!fan_dtype_can_cast(s.part[k]->values->dtype, d))
                 d = s.dtype;
@@ -612,11 +610,10 @@ static void reductions_equal_the_dense_model(void)
         fan_dtype from = part->values->dtype;
         fan_dtype acc = fan_reduce_dtype(from);
         fan_dtype d = random_below(2) ? from : acc;
-        int fewer = random_dims(part->ndim);
+        int fewer = random_axes(part->ndim);
         int64_t small[4];
         int64_t cells = numbers_in_entry(part);
-        for (int i = 0; i < fewer; i++)
-            small[i] = random_below(2) ? 1 : part->shape[part->ndim - fewer + i];
+        random_small(small, fewer, part->ndim, part->shape);
         fan_array *out = random_view(d, fewer, small, false);
         number want[ALL] = {{0, 0, 0}};
         for (int64_t i = 0; i < part->values->size; i++) {

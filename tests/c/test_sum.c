@@ -77,11 +77,15 @@ static void random_operands(sum *s, operands kind)
         acc = fan_dtype_promote(d, random_below(2) ? FAN_DT_FLOAT64 : FAN_DT_COMPLEX128);
     }
     for (size_t k = 0; k < s->n; k++) {
-        fan_dtype next = kind == WIDENING ? random_dtype() : d;
+        fan_dtype next = d;
+        if (kind == WIDENING)
+            next = random_dtype();
         if (one_in(3) || fan_dtype_promote(s->dtype, next) == FAN_DT_NONE)
             next = s->dtype;
         s->dtype = fan_dtype_promote(s->dtype, next);
-        s->in[k].acc = acc == FAN_DT_NONE ? fan_dtype_accumulate(s->dtype) : acc;
+        s->in[k].acc = acc;
+        if (acc == FAN_DT_NONE)
+            s->in[k].acc = fan_dtype_accumulate(s->dtype);
         bool twice = k && one_in(8) && s->array[k - 1]->dtype == next;
         if (twice) {
             s->array[k] = fan_array_hold(s->array[k - 1]);
@@ -110,7 +114,9 @@ static number fold(const sum *s, int64_t i)
         x = add_numbers(to, convert_number(acc, x, to), next);
         acc = to;
     }
-    return s->scale.on ? scale_number(acc, x, factor_of(&s->scale, acc)) : x;
+    if (!s->scale.on)
+        return x;
+    return scale_number(acc, x, factor_of(&s->scale, acc));
 }
 
 static void check_sum(const sum *s, const fan_array *out, const char *what)
@@ -150,7 +156,7 @@ static void sums_equal_the_left_fold(operands kind)
         sum s;
         random_sum(&s, kind);
         fan_dtype last = s.in[s.n - 1].acc;
-        fan_dtype d = random_below(2) ? s.dtype : random_dtype();
+        fan_dtype d = dtype_or_random(s.dtype);
         if (!fan_dtype_can_cast(last, d))
             d = last;
         fan_array *out = random_view(d, s.ndim, s.shape, false);
@@ -215,7 +221,11 @@ static void check_count_and_length(size_t n, int64_t length, size_t at)
             random_element(FAN_DT_FLOAT32, element(s.array[k], i));
         s.in[k] = (fan_operand){s.array[k], FAN_DT_FLOAT32};
     }
-    fan_array *out = at < n ? fan_array_hold(s.array[at]) : array_of(FAN_DT_FLOAT32, length);
+    fan_array *out;
+    if (at < n)
+        out = fan_array_hold(s.array[at]);
+    else
+        out = array_of(FAN_DT_FLOAT32, length);
     check_sum(&s, out, "count and length");
     fan_array_drop(out);
     drop_arrays(s.array, n);
@@ -329,7 +339,9 @@ static number reduce_one(const fan_array *in, const fan_array *out, int64_t o)
         if (reduced_place(in, out, i) != o)
             continue;
         number next = convert_number(in->dtype, get(in, i), acc);
-        x = first ? next : add_numbers(acc, x, next);
+        if (!first)
+            next = add_numbers(acc, x, next);
+        x = next;
         first = false;
     }
     return convert_number(acc, x, out->dtype);
@@ -342,15 +354,14 @@ static void reductions_equal_the_left_fold(void)
     for (int round = 0; round < rounds(2000); round++) {
         int64_t shape[4], small[4];
         int ndim = (int)random_below(5);
-        int fewer = ndim ? (int)random_below(ndim + 1) : 0;
+        int fewer = random_axes(ndim);
         for (int i = 0; i < ndim; i++)
             shape[i] = one_in(30) ? 0 : 1 + random_below(5);
         if (ndim && round % 16 == 0)
             shape[random_below(ndim)] = 60 + random_below(260);
-        for (int i = 0; i < fewer; i++)
-            small[i] = random_below(2) ? 1 : shape[ndim - fewer + i];
+        random_small(small, fewer, ndim, shape);
         fan_dtype d = random_dtype();
-        fan_dtype to = random_below(2) ? d : random_dtype();
+        fan_dtype to = dtype_or_random(d);
         if (!fan_dtype_can_cast(d, to))
             to = d;
         fan_array *in = random_view(d, ndim, shape, true);
@@ -525,7 +536,7 @@ static fan_stats model_scaled(const fan_array *a, int scale)
     fan_stats all = {.bad = SIZE_MAX, .scale = scale};
     int64_t piece = fan_stats_piece(a->size);
     for (int64_t at = 0; at < a->size; at += piece)
-        model_piece(a, at, at + piece < a->size ? at + piece : a->size, &all);
+        model_piece(a, at, smaller(at + piece, a->size), &all);
     all.squares += all.rest;
     all.rest = 0;
     return all;
@@ -536,7 +547,9 @@ static fan_stats model_stats(const fan_array *a)
     fan_stats plain = model_scaled(a, 0);
     if (plain.absmax > 0x1p400)
         return model_scaled(a, 600);
-    return plain.absmax > 0 && plain.absmax < 0x1p-400 ? model_scaled(a, -600) : plain;
+    if (plain.absmax > 0 && plain.absmax < 0x1p-400)
+        return model_scaled(a, -600);
+    return plain;
 }
 
 /* model_bad: the first operand that has no number where the sum has none; SIZE_MAX: there is
@@ -613,7 +626,10 @@ static void every_way(case_of c)
         fan_workers_set(threads);
         if (c.in_place)
             memcpy(out->data, keep->data, bytes);
-        fan_sum(out, in, c.n, &(fan_sum_how){.stats = stats ? &got : NULL, .parallel = true});
+        fan_sum_how how = {.parallel = true};
+        if (stats)
+            how.stats = &got;
+        fan_sum(out, in, c.n, &how);
         uint64_t h = hash_of(out);
         if (way == 0)
             first = h;
@@ -716,7 +732,10 @@ static void what_is_larger_than_the_caches(void)
             CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
             for (int stats = 0; stats < 2; stats++) {
                 memset(out->data, 1, bytes);
-                sum_twice(out, a, &(fan_sum_how){.stats = stats ? &s : NULL, .parallel = i % 2});
+                fan_sum_how how = {.parallel = i % 2};
+                if (stats)
+                    how.stats = &s;
+                sum_twice(out, a, &how);
                 CHECK(memcmp(out->data, plain->data, bytes) == 0);
             }
             fan_stats_of(plain, &want);

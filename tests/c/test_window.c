@@ -14,7 +14,7 @@ static const fan_dtype dtypes[] = {FAN_DT_FLOAT32,    FAN_DT_FLOAT64,      FAN_D
 
 static size_t numbers_of(fan_dtype d)
 {
-    return is_complex(d) ? 2 : 1;
+    return 1 + (size_t)is_complex(d);
 }
 
 /* part_of: the dtype of the parts of a complex dtype; another dtype is its own. */
@@ -128,7 +128,9 @@ static fan_dtype random_real(void)
 static int64_t check_random(fan_dtype d)
 {
     static const int ranges[] = {0, 4, 20, 34, 60, 100, 140};
-    fan_dtype to = is_complex(d) ? d : random_real();
+    fan_dtype to = d;
+    if (!is_complex(d))
+        to = random_real();
     size_t n = 1 + (size_t)random_below(one_in(8) ? 60 : 12);
     int64_t size = 1 + random_below(700);
     recipe r = {.top = (int)random_below(40) - 20};
@@ -141,8 +143,10 @@ static int64_t check_random(fan_dtype d)
     for (size_t i = 0; i < n; i++) {
         recipe own = r;
         own.top -= (int)random_below(8);
-        bool is_own = random_below(12) || is_complex(d);
-        in[i] = filled(is_own ? d : random_real(), size, &own);
+        fan_dtype from = d;
+        if (one_in(12) && !is_complex(d))
+            from = random_real();
+        in[i] = filled(from, size, &own);
     }
     fan_exact_isa((int)random_below(3));
     fan_scale scale = {.on = true, .re = random_below(2) ? 0.125 : 1.0 / 3};
@@ -208,9 +212,9 @@ static void memory_is_as_promised(size_t damaged)
     fan_window_round(one, w, NULL);
     fan_window_round(two, other, NULL);
     CHECK(same_bits(one, two)); /* refused messages left nothing */
-    size_t reach = bytes < 20000 ? bytes : 20000;
+    int64_t reach = smaller((int64_t)bytes, 20000);
     for (size_t k = 0; k < damaged; k++) {
-        size_t at = (size_t)random_below((int64_t)reach);
+        size_t at = (size_t)random_below(reach);
         char old = to[at];
         to[at] = (char)random_bits();
         (void)fan_window_merge_packed(other, to, bytes, &used, NULL);
