@@ -118,9 +118,10 @@ static PyObject *sum(PyObject *Py_UNUSED(module), PyObject *args)
                           &parallel) ||
         !(in = views_arg(tuple, &out.array, &n)))
         return NULL;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         terms[i] =
             (fan_operand){.array = &in[i].array, .acc = fan_dtype_accumulate(in[i].array.dtype)};
+    }
     Py_BEGIN_ALLOW_THREADS
         fan_sum(&out.array, terms, n,
                 &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});

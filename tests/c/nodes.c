@@ -49,11 +49,13 @@ static void free_data(void *ctx)
 
 static void multiply(const fanin_value *g, void *to, double factor)
 {
-    for (int64_t i = 0; i < g->size; i++)
-        if (g->dtype == FANIN_FLOAT32)
+    for (int64_t i = 0; i < g->size; i++) {
+        if (g->dtype == FANIN_FLOAT32) {
             ((float *)to)[i] = ((const float *)g->data)[i] * (float)factor;
-        else
+        } else {
             ((double *)to)[i] = ((const double *)g->data)[i] * factor;
+        }
+    }
 }
 
 /* scale: in place, where that is asked for, this is the last gradient of that sum, and nobody else
@@ -243,10 +245,11 @@ static PyObject *many(PyObject *m, PyObject *args)
         fanin_object *made = fn ? api->node_new(fn, &edge, 1, NULL) : NULL;
         Py_XDECREF((PyObject *)fn);
         bad = !made;
-        if (made && chained)
+        if (made && chained) {
             Py_SETREF(next, (PyObject *)made);
-        else if (made)
+        } else if (made) {
             PyList_SET_ITEM(list, i, (PyObject *)made);
+        }
     }
     if (bad || !chained)
         Py_DECREF(next);

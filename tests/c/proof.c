@@ -65,9 +65,10 @@ bool fault_parse(fault *f, const char *text)
                 return false;
         } else if (strncmp(part, "driver:", 7) == 0) {
             unsigned bit = 0;
-            for (size_t i = 0; i < sizeof driver_words / sizeof *driver_words; i++)
+            for (size_t i = 0; i < sizeof driver_words / sizeof *driver_words; i++) {
                 if (strcmp(part + 7, driver_words[i]) == 0)
                     bit = 1u << i;
+            }
             if (!bit)
                 return false;
             f->driver |= bit;
@@ -213,18 +214,20 @@ static void say(const char *what, const tally *t, double since)
 
 static bool word(int argc, char **argv, const char *which)
 {
-    for (int i = 0; i < argc; i++)
+    for (int i = 0; i < argc; i++) {
         if (strcmp(argv[i], which) == 0)
             return true;
+    }
     return false;
 }
 
 static const char *option(int argc, char **argv, const char *which)
 {
     size_t n = strlen(which);
-    for (int i = 0; i < argc; i++)
+    for (int i = 0; i < argc; i++) {
         if (strncmp(argv[i], which, n) == 0 && argv[i][n] == '=')
             return argv[i] + n + 1;
+    }
     return NULL;
 }
 
@@ -350,9 +353,10 @@ static struct entry *entry_of(table *t, uint64_t key)
         wider.entries = calloc(wider.cap, sizeof *wider.entries);
         if (!wider.entries)
             abort();
-        for (size_t i = 0; i < t->cap; i++)
+        for (size_t i = 0; i < t->cap; i++) {
             if (t->entries[i].key)
                 *entry_of(&wider, t->entries[i].key) = t->entries[i];
+        }
         free(t->entries);
         t->entries = wider.entries;
         t->cap = wider.cap;
@@ -419,16 +423,20 @@ static void do_check(int argc, char **argv)
         reduced.ctx = &b;
         CHECK(search_whole(&full, &ta));
         CHECK(search_whole(&reduced, &tb));
-        for (size_t k = 0; k < a.cap; k++)
-            if (a.entries[k].key)
+        for (size_t k = 0; k < a.cap; k++) {
+            if (a.entries[k].key) {
                 if (a.entries[k].seen != entry_of(&b, a.entries[k].key)->seen && wrong++ < 3 &&
-                    getenv("PROOF_SHOW"))
+                    getenv("PROOF_SHOW")) {
                     fprintf(stderr, "    class %" PRIu64 ": %d, reduced %d\n", a.entries[k].key,
                             a.entries[k].seen, entry_of(&b, a.entries[k].key)->seen);
+                }
+            }
+        }
         CHECK_INT(a.n, b.n);
-        if (!CHECK(wrong == 0))
+        if (!CHECK(wrong == 0)) {
             fprintf(stderr, "    %s: %" PRIu64 " classes differ; full %s\n    reduced %s\n",
                     full.fault.name, wrong, ta.worst, tb.worst);
+        }
         printf("check K=%d D=%d S=%d %s failing=%" PRIu64 " configurations=%" PRIu64
                " failing_reduced=%" PRIu64 " classes=%" PRIu64 " different=%" PRIu64 "\n",
                K, D, S, full.fault.name, a.failing, a.all, b.failing, b.all, wrong);
@@ -526,12 +534,14 @@ static void do_sample(int argc, char **argv)
         how.ctx = &b;
         how.samples = number(argc, argv, "samples", 200);
         CHECK(search_split(&how, &tb));
-        for (size_t k = 0; k < b.cap; k++)
+        for (size_t k = 0; k < b.cap; k++) {
             if (b.entries[k].key && b.entries[k].seen == 2)
                 wrong += entry_of(&a, b.entries[k].key)->seen != 2;
-        if (!CHECK(wrong == 0))
+        }
+        if (!CHECK(wrong == 0)) {
             fprintf(stderr, "    %s: %" PRIu64 " found by samples alone; %s\n", how.fault.name,
                     wrong, tb.worst);
+        }
         printf("sample D=%d S=%d %s failing=%" PRIu64 " failing_sampled=%" PRIu64 " of=%" PRIu64
                " missed=%" PRIu64 "\n",
                how.D, how.S, how.fault.name, a.failing, b.failing, a.all, wrong);
@@ -668,9 +678,10 @@ static bool hunt(const fault *f, const hunting *hunting, death *d)
 static bool kill_option(const char *text)
 {
     static const char *const words[] = {"shallow", "deep", "soon"};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (strcmp(text, words[i]) == 0)
             return true;
+    }
     return strncmp(text, "part=", 5) == 0 || strncmp(text, "where=", 6) == 0;
 }
 
@@ -768,10 +779,11 @@ static void do_replay(int argc, char **argv)
         fan_explore_end(x);
         printf("verdict %s: %s\n", verdict_words[r.verdict], r.why);
         fan_race race;
-        if (fan_sim_first_race(w.m, &race))
+        if (fan_sim_first_race(w.m, &race)) {
             printf("first race: '%s' lane %u then '%s' lane %u%s\n", race.first.name,
                    race.first.lane, race.second.name, race.second.lane,
                    race.release ? ", a release" : "");
+        }
         run_close(&r);
         fan_explore_free(x);
     } else {
@@ -813,21 +825,22 @@ int main(int argc, char **argv)
     const char *what = argc > 1 ? argv[1] : "";
     argc -= 2;
     argv += 2;
-    if (strcmp(what, "whole") == 0 && argc >= 3)
+    if (strcmp(what, "whole") == 0 && argc >= 3) {
         do_whole(argc, argv);
-    else if (strcmp(what, "split") == 0 && argc >= 2)
+    } else if (strcmp(what, "split") == 0 && argc >= 2) {
         do_split(argc, argv);
-    else if (strcmp(what, "kill") == 0)
+    } else if (strcmp(what, "kill") == 0) {
         do_kill(argc, argv);
-    else if (strcmp(what, "values") == 0 && argc >= 3)
+    } else if (strcmp(what, "values") == 0 && argc >= 3) {
         do_values(argc, argv);
-    else if (strcmp(what, "sample") == 0 && argc >= 2)
+    } else if (strcmp(what, "sample") == 0 && argc >= 2) {
         do_sample(argc, argv);
-    else if (strcmp(what, "check") == 0 && argc >= 3)
+    } else if (strcmp(what, "check") == 0 && argc >= 3) {
         do_check(argc, argv);
-    else if (strcmp(what, "replay") == 0 && argc >= 1)
+    } else if (strcmp(what, "replay") == 0 && argc >= 1) {
         do_replay(argc, argv);
-    else if (strcmp(what, "sizes") == 0)
+    } else if (strcmp(what, "sizes") == 0) {
         do_sizes();
+    }
     return check_done();
 }

@@ -204,12 +204,13 @@ char *config_text(const config *c, char *buf, size_t size)
     size_t n = (size_t)snprintf(buf, size, "K%d D%d S%d d%d", c->K, c->D, c->S, c->d);
     for (int i = 0; i < c->K && n < size; i++)
         n += (size_t)snprintf(buf + n, size - n, " p%d/%d", c->p[i], c->q[i]);
-    if (n < size)
+    if (n < size) {
         snprintf(
             buf + n, size - n,
             " c%d e%d %s x%d donate%d budget%d keyed%d let%d %s undeclared%d sum%d t%d o%d n%d",
             c->c, c->e, kin_words[c->kin], c->x, c->donate, c->budget, c->keyed, c->let_go,
             mode_words[c->mode], c->undeclared, c->sum_to_caller, c->taker, c->out, c->snapshot);
+    }
     return buf;
 }
 
@@ -224,9 +225,10 @@ bool config_parse(config *c, const char *text)
         return false;
     if (c->K > MAX_K || c->D > MAX_D || c->S > MAX_S)
         return false;
-    for (int i = 0; i < c->K; i++, at += more)
+    for (int i = 0; i < c->K; i++, at += more) {
         if (sscanf(text + at, " p%d/%d%n", &c->p[i], &c->q[i], &more) != 2)
             return false;
+    }
     if (sscanf(
             text + at,
             " c%d e%d %15s x%d donate%d budget%d keyed%d let%d %15s undeclared%d sum%d t%d o%d n%d",
@@ -238,12 +240,14 @@ bool config_parse(config *c, const char *text)
     c->let_go = (let_go)let;
     c->undeclared = undeclared;
     c->sum_to_caller = sum;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         if (strcmp(kin_words[i], kin_word) == 0)
             c->kin = (kin)i;
-    for (int i = 0; i < MODES; i++)
+    }
+    for (int i = 0; i < MODES; i++) {
         if (strcmp(mode_words[i], mode_word) == 0)
             c->mode = (mode)i;
+    }
     return true;
 }
 

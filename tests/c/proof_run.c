@@ -36,9 +36,10 @@ void content_set(const void *memory, uint64_t what)
 
 uint64_t content_of(const void *memory)
 {
-    for (size_t i = 0; i < ncontents; i++)
+    for (size_t i = 0; i < ncontents; i++) {
         if (contents[i].memory == memory)
             return contents[i].what;
+    }
     return 0;
 }
 
@@ -82,10 +83,11 @@ bool world_open(world *w, int D, int S, const fan_sim_config *how)
         w->device[d] = fan_sim_device(w->m, d);
         for (int s = 0; s < S; s++) {
             fan_stream **out = &w->stream[d * S + s];
-            if (s == 0) /* the legacy stream bears the same number on every device */
+            if (s == 0) { /* the legacy stream bears the same number on every device */
                 *out = fan_stream_current(w->device[d]);
-            else if (fan_sim_stream(w->m, d, false, out, NULL) != FAN_OK)
+            } else if (fan_sim_stream(w->m, d, false, out, NULL) != FAN_OK) {
                 return false;
+            }
             if (!*out)
                 return false;
         }
@@ -174,12 +176,13 @@ void run_fail(run *r, verdict v, const char *why)
 /* good: notes a failed call; a race that the machine has found goes before. */
 static bool good(run *r, fan_status status, const fan_error *err)
 {
-    if (status == FAN_ERR_RACE)
+    if (status == FAN_ERR_RACE) {
         run_fail(r, RACED, err->text);
-    else if (status == FAN_ERR_DEADLOCK)
+    } else if (status == FAN_ERR_DEADLOCK) {
         run_fail(r, STUCK, err->text);
-    else if (status != FAN_OK)
+    } else if (status != FAN_OK) {
         run_fail(r, FAILED, err->text);
+    }
     return r->verdict == FINE;
 }
 
@@ -207,10 +210,12 @@ void run_begin(run *r)
         run_fail(r, FAILED, err.text);
     if (r->w->work)
         fan_sim_check(r->w->m, false);
-    if (r->driver & DRIVER_ELIDE)
-        for (int i = 0; i < r->w->D * r->w->S; i++)
+    if (r->driver & DRIVER_ELIDE) {
+        for (int i = 0; i < r->w->D * r->w->S; i++) {
             for (int k = 0; k < r->w->D * r->w->S; k++)
                 (void)fan_clock_set(&r->w->stream[i]->clock, r->w->stream[k]->lane, UINT64_MAX / 2);
+        }
+    }
 }
 
 static double value_of(uint64_t what)
@@ -234,22 +239,20 @@ void run_end(run *r)
 {
     fan_error err = {0};
     if (r->verdict == FINE && r->w->work) {
-        if (fan_sim_synchronize(r->w->m, &err) != FAN_OK)
+        if (fan_sim_synchronize(r->w->m, &err) != FAN_OK) {
             run_fail(r, FAILED, err.text);
-        else if (r->x_saw && look(r->x_saw) != value_of(r->want_x))
+        } else if (r->x_saw && look(r->x_saw) != value_of(r->want_x)) {
             run_fail(r, WRONG, "who else knows the first gradient read something else");
-        else if (r->n_saw && look(r->n_saw) != value_of(content_of(r->n_saw->data)))
+        } else if (r->n_saw && look(r->n_saw) != value_of(content_of(r->n_saw->data))) {
             run_fail(r, WRONG, "the snapshot was something else");
+        }
     }
     for (int i = 0; i < r->c->K; i++) {
         bool untouched = !r->g[i] || r->c->donate || content_of(r->g[i]->data) == (uint64_t)i + 1;
         if (!untouched)
             run_fail(r, WRITTEN, "a gradient that its giver still holds was changed");
-        if (!r->g[i] || r->verdict != FINE)
-            continue;
-        if (!r->w->work || r->c->donate)
-            continue;
-        if (look(r->g[i]) != value_of((uint64_t)i + 1))
+        bool has_value = r->g[i] && r->w->work && !r->c->donate;
+        if (r->verdict == FINE && has_value && look(r->g[i]) != value_of((uint64_t)i + 1))
             run_fail(r, WRONG, "a gradient that its giver still holds has another value");
         fan_array_drop(r->g[i]);
         r->g[i] = NULL;
@@ -515,9 +518,10 @@ bool run_kin(run *r)
     if (c->kin == KIN_ALIAS) {
         if (!(r->driver & DRIVER_ALIAS_WAIT))
             fine = good(r, fan_stream_wait(r->w->stream[c->x], r->kin_event, NULL, &err), &err);
-        if (!(r->driver & DRIVER_ALIAS_MARK))
+        if (!(r->driver & DRIVER_ALIAS_MARK)) {
             fine = fine &&
                    good(r, fan_memory_record_stream(g->storage, r->w->stream[c->x], &err), &err);
+        }
         fan_event_drop(r->kin_event);
         r->kin_event = NULL;
     }
@@ -605,9 +609,10 @@ uint32_t run_enabled(const run *r)
 {
     const config *c = r->c;
     uint32_t mask = 0;
-    for (int i = 0; i < c->K; i++)
+    for (int i = 0; i < c->K; i++) {
         if (r->done[i] < steps_of(r, i))
             mask |= UINT32_C(1) << i;
+    }
     bool all = r->added == c->K;
     if (r->driver & DRIVER_COUNT) {
         all = true;
@@ -685,11 +690,12 @@ static void touch_slot(const run *r, int actor, fan_explore *x)
     if (folds) {
         touch(x, r->accum, true);
         touch(x, c->x, in_place);
-        for (int i = 0; i < c->K; i++)
+        for (int i = 0; i < c->K; i++) {
             if (r->arrived >> i & 1) {
                 touch(x, GRADIENT + i, true);
                 touch(x, c->p[i], in_place);
             }
+        }
     }
     if (actor == ACTOR_N)
         touch(x, c->snapshot, true);

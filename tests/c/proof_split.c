@@ -165,10 +165,11 @@ static bool all_parked(stage *s)
     bool parked = fan_buffer_look(s->r.b, 0, &slot, items, MAX_K, &err) == FAN_OK;
     for (size_t i = 0; parked && i < slot.items; i++)
         parked = items[i].ready;
-    if (!parked && err.text[0])
+    if (!parked && err.text[0]) {
         run_fail(&s->r, FAILED, err.text);
-    else if (!parked)
+    } else if (!parked) {
         run_fail(&s->r, MISCOUNT, "ready, but a contribution has not been parked");
+    }
     return parked;
 }
 
@@ -197,10 +198,11 @@ static void play(stage *s, int part)
     case TAKE:
     case TAKES: (void)run_consume(r, false); return;
     case READY:
-        if (fan_buffer_ready(r->b, 0, &ready, &err) != FAN_OK)
+        if (fan_buffer_ready(r->b, 0, &ready, &err) != FAN_OK) {
             run_fail(r, FAILED, err.text);
-        else if (ready && all_parked(s))
+        } else if (ready && all_parked(s)) {
             (void)run_consume(r, true);
+        }
         return;
     case LOOK: (void)run_snapshot(r); return;
     default:
@@ -225,11 +227,12 @@ static bool run_scene(stage *s)
         produce_and_add(s, i);
     if (s->scene == READY && fan_buffer_expect(r->b, 0, 2, &err) != FAN_OK)
         run_fail(r, FAILED, err.text);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         if (fan_sim_spawn(s->w.m, &s->actor[i], &err) != FAN_OK) {
             fprintf(stderr, "%s; %s\n", err.text, r->why);
             abort();
         }
+    }
     for (int i = 0; i < n; i++)
         start(s, i);
     fan_status status = fan_sim_join(s->w.m, &err);
@@ -289,9 +292,10 @@ static bool warm(world *w)
     };
     fan_event *e[MANY];
     for (int d = 0; d < w->D; d++) {
-        for (int i = 0; i < MANY; i++)
+        for (int i = 0; i < MANY; i++) {
             if (fan_event_record(w->stream[d * w->S], &e[i], NULL) != FAN_OK)
                 return false;
+        }
         for (int i = 0; i < MANY; i++)
             fan_event_drop(e[i]);
     }
@@ -397,7 +401,7 @@ bool search_split(const split_search *how, tally *out)
             continue;
         if (!config_part(i, how->from, how->step))
             continue;
-        for (unsigned n = 0; config_options(&c, OPTIONS_FEW, n); n++)
+        for (unsigned n = 0; config_options(&c, OPTIONS_FEW, n); n++) {
             for (int scene = 0; scene < SPLIT_SCENES && sound && !over; scene++) {
                 verdict v;
                 if (!(how->scenes >> scene & 1) || (!how->raw && !config_first(&c)))
@@ -412,6 +416,7 @@ bool search_split(const split_search *how, tally *out)
                 lost = v == STUCK;
                 over = lost || (how->soon && v != FINE);
             }
+        }
         out->shapes += any;
     }
     fan_fault_plant(FAN_FAULT_NONE);

@@ -75,9 +75,10 @@ static int whole_sign(const whole *w)
 {
     if (w->digit[DIGITS - 1] >> 31)
         return -1;
-    for (int i = 0; i < DIGITS; i++)
+    for (int i = 0; i < DIGITS; i++) {
         if (w->digit[i])
             return 1;
+    }
     return 0;
 }
 
@@ -114,10 +115,11 @@ static uint64_t nearest(const whole *w, int base, fan_dtype d)
         uint64_t mid = low + (high - low) / 2;
         whole rest = *w;
         whole_add_code(&rest, base, d, mid, true);
-        if (whole_sign(&rest) >= 0)
+        if (whole_sign(&rest) >= 0) {
             low = mid;
-        else
+        } else {
             high = mid;
+        }
     }
     whole twice = {{0}};
     for (int i = 0; i < 2; i++) {
@@ -152,12 +154,13 @@ static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to
         bool minus = codes[k] & sign;
         uint64_t a = codes[k] & (sign - 1);
         all_minus_zero &= codes[k] == sign;
-        if (a <= f.last)
+        if (a <= f.last) {
             whole_add_code(&w, base, d, a, minus);
-        else if (a == f.over && f.over != f.none)
+        } else if (a == f.over && f.over != f.none) {
             infinite[minus] = true;
-        else
+        } else {
             none = true;
+        }
     }
     bool minus = whole_sign(&w) < 0;
     uint64_t code;
@@ -208,10 +211,11 @@ static bool tie(const format *f, uint64_t *codes, size_t k, uint64_t *at, uint64
             codes[0] = codes[0] >> (mant - gap + 1) << (mant - gap + 1);
     } else if (random_below(2)) {
         uint64_t near = 2 * mant + (uint64_t)random_below(12);
-        if (random_below(2) && *at > near)
+        if (random_below(2) && *at > near) {
             *e = *at - near;
-        else
+        } else {
             *e = (uint64_t)random_below((int64_t)*at + 1) / 3;
+        }
         if (one_in(2))
             *m = 0;
     } else {
@@ -645,9 +649,10 @@ static void complex_and_wider_windows(void)
             hostile(FAN_DT_FLOAT32, &code, 1, (way)random_below(5));
             store(in[k]->data + 4 * i, FAN_DT_FLOAT32, code);
         }
-        for (int which = 0; which < 2; which++)
+        for (int which = 0; which < 2; which++) {
             part[which][k] = view_of(in[k]->storage, in[k]->data + 4 * which, FAN_DT_FLOAT32, 1,
                                      &size, in[k]->strides);
+        }
     }
     fan_array *out = exact(in, 6, FAN_DT_COMPLEX64, FAN_DT_COMPLEX64);
     for (int which = 0; which < 2; which++) {
@@ -742,10 +747,11 @@ static void terms_of_another_dtype(fan_dtype d)
     fan_array *rounded_first = array_of(FAN_DT_BFLOAT16, size);
     for (int64_t i = 0; i < size; i++) {
         int32_t x;
-        if (d == FAN_DT_INT32)
+        if (d == FAN_DT_INT32) {
             x = (int32_t)(random_below(1 << 20) - (1 << 19));
-        else
+        } else {
             x = 0x3c00 + (int32_t)random_below(1 << 10); /* a half from 1 to 2 */
+        }
         memcpy(element(others, i), &x, fan_dtype_size(d));
         random_element(FAN_DT_BFLOAT16, element(lows, i));
     }
@@ -778,9 +784,10 @@ static void planted_faults_are_found(void)
             terms_free(&t);
         }
         fan_fault_plant(FAN_FAULT_NONE);
-        if (!CHECK(wrong > before))
+        if (!CHECK(wrong > before)) {
             fprintf(stderr, "    planted fault %d is not found in %s\n", faults[f / 2],
                     fan_dtype_name(d));
+        }
     }
 }
 

@@ -132,17 +132,19 @@ static void act(const program *p, world *w, int a, fan_explore *x)
     }
     if (s->kind == ASK)
         w->own[a] = mix(w->own[a], (uint64_t)fan_explore_pick(x, 2));
-    for (int o = 0; o < OBJECTS; o++)
+    for (int o = 0; o < OBJECTS; o++) {
         if (s->reads >> o & 1) {
             w->own[a] = mix(w->own[a], w->object[o]);
             fan_explore_access(x, (uint64_t)o, false);
         }
+    }
     w->own[a] = mix(w->own[a], (uint64_t)w->at[a]);
-    for (int o = 0; o < OBJECTS; o++)
+    for (int o = 0; o < OBJECTS; o++) {
         if (s->writes >> o & 1) {
             w->object[o] = mix(w->own[a], (uint64_t)(100 * a));
             fan_explore_access(x, (uint64_t)o, true);
         }
+    }
 }
 
 static uint64_t outcome(const program *p, const world *w)
@@ -217,9 +219,10 @@ static size_t search(const program *p, bool reduce, uint64_t *into, uint64_t *ru
     *abandoned = fan_explore_abandoned(x);
     fan_explore_free(x);
     qsort(into, n, sizeof *into, by_value);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (i == 0 || into[i] != into[i - 1])
             into[distinct++] = into[i];
+    }
     return distinct;
 }
 
@@ -336,10 +339,11 @@ static void samples_go_on(fan_explore *x, const program *p)
         uint64_t r;
         CHECK(run_once(p, x, &r, &stuck));
         fan_explore_end(x);
-        if (seed < 200)
+        if (seed < 200) {
             seen[seed] = r;
-        else
+        } else {
             CHECK(seen[seed - 200] == r);
+        }
     }
     qsort(seen, 200, sizeof *seen, by_value);
     for (int i = 0; i < 200; i++)

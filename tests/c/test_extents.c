@@ -83,12 +83,14 @@ static void flats(uint64_t *seed, long *apart, long *met)
     size_t n = fan_rng(seed) % (fan_rng(seed) % 2 ? 6 : MANY);
     size_t near = 0;
     bool expected = true;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         all[i] =
             (fan_flat){room + fan_rng(seed) % sizeof room, fan_rng(seed) % (n > 5 ? 8 : 2000), i};
-    for (size_t i = 0; i < n; i++)
+    }
+    for (size_t i = 0; i < n; i++) {
         for (size_t j = 0; j < i; j++)
             expected &= !flats_meet(&all[i], all[j].data, all[j].bytes);
+    }
     CHECK(fan_flats_disjoint(all, n) == expected);
     apart[expected]++;
     for (int ask = 0; expected && ask < 8; ask++) {
@@ -96,9 +98,10 @@ static void flats(uint64_t *seed, long *apart, long *met)
         uint64_t bytes = 1 + fan_rng(seed) % 300;
         const fan_flat *last = NULL;
         const fan_flat *found = fan_flats_last_met(all, n, data, bytes, &near);
-        for (size_t i = 0; i < n; i++)
+        for (size_t i = 0; i < n; i++) {
             if (flats_meet(&all[i], data, bytes) && (!last || all[i].data > last->data))
                 last = &all[i];
+        }
         CHECK(found == last);
         met[found != NULL]++;
     }

@@ -55,9 +55,10 @@ static bool agree(const fan_graph_pool *p, const map *m)
         in_use += (uint64_t)m->units[o] * FAN_GRAPH_ALIGN;
     }
     bool same = p->in_use == in_use && p->taken.n == n;
-    for (size_t i = 0; i + 1 < p->taken.n; i++)
+    for (size_t i = 0; i + 1 < p->taken.n; i++) {
         same = same && p->taken.at[i].hi <= p->taken.at[i + 1].lo &&
                p->taken.at[i].lo < p->taken.at[i].hi;
+    }
     for (int u = 0; u < UNITS; u++) {
         uint64_t at =
             fan_graph_pool_find(p, (uint64_t)u * FAN_GRAPH_ALIGN + (uint64_t)u % FAN_GRAPH_ALIGN);
@@ -142,11 +143,12 @@ static bool one_trace(uint64_t seed, long *full)
     }
     /* Less what died since: what is reported live is what lives. */
     CHECK_OK(fan_graph_pool_restore(&p, &then, NULL));
-    for (int o = 1; o < OWNERS; o++)
+    for (int o = 1; o < OWNERS; o++) {
         if (kept.units[o] && below(&rng, 2)) {
             good = good && fan_graph_pool_free(&p, (uint64_t)kept.first[o] * FAN_GRAPH_ALIGN);
             map_free(&kept, o);
         }
+    }
     good = good && agree(&p, &kept);
     fan_graph_ranges_fini(&then);
     fan_graph_ranges_fini(&again);
@@ -159,9 +161,10 @@ static void the_laws_of_checkpoints_hold(void)
     long full = 0;
     long bad = 0;
     long traces = 100000;
-    for (long i = 0; i < traces; i++)
+    for (long i = 0; i < traces; i++) {
         if (!one_trace((uint64_t)i, &full) && !bad++)
             fprintf(stderr, "seed %ld\n", i);
+    }
     CHECK_INT(bad, 0);
     CHECK(full > traces / 100); /* and the memory ended often enough to be tried */
 }

@@ -52,12 +52,13 @@ static void the_nth_allocation_fails(void)
     void *p[6];
     fan_mem_fail_at(2, 2);
     for (int i = 0; i < 6; i++) {
-        if (i == 3)
+        if (i == 3) {
             p[i] = fan_alloc_data(8);
-        else if (i == 2)
+        } else if (i == 2) {
             p[i] = fan_realloc(NULL, 8);
-        else
+        } else {
             p[i] = i % 2 ? fan_calloc(8) : fan_alloc(8);
+        }
         CHECK((p[i] == NULL) == (i == 2 || i == 3));
     }
     CHECK_INT(fan_mem_get().failed - failed, 2);

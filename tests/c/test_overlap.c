@@ -114,9 +114,10 @@ static bool truly_meet(const fan_region *a, const fan_region *b)
 
 static bool inside(const fan_region *r, const int64_t *index)
 {
-    for (int i = 0; i < r->ndim; i++)
+    for (int i = 0; i < r->ndim; i++) {
         if (index[i] < 0 || index[i] >= r->shape[i])
             return false;
+    }
     return true;
 }
 
@@ -414,9 +415,9 @@ static size_t sums(const fan_region *r, uint64_t **out)
     for (int i = 0; i < r->ndim; i++)
         most *= (size_t)r->shape[i];
     *out = malloc(most * sizeof **out);
-    do
+    do {
         (*out)[n++] = at(r, index);
-    while (next(r, index));
+    } while (next(r, index));
     qsort(*out, n, sizeof **out, by_value);
     return n;
 }
@@ -432,10 +433,11 @@ static bool lists_meet(const fan_region *a, const fan_region *b)
     while (i < n && j < m && !met) {
         int64_t distance = (int64_t)(one[i] - two[j]);
         met = near_enough(a, b, distance);
-        if (distance < 0)
+        if (distance < 0) {
             i++;
-        else
+        } else {
             j++;
+        }
     }
     free(one);
     free(two);
@@ -803,9 +805,10 @@ static fan_layout_item items[64];
 
 static fan_layout_item *as_items(const made *all, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         items[i] = (fan_layout_item){
             .region = all[i].r, .dtype = (uint64_t)all[i].r.itemsize, .writable = true};
+    }
     return items;
 }
 

@@ -54,7 +54,7 @@ static void folds(void)
     static const fan_form forms[] = {FAN_FORM_DENSE, FAN_FORM_SPARSE, FAN_FORM_OBJECT};
     int in_place = 0;
     int fresh = 0;
-    for (unsigned bits = 0; bits < 1u << 11; bits++)
+    for (unsigned bits = 0; bits < 1u << 11; bits++) {
         for (int k = 0; k < 9; k++) {
             fan_form first = forms[k % 3];
             fan_form other = forms[k / 3];
@@ -97,6 +97,7 @@ static void folds(void)
             in_place += writes;
             fresh += p.action == FAN_ACTION_FRESH;
         }
+    }
     CHECK(in_place > 100 && fresh > 100);
 }
 
@@ -106,7 +107,7 @@ static void folds(void)
 static void the_fast_path_does_what_the_plans_say(void)
 {
     static const fan_reuse_answer answers[] = {FAN_REUSE_YES, FAN_REUSE_HELD};
-    for (int defined = 0; defined < 2; defined++)
+    for (int defined = 0; defined < 2; defined++) {
         for (int consumer = 0; consumer < 2; consumer++) { /* on no device, or on another one */
             fan_add_facts f = {.defined = defined,
                                .consumer = consumer ? HERE : (fan_stream_id){0, 0}};
@@ -116,10 +117,11 @@ static void the_fast_path_does_what_the_plans_say(void)
             CHECK(!fan_stream_id_set(p.ready));
             CHECK(p.rules == fan_plan_plain_slot(defined, !defined));
         }
-    for (size_t terms = 2; terms < 5; terms++)
-        for (int first = 0; first < 2; first++)
+    }
+    for (size_t terms = 2; terms < 5; terms++) {
+        for (int first = 0; first < 2; first++) {
             /* the second is the buffer's alone, too: nobody looks */
-            for (int other = 0; other < 2; other++)
+            for (int other = 0; other < 2; other++) {
                 for (int stats = 0; stats < 2; stats++) {
                     fan_fold_facts f = {.terms = terms,
                                         .first = {.form = FAN_FORM_DENSE},
@@ -142,6 +144,9 @@ static void the_fast_path_does_what_the_plans_say(void)
                         .terms = terms, .dense = terms, .same_dtype = true, .whole = true};
                     CHECK(fan_plan_take(&t).way == FAN_TAKE_COMMIT && !fan_plan_take(&t).rules);
                 }
+            }
+        }
+    }
     fan_take_facts one = {.terms = 1, .dense = 1, .same_dtype = true, .whole = true};
     CHECK(fan_plan_take(&one).way == FAN_TAKE_HAND); /* and so it is handed through (A14) */
     one.has_out = true;

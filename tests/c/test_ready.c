@@ -87,9 +87,10 @@ int main(void)
     static const size_t sizes[] = {1,    2,    63,   64,     65,     127,   128,
                                    4095, 4096, 4097, 262143, 262144, 262145};
     const int64_t before = fan_mem_get().live;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (int sparse = 0; sparse < 2; sparse++)
             the_smallest_place_from_any_on_is_found(sizes[i], sparse);
+    }
     what_is_added_twice_is_there_once();
     without_memory_nothing_is_there();
     CHECK_INT(fan_mem_get().live, before);

@@ -424,10 +424,11 @@ static fan_status calls_in(void *ctx, fan_error *err)
     inside *c = ctx;
     world *w = c->w;
     (void)err;
-    if (c->stream < 0)
+    if (c->stream < 0) {
         launch(w, w->s[1], "more", 1, 0, 5);
-    else
+    } else {
         c->status = fan_stream_sync(w->s[c->stream], NULL);
+    }
     return FAN_OK;
 }
 
@@ -648,10 +649,11 @@ static void job_arrays_make(job_arrays *x, fan_sim *m)
         int ndim = made[i].ndim;
         const int64_t *shape = made[i].shape;
         CHECK_OK(fan_array_new(dtype, ndim, shape, NULL, &x->host[i], NULL));
-        if (i == INDICES)
+        if (i == INDICES) {
             memcpy(x->host[i]->data, (int64_t[]){0, 1, 2, 0}, 32);
-        else
+        } else {
             set_to(x->host[i], i);
+        }
         CHECK_OK(fan_sim_array(m, 0, dtype, ndim, shape, x->host[i], &x->on[i], NULL));
     }
     for (int i = 0; i < 2; i++) {

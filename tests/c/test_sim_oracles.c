@@ -98,10 +98,12 @@ static order_of work_out(const program *p)
         bool blocks = t == STREAMS || (p->blocking >> t & 1);
         /* a wait for nothing is no operation at all */
         bool on_stream = s->kind != WAIT || recorded[s->event];
-        if (blocks && on_stream)
-            for (int u = 0; u <= STREAMS; u++)
+        if (blocks && on_stream) {
+            for (int u = 0; u <= STREAMS; u++) {
                 if (u != t && legacy_orders(p, t, u))
                     stream[t] |= stream[u];
+            }
+        }
         switch (s->kind) {
         case LAUNCH:
             stream[t] |= host;
@@ -165,9 +167,10 @@ static void extensions(run *r)
             continue;
         uint64_t v = (uint64_t)i + 1;
         uint64_t was = o->to[i] >= 0 ? r->x[o->to[i]] : 0;
-        for (int k = 0; k < ARRAYS; k++)
+        for (int k = 0; k < ARRAYS; k++) {
             if (o->from[i] >> k & 1)
                 v = mix(v, r->x[k]);
+        }
         r->seen[i] = v;
         if (o->to[i] >= 0)
             r->x[o->to[i]] = mix(was, v);
@@ -199,10 +202,11 @@ static uint64_t play(world *w, const program *p, bool elide, fan_status *verdict
         case LAUNCH: status = launch(w, on, "k", s->to, s->from, ++work); break;
         case RECORD: CHECK_OK(fan_event_rerecord(e[s->event], on, NULL)); break;
         case WAIT:
-            if (elide)
+            if (elide) {
                 CHECK_OK(fan_stream_wait(on, e[s->event], NULL, NULL));
-            else
+            } else {
                 CHECK_OK(on->device->backend->wait(on, e[s->event], NULL));
+            }
             break;
         case SYNC: CHECK_OK(fan_stream_sync(on, NULL)); break;
         case READ: status = fan_sim_host_read(w->m, on, host, w->x[s->to], NULL); break;

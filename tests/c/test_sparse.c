@@ -378,10 +378,11 @@ static void merges_equal_the_dense_model(cut kind)
         CHECK(same_as_model(got, m));
         CHECK_OK(fan_sparse_check(got, NULL));
         CHECK(got->indices->dtype == FAN_DT_INT64);
-        if (s.alike)
+        if (s.alike) {
             CHECK(got->format == s.part[0]->format);
-        else
+        } else {
             mixed++;
+        }
         bool must = want || got->format != FAN_FORMAT_COO || s.scale.on;
         if (got->coalesced || must) {
             CHECK(is_sorted(got));
@@ -467,10 +468,11 @@ static void keys_may_have_several_columns(void)
         for (int64_t e = 0; e < nnz; e++) {
             for (int i = 0; i < 4; i++) {
                 int64_t index;
-                if (i == 1)
+                if (i == 1) {
                     index = random_below(3);
-                else
+                } else {
                     index = random_below(2) * (huge - 2 + random_below(2));
+                }
                 put_index(indices, i * nnz + e, index);
             }
             put_index(values, e, random_below(1000000));

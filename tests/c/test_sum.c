@@ -43,10 +43,11 @@ static void random_shape(sum *s)
         return;
     if (one_in(6)) {
         int64_t extent = 5;
-        if (s->ndim == 1)
+        if (s->ndim == 1) {
             extent = 1 + random_below(5000);
-        else if (s->ndim < 4)
+        } else if (s->ndim < 4) {
             extent = 120 + random_below(200);
+        }
         s->shape[random_below(s->ndim)] = extent;
     }
     if (one_in(40))
@@ -222,10 +223,11 @@ static void check_count_and_length(size_t n, int64_t length, size_t at)
         s.in[k] = (fan_operand){s.array[k], FAN_DT_FLOAT32};
     }
     fan_array *out;
-    if (at < n)
+    if (at < n) {
         out = fan_array_hold(s.array[at]);
-    else
+    } else {
         out = array_of(FAN_DT_FLOAT32, length);
+    }
     check_sum(&s, out, "count and length");
     fan_array_drop(out);
     drop_arrays(s.array, n);

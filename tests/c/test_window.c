@@ -258,12 +258,13 @@ static void failures_lose_nothing(entry how)
     size_t length = fan_window_pack(other, bytes);
     for (fan_status status = FAN_ERR_NOMEM; status != FAN_OK; skip++) {
         fan_mem_fail_at(skip, 1);
-        if (how == ADDED)
+        if (how == ADDED) {
             status = fan_window_add(w, both + 1, 1, NULL);
-        else if (how == MERGED)
+        } else if (how == MERGED) {
             status = fan_window_merge(w, other, NULL);
-        else
+        } else {
             status = fan_window_merge_packed(w, bytes, length, &used, NULL);
+        }
         fan_mem_fail_at(-1, 0);
         fan_window_round(got, w, NULL);
         if (status != FAN_OK) {
@@ -436,10 +437,11 @@ int main(int argc, char **argv)
     int64_t live = fan_mem_get().live;
     bool many = argc > 2;
     bool full = check_is_full(argc, argv);
-    if (many)
+    if (many) {
         random_blocks(atoll(argv[1]), atoi(argv[2]));
-    else
+    } else {
         random_blocks(full ? 500 : 20, -1);
+    }
     CHECK(windows_met() || many); /* a narrow dtype alone has no wide blocks */
     memory_is_as_promised(full ? 3000 : 400);
     for (entry how = ADDED; how <= MERGED_PACKED; how++)

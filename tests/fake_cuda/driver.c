@@ -80,14 +80,16 @@ static fan_cu_result driver_code(fan_cu_result code, const char **name, const ch
         CODE_LIST(X)
 #undef X
     };
-    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         if (codes[i].code == code) {
-            if (name)
+            if (name) {
                 *name = codes[i].name;
-            else
+            } else {
                 *text = codes[i].text;
+            }
             return OK;
         }
+    }
     return INVALID_VALUE;
 }
 

@@ -91,10 +91,12 @@ static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, i
     const uint64_t *sources = (const uint64_t *)(const void *)(rows + a->rows);
     size_t n = 0;
     dense(&out[n++], a->table, FAN_DT_UINT8, (int64_t)fan_fake_table_bytes(a));
-    for (int64_t i = 0; i < a->rows; i++)
-        for (uint32_t k = 0; k < rows[i].n; k++)
+    for (int64_t i = 0; i < a->rows; i++) {
+        for (uint32_t k = 0; k < rows[i].n; k++) {
             dense(&out[n++], sources[rows[i].first + k], source_dtype(rows[i].flags, k, dtype, acc),
                   rows[i].count);
+        }
+    }
     for (int64_t i = 0; i < a->rows; i++)
         dense(&out[n++], rows[i].out, out_dtype(rows[i].flags, dtype, acc), rows[i].count);
     *written = (size_t)a->rows;
@@ -112,9 +114,10 @@ static size_t any_accesses(const void *args, fan_fake_access *out)
     const fan_k_any *a = args;
     const int64_t *to = a->words + a->ndim;
     const int64_t *source = to + 1 + a->ndim;
-    for (int32_t k = 0; k < a->n; k++, source += 2 + a->ndim)
+    for (int32_t k = 0; k < a->n; k++, source += 2 + a->ndim) {
         strided(&out[k], (uint64_t)source[0], (int)(source[1] & 0xff), a->ndim, a->words,
                 source + 2, 0, NULL, NULL);
+    }
     strided(&out[a->n], (uint64_t)to[0], a->out, a->ndim, a->words, to + 1, 0, NULL, NULL);
     return (size_t)a->n + 1;
 }
@@ -175,15 +178,17 @@ static size_t reduce_accesses(const fan_k_reduce *a, int from, fan_fake_access *
     const int64_t *to = a->words + a->stay;
     const int64_t *in = to + a->stay;
     const int64_t *gone = in + a->stay;
-    if (a->again)
+    if (a->again) {
         dense(&out[0], a->in, from, a->numbers * a->terms);
-    else
+    } else {
         strided(&out[0], a->in, of_parts(from, a->parts), a->stay, a->words, in, a->go, gone,
                 gone + a->go);
-    if (a->last)
+    }
+    if (a->last) {
         strided(&out[1], a->out, of_parts(a->to, a->parts), a->stay, a->words, to, 0, NULL, NULL);
-    else
+    } else {
         dense(&out[1], a->out, a->acc, a->numbers * a->runs);
+    }
     return 2;
 }
 
@@ -238,10 +243,11 @@ static size_t list_came(fan_fake_access *out, const fan_k_list *list, const fan_
 static size_t sort_count_accesses(const fan_k_sort *a, fan_fake_access *out)
 {
     size_t n = 1;
-    if (a->coo.indices)
+    if (a->coo.indices) {
         indices(&out[0], &a->coo, a->entries);
-    else
+    } else {
         n = list_rows(out, &a->list, &a->entry, a->entries);
+    }
     fours(&out[n++], a->unsorted, 1);
     fours(&out[n++], a->counts, a->tiles << a->bits);
     return n;
@@ -264,9 +270,10 @@ static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out, size
         fours(&out[n++], a->totals, (int64_t)1 << a->bits);
     if (a->coo.indices) {
         indices(&out[n++], &a->coo, a->entries);
-        if (a->entry.values)
+        if (a->entry.values) {
             strided(&out[n++], a->entry.values, few_dtype(a->entry.came_size), 1, &a->entries,
                     &a->entry.value_step, 0, NULL, NULL);
+        }
     } else {
         n += list_rows(&out[n], &a->list, &a->entry, a->entries);
         n += list_came(&out[n], &a->list, &a->entry, a->entries);
@@ -418,8 +425,9 @@ size_t fan_fake_kernel_number(const fan_fake_kernel *k)
 
 const fan_fake_kernel *fan_fake_kernel_find(const char *name)
 {
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
         if (strcmp(kernels[i].name, name) == 0)
             return &kernels[i];
+    }
     return NULL;
 }

@@ -89,9 +89,10 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
 static void launch_lose(const fan__fake_work *w, fan_cu_result code)
 {
     fan_cu_result none = OK;
-    if (code) /* the first cause stays */
+    if (code) { /* the first cause stays */
         (void)atomic_compare_exchange_strong(&fan__fake.contexts[w->device->index].lost, &none,
                                              code);
+    }
 }
 
 static void launch_run_kernel(fan__fake_work *w)

@@ -77,10 +77,11 @@ static bool memory_claim(int device, fan__thing *pool, size_t bytes)
 static void memory_unclaim(int device, fan__thing *pool, size_t bytes)
 {
     fan__fake_lock();
-    if (pool)
+    if (pool) {
         pool->used -= bytes;
-    else
+    } else {
         fan__fake.plain[device] -= bytes;
+    }
     fan__fake_unlock();
 }
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kit.density import Density, density, of_folder
-from kit.support import CSRC
+from kit.support import CSRC, TEST_C
 
 pytestmark = pytest.mark.tools
 
-#: The folders that are done.
-FOLDERS = ("array", "base", "buffer", "device", "engine", "py/api", "py/arrays", "py/device", "py/module")
+#: The folders of csrc that are done.
+DONE = ("array", "base", "buffer", "device", "engine", "py/api", "py/arrays", "py/device", "py/module")
+#: .. with those of the tests: C programs, and the driver that the tests use.
+FOLDERS = {**{name: CSRC / name for name in DONE}, "tests/c": TEST_C, "tests/fake_cuda": TEST_C.parent / "fake_cuda"}
 
 
 def too_much(found: Density) -> list[str]:
@@ -21,7 +23,7 @@ def too_much(found: Density) -> list[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_that_is_done_has_one_step_a_line(folder: str) -> None:
-    found = of_folder(CSRC / folder)
+    found = of_folder(FOLDERS[folder])
     assert found.lines > 400
     assert not too_much(found), str(found)
 
