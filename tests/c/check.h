@@ -2,10 +2,9 @@
  *
  * A check that fails prints its file and line and the program goes on; `return check_done();`
  * prints the last line, "ok N checks", and gives the exit status. tests/c/test_c.py runs every
- * tests/c/test_*.c and wants to see that line. A program of long loops has two sizes
- * (check_is_full): tests/c/test_c.py runs its sample and, marked `full`, the whole. Checks may be
- * made from several
- * threads. */
+ * tests/c/test_*.c and expects that line. A program of long loops has two sizes
+ * (check_is_full): tests/c/test_c.py runs its sample and, marked `full`, the whole. Several threads
+ * may check at once. */
 #ifndef FAN_TESTS_CHECK_H
 #define FAN_TESTS_CHECK_H
 
@@ -64,9 +63,10 @@ __attribute__((unused)) static bool check_at(bool holds, const char *file, int l
  * loops take a sample. */
 __attribute__((unused)) static bool check_is_full(int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++)
+    for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "full") == 0)
             return true;
+    }
     return false;
 }
 

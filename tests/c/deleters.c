@@ -21,10 +21,11 @@ static void waits_for_python(void *any)
     pthread_t other;
     (void)any;
     calls++;
-    if (PyGILState_Check())
+    if (PyGILState_Check()) {
         locked++;
-    else if (pthread_create(&other, NULL, enter_and_leave, NULL) == 0)
+    } else if (pthread_create(&other, NULL, enter_and_leave, NULL) == 0) {
         (void)pthread_join(other, NULL);
+    }
 }
 
 static PyObject *deleter(PyObject *m, PyObject *none)

@@ -109,7 +109,8 @@ static PyObject *sum(PyObject *Py_UNUSED(module), PyObject *args)
 {
     view out, *in;
     PyObject *tuple;
-    int with_stats = 0, parallel = 1;
+    int with_stats = 0;
+    int parallel = 1;
     size_t n;
     fan_operand terms[MOST];
     fan_stats stats;
@@ -117,9 +118,10 @@ static PyObject *sum(PyObject *Py_UNUSED(module), PyObject *args)
                           &parallel) ||
         !(in = views_arg(tuple, &out.array, &n)))
         return NULL;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         terms[i] =
             (fan_operand){.array = &in[i].array, .acc = fan_dtype_accumulate(in[i].array.dtype)};
+    }
     Py_BEGIN_ALLOW_THREADS
         fan_sum(&out.array, terms, n,
                 &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
@@ -157,7 +159,8 @@ static PyObject *exact(PyObject *Py_UNUSED(module), PyObject *args)
     Py_complex factor = {1, 0};
     Py_ssize_t step = 0;
     size_t n;
-    int isa = -1, scaled = 0;
+    int isa = -1;
+    int scaled = 0;
     const fan_array *terms[MOST];
     fan_dtype d = FAN_DT_NONE;
     fan_status status;
@@ -204,8 +207,11 @@ static PyObject *fault(PyObject *Py_UNUSED(module), PyObject *o)
 {
     const char *name = o == Py_None ? NULL : PyUnicode_AsUTF8(o);
     fan_fault_id id = name ? fan_fault_named(name) : FAN_FAULT_NONE;
-    if (name ? id == FAN_FAULT_NONE : o != Py_None)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no fault is called %R", o);
+    if (o != Py_None && id == FAN_FAULT_NONE) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "no fault is called %R", o);
+        return NULL;
+    }
     atomic_store(&fan_fault_planted, (int)id);
     Py_RETURN_NONE;
 }

@@ -62,8 +62,11 @@ static PyObject *rules_of(uint64_t rules)
         PyObject *word = NULL;
         if (!(rules >> bit & 1u))
             continue;
-        word =
-            PyUnicode_FromFormat("%c%d", of_s ? 'S' : 'A', of_s ? bit + 1 : bit + 1 - FAN_S_RULES);
+        if (of_s) {
+            word = PyUnicode_FromFormat("S%d", bit + 1);
+        } else {
+            word = PyUnicode_FromFormat("A%d", bit + 1 - FAN_S_RULES);
+        }
         if (!word || PySet_Add(set, word) < 0)
             Py_CLEAR(set);
         Py_XDECREF(word);
@@ -170,10 +173,11 @@ static PyObject *plan_words(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(non
     PyObject *made = PyTuple_New(FAN_PLAN_COUNT);
     for (int i = 0; made && i < FAN_PLAN_COUNT; i++) {
         PyObject *word = PyUnicode_FromString(fan_plan_word(i));
-        if (!word)
+        if (!word) {
             Py_CLEAR(made);
-        else
+        } else {
             PyTuple_SET_ITEM(made, i, word);
+        }
     }
     return made;
 }
@@ -200,11 +204,12 @@ static int side_arg(PyObject *o, void *out)
         return 0;
     }
     side->format = (int)f;
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 5; i++) {
         if (strcmp(form, forms[i]) == 0) {
             side->form = (fan_form)i;
             return 1;
         }
+    }
     PyErr_Format(PyExc_ValueError, "no form is called %s", form);
     return 0;
 }
@@ -271,9 +276,10 @@ static PyObject *promote(PyObject *Py_UNUSED(module), PyObject *words)
         PyObject *item = PyTuple_GET_ITEM(items, i);
         fan_dtype_set bit = 0;
         fan_dtype d;
-        for (size_t k = 0; k < sizeof weak / sizeof *weak; k++)
+        for (size_t k = 0; k < sizeof weak / sizeof *weak; k++) {
             if (PyUnicode_Check(item) && PyUnicode_CompareWithASCIIString(item, weak[k].name) == 0)
                 bit = weak[k].bit;
+        }
         if (!bit && (!dtype_arg(item, &d) || d == FAN_DT_NONE)) {
             Py_DECREF(items);
             return PyErr_Occurred() ? NULL
@@ -287,7 +293,8 @@ static PyObject *promote(PyObject *Py_UNUSED(module), PyObject *words)
 
 static PyObject *accum_dtype(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    fan_dtype d, wish = FAN_DT_NONE;
+    fan_dtype d;
+    fan_dtype wish = FAN_DT_NONE;
     if (!PyArg_ParseTuple(args, "O&|O&:rules_accum_dtype", dtype_arg, &d, dtype_arg, &wish))
         return NULL;
     return dtype_word(fan_accum_dtype(d, wish));

@@ -85,9 +85,9 @@ int main(int argc, char **argv)
     }
     p.image.code = argv[3][0] == '-' ? NULL : compiled;
     fan_status status = fan__cuda_load_kernels(&p, &err);
-    printf("| %d loads %d unloads | %s | %s | %s\n", loads, unloads,
-           status == FAN_OK ? "fine" : "failed", p.image.wanted ? "wanted" : "not wanted",
-           err.text);
+    const char *outcome = status == FAN_OK ? "fine" : "failed";
+    const char *image = p.image.wanted ? "wanted" : "not wanted";
+    printf("| %d loads %d unloads | %s | %s | %s\n", loads, unloads, outcome, image, err.text);
     if (status != FAN_OK)
         return p.module != NULL;
     return !p.module || live != 1 || p.folds[0] != (void *)p.module;

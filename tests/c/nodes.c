@@ -49,11 +49,13 @@ static void free_data(void *ctx)
 
 static void multiply(const fanin_value *g, void *to, double factor)
 {
-    for (int64_t i = 0; i < g->size; i++)
-        if (g->dtype == FANIN_FLOAT32)
+    for (int64_t i = 0; i < g->size; i++) {
+        if (g->dtype == FANIN_FLOAT32) {
             ((float *)to)[i] = ((const float *)g->data)[i] * (float)factor;
-        else
+        } else {
             ((double *)to)[i] = ((const double *)g->data)[i] * factor;
+        }
+    }
 }
 
 /* scale: in place, where that is asked for, this is the last gradient of that sum, and nobody else
@@ -80,7 +82,8 @@ static fanin_status scale(const context *c, const fanin_value *g, int last, fani
 /* wrap: memory of our own, every other element of it. */
 static fanin_status wrap(const fanin_value *g, fanin_value *out, fanin_error *err)
 {
-    const int64_t shape[1] = {g->size}, strides[1] = {2 * sizeof(double)};
+    const int64_t shape[1] = {g->size};
+    const int64_t strides[1] = {2 * sizeof(double)};
     double *data = calloc((size_t)g->size * 2 + 1, sizeof *data);
     fanin_status status = FANIN_ERR_NOMEM;
     for (int64_t i = 0; data && i < g->size; i++)
@@ -97,8 +100,12 @@ static fanin_status in_python(const context *c, const fanin_value *g, fanin_valu
 {
     PyGILState_STATE state = PyGILState_Ensure();
     fanin_object *seen = api->to_python(g);
-    PyObject *made = seen ? PyObject_CallOneArg(c->held, (PyObject *)seen) : NULL;
-    int bad = made ? api->of_python((fanin_object *)made, out) : -1;
+    PyObject *made = NULL;
+    int bad = -1;
+    if (seen)
+        made = PyObject_CallOneArg(c->held, (PyObject *)seen);
+    if (made)
+        bad = api->of_python((fanin_object *)made, out);
     Py_XDECREF((PyObject *)seen);
     Py_XDECREF(made);
     PyGILState_Release(state);
@@ -115,7 +122,10 @@ static fanin_status run(void *ctx, const fanin_value *sums, size_t n, fanin_valu
         switch (c->what) {
         case PASS: api->share(g, &out[i]); break;
         case SCALE:
-        case IN_PLACE: status = g->array ? scale(c, g, i + n >= m, &out[i], err) : FANIN_OK; break;
+        case IN_PLACE:
+            if (g->array)
+                status = scale(c, g, i + n >= m, &out[i], err);
+            break;
         case NOTHING:
         case LOOK: break;
         case FAIL: /* after it has made some */
@@ -146,8 +156,10 @@ static fanin_status run(void *ctx, const fanin_value *sums, size_t n, fanin_valu
 /* function(what, inputs, gradients, factor=1.0, status=0, text="", held=None, flags=0) */
 static PyObject *function(PyObject *m, PyObject *args)
 {
-    int what, status = 0;
-    unsigned inputs, gradients, flags = 0;
+    int what;
+    int status = 0;
+    unsigned inputs, gradients;
+    unsigned flags = 0;
     double factor = 1;
     const char *text = "";
     PyObject *held = NULL, *made;
@@ -194,9 +206,11 @@ static PyObject *node(PyObject *m, PyObject *args)
         return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(edges) && i < 8; i++) {
         PyObject *pair = PyTuple_GET_ITEM(edges, i);
-        to[i].next = pair == Py_None ? NULL : (fanin_object *)PyTuple_GET_ITEM(pair, 0);
-        to[i].slot =
-            pair == Py_None ? 0 : (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(pair, 1));
+        to[i] = (fanin_edge){NULL, 0};
+        if (pair == Py_None)
+            continue;
+        to[i].next = (fanin_object *)PyTuple_GET_ITEM(pair, 0);
+        to[i].slot = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(pair, 1));
     }
     return (PyObject *)api->node_new((fanin_object *)fn, to, (size_t)PyTuple_GET_SIZE(edges),
                                      name == Py_None ? NULL : (fanin_object *)name);
@@ -208,7 +222,8 @@ static PyObject *many(PyObject *m, PyObject *args)
 {
     Py_ssize_t n;
     PyObject *next, *list = NULL;
-    int what, chained, bad = 0;
+    int what, chained;
+    int bad = 0;
     double factor;
     (void)m;
     if (!PyArg_ParseTuple(args, "nOidp", &n, &next, &what, &factor, &chained) ||
@@ -226,20 +241,23 @@ static PyObject *many(PyObject *m, PyObject *args)
                                   .release = release,
                                   .inputs = 1,
                                   .gradients = 1};
-        fanin_object *fn = api->function_new(&f),
-                     *made = fn ? api->node_new(fn, &edge, 1, NULL) : NULL;
+        fanin_object *fn = api->function_new(&f);
+        fanin_object *made = fn ? api->node_new(fn, &edge, 1, NULL) : NULL;
         Py_XDECREF((PyObject *)fn);
         bad = !made;
-        if (made && chained)
+        if (made && chained) {
             Py_SETREF(next, (PyObject *)made);
-        else if (made)
+        } else if (made) {
             PyList_SET_ITEM(list, i, (PyObject *)made);
+        }
     }
     if (bad || !chained)
         Py_DECREF(next);
     if (bad)
         Py_CLEAR(list);
-    return bad ? NULL : chained ? next : list;
+    if (bad)
+        return NULL;
+    return chained ? next : list;
 }
 
 static PyObject *counts(PyObject *m, PyObject *none)
@@ -251,19 +269,21 @@ static PyObject *counts(PyObject *m, PyObject *none)
 /* refused(): what function_new and node_new say of nonsense. */
 static PyObject *refused(PyObject *m, PyObject *which)
 {
-    const fanin_function f = {
-        .struct_size = sizeof f, .call = PyLong_AsLong(which) == 1 ? NULL : run, .inputs = 1};
+    const fanin_function f = {.struct_size = sizeof f, .call = run, .inputs = 1};
     struct {
         fanin_function f;
         uint64_t later; /* what a longer one has */
     } bad = {f, 0};
     (void)m;
-    bad.f.struct_size = PyLong_AsLong(which) == 0   ? 8
-                        : PyLong_AsLong(which) == 5 ? sizeof bad
-                                                    : sizeof f;
-    bad.f.inputs = PyLong_AsLong(which) == 2 ? 0 : 1;
-    bad.f.flags = PyLong_AsLong(which) == 3 ? 8 : 0;
-    bad.f.reserved = PyLong_AsLong(which) == 4 ? 1 : 0;
+    switch (PyLong_AsLong(which)) {
+    case 0: bad.f.struct_size = 8; break;
+    case 1: bad.f.call = NULL; break;
+    case 2: bad.f.inputs = 0; break;
+    case 3: bad.f.flags = 8; break;
+    case 4: bad.f.reserved = 1; break;
+    case 5: bad.f.struct_size = sizeof bad; break;
+    default: break;
+    }
     return (PyObject *)api->function_new(&bad.f);
 }
 

@@ -65,9 +65,10 @@ bool fault_parse(fault *f, const char *text)
                 return false;
         } else if (strncmp(part, "driver:", 7) == 0) {
             unsigned bit = 0;
-            for (size_t i = 0; i < sizeof driver_words / sizeof *driver_words; i++)
+            for (size_t i = 0; i < sizeof driver_words / sizeof *driver_words; i++) {
                 if (strcmp(part + 7, driver_words[i]) == 0)
                     bit = 1u << i;
+            }
             if (!bit)
                 return false;
             f->driver |= bit;
@@ -133,7 +134,8 @@ bool search_config(world *w, const search *how, const config *c, tally *out, ver
         out->by[r.verdict]++;
         if (r.verdict != FINE) {
             note(out, c, &how->fault, schedule, &r);
-            *worst = *worst == FINE ? r.verdict : *worst;
+            if (*worst == FINE)
+                *worst = r.verdict;
             if (how->first || r.verdict == STUCK)
                 break;
         }
@@ -175,8 +177,9 @@ bool search_whole(const search *how, tally *out)
         config_shape(&c, i);
         for (unsigned n = 0; config_options(&c, how->options, n) && sound && !over; n++) {
             verdict v;
-            if ((!how->raw && !config_first(&c)) ||
-                (how->by_class && !config_part(config_least(&c), how->from, how->step)))
+            if (!how->raw && !config_first(&c))
+                continue;
+            if (how->by_class && !config_part(config_least(&c), how->from, how->step))
                 continue;
             any = true;
             sound = search_config(&w, how, &c, out, &v);
@@ -211,25 +214,29 @@ static void say(const char *what, const tally *t, double since)
 
 static bool word(int argc, char **argv, const char *which)
 {
-    for (int i = 0; i < argc; i++)
+    for (int i = 0; i < argc; i++) {
         if (strcmp(argv[i], which) == 0)
             return true;
+    }
     return false;
 }
 
 static const char *option(int argc, char **argv, const char *which)
 {
     size_t n = strlen(which);
-    for (int i = 0; i < argc; i++)
+    for (int i = 0; i < argc; i++) {
         if (strncmp(argv[i], which, n) == 0 && argv[i][n] == '=')
             return argv[i] + n + 1;
+    }
     return NULL;
 }
 
 static uint64_t number(int argc, char **argv, const char *which, uint64_t otherwise)
 {
     const char *text = option(argc, argv, which);
-    return text ? strtoull(text, NULL, 10) : otherwise;
+    if (!text)
+        return otherwise;
+    return strtoull(text, NULL, 10);
 }
 
 static void fault_asked(fault *f, const char *text)
@@ -250,9 +257,9 @@ static fault the_fault(int argc, char **argv)
 
 static richness how_rich(int argc, char **argv)
 {
-    return word(argc, argv, "all")    ? OPTIONS_ALL
-           : word(argc, argv, "most") ? OPTIONS_MOST
-                                      : OPTIONS_FEW;
+    if (word(argc, argv, "all"))
+        return OPTIONS_ALL;
+    return word(argc, argv, "most") ? OPTIONS_MOST : OPTIONS_FEW;
 }
 
 static void part(int argc, char **argv, uint64_t *from, uint64_t *step)
@@ -346,9 +353,10 @@ static struct entry *entry_of(table *t, uint64_t key)
         wider.entries = calloc(wider.cap, sizeof *wider.entries);
         if (!wider.entries)
             abort();
-        for (size_t i = 0; i < t->cap; i++)
+        for (size_t i = 0; i < t->cap; i++) {
             if (t->entries[i].key)
                 *entry_of(&wider, t->entries[i].key) = t->entries[i];
+        }
         free(t->entries);
         t->entries = wider.entries;
         t->cap = wider.cap;
@@ -367,7 +375,7 @@ static struct entry *entry_of(table *t, uint64_t key)
 static void see(void *ctx, const config *c, verdict v)
 {
     table *t = ctx;
-    entry_of(t, class_of(c))->seen |= v == FINE ? 1 : 2;
+    entry_of(t, class_of(c))->seen |= 1u << (v != FINE);
     t->all++;
     t->failing += v != FINE;
 }
@@ -376,24 +384,33 @@ static void see(void *ctx, const config *c, verdict v)
  * classes must fail. */
 static void do_check(int argc, char **argv)
 {
-    int K = atoi(argv[0]), D = atoi(argv[1]), S = atoi(argv[2]);
-    uint64_t faults = 0, different = 0, full_failing = 0, reduced_failing = 0, full_traces = 0,
-             reduced_traces = 0, configs = 0, classes = 0;
+    int K = atoi(argv[0]);
+    int D = atoi(argv[1]);
+    int S = atoi(argv[2]);
+    uint64_t faults = 0;
+    uint64_t different = 0;
+    uint64_t full_failing = 0;
+    uint64_t reduced_failing = 0;
+    uint64_t full_traces = 0;
+    uint64_t reduced_traces = 0;
+    uint64_t configs = 0;
+    uint64_t classes = 0;
     double since = seconds();
     /* faults that look at names: only the sleep sets are checked */
     bool names = !word(argc, argv, "names");
     for (int i = 3; i < argc; i++) {
         if (strncmp(argv[i], "fault=", 6) != 0)
             continue;
+        search reduced;
         search full = {.K = K,
                        .D = D,
                        .S = S,
                        .options = how_rich(argc, argv),
                        .raw = true,
                        .first = true,
-                       .by_class = true},
-               reduced;
-        table a = {0}, b = {0};
+                       .by_class = true};
+        table a = {0};
+        table b = {0};
         tally ta, tb;
         uint64_t wrong = 0;
         fault_asked(&full.fault, argv[i] + 6);
@@ -406,16 +423,20 @@ static void do_check(int argc, char **argv)
         reduced.ctx = &b;
         CHECK(search_whole(&full, &ta));
         CHECK(search_whole(&reduced, &tb));
-        for (size_t k = 0; k < a.cap; k++)
-            if (a.entries[k].key)
+        for (size_t k = 0; k < a.cap; k++) {
+            if (a.entries[k].key) {
                 if (a.entries[k].seen != entry_of(&b, a.entries[k].key)->seen && wrong++ < 3 &&
-                    getenv("PROOF_SHOW"))
+                    getenv("PROOF_SHOW")) {
                     fprintf(stderr, "    class %" PRIu64 ": %d, reduced %d\n", a.entries[k].key,
                             a.entries[k].seen, entry_of(&b, a.entries[k].key)->seen);
+                }
+            }
+        }
         CHECK_INT(a.n, b.n);
-        if (!CHECK(wrong == 0))
+        if (!CHECK(wrong == 0)) {
             fprintf(stderr, "    %s: %" PRIu64 " classes differ; full %s\n    reduced %s\n",
                     full.fault.name, wrong, ta.worst, tb.worst);
+        }
         printf("check K=%d D=%d S=%d %s failing=%" PRIu64 " configurations=%" PRIu64
                " failing_reduced=%" PRIu64 " classes=%" PRIu64 " different=%" PRIu64 "\n",
                K, D, S, full.fault.name, a.failing, a.all, b.failing, b.all, wrong);
@@ -440,9 +461,13 @@ static void do_check(int argc, char **argv)
 static void do_values(int argc, char **argv)
 {
     double since = seconds();
-    values_tally t, all = {0};
-    int K = atoi(argv[0]), D = atoi(argv[1]), S = atoi(argv[2]);
-    uint64_t samples = number(argc, argv, "samples", 2000), seed = number(argc, argv, "seed", 1);
+    values_tally t;
+    values_tally all = {0};
+    int K = atoi(argv[0]);
+    int D = atoi(argv[1]);
+    int S = atoi(argv[2]);
+    uint64_t samples = number(argc, argv, "samples", 2000);
+    uint64_t seed = number(argc, argv, "seed", 1);
     bool any = false;
     for (int i = 3; i < argc || !any; i++) {
         fault f;
@@ -474,17 +499,22 @@ static void do_values(int argc, char **argv)
 static void see_split(void *ctx, const config *c, int scene, verdict v)
 {
     table *t = ctx;
-    entry_of(t, class_of(c) * SPLIT_SCENES + (uint64_t)scene)->seen |= v == FINE ? 1 : 2;
+    entry_of(t, class_of(c) * SPLIT_SCENES + (uint64_t)scene)->seen |= 1u << (v != FINE);
     t->all++;
     t->failing += v != FINE;
 }
 
 static void do_sample(int argc, char **argv)
 {
-    uint64_t faults = 0, missed = 0, searched = 0, sampled = 0, runs = 0;
+    uint64_t faults = 0;
+    uint64_t missed = 0;
+    uint64_t searched = 0;
+    uint64_t sampled = 0;
+    uint64_t runs = 0;
     double since = seconds();
     for (int i = 2; i < argc; i++) {
-        table a = {0}, b = {0};
+        table a = {0};
+        table b = {0};
         tally ta, tb;
         uint64_t wrong = 0;
         split_search how = {.D = atoi(argv[0]),
@@ -504,12 +534,14 @@ static void do_sample(int argc, char **argv)
         how.ctx = &b;
         how.samples = number(argc, argv, "samples", 200);
         CHECK(search_split(&how, &tb));
-        for (size_t k = 0; k < b.cap; k++)
+        for (size_t k = 0; k < b.cap; k++) {
             if (b.entries[k].key && b.entries[k].seen == 2)
                 wrong += entry_of(&a, b.entries[k].key)->seen != 2;
-        if (!CHECK(wrong == 0))
+        }
+        if (!CHECK(wrong == 0)) {
             fprintf(stderr, "    %s: %" PRIu64 " found by samples alone; %s\n", how.fault.name,
                     wrong, tb.worst);
+        }
         printf("sample D=%d S=%d %s failing=%" PRIu64 " failing_sampled=%" PRIu64 " of=%" PRIu64
                " missed=%" PRIu64 "\n",
                how.D, how.S, how.fault.name, a.failing, b.failing, a.all, wrong);
@@ -594,7 +626,9 @@ static bool hunt(const fault *f, const hunting *hunting, death *d)
     tally t;
     bool sound = true;
     for (size_t i = 0; i < sizeof grounds / sizeof *grounds && sound; i++) {
-        int K = grounds[i].K, D = grounds[i].D, S = grounds[i].S;
+        int K = grounds[i].K;
+        int D = grounds[i].D;
+        int S = grounds[i].S;
         bool enough = d->failing && (grounds[i].late || hunting->soon);
         if (grounds[i].from > hunting->depth || enough)
             continue;
@@ -644,15 +678,17 @@ static bool hunt(const fault *f, const hunting *hunting, death *d)
 static bool kill_option(const char *text)
 {
     static const char *const words[] = {"shallow", "deep", "soon"};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (strcmp(text, words[i]) == 0)
             return true;
+    }
     return strncmp(text, "part=", 5) == 0 || strncmp(text, "where=", 6) == 0;
 }
 
 static void do_kill(int argc, char **argv)
 {
-    uint64_t killed = 0, faults = 0;
+    uint64_t killed = 0;
+    uint64_t faults = 0;
     hunting hunting = {
         .depth = USUAL, .soon = word(argc, argv, "soon"), .where = option(argc, argv, "where")};
     struct tms before, after;
@@ -692,14 +728,16 @@ static void do_kill(int argc, char **argv)
         } else if (!CHECK(WEXITSTATUS(how) == 0)) {
             fprintf(stderr, "    %s\n", f.name);
         }
-        int most = FINE;
-        for (int v = FINE + 1; v < VERDICTS; v++)
-            if (d->by[v] > (most ? d->by[most] : 0))
+        int most = FINE + 1;
+        for (int v = most; v < VERDICTS; v++) {
+            if (d->by[v] > d->by[most])
                 most = v;
+        }
         killed += d->failing > 0;
+        const char *verdict = d->failing ? verdict_words[most] : "none";
+        const char *where = d->where[0] ? d->where : "-";
         printf("kill %s failing=%" PRIu64 " of=%" PRIu64 " verdict=%s where=%s\n", f.name,
-               d->failing, d->all, d->failing ? verdict_words[most] : "none",
-               d->where[0] ? d->where : "-");
+               d->failing, d->all, verdict, where);
         if (d->failing && (d->worst[0] || d->sentence[0]))
             printf("  %s\n  %s\n", d->worst, d->sentence);
     }
@@ -741,10 +779,11 @@ static void do_replay(int argc, char **argv)
         fan_explore_end(x);
         printf("verdict %s: %s\n", verdict_words[r.verdict], r.why);
         fan_race race;
-        if (fan_sim_first_race(w.m, &race))
+        if (fan_sim_first_race(w.m, &race)) {
             printf("first race: '%s' lane %u then '%s' lane %u%s\n", race.first.name,
                    race.first.lane, race.second.name, race.second.lane,
                    race.release ? ", a release" : "");
+        }
         run_close(&r);
         fan_explore_free(x);
     } else {
@@ -764,7 +803,9 @@ static void do_sizes(void)
                                    {3, 2, 2}, {3, 2, 3}, {3, 3, 2}, {4, 2, 2}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         config c;
-        uint64_t raw = config_raw(sizes[i][0], sizes[i][1], sizes[i][2]), keyed = 0, unkeyed = 0;
+        uint64_t raw = config_raw(sizes[i][0], sizes[i][1], sizes[i][2]);
+        uint64_t keyed = 0;
+        uint64_t unkeyed = 0;
         config_plain(&c, sizes[i][0], sizes[i][1], sizes[i][2]);
         for (uint64_t k = 0; k < raw && raw < 100000; k++) {
             config_shape(&c, k);
@@ -784,21 +825,22 @@ int main(int argc, char **argv)
     const char *what = argc > 1 ? argv[1] : "";
     argc -= 2;
     argv += 2;
-    if (strcmp(what, "whole") == 0 && argc >= 3)
+    if (strcmp(what, "whole") == 0 && argc >= 3) {
         do_whole(argc, argv);
-    else if (strcmp(what, "split") == 0 && argc >= 2)
+    } else if (strcmp(what, "split") == 0 && argc >= 2) {
         do_split(argc, argv);
-    else if (strcmp(what, "kill") == 0)
+    } else if (strcmp(what, "kill") == 0) {
         do_kill(argc, argv);
-    else if (strcmp(what, "values") == 0 && argc >= 3)
+    } else if (strcmp(what, "values") == 0 && argc >= 3) {
         do_values(argc, argv);
-    else if (strcmp(what, "sample") == 0 && argc >= 2)
+    } else if (strcmp(what, "sample") == 0 && argc >= 2) {
         do_sample(argc, argv);
-    else if (strcmp(what, "check") == 0 && argc >= 3)
+    } else if (strcmp(what, "check") == 0 && argc >= 3) {
         do_check(argc, argv);
-    else if (strcmp(what, "replay") == 0 && argc >= 1)
+    } else if (strcmp(what, "replay") == 0 && argc >= 1) {
         do_replay(argc, argv);
-    else if (strcmp(what, "sizes") == 0)
+    } else if (strcmp(what, "sizes") == 0) {
         do_sizes();
+    }
     return check_done();
 }

@@ -133,10 +133,9 @@ static uint64_t code(const config *c, const renaming *r, const int *order)
     }
     k = push(k, r->stream[c->c], n);
     k = push(k, r->stream[config_caller(c)], n);
-    k = push(k, c->x < 0 ? n - 1 : r->stream[c->x], n);
-    k = push(k, c->taker < 0 ? n - 1 : r->stream[c->taker], n);
-    k = push(k, c->out < 0 ? n - 1 : r->stream[c->out], n);
-    k = push(k, c->snapshot < 0 ? n - 1 : r->stream[c->snapshot], n);
+    const int maybe[] = {c->x, c->taker, c->out, c->snapshot}; /* -1: there is none */
+    for (int i = 0; i < 4; i++)
+        k = push(k, maybe[i] < 0 ? n - 1 : r->stream[maybe[i]], n);
     return k * 8 + (uint64_t)c->kin * 2 + c->donate;
 }
 
@@ -170,7 +169,7 @@ static uint64_t least(const config *c, bool stop_below, uint64_t own)
     for (int i = 0; i < n; i++) {
         int order[MAX_K] = {0, 1, 2, 3};
         /* the first producer is like the others unless its gradient has kin */
-        int from = c->keyed ? c->K : c->kin != KIN_NONE ? 1 : 0;
+        int from = c->keyed ? c->K : c->kin != KIN_NONE;
         do {
             uint64_t k = code(c, &all[i], order);
             if (k < best)
@@ -205,26 +204,31 @@ char *config_text(const config *c, char *buf, size_t size)
     size_t n = (size_t)snprintf(buf, size, "K%d D%d S%d d%d", c->K, c->D, c->S, c->d);
     for (int i = 0; i < c->K && n < size; i++)
         n += (size_t)snprintf(buf + n, size - n, " p%d/%d", c->p[i], c->q[i]);
-    if (n < size)
+    if (n < size) {
         snprintf(
             buf + n, size - n,
             " c%d e%d %s x%d donate%d budget%d keyed%d let%d %s undeclared%d sum%d t%d o%d n%d",
             c->c, c->e, kin_words[c->kin], c->x, c->donate, c->budget, c->keyed, c->let_go,
             mode_words[c->mode], c->undeclared, c->sum_to_caller, c->taker, c->out, c->snapshot);
+    }
     return buf;
 }
 
 bool config_parse(config *c, const char *text)
 {
-    int at = 0, more = 0, donate, keyed, let, undeclared, sum;
+    int donate, keyed, let, undeclared, sum;
+    int at = 0;
+    int more = 0;
     char kin_word[16], mode_word[16];
     memset(c, 0, sizeof *c);
-    if (sscanf(text, "K%d D%d S%d d%d%n", &c->K, &c->D, &c->S, &c->d, &at) != 4 || c->K > MAX_K ||
-        c->D > MAX_D || c->S > MAX_S)
+    if (sscanf(text, "K%d D%d S%d d%d%n", &c->K, &c->D, &c->S, &c->d, &at) != 4)
         return false;
-    for (int i = 0; i < c->K; i++, at += more)
+    if (c->K > MAX_K || c->D > MAX_D || c->S > MAX_S)
+        return false;
+    for (int i = 0; i < c->K; i++, at += more) {
         if (sscanf(text + at, " p%d/%d%n", &c->p[i], &c->q[i], &more) != 2)
             return false;
+    }
     if (sscanf(
             text + at,
             " c%d e%d %15s x%d donate%d budget%d keyed%d let%d %15s undeclared%d sum%d t%d o%d n%d",
@@ -236,12 +240,14 @@ bool config_parse(config *c, const char *text)
     c->let_go = (let_go)let;
     c->undeclared = undeclared;
     c->sum_to_caller = sum;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         if (strcmp(kin_words[i], kin_word) == 0)
             c->kin = (kin)i;
-    for (int i = 0; i < MODES; i++)
+    }
+    for (int i = 0; i < MODES; i++) {
         if (strcmp(mode_words[i], mode_word) == 0)
             c->mode = (mode)i;
+    }
     return true;
 }
 

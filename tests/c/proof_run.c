@@ -36,9 +36,10 @@ void content_set(const void *memory, uint64_t what)
 
 uint64_t content_of(const void *memory)
 {
-    for (size_t i = 0; i < ncontents; i++)
+    for (size_t i = 0; i < ncontents; i++) {
         if (contents[i].memory == memory)
             return contents[i].what;
+    }
     return 0;
 }
 
@@ -82,10 +83,11 @@ bool world_open(world *w, int D, int S, const fan_sim_config *how)
         w->device[d] = fan_sim_device(w->m, d);
         for (int s = 0; s < S; s++) {
             fan_stream **out = &w->stream[d * S + s];
-            if (s == 0) /* the legacy stream bears the same number on every device */
+            if (s == 0) { /* the legacy stream bears the same number on every device */
                 *out = fan_stream_current(w->device[d]);
-            else if (fan_sim_stream(w->m, d, false, out, NULL) != FAN_OK)
+            } else if (fan_sim_stream(w->m, d, false, out, NULL) != FAN_OK) {
                 return false;
+            }
             if (!*out)
                 return false;
         }
@@ -174,12 +176,13 @@ void run_fail(run *r, verdict v, const char *why)
 /* good: notes a failed call; a race that the machine has found goes before. */
 static bool good(run *r, fan_status status, const fan_error *err)
 {
-    if (status != FAN_OK)
-        run_fail(r,
-                 status == FAN_ERR_RACE       ? RACED
-                 : status == FAN_ERR_DEADLOCK ? STUCK
-                                              : FAILED,
-                 err->text);
+    if (status == FAN_ERR_RACE) {
+        run_fail(r, RACED, err->text);
+    } else if (status == FAN_ERR_DEADLOCK) {
+        run_fail(r, STUCK, err->text);
+    } else if (status != FAN_OK) {
+        run_fail(r, FAILED, err->text);
+    }
     return r->verdict == FINE;
 }
 
@@ -207,10 +210,12 @@ void run_begin(run *r)
         run_fail(r, FAILED, err.text);
     if (r->w->work)
         fan_sim_check(r->w->m, false);
-    if (r->driver & DRIVER_ELIDE)
-        for (int i = 0; i < r->w->D * r->w->S; i++)
+    if (r->driver & DRIVER_ELIDE) {
+        for (int i = 0; i < r->w->D * r->w->S; i++) {
             for (int k = 0; k < r->w->D * r->w->S; k++)
                 (void)fan_clock_set(&r->w->stream[i]->clock, r->w->stream[k]->lane, UINT64_MAX / 2);
+        }
+    }
 }
 
 static double value_of(uint64_t what)
@@ -234,19 +239,20 @@ void run_end(run *r)
 {
     fan_error err = {0};
     if (r->verdict == FINE && r->w->work) {
-        if (fan_sim_synchronize(r->w->m, &err) != FAN_OK)
+        if (fan_sim_synchronize(r->w->m, &err) != FAN_OK) {
             run_fail(r, FAILED, err.text);
-        else if (r->x_saw && look(r->x_saw) != value_of(r->want_x))
+        } else if (r->x_saw && look(r->x_saw) != value_of(r->want_x)) {
             run_fail(r, WRONG, "who else knows the first gradient read something else");
-        else if (r->n_saw && look(r->n_saw) != value_of(content_of(r->n_saw->data)))
+        } else if (r->n_saw && look(r->n_saw) != value_of(content_of(r->n_saw->data))) {
             run_fail(r, WRONG, "the snapshot was something else");
+        }
     }
     for (int i = 0; i < r->c->K; i++) {
         bool untouched = !r->g[i] || r->c->donate || content_of(r->g[i]->data) == (uint64_t)i + 1;
         if (!untouched)
             run_fail(r, WRITTEN, "a gradient that its giver still holds was changed");
-        if (r->g[i] && r->verdict == FINE && r->w->work && !r->c->donate &&
-            look(r->g[i]) != value_of((uint64_t)i + 1))
+        bool has_value = r->g[i] && r->w->work && !r->c->donate;
+        if (r->verdict == FINE && has_value && look(r->g[i]) != value_of((uint64_t)i + 1))
             run_fail(r, WRONG, "a gradient that its giver still holds has another value");
         fan_array_drop(r->g[i]);
         r->g[i] = NULL;
@@ -279,8 +285,11 @@ static fan_status kernel_fn(void *ctx, fan_error *err)
 {
     kernel_work *k = ctx;
     (void)err;
-    if (k->to)
-        *k->to = k->from ? *k->from : k->value;
+    if (!k->to)
+        return FAN_OK;
+    *k->to = k->value;
+    if (k->from)
+        *k->to = *k->from;
     return FAN_OK;
 }
 
@@ -288,7 +297,8 @@ static bool kernel(run *r, int stream, const char *name, fan_array *from, fan_ar
                    uint64_t what)
 {
     fan_error err = {0};
-    fan_array *reads[1] = {from}, *writes[1] = {to};
+    fan_array *reads[1] = {from};
+    fan_array *writes[1] = {to};
     fan_sim_kernel k = {.name = name,
                         .reads = reads,
                         .nreads = from != NULL,
@@ -299,8 +309,11 @@ static bool kernel(run *r, int stream, const char *name, fan_array *from, fan_ar
         kernel_work *work = malloc(sizeof *work);
         if (!work)
             abort();
-        *work = (kernel_work){from ? (const double *)(const void *)from->data : NULL,
-                              to ? (double *)(void *)to->data : NULL, value_of(what)};
+        *work = (kernel_work){.value = value_of(what)};
+        if (from)
+            work->from = (const double *)(const void *)from->data;
+        if (to)
+            work->to = (double *)(void *)to->data;
         k.fn = kernel_fn;
         k.fini = free;
         k.ctx = work;
@@ -346,7 +359,8 @@ bool run_produce(run *r, int i)
     r->g[i] = array(r, c->d, on);
     if (!r->g[i] || !kernel(r, on, "produce", NULL, r->g[i], (uint64_t)i + 1))
         return false;
-    if (import && c->p[0] != c->x && !(r->driver & DRIVER_IMPORT) && !after(r, c->p[0], c->x))
+    bool moves = import && c->p[0] != c->x;
+    if (moves && !(r->driver & DRIVER_IMPORT) && !after(r, c->p[0], c->x))
         return false;
     if (i == 0 && (c->kin == KIN_ALIAS || c->kin == KIN_IMPORT_READ))
         r->g_kin = fan_array_hold(r->g[0]);
@@ -404,12 +418,15 @@ static uint32_t judge_sum(run *r, uint64_t what, uint32_t mask, bool all)
     bool right = true;
     for (; what; what /= 8) {
         uint64_t digit = what % 8;
-        right = right && digit > 0 && !(seen >> (digit - 1) & 1) && (!r->c->keyed || digit < below);
+        bool in_order = !r->c->keyed || digit < below;
+        right = right && in_order && digit > 0;
+        right = right && !(seen >> (digit - 1) & 1);
         if (digit)
             seen |= UINT32_C(1) << (digit - 1);
         below = digit;
     }
-    if (!right || (all ? seen != mask : (seen & ~mask) != 0))
+    bool whole = !all || seen == mask;
+    if (!right || !whole || (seen & ~mask) != 0)
         run_fail(r, MISCOUNT, "a sum does not hold each contribution once");
     return seen;
 }
@@ -438,7 +455,8 @@ bool run_consume(run *r, bool all)
     const config *c = r->c;
     int t = config_taker(c);
     fan_error err = {0};
-    fan_value sum = {.dtype = FAN_DT_NONE}, out = {.dtype = FAN_DT_NONE};
+    fan_value sum = {.dtype = FAN_DT_NONE};
+    fan_value out = {.dtype = FAN_DT_NONE};
     fan_take how = {.real = true, .integral = true, .scale = {.re = 1, .i = 1}};
     r->took = true;
     if (c->mode == MODE_CLEAR)
@@ -500,9 +518,10 @@ bool run_kin(run *r)
     if (c->kin == KIN_ALIAS) {
         if (!(r->driver & DRIVER_ALIAS_WAIT))
             fine = good(r, fan_stream_wait(r->w->stream[c->x], r->kin_event, NULL, &err), &err);
-        if (!(r->driver & DRIVER_ALIAS_MARK))
+        if (!(r->driver & DRIVER_ALIAS_MARK)) {
             fine = fine &&
                    good(r, fan_memory_record_stream(g->storage, r->w->stream[c->x], &err), &err);
+        }
         fan_event_drop(r->kin_event);
         r->kin_event = NULL;
     }
@@ -534,7 +553,8 @@ bool run_snapshot(run *r)
 bool run_end_of_pass(run *r)
 {
     const config *c = r->c;
-    int e = config_caller(c), t = config_taker(c);
+    int e = config_caller(c);
+    int t = config_taker(c);
     fan_error err = {0};
     if (!r->y)
         return true;
@@ -542,7 +562,9 @@ bool run_end_of_pass(run *r)
         fan_value_dense(fan_array_hold(r->y), r->w->device[r->c->sum_to_caller ? c->d : t / c->S]);
     fan_stream *ran[1] = {r->w->stream[t]};
     bool fine = good(r, fan_pass_end(r->w->stream[e], ran, 1, &y, 1, &err), &err);
-    r->z = fine ? array(r, e / c->S, e) : NULL;
+    r->z = NULL;
+    if (fine)
+        r->z = array(r, e / c->S, e);
     fine = r->z && kernel(r, e, "step", y.array, r->z, 0);
     fan_value_drop(&frontend, &y);
     fan_array_drop(r->y);
@@ -587,9 +609,10 @@ uint32_t run_enabled(const run *r)
 {
     const config *c = r->c;
     uint32_t mask = 0;
-    for (int i = 0; i < c->K; i++)
+    for (int i = 0; i < c->K; i++) {
         if (r->done[i] < steps_of(r, i))
             mask |= UINT32_C(1) << i;
+    }
     bool all = r->added == c->K;
     if (r->driver & DRIVER_COUNT) {
         all = true;
@@ -604,7 +627,9 @@ uint32_t run_enabled(const run *r)
         mask |= UINT32_C(1) << ACTOR_N;
     if (!r->done[ACTOR_E] && r->done[ACTOR_C])
         mask |= UINT32_C(1) << ACTOR_E;
-    return mask || r->done[ACTOR_H] ? mask : UINT32_C(1) << ACTOR_H;
+    if (!mask && !r->done[ACTOR_H])
+        mask = UINT32_C(1) << ACTOR_H;
+    return mask;
 }
 
 enum {
@@ -647,7 +672,8 @@ static void touch_end(const config *c, fan_explore *x)
 static void touch_slot(const run *r, int actor, fan_explore *x)
 {
     const config *c = r->c;
-    bool in_place = c->donate || c->mode != MODE_PLAIN || actor == ACTOR_N || c->K == 1;
+    bool is_special = c->donate || c->mode != MODE_PLAIN;
+    bool in_place = is_special || actor == ACTOR_N || c->K == 1;
     bool folds = actor >= c->K || (c->budget != BUDGET_ALL && r->arrived);
     touch(x, THE_SLOT, true);
     if (actor < c->K) {
@@ -664,11 +690,12 @@ static void touch_slot(const run *r, int actor, fan_explore *x)
     if (folds) {
         touch(x, r->accum, true);
         touch(x, c->x, in_place);
-        for (int i = 0; i < c->K; i++)
+        for (int i = 0; i < c->K; i++) {
             if (r->arrived >> i & 1) {
                 touch(x, GRADIENT + i, true);
                 touch(x, c->p[i], in_place);
             }
+        }
     }
     if (actor == ACTOR_N)
         touch(x, c->snapshot, true);

@@ -140,7 +140,9 @@ static void finish(int part)
 /* What is there before the threads begin, by the main thread. */
 static int before(int scene)
 {
-    return scene == ADDS ? 0 : scene == TAKES ? 2 : 1;
+    if (scene == ADDS)
+        return 0;
+    return scene == TAKES ? 2 : 1;
 }
 
 static void count(stage *s)
@@ -163,9 +165,11 @@ static bool all_parked(stage *s)
     bool parked = fan_buffer_look(s->r.b, 0, &slot, items, MAX_K, &err) == FAN_OK;
     for (size_t i = 0; parked && i < slot.items; i++)
         parked = items[i].ready;
-    if (!parked)
-        run_fail(&s->r, err.text[0] ? FAILED : MISCOUNT,
-                 err.text[0] ? err.text : "ready, but a contribution has not been parked");
+    if (!parked && err.text[0]) {
+        run_fail(&s->r, FAILED, err.text);
+    } else if (!parked) {
+        run_fail(&s->r, MISCOUNT, "ready, but a contribution has not been parked");
+    }
     return parked;
 }
 
@@ -194,10 +198,11 @@ static void play(stage *s, int part)
     case TAKE:
     case TAKES: (void)run_consume(r, false); return;
     case READY:
-        if (fan_buffer_ready(r->b, 0, &ready, &err) != FAN_OK)
+        if (fan_buffer_ready(r->b, 0, &ready, &err) != FAN_OK) {
             run_fail(r, FAILED, err.text);
-        else if (ready && all_parked(s))
+        } else if (ready && all_parked(s)) {
             (void)run_consume(r, true);
+        }
         return;
     case LOOK: (void)run_snapshot(r); return;
     default:
@@ -222,11 +227,12 @@ static bool run_scene(stage *s)
         produce_and_add(s, i);
     if (s->scene == READY && fan_buffer_expect(r->b, 0, 2, &err) != FAN_OK)
         run_fail(r, FAILED, err.text);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         if (fan_sim_spawn(s->w.m, &s->actor[i], &err) != FAN_OK) {
             fprintf(stderr, "%s; %s\n", err.text, r->why);
             abort();
         }
+    }
     for (int i = 0; i < n; i++)
         start(s, i);
     fan_status status = fan_sim_join(s->w.m, &err);
@@ -253,7 +259,8 @@ static bool run_scene(stage *s)
     }
     if (r->verdict == FINE && fan_sim_races(s->w.m))
         run_fail(r, RACED, "a release races");
-    if (r->verdict == FINE && s->scene != ADDS && r->taken != 3 && r->c->mode != MODE_CLEAR)
+    bool unread = s->scene != ADDS && r->taken != 3 && r->c->mode != MODE_CLEAR;
+    if (r->verdict == FINE && unread)
         (void)run_consume(r, false);
     if (r->verdict == FINE && s->scene != CLEAR && r->taken != 3)
         run_fail(r, MISCOUNT, "a contribution was lost");
@@ -285,9 +292,10 @@ static bool warm(world *w)
     };
     fan_event *e[MANY];
     for (int d = 0; d < w->D; d++) {
-        for (int i = 0; i < MANY; i++)
+        for (int i = 0; i < MANY; i++) {
             if (fan_event_record(w->stream[d * w->S], &e[i], NULL) != FAN_OK)
                 return false;
+        }
         for (int i = 0; i < MANY; i++)
             fan_event_drop(e[i]);
     }
@@ -329,7 +337,8 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
         out->by[r->verdict]++;
         if (r->verdict == FINE)
             continue;
-        *worst = *worst == FINE ? r->verdict : *worst;
+        if (*worst == FINE)
+            *worst = r->verdict;
         if (!out->worst[0]) {
             char text[320];
             snprintf(out->worst, sizeof out->worst, "\"%s\" scene=%s %.80s fault=%s",
@@ -345,7 +354,8 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
     out->abandoned += fan_explore_abandoned(s->x);
     out->configs++;
     out->failing += *worst != FINE;
-    if (*worst == FINE && sound && !fan_explore_complete(s->x) && !how->limit && !how->samples) {
+    bool is_whole = !how->limit && !how->samples;
+    if (*worst == FINE && sound && is_whole && !fan_explore_complete(s->x)) {
         fprintf(stderr, "the search of a scene is not complete\n");
         sound = false;
     }
@@ -386,10 +396,12 @@ bool search_split(const split_search *how, tally *out)
     for (uint64_t i = 0; i < raw && sound && !over; i++) {
         bool any = false;
         config_shape(&c, i);
-        if (c.e != 0 || (c.kin != KIN_NONE && !(c.kin == KIN_IMPORT && how->imports)) ||
-            !config_part(i, how->from, how->step))
+        bool is_import = c.kin == KIN_IMPORT && how->imports;
+        if (c.e != 0 || (c.kin != KIN_NONE && !is_import))
             continue;
-        for (unsigned n = 0; config_options(&c, OPTIONS_FEW, n); n++)
+        if (!config_part(i, how->from, how->step))
+            continue;
+        for (unsigned n = 0; config_options(&c, OPTIONS_FEW, n); n++) {
             for (int scene = 0; scene < SPLIT_SCENES && sound && !over; scene++) {
                 verdict v;
                 if (!(how->scenes >> scene & 1) || (!how->raw && !config_first(&c)))
@@ -404,6 +416,7 @@ bool search_split(const split_search *how, tally *out)
                 lost = v == STUCK;
                 over = lost || (how->soon && v != FINE);
             }
+        }
         out->shapes += any;
     }
     fan_fault_plant(FAN_FAULT_NONE);

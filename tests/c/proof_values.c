@@ -32,8 +32,9 @@ static verdict along(world *w, const config *c, const fault *f, const char *sche
     run r;
     uint32_t can;
     fan_explore *x = fan_explore_new(false, 0);
-    if (!x || !run_open(&r, w, c) || fan_explore_replay(x, schedule) != FAN_OK ||
-        !fan_explore_begin(x))
+    if (!x || !run_open(&r, w, c))
+        abort();
+    if (fan_explore_replay(x, schedule) != FAN_OK || !fan_explore_begin(x))
         abort();
     r.driver = f->driver;
     run_begin(&r);
@@ -67,9 +68,13 @@ static int open_works(world works[MOST_WORLDS], const world *judge, int D, int S
     int n = 0;
     for (; n < 3 + SEEDS + D * S; n++) {
         fan_sim_config how = {.run_work = true, .seed = draw(random)};
-        how.schedule = n < 3 ? named[n] : n < 3 + SEEDS ? FAN_SIM_SEEDED : FAN_SIM_STARVE;
-        if (how.schedule == FAN_SIM_STARVE)
+        how.schedule = FAN_SIM_SEEDED;
+        if (n < 3) {
+            how.schedule = named[n];
+        } else if (n >= 3 + SEEDS) {
+            how.schedule = FAN_SIM_STARVE;
             how.starve = judge->stream[n - 3 - SEEDS]->handle;
+        }
         if (!world_open(&works[n], D, S, &how))
             return 0;
         fault_plant(f, &works[n]);
@@ -107,7 +112,8 @@ bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64
 {
     world judge, works[MOST_WORLDS];
     bool sound = true;
-    uint64_t random = seed, raw = config_raw(K, D, S);
+    uint64_t random = seed;
+    uint64_t raw = config_raw(K, D, S);
     memset(out, 0, sizeof *out);
     if (!world_open(&judge, D, S, NULL))
         return false;

@@ -98,14 +98,20 @@ static inline fan_sim_config config_of(int devices, uint64_t seed, fan_sim_sched
                             .run_work = true};
 }
 
+/* number_on_host: a uint64. */
+static inline fan_array *number_on_host(void)
+{
+    fan_array *a = NULL;
+    int64_t one = 1;
+    CHECK_OK(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &a, NULL));
+    return a;
+}
+
 static inline void add_array(world *w, int i, int device)
 {
-    int64_t one = 1;
-    uint64_t zero = 0;
-    fan_array *init = NULL;
-    CHECK_OK(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &init, NULL));
-    memcpy(init->data, &zero, sizeof zero);
-    CHECK_OK(fan_sim_array(w->m, device, FAN_DT_UINT64, 1, &one, init, &w->x[i], NULL));
+    fan_array *init = number_on_host();
+    memset(init->data, 0, 8);
+    CHECK_OK(fan_sim_array(w->m, device, FAN_DT_UINT64, 1, init->shape, init, &w->x[i], NULL));
     fan_array_drop(init);
 }
 
@@ -135,17 +141,14 @@ static inline fan_status launch(world *w, fan_stream *s, const char *name, int t
                                 uint64_t id)
 {
     mixing *k = fan_alloc(sizeof *k);
-    fan_array *reads[ARRAYS], *writes[1];
+    fan_array *reads[ARRAYS];
     fan_error err = {0};
     *k = (mixing){.id = id};
-    for (int i = 0; i < ARRAYS; i++)
+    for (int i = 0; i < ARRAYS; i++) {
         if (from >> i & 1) {
             reads[k->n] = w->x[i];
             k->from[k->n++] = (uint64_t *)(void *)w->x[i]->data;
         }
-    if (to >= 0) {
-        writes[0] = w->x[to];
-        k->to = (uint64_t *)(void *)w->x[to]->data;
     }
     fan_sim_kernel kernel = {.name = name,
                              .fn = run_mixing,
@@ -153,9 +156,12 @@ static inline fan_status launch(world *w, fan_stream *s, const char *name, int t
                              .ctx = k,
                              .reads = reads,
                              .nreads = (size_t)k->n,
-                             .writes = writes,
-                             .nwrites = to >= 0,
                              .us = -1};
+    if (to >= 0) {
+        kernel.writes = &w->x[to];
+        kernel.nwrites = 1;
+        k->to = (uint64_t *)(void *)w->x[to]->data;
+    }
     fan_status status = fan_sim_launch(w->m, s, &kernel, &err);
     if (status != FAN_OK) {
         fan_free(k);
@@ -166,17 +172,57 @@ static inline fan_status launch(world *w, fan_stream *s, const char *name, int t
     return status;
 }
 
+static inline fan_event *recorded(fan_stream *s)
+{
+    fan_event *e = NULL;
+    CHECK_OK(fan_event_record(s, &e, NULL));
+    return e;
+}
+
 static inline void order(fan_stream *waits, fan_stream *first)
 {
-    fan_event *e;
-    CHECK_OK(fan_event_record(first, &e, NULL));
+    fan_event *e = recorded(first);
     CHECK_OK(fan_stream_wait(waits, e, NULL, NULL));
     fan_event_drop(e);
 }
 
+/* number_on: an array of one number, in the memory of s's device and in the order of s. */
+static inline fan_array *number_on(fan_stream *s, fan_dtype d)
+{
+    fan_array *a = NULL;
+    int64_t one = 1;
+    CHECK_OK(fan_device_array(s->device, s, d, 1, &one, NULL, &a, NULL));
+    return a;
+}
+
+static inline fan_status run_job(fan_stream *s, fan_job job, fan_error *err)
+{
+    return fan_device_run(s->device, s, &job, err);
+}
+
+static inline fan_job zero_job(const fan_array *a)
+{
+    return (fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"};
+}
+
+static inline fan_sim *sim_of(fan_sim_config config)
+{
+    fan_sim *m = NULL;
+    CHECK_OK(fan_sim_new(&config, NULL, &m, NULL));
+    return m;
+}
+
+static inline fan_stream *stream_of(fan_sim *m, int device, bool blocking)
+{
+    fan_stream *s = NULL;
+    CHECK_OK(fan_sim_stream(m, device, blocking, &s, NULL));
+    return s;
+}
+
 static inline uint64_t value(world *w)
 {
-    uint64_t h = 0, v;
+    uint64_t v;
+    uint64_t h = 0;
     CHECK_OK(fan_sim_synchronize(w->m, NULL));
     for (int i = 0; i < ARRAYS; i++) {
         memcpy(&v, w->x[i]->data, sizeof v);

@@ -243,9 +243,11 @@ static void others_run_while_an_exact_sum_looks_for_an_inf(void)
         N = 120,
         BAD = 100
     };
-    fan_buffer *plain = make_leaving(0, true, false), *b = make_leaving(0, true, true);
+    fan_buffer *plain = make_leaving(0, true, false);
+    fan_buffer *b = make_leaving(0, true, true);
     fan_error err = {0};
-    unsigned folds = 0, waiting = 0;
+    unsigned folds = 0;
+    unsigned waiting = 0;
     bool some, has;
     fan_stats s;
     int64_t key;
@@ -254,7 +256,8 @@ static void others_run_while_an_exact_sum_looks_for_an_inf(void)
         waiting++;
         CHECK_INT(adds(b, 1, k), fold ? 1 + waiting : 0);
         folds += fold;
-        waiting = fold ? 0 : waiting;
+        if (fold)
+            waiting = 0;
     }
     CHECK(folds > 1);
     for (unsigned k = BAD; k < N; k++)

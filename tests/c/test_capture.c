@@ -35,7 +35,8 @@ static void join_to(fan_capture_run *c, uint32_t member, uint32_t to)
 static void test_joins(void)
 {
     fan_capture_run c = begun(FAN_CAPTURE_GLOBAL);
-    uint32_t a = fork_from(&c, 0), b = fork_from(&c, a);
+    uint32_t a = fork_from(&c, 0);
+    uint32_t b = fork_from(&c, a);
     CHECK_INT(c.members, 3);
     CHECK_INT(fan_capture_work(&c, a), 0);
     CHECK_INT(fan_capture_work(&c, b), 0);
@@ -125,9 +126,10 @@ static void test_unsafe(void)
 
 static void test_words(void)
 {
-    for (int code = 900; code <= 908; code++)
+    for (int code = 900; code <= 908; code++) {
         for (int other = 900; other < code; other++)
             CHECK(strcmp(fan_capture_words(code), fan_capture_words(other)) != 0);
+    }
 }
 
 static void test_memory(void)
@@ -141,12 +143,13 @@ static void test_memory(void)
         fan_clock_init(&e);
         fan_mem_fail_at(n, 1);
         fan_status status = fan_capture_begin(&c, FAN_CAPTURE_GLOBAL, 1, NULL);
-        for (int i = 0; status == FAN_OK && i < 20; i++)
+        for (int i = 0; status == FAN_OK && i < 20; i++) {
             if (fan_capture_record(&c, 0, &e) || fan_capture_pull(&c, &e, &member)) {
                 CHECK_INT(c.members, i + 1);
                 failed++;
                 break;
             }
+        }
         failed += status != FAN_OK;
         fan_mem_fail_at(-1, 0);
         fan_capture_fini(&c);

@@ -24,21 +24,28 @@ static void random_steps_equal_the_model(void)
 {
     fan_clock c[3];
     uint64_t model[3][LANES] = {{0}};
-    int held = 0, not_held = 0;
+    int held = 0;
+    int not_held = 0;
     for (int i = 0; i < 3; i++)
         fan_clock_init(&c[i]);
     for (int step = 0; step < 3000; step++) {
-        uint32_t a = below(3), b = below(3), lane = below(step < 1000 ? FAN_CLOCK_INLINE : LANES);
+        uint32_t a = below(3);
+        uint32_t b = below(3);
+        uint32_t lane = below(step < 1000 ? FAN_CLOCK_INLINE : LANES);
         bool leq = true;
         switch (below(5)) {
         case 0:
         case 1:
-            model[a][lane] = below(4) ? below(1000) : 0;
+            model[a][lane] = 0;
+            if (below(4))
+                model[a][lane] = below(1000);
             CHECK_INT(fan_clock_set(&c[a], lane, model[a][lane]), 0);
             break;
         case 2:
-            for (int i = 0; i < LANES; i++)
-                model[a][i] = model[a][i] > model[b][i] ? model[a][i] : model[b][i];
+            for (int i = 0; i < LANES; i++) {
+                if (model[b][i] > model[a][i])
+                    model[a][i] = model[b][i];
+            }
             CHECK_INT(fan_clock_join(&c[a], &c[b]), 0);
             break;
         case 3:
@@ -49,7 +56,8 @@ static void random_steps_equal_the_model(void)
             for (int i = 0; i < LANES; i++)
                 leq = leq && model[a][i] <= model[b][i];
             CHECK(fan_clock_leq(&c[a], &c[b]) == leq);
-            leq ? held++ : not_held++;
+            held += leq;
+            not_held += !leq;
             break;
         }
         the_same(&c[a], model[a]);

@@ -63,7 +63,10 @@ static const fan_recorder *begin(fan_memory_scope *scope)
 static void a_launch_runs_all_kernels(void)
 {
     fan_memory_scope scope;
-    fan_array *a = array(1), *b = array(2), *between = array(0), *out = array(0);
+    fan_array *a = array(1);
+    fan_array *b = array(2);
+    fan_array *between = array(0);
+    fan_array *out = array(0);
     fan_recording *r = NULL;
     int zero = 0;
     CHECK(!fan_recording_here());
@@ -108,7 +111,8 @@ static void the_recorder_is_whole(void)
 {
     fan_memory_scope scope = {.device = fan_cpu(), .alloc = from_scope, .who = "f"};
     const fan_recorder *e = fan_cpu()->backend->recorder;
-    fan_array *a = array(1), *out = array(0);
+    fan_array *a = array(1);
+    fan_array *out = array(0);
     fan_recording *r = NULL;
     int seen = 0;
     CHECK(e && !e->origin);
@@ -139,7 +143,8 @@ static void the_recorder_is_whole(void)
 /* What cannot be recorded is refused, and again at the end, if the error was handled. */
 static void what_cannot_be_recorded_is_refused(void)
 {
-    fan_array *a = array(1), *out = array(0);
+    fan_array *a = array(1);
+    fan_array *out = array(0);
     fan_operand in = {a, FAN_DT_FLOAT32};
     fan_stats stats;
     fan_job jobs[] = {{.kind = FAN_JOB_EXACT, .out = out, .in = &in, .n = 1},
@@ -150,7 +155,8 @@ static void what_cannot_be_recorded_is_refused(void)
     bool recorded;
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
         fan_memory_scope scope;
-        fan_error err = {0}, end = {0};
+        fan_error err = {0};
+        fan_error end = {0};
         fan_recording *r = NULL;
         const fan_recorder *e = begin(&scope);
         CHECK_OK(e->begin(fan_cpu(), NULL, NULL));
@@ -170,8 +176,11 @@ static void what_cannot_be_recorded_is_refused(void)
 /* The n-th allocation fails: nothing is lost, and the end returns the reason. */
 static void each_allocation_fails_once(void)
 {
-    fan_array *a = array(1), *out = array(0);
-    int failed = 0, whole = 0, minus = -1;
+    fan_array *a = array(1);
+    fan_array *out = array(0);
+    int failed = 0;
+    int whole = 0;
+    int minus = -1;
     for (int n = 0; n < 40 && !whole; n++) {
         fan_memory_scope scope;
         fan_recording *r = NULL;

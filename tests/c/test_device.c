@@ -84,10 +84,12 @@ static fan_status true_wait(fan_stream *s, fan_event *e, fan_error *err)
     (void)err;
     shake();
     pthread_mutex_lock(&true_lock);
-    if (t->n)
-        for (int i = 0; i < STREAMS; i++)
+    if (t->n) {
+        for (int i = 0; i < STREAMS; i++) {
             if (streams[number_of(s)].sees[i] < t->version[(t->n - 1) % VERSIONS].sees[i])
                 streams[number_of(s)].sees[i] = t->version[(t->n - 1) % VERSIONS].sees[i];
+        }
+    }
     pthread_mutex_unlock(&true_lock);
     shake();
     return FAN_OK;
@@ -146,9 +148,10 @@ static bool holds(const fan_stream *s, const fan_event *e, int since)
     pthread_mutex_lock(&true_lock);
     for (int v = since > 0 ? since - 1 : 0; v < t->n && !any; v++) {
         any = true;
-        for (int i = 0; i < STREAMS; i++)
+        for (int i = 0; i < STREAMS; i++) {
             any &= i == number_of(s) ||
                    streams[number_of(s)].sees[i] >= t->version[v % VERSIONS].sees[i];
+        }
     }
     pthread_mutex_unlock(&true_lock);
     return any;
@@ -168,20 +171,27 @@ typedef struct worker {
     int rounds;
 } worker;
 
+static fan_event *held(fan_event *e)
+{
+    return e ? fan_event_hold(e) : NULL;
+}
+
 /* ask_covers: who waits for the one event need not wait for the other? */
 static void ask_covers(shared *w, size_t at)
 {
     pthread_mutex_lock(&w->lock);
-    fan_event *e = w->recent[at] ? fan_event_hold(w->recent[at]) : NULL;
-    fan_event *f = w->recent[(at + 1) % 16] ? fan_event_hold(w->recent[(at + 1) % 16]) : NULL;
+    fan_event *e = held(w->recent[at]);
+    fan_event *f = held(w->recent[(at + 1) % 16]);
     pthread_mutex_unlock(&w->lock);
     if (e && f && fan_event_covers(e, f)) {
-        const true_event *a = e->impl, *b = f->impl;
+        const true_event *a = e->impl;
+        const true_event *b = f->impl;
         w->covered++;
         pthread_mutex_lock(&true_lock);
-        for (int k = 0; k < STREAMS; k++)
+        for (int k = 0; k < STREAMS; k++) {
             w->covered_wrong += a->version[(a->n - 1) % VERSIONS].sees[k] <
                                 b->version[(b->n - 1) % VERSIONS].sees[k];
+        }
         pthread_mutex_unlock(&true_lock);
     }
     fan_event_drop(e);
@@ -195,7 +205,8 @@ static void *work(void *arg)
     for (int i = 0; i < me->rounds; i++) {
         fan_stream *s = w->s[fan_rng(&me->state) % STREAMS];
         size_t at = fan_rng(&me->state) % 16;
-        fan_event *e = NULL, *old = NULL;
+        fan_event *e = NULL;
+        fan_event *old = NULL;
         switch (fan_rng(&me->state) % 8) {
         case 0:
         case 1:
@@ -217,7 +228,7 @@ static void *work(void *arg)
                 e = fan_event_hold(w->users[at % 3]);
             } else {
                 pthread_mutex_lock(&w->lock);
-                e = w->recent[at] ? fan_event_hold(w->recent[at]) : NULL;
+                e = held(w->recent[at]);
                 pthread_mutex_unlock(&w->lock);
             }
             if (!e)
@@ -278,15 +289,32 @@ static void a_wait_is_left_out_only_where_its_order_holds(void)
     slow = false;
 }
 
+static fan_event *recorded(fan_stream *s)
+{
+    fan_event *e = NULL;
+    CHECK_OK(fan_event_record(s, &e, NULL));
+    return e;
+}
+
+/* check_wait: s waits for e, or the wait is left out. */
+static void check_wait(fan_stream *s, fan_event *e, bool left_out)
+{
+    bool elided;
+    CHECK_OK(fan_stream_wait(s, e, &elided, NULL));
+    CHECK_INT(elided, left_out);
+}
+
 static void devices_that_share_nothing_keep_each_other(void)
 {
-    fan_device *d = true_device_new(0), *e = true_device_new(1);
-    fan_stream *s = fan_stream_new(d, 0, NULL), *t = fan_stream_new(e, 1, NULL);
+    fan_device *d = true_device_new(0);
+    fan_device *e = true_device_new(1);
+    fan_stream *s = fan_stream_new(d, 0, NULL);
+    fan_stream *t = fan_stream_new(e, 1, NULL);
     fan_event *a, *b;
     fan_error err = {0};
     CHECK(d->id != e->id);
-    CHECK_OK(fan_event_record(s, &a, NULL));
-    CHECK_OK(fan_event_record(t, &b, NULL));
+    a = recorded(s);
+    b = recorded(t);
     CHECK(!fan_event_covers(a, b));
     CHECK_INT(fan_event_rerecord(a, t, &err), FAN_ERR_VALUE);
     CHECK_STR(err.text, "an event of true:0 cannot be recorded on a stream of true:1");
@@ -312,53 +340,42 @@ static void devices_that_share_nothing_keep_each_other(void)
 static void one_thread_leaves_out_all_that_it_can(void)
 {
     fan_device *d = true_device_new(0);
-    fan_stream *a = fan_stream_new(d, 2, NULL), *b = fan_stream_new(d, 3, NULL),
-               *c = fan_stream_new(d, 0, NULL), *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
+    fan_stream *a = fan_stream_new(d, 2, NULL);
+    fan_stream *b = fan_stream_new(d, 3, NULL);
+    fan_stream *c = fan_stream_new(d, 0, NULL);
+    fan_stream *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
     fan_event *e, *f, *g, *never;
-    bool elided;
-    CHECK_OK(fan_event_record(a, &e, NULL));
-    CHECK_OK(fan_event_record(a, &f, NULL));
+    e = recorded(a);
+    f = recorded(a);
     CHECK(fan_event_covers(f, e));
     CHECK(!fan_event_covers(e, f));
-    CHECK_OK(fan_stream_wait(b, e, &elided, NULL));
-    CHECK(!elided);
-    CHECK_OK(fan_stream_wait(b, e, &elided, NULL));
-    CHECK(elided); /* waiting twice changes nothing */
-    CHECK_OK(fan_stream_wait(b, f, &elided, NULL));
-    CHECK(!elided); /* recorded later: only an event orders */
-    CHECK_OK(fan_stream_wait(b, e, &elided, NULL));
-    CHECK(elided);
-    CHECK_OK(fan_event_record(b, &g, NULL));
-    CHECK_OK(fan_stream_wait(c, g, &elided, NULL));
-    CHECK(!elided);
-    CHECK_OK(fan_stream_wait(c, f, &elided, NULL));
-    CHECK(elided); /* through b */
-    CHECK_OK(fan_stream_wait(a, f, &elided, NULL));
-    CHECK(elided); /* a stream never waits for itself */
+    check_wait(b, e, false);
+    check_wait(b, e, true);  /* waiting twice changes nothing */
+    check_wait(b, f, false); /* recorded later: only an event orders */
+    check_wait(b, e, true);
+    g = recorded(b);
+    check_wait(c, g, false);
+    check_wait(c, f, true); /* through b */
+    check_wait(a, f, true); /* a stream never waits for itself */
     CHECK_OK(fan_event_new(d, &never, NULL));
-    CHECK_OK(fan_stream_wait(c, never, &elided, NULL));
-    CHECK(!elided);
+    check_wait(c, never, false);
     CHECK_INT(d->events, 3);
     CHECK_INT(d->waits, 3);
     CHECK_INT(d->elided, 4);
     for (int i = 0; i < 2; i++) { /* a barrier each time */
-        CHECK_OK(fan_stream_wait(legacy, f, &elided, NULL));
-        CHECK(!elided);
+        check_wait(legacy, f, false);
     }
     fan_stream_drop(legacy);
     uint64_t id = e->id;
     fan_event_drop(e);
-    CHECK_OK(fan_event_record(a, &e, NULL)); /* the same event from the pool, and yet another one */
+    e = recorded(a); /* the same event from the pool, and yet another one */
     CHECK(e->id != id);
     CHECK_INT(live_events, 4);
-    CHECK_OK(fan_stream_wait(b, e, &elided, NULL));
-    CHECK(!elided);
+    check_wait(b, e, false);
     CHECK_OK(fan_event_rerecord(never, c, NULL));
-    CHECK_OK(fan_stream_wait(a, never, &elided, NULL));
-    CHECK(!elided);
+    check_wait(a, never, false);
     CHECK_OK(fan_event_rerecord(never, a, NULL)); /* bound to what it is now */
-    CHECK_OK(fan_stream_wait(c, never, &elided, NULL));
-    CHECK(!elided);
+    check_wait(c, never, false);
     fan_event_drop(e);
     fan_event_drop(f);
     fan_event_drop(g);
@@ -380,11 +397,10 @@ static void lanes_are_inherited_safely(void)
     for (int i = 0; i < 3000; i++) {
         fan_stream *s = fan_stream_new(d, 1, NULL);
         fan_event *e;
-        bool elided;
-        most = s->lane > most ? s->lane : most;
-        CHECK_OK(fan_event_record(s, &e, NULL));
-        CHECK_OK(fan_stream_wait(stays, e, &elided, NULL));
-        CHECK(!elided);
+        if (s->lane > most)
+            most = s->lane;
+        e = recorded(s);
+        check_wait(stays, e, false);
         fan_event_drop(e);
         fan_stream_drop(s);
     }
@@ -398,17 +414,14 @@ static void lanes_are_inherited_safely(void)
         many[i] = fan_stream_new(d, 2, NULL);
     CHECK_INT(many[MANY - 1]->lane, FAN_NO_LANE);
     fan_event *e;
-    bool elided;
-    CHECK_OK(fan_event_record(many[MANY - 1], &e, NULL));
+    e = recorded(many[MANY - 1]);
     for (int i = 0; i < 2; i++) {
-        CHECK_OK(fan_stream_wait(stays, e, &elided, NULL));
-        CHECK(!elided);
+        check_wait(stays, e, false);
     }
     fan_event_drop(e);
-    CHECK_OK(fan_event_record(many[0], &e, NULL));
+    e = recorded(many[0]);
     for (int i = 0; i < 2; i++) {
-        CHECK_OK(fan_stream_wait(many[MANY - 1], e, &elided, NULL));
-        CHECK_INT(elided, i == 1);
+        check_wait(many[MANY - 1], e, i == 1);
     }
     fan_event_drop(e);
     for (int i = 0; i < MANY; i++)
@@ -418,6 +431,21 @@ static void lanes_are_inherited_safely(void)
 }
 
 /* ---- the CPU ---- */
+
+/* run_on_cpu: a job of n operands, at once. */
+static void run_on_cpu(fan_job_kind kind, const fan_array *out, const fan_operand *in, size_t n,
+                       const char *label)
+{
+    fan_job job = {.kind = kind, .out = out, .in = in, .n = n, .label = label};
+    CHECK_OK(fan_device_run(fan_cpu(), NULL, &job, NULL));
+}
+
+static fan_array *on_cpu(fan_dtype dtype, int64_t n)
+{
+    fan_array *a = NULL;
+    CHECK_OK(fan_device_array(fan_cpu(), NULL, dtype, 1, &n, NULL, &a, NULL));
+    return a;
+}
 
 static void the_cpu_has_no_streams(void)
 {
@@ -433,11 +461,9 @@ static void the_cpu_has_no_streams(void)
     CHECK(!cpu->backend->has_streams);
     CHECK_STR(fan_device_text(cpu, text, sizeof text), "cpu");
     CHECK(fan_stream_current(cpu) == NULL);
-    fan_array *a, *b, *c;
-    int64_t shape[1] = {3};
-    CHECK_OK(fan_device_array(cpu, NULL, FAN_DT_FLOAT64, 1, shape, NULL, &a, NULL));
-    CHECK_OK(fan_device_array(cpu, NULL, FAN_DT_FLOAT64, 1, shape, NULL, &b, NULL));
-    CHECK_OK(fan_device_array(cpu, NULL, FAN_DT_FLOAT32, 1, shape, NULL, &c, NULL));
+    fan_array *a = on_cpu(FAN_DT_FLOAT64, 3);
+    fan_array *b = on_cpu(FAN_DT_FLOAT64, 3);
+    fan_array *c = on_cpu(FAN_DT_FLOAT32, 3);
     CHECK(fan_memory_device(a->storage) == NULL);
     CHECK_OK(fan_memory_record_stream(a->storage, NULL, NULL));
     CHECK_INT(fan_memory_users(a->storage, NULL, 0), 0);
@@ -446,14 +472,10 @@ static void the_cpu_has_no_streams(void)
     fan_operand in[2] = {{a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}};
     fan_trace *t = fan_trace_new(16);
     fan_trace_begin(t);
-    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_COPY, .out = b, .in = in, .n = 1},
-                            NULL));
-    CHECK_OK(fan_device_run(
-        cpu, NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "two"},
-        NULL));
+    run_on_cpu(FAN_JOB_COPY, b, in, 1, NULL);
+    run_on_cpu(FAN_JOB_SUM, b, in, 2, "two");
     fan_operand one = {b, FAN_DT_FLOAT64};
-    CHECK_OK(fan_device_run(
-        cpu, NULL, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = c, .in = &one, .n = 1}, NULL));
+    run_on_cpu(FAN_JOB_UPLOAD, c, &one, 1, NULL);
     fan_trace_end(t);
     CHECK(((float *)(void *)c->data)[2] == 6.0f);
     CHECK_INT(fan_trace_count(t), 3);
@@ -465,14 +487,11 @@ static void the_cpu_has_no_streams(void)
     CHECK_INT(fan_trace_at(t, 1)->device, -1);
     CHECK_STR(fan_trace_at(t, 2)->label, "upload");
     fan_trace_free(t);
-    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_ZERO, .out = c}, NULL));
+    run_on_cpu(FAN_JOB_ZERO, c, NULL, 0, NULL);
     CHECK(((float *)(void *)c->data)[2] == 0);
-    int64_t none[1] = {1};
-    fan_array *r;
-    CHECK_OK(fan_device_array(cpu, NULL, FAN_DT_FLOAT64, 1, none, NULL, &r, NULL));
+    fan_array *r = on_cpu(FAN_DT_FLOAT64, 1);
     fan_operand reduced = {a, FAN_DT_FLOAT64};
-    CHECK_OK(fan_device_run(
-        cpu, NULL, &(fan_job){.kind = FAN_JOB_REDUCE, .out = r, .in = &reduced, .n = 1}, NULL));
+    run_on_cpu(FAN_JOB_REDUCE, r, &reduced, 1, NULL);
     CHECK(((double *)(void *)r->data)[0] == 6);
     fan_array_drop(a);
     fan_array_drop(b);
@@ -509,8 +528,12 @@ static void *another_thread(void *arg)
 static void the_current_stream_is_the_innermost_pushed_on_this_thread(void)
 {
     fan_sim *m = machine(2);
-    fan_device *d = fan_sim_device(m, 0), *other = fan_sim_device(m, 1);
-    fan_stream *a = stream(m, 0), *b = stream(m, 0), *c = stream(m, 1), *s = fan_stream_current(d);
+    fan_device *d = fan_sim_device(m, 0);
+    fan_device *other = fan_sim_device(m, 1);
+    fan_stream *a = stream(m, 0);
+    fan_stream *b = stream(m, 0);
+    fan_stream *c = stream(m, 1);
+    fan_stream *s = fan_stream_current(d);
     CHECK_INT(s->handle, 1);
     uint64_t legacy = s->id;
     fan_stream_drop(s);
@@ -569,16 +592,17 @@ static void memory_leaves_when_all_that_used_it_has_passed(void)
     CHECK(fan_memory_device(a->storage) == d);
     CHECK_INT(fan_memory_users(a->storage, users, 16), 1);
     CHECK(users[0] == s[0]);
-    for (int round = 0; round < 2; round++)
+    for (int round = 0; round < 2; round++) {
         for (int i = 0; i < 9; i++)
             CHECK_OK(fan_memory_record_stream(a->storage, s[i], NULL));
+    }
     CHECK_INT(fan_memory_users(a->storage, users, 16), 9);
     CHECK(users[0] == s[0]);
     CHECK_INT(fan_memory_users(a->storage, users, 2), 9);
     CHECK_OK(zero(s[3], a));
     char *data = a->data;
     fan_event *e;
-    CHECK_OK(fan_event_record(s[3], &e, NULL));
+    e = recorded(s[3]);
     fan_array_drop(a);
     fan_array *b = array(d, s[0], 100); /* not yet */
     CHECK(b->data != data);
@@ -651,7 +675,7 @@ static void much_memory_may_leave_at_once(void)
         CHECK_OK(zero(s, a));
         fan_array_drop(a);
         if (i == 29)
-            CHECK_OK(fan_event_record(s, &half, NULL));
+            half = recorded(s);
     }
     CHECK_OK(fan_event_sync(half, NULL));
     fan_event_drop(half);
@@ -675,7 +699,8 @@ static void full_memory_is_reclaimed_or_refused(void)
     fan_stream *s = stream(m, 0);
     fan_error err = {0};
     fan_array *b = NULL;
-    int64_t most = (1 << 20) / 8, half = most / 2;
+    int64_t most = (1 << 20) / 8;
+    int64_t half = most / 2;
     for (int i = 0; i < 10; i++) { /* each is waited for when the next needs its place */
         fan_array *a = array(d, s, half + 1);
         CHECK_OK(zero(s, a));
@@ -697,13 +722,14 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
 {
     fan_sim *m = machine(2);
     fan_device *d = fan_sim_device(m, 0);
-    fan_stream *a = stream(m, 0), *b = stream(m, 1);
+    fan_stream *a = stream(m, 0);
+    fan_stream *b = stream(m, 1);
     fan_trace *t = fan_trace_new(64);
     fan_event *e;
     fan_array *x = array(d, a, 1000);
     fan_trace_begin(t);
     CHECK_OK(zero(a, x));
-    CHECK_OK(fan_event_record(a, &e, NULL));
+    e = recorded(a);
     CHECK_OK(fan_stream_wait(b, e, NULL, NULL));
     CHECK_OK(fan_stream_wait(b, e, NULL, NULL)); /* left out, and told so */
     CHECK_OK(fan_memory_record_stream(x->storage, b, NULL));
@@ -719,8 +745,10 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
     CHECK_INT(fan_trace_count(t), 8);
     for (size_t i = 0; i < 8; i++)
         CHECK_INT(fan_trace_at(t, i)->kind, expect[i]);
-    const fan_trace_line *first = fan_trace_at(t, 0), *second = fan_trace_at(t, 5),
-                         *left = fan_trace_at(t, 3), *wait = fan_trace_at(t, 2);
+    const fan_trace_line *first = fan_trace_at(t, 0);
+    const fan_trace_line *second = fan_trace_at(t, 5);
+    const fan_trace_line *left = fan_trace_at(t, 3);
+    const fan_trace_line *wait = fan_trace_at(t, 2);
     CHECK(first->start_us >= 0 && first->end_us > first->start_us &&
           second->start_us >= first->end_us);
     CHECK_INT(first->stream, a->handle);
@@ -748,23 +776,27 @@ static fan_array *filled(fan_dtype dtype, int ndim, const int64_t *shape, uint64
     CHECK_OK(fan_array_new(dtype, ndim, shape, NULL, &a, NULL));
     for (int64_t i = 0; i < a->size; i++) {
         int64_t v = (int64_t)(fan_rng(state) % (uint64_t)most);
-        if (dtype == FAN_DT_INT64)
+        if (dtype == FAN_DT_INT64) {
             memcpy(a->data + 8 * i, &v, 8);
-        else if (dtype == FAN_DT_INT32)
+        } else if (dtype == FAN_DT_INT32) {
             memcpy(a->data + 4 * i, &(int32_t){(int32_t)v}, 4);
-        else if (dtype == FAN_DT_FLOAT32)
+        } else if (dtype == FAN_DT_FLOAT32) {
             memcpy(a->data + 4 * i, &(float){(float)v}, 4);
-        else
+        } else {
             memcpy(a->data + 8 * i, &(double){(double)v}, 8);
+        }
     }
     return a;
 }
 
 static fan_sparse *random_sparse(fan_format f, fan_dtype dtype, uint64_t *state)
 {
-    int64_t shape[2] = {6, 5}, nnz = (int64_t)(fan_rng(state) % 7);
+    int64_t shape[2] = {6, 5};
+    int64_t nnz = (int64_t)(fan_rng(state) % 7);
     fan_sparse *s = NULL;
-    fan_array *indices, *pointers = NULL, *values = filled(dtype, 1, &nnz, state, 100);
+    fan_array *indices;
+    fan_array *pointers = NULL;
+    fan_array *values = filled(dtype, 1, &nnz, state, 100);
     if (f == FAN_FORMAT_COO) {
         int64_t grid[2] = {2, nnz};
         indices = filled(fan_rng(state) % 2 ? FAN_DT_INT64 : FAN_DT_INT32, 2, grid, state, 5);
@@ -773,10 +805,11 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype dtype, uint64_t *state)
         indices = filled(FAN_DT_INT64, 1, &nnz, state, 5);
         pointers = filled(FAN_DT_INT64, 1, &rows, state, 1);
         int64_t *p = (int64_t *)(void *)pointers->data;
-        for (int i = 1; i < rows; i++)
-            p[i] = i == rows - 1
-                       ? nnz
-                       : p[i - 1] + (int64_t)(fan_rng(state) % (uint64_t)(nnz - p[i - 1] + 1));
+        for (int i = 1; i < rows - 1; i++) {
+            uint64_t left = (uint64_t)(nnz - p[i - 1]);
+            p[i] = p[i - 1] + (int64_t)(fan_rng(state) % (left + 1));
+        }
+        p[rows - 1] = nnz;
     }
     CHECK_OK(fan_sparse_new(f, 2, shape, indices, pointers, values, false, &s, NULL));
     fan_array_drop(indices);
@@ -813,12 +846,15 @@ static bool same_part(fan_stream *s, const fan_array *on, const fan_array *host)
 static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
 {
     uint64_t state = 5;
-    long queued = 0, through_host = 0;
+    long queued = 0;
+    long through_host = 0;
     for (int round = 0; round < 400; round++) {
         fan_sim *m = machine(1);
         fan_stream *s = stream(m, 0);
         size_t n = 1 + fan_rng(&state) % 3;
-        bool coalesce = fan_rng(&state) % 2, plain = !coalesce, widens = fan_rng(&state) % 4 == 0;
+        bool coalesce = fan_rng(&state) % 2;
+        bool plain = !coalesce;
+        bool widens = fan_rng(&state) % 4 == 0;
         fan_sparse *host[3], *on[3], *want, *got;
         fan_sparse_operand from[3], to[3];
         fan_scale scale = {.on = fan_rng(&state) % 4 == 0, .re = 2, .i = 2};
@@ -826,9 +862,11 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
         for (size_t i = 0; i < n; i++) {
             fan_dtype dtype = widens && i == 0 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
             host[i] = random_sparse(fan_rng(&state) % 8 ? f : FAN_FORMAT_COO, dtype, &state);
-            plain = plain && host[i]->format == FAN_FORMAT_COO && (!widens || n == 1);
-            fan_array *indices = moved(s, host[i]->indices),
-                      *pointers = moved(s, host[i]->pointers), *values = moved(s, host[i]->values);
+            plain &= host[i]->format == FAN_FORMAT_COO;
+            plain &= !widens || n == 1;
+            fan_array *indices = moved(s, host[i]->indices);
+            fan_array *pointers = moved(s, host[i]->pointers);
+            fan_array *values = moved(s, host[i]->values);
             CHECK_OK(fan_sparse_new(host[i]->format, 2, host[i]->shape, indices, pointers, values,
                                     false, &on[i], NULL));
             fan_array_drop(indices);
@@ -838,11 +876,13 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
             to[i] = (fan_sparse_operand){on[i], dtype};
         }
         fan_dtype result = fan_rng(&state) % 3 ? FAN_DT_NONE : FAN_DT_FLOAT32;
-        plain = plain && !scale.on && (result == FAN_DT_NONE || result == from[n - 1].acc);
+        plain &= !scale.on;
+        plain &= result == FAN_DT_NONE || result == from[n - 1].acc;
         CHECK_OK(fan_sparse_merge(from, n, coalesce, result, &scale, &want, NULL));
         CHECK_OK(
             fan_device_sparse_merge(s->device, s, to, n, coalesce, result, &scale, &got, NULL));
-        *(plain ? &queued : &through_host) += 1;
+        queued += plain;
+        through_host += !plain;
         CHECK_INT(got->format, want->format);
         CHECK_INT(got->coalesced, want->coalesced);
         CHECK_INT(got->nnz_coalesced, want->nnz_coalesced);
@@ -872,9 +912,14 @@ static fan_status scenario(fan_error *err)
 {
     fan_sim *m = NULL;
     fan_sim_config config = {.devices = 2, .seed = 3, .memory = 1 << 16, .run_work = true};
-    fan_stream *a = NULL, *b = NULL, *c = NULL;
-    fan_array *x = NULL, *y = NULL, *host = NULL;
-    fan_event *e = NULL, *f = NULL;
+    fan_stream *a = NULL;
+    fan_stream *b = NULL;
+    fan_stream *c = NULL;
+    fan_array *x = NULL;
+    fan_array *y = NULL;
+    fan_array *host = NULL;
+    fan_event *e = NULL;
+    fan_event *f = NULL;
     fan_status status;
     int64_t shape[6] = {2, 1, 2, 1, 2, 1};
     FAN_GO(fan_sim_new(&config, NULL, &m, err));
@@ -886,7 +931,8 @@ static fan_status scenario(fan_error *err)
     fan_fill_zero(host);
     FAN_GO(fan_device_array(a->device, a, FAN_DT_FLOAT64, 6, shape, NULL, &x, err));
     FAN_GO(fan_sim_array(m, 1, FAN_DT_FLOAT64, 6, shape, host, &y, err));
-    fan_operand up = {host, FAN_DT_FLOAT64}, over = {x, FAN_DT_FLOAT64};
+    fan_operand up = {host, FAN_DT_FLOAT64};
+    fan_operand over = {x, FAN_DT_FLOAT64};
     FAN_GO(fan_device_run(a->device, a,
                           &(fan_job){.kind = FAN_JOB_UPLOAD, .out = x, .in = &up, .n = 1}, err));
     FAN_GO(fan_event_record(a, &e, err));
@@ -926,7 +972,7 @@ static void every_allocation_fails_once(void)
 {
     int64_t live = fan_mem_get().live;
     long refused = 0;
-    for (int count = 1; count <= 2; count++) /* one, and from n on */
+    for (int count = 1; count <= 2; count++) { /* one, and from n on */
         for (int64_t n = 0;; n++) {
             fan_error err = {0};
             fan_mem_fail_at(n, count == 1 ? 1 : -1);
@@ -936,12 +982,16 @@ static void every_allocation_fails_once(void)
             static int64_t before;
             bool hit = failed != before;
             before = failed;
-            CHECK(status == FAN_OK || (status == FAN_ERR_NOMEM && hit && err.text[0]));
+            if (status != FAN_OK) {
+                CHECK_INT(status, FAN_ERR_NOMEM);
+                CHECK(hit && err.text[0]);
+            }
             CHECK_INT(fan_mem_get().live, live);
             refused += status == FAN_ERR_NOMEM;
             if (!hit)
                 break;
         }
+    }
     printf("%ld runs refused for want of memory\n", refused);
     CHECK(refused > 40);
 }

@@ -75,18 +75,22 @@ static fan_dtype letter(char c)
 
 static void numpy_dtypes_promote_as_numpy_has_it(void)
 {
-    for (int i = 0; i < N; i++)
-        for (int j = 0; j < N; j++)
+    for (int i = 0; i < N; i++) {
+        for (int j = 0; j < N; j++) {
             CHECK_STR(fan_dtype_name(fan_dtype_promote(numpy[i], numpy[j])),
                       fan_dtype_name(letter(promoted[i][j])));
+        }
+    }
 }
 
 static void python_scalars_are_weak_as_numpy_has_it(void)
 {
-    for (int i = 0; i < N; i++)
-        for (int k = 0; k < 4; k++)
+    for (int i = 0; i < N; i++) {
+        for (int k = 0; k < 4; k++) {
             CHECK_STR(fan_dtype_name(fan_dtype_promote_weak(numpy[i], "bifc"[k])),
                       fan_dtype_name(letter(weak[i][k])));
+        }
+    }
     for (int i = 0; i < 3; i++) {
         CHECK_INT(fan_dtype_promote_weak(foreign[i], 'b'), foreign[i]);
         CHECK_INT(fan_dtype_promote_weak(foreign[i], 'i'), foreign[i]);
@@ -98,9 +102,10 @@ static void python_scalars_are_weak_as_numpy_has_it(void)
 
 static void casts_are_same_kind_as_numpy_has_it(void)
 {
-    for (int i = 0; i < N; i++)
+    for (int i = 0; i < N; i++) {
         for (int j = 0; j < N; j++)
             CHECK(fan_dtype_can_cast(numpy[i], numpy[j]) == (castable[i][j] == '1'));
+    }
     for (int i = 0; i < 3; i++) {
         CHECK(fan_dtype_can_cast(FAN_DT_FLOAT64, foreign[i]));
         CHECK(fan_dtype_can_cast(FAN_DT_INT64, foreign[i]));
@@ -142,7 +147,8 @@ static void every_pair_is_symmetric_and_holds_both(void)
         bool low = fan_dtype_kind(a) == 'f' && fan_dtype_size(a) < 4;
         CHECK_INT(fan_dtype_accumulate(a), low ? FAN_DT_FLOAT32 : a);
         for (int j = 0; j < FAN_DT_COUNT; j++) {
-            fan_dtype b = (fan_dtype)j, p = fan_dtype_promote(a, b);
+            fan_dtype b = (fan_dtype)j;
+            fan_dtype p = fan_dtype_promote(a, b);
             CHECK_INT(p, fan_dtype_promote(b, a));
             if (p != FAN_DT_NONE) {
                 CHECK(fan_dtype_can_cast(a, p) && fan_dtype_can_cast(b, p));

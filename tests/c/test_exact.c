@@ -1,5 +1,6 @@
 /* Exact sums against whole numbers: the terms of one element in one long integer, rounded by
- * looking for the nearest code. */
+ * a search for the nearest code. The model, hostile terms and arrays of them, then sums, factors,
+ * windows and planted faults. */
 #include "array/exact.h"
 
 #include "array/convert.h"
@@ -39,6 +40,17 @@ static int width_of(fan_dtype d)
     return (int)fan_dtype_size(d) * 8;
 }
 
+static uint64_t sign_of(fan_dtype d)
+{
+    return UINT64_C(1) << (width_of(d) - 1);
+}
+
+/* mantissas: the bits of a code that hold the mantissa. */
+static uint64_t mantissas(format f)
+{
+    return (UINT64_C(1) << f.mant) - 1;
+}
+
 /* an integer in two's complement, in units of 2^-1074 and `less` bits more */
 typedef struct whole {
     uint32_t digit[DIGITS];
@@ -46,15 +58,15 @@ typedef struct whole {
 
 static void whole_add(whole *w, uint64_t m, int at, bool minus)
 {
-    int i = at / 32, bit = at % 32;
-    unsigned __int128 wide = (unsigned __int128)m << bit;
+    unsigned __int128 wide = (unsigned __int128)m << at % 32;
     int64_t carry = 0;
-    for (int j = 0; i < DIGITS; i++, j++) {
-        int64_t piece = j < 4 ? (int64_t)(uint32_t)(wide >> (32 * j)) : 0;
+    for (int i = at / 32; i < DIGITS; i++) {
+        int64_t piece = (int64_t)(uint32_t)wide;
         int64_t sum = (int64_t)w->digit[i] + (minus ? -piece : piece) + carry;
+        wide >>= 32;
         w->digit[i] = (uint32_t)sum;
         carry = sum >> 32;
-        if (j >= 4 && carry == 0)
+        if (wide == 0 && carry == 0)
             break;
     }
 }
@@ -63,9 +75,10 @@ static int whole_sign(const whole *w)
 {
     if (w->digit[DIGITS - 1] >> 31)
         return -1;
-    for (int i = 0; i < DIGITS; i++)
+    for (int i = 0; i < DIGITS; i++) {
         if (w->digit[i])
             return 1;
+    }
     return 0;
 }
 
@@ -83,25 +96,30 @@ static void whole_negate(whole *w)
 static void whole_add_code(whole *w, int base, fan_dtype d, uint64_t code, bool minus)
 {
     format f = format_of(d);
-    uint64_t e = code >> f.mant, m = code & ((UINT64_C(1) << f.mant) - 1);
-    if (e)
+    int e = (int)(code >> f.mant);
+    uint64_t m = code & mantissas(f);
+    if (e) {
         m |= UINT64_C(1) << f.mant;
-    whole_add(w, m, base - f.unit + (int)(e ? e - 1 : 0), minus);
+        e--;
+    }
+    whole_add(w, m, base - f.unit + e, minus);
 }
 
 /* nearest: the code of w >= 0 in dtype d; ties to even. */
 static uint64_t nearest(const whole *w, int base, fan_dtype d)
 {
     format f = format_of(d);
-    uint64_t low = 0, high = f.last + 1;
+    uint64_t low = 0;
+    uint64_t high = f.last + 1;
     while (high - low > 1) { /* the largest code that is not above w */
         uint64_t mid = low + (high - low) / 2;
         whole rest = *w;
         whole_add_code(&rest, base, d, mid, true);
-        if (whole_sign(&rest) >= 0)
+        if (whole_sign(&rest) >= 0) {
             low = mid;
-        else
+        } else {
             high = mid;
+        }
     }
     whole twice = {{0}};
     for (int i = 0; i < 2; i++) {
@@ -115,7 +133,8 @@ static uint64_t nearest(const whole *w, int base, fan_dtype d)
     whole_add_code(&twice, base, d, low, true);
     whole_add_code(&twice, base, d, high, true);
     int beyond = whole_sign(&twice);
-    uint64_t code = beyond > 0 || (beyond == 0 && low % 2) ? high : low;
+    bool up = beyond > 0 || (beyond == 0 && low % 2);
+    uint64_t code = low + up; /* high is the next */
     return code > f.last ? f.over : code;
 }
 
@@ -123,112 +142,164 @@ static uint64_t nearest(const whole *w, int base, fan_dtype d)
  * sign. */
 static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to)
 {
-    format f = format_of(d), g = format_of(to);
-    uint64_t sign = UINT64_C(1) << (width_of(d) - 1), out = UINT64_C(1) << (width_of(to) - 1);
-    bool plus = false, minus = false, none = false, all_minus_zero = true;
+    format f = format_of(d);
+    format g = format_of(to);
+    uint64_t sign = sign_of(d);
+    bool infinite[2] = {false, false}; /* plus, minus */
+    bool none = false;
+    bool all_minus_zero = true;
     whole w = {{0}};
-    int base = f.unit > g.unit ? f.unit : g.unit;
+    int base = (int)larger(f.unit, g.unit);
     for (size_t k = 0; k < n; k++) {
+        bool minus = codes[k] & sign;
         uint64_t a = codes[k] & (sign - 1);
         all_minus_zero &= codes[k] == sign;
-        if (a == f.over && f.over != f.none)
-            *(codes[k] & sign ? &minus : &plus) = true;
-        else if (a > f.last)
+        if (a <= f.last) {
+            whole_add_code(&w, base, d, a, minus);
+        } else if (a == f.over && f.over != f.none) {
+            infinite[minus] = true;
+        } else {
             none = true;
-        else
-            whole_add_code(&w, base, d, a, codes[k] & sign);
+        }
     }
-    if (none || (plus && minus))
-        return g.none;
-    if (plus || minus)
-        return g.over == g.none ? g.none : g.over | (minus ? out : 0);
-    int s = whole_sign(&w);
-    if (s == 0)
-        return all_minus_zero ? out : 0;
-    if (s < 0)
-        whole_negate(&w);
-    uint64_t code = nearest(&w, base, to);
-    return code == g.none ? code : code | (s < 0 ? out : 0);
+    bool minus = whole_sign(&w) < 0;
+    uint64_t code;
+    if (none || (infinite[0] && infinite[1])) {
+        code = g.none;
+    } else if (infinite[0] || infinite[1]) {
+        minus = infinite[1];
+        code = g.over;
+    } else if (whole_sign(&w) == 0) {
+        minus = all_minus_zero;
+        code = 0;
+    } else {
+        if (minus)
+            whole_negate(&w);
+        code = nearest(&w, base, to);
+    }
+    if (minus && code != g.none)
+        code |= sign_of(to);
+    return code;
 }
 
 /* ---- hostile terms ---- */
 
+static uint64_t random_sign(uint64_t sign)
+{
+    return random_below(2) ? sign : 0;
+}
+
 /* tie: term k of a tie: its exponent and bits. The first is anywhere (`at`), the second half of its
  * last bit, of its own dtype or of a narrower one; others lie just out of a float64's reach, or
- * anywhere below. false: a zero,
- * rather. */
+ * anywhere below. false: the term is a zero. */
 static bool tie(const format *f, uint64_t *codes, size_t k, uint64_t *at, uint64_t *e, uint64_t *m)
 {
-    uint64_t mant = (uint64_t)f->mant, top = f->last >> f->mant;
+    uint64_t mant = (uint64_t)f->mant;
+    uint64_t top = f->last >> f->mant;
     if (k == 0) {
-        *e = *at =
-            mant + 2 < top ? mant + 2 + (uint64_t)random_below((int64_t)(top - mant - 2)) : top;
+        *at = top;
+        if (mant + 2 < top)
+            *at = mant + 2 + (uint64_t)random_below((int64_t)(top - mant - 2));
+        *e = *at;
     } else if (k == 1) {
-        uint64_t gap = random_below(2) ? mant + 1 : random_below(2) ? 24 : 8;
+        uint64_t gap = mant + 1;
+        if (one_in(2))
+            gap = random_below(2) ? 24 : 8;
         *e = *at > gap ? *at - gap : 0;
         *m = 0;
-        codes[0] = gap <= mant ? codes[0] >> (mant - gap + 1) << (mant - gap + 1) : codes[0];
+        if (gap <= mant)
+            codes[0] = codes[0] >> (mant - gap + 1) << (mant - gap + 1);
     } else if (random_below(2)) {
         uint64_t near = 2 * mant + (uint64_t)random_below(12);
-        *e = random_below(2) && *at > near ? *at - near
-                                           : (uint64_t)random_below((int64_t)*at + 1) / 3;
-        *m = random_below(2) ? *m : 0;
+        if (random_below(2) && *at > near) {
+            *e = *at - near;
+        } else {
+            *e = (uint64_t)random_below((int64_t)*at + 1) / 3;
+        }
+        if (one_in(2))
+            *m = 0;
     } else {
         return false;
     }
     return true;
 }
 
+/* The ways in which terms are hostile. */
+typedef enum way {
+    ANY_EXPONENT,
+    NEAR_ONE_ANOTHER,
+    CANCELLING, /* pairs that cancel, and something small */
+    TIE,        /* and something far below it */
+    SUBNORMAL,  /* subnormal, zero, or next to it */
+    ZEROS,
+    LARGEST, /* which must not overflow on the way */
+    NO_NUMBER,
+    WAYS
+} way;
+
 /* hostile: n terms of one element. */
-static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
+static void hostile(fan_dtype d, uint64_t *codes, size_t n, way how)
 {
     format f = format_of(d);
-    uint64_t sign = UINT64_C(1) << (width_of(d) - 1), top = f.last >> f.mant;
-    uint64_t middle = (uint64_t)random_below((int64_t)top + 1), at = 0;
+    uint64_t sign = sign_of(d);
+    uint64_t top = f.last >> f.mant;
+    uint64_t middle = (uint64_t)random_below((int64_t)top + 1);
+    uint64_t at = 0;
     for (size_t k = 0; k < n; k++) {
-        uint64_t m = random_bits() & ((UINT64_C(1) << f.mant) - 1),
-                 e = (uint64_t)random_below((int64_t)top + 1);
-        switch (way) {
-        case 0: /* any exponent */ break;
-        case 1: /* near one another */
-            e = middle > 3 ? middle - (uint64_t)random_below(4) : middle;
+        uint64_t m = random_bits() & mantissas(f);
+        uint64_t e = (uint64_t)random_below((int64_t)top + 1);
+        switch (how) {
+        case NEAR_ONE_ANOTHER:
+            e = middle;
+            if (middle > 3)
+                e -= (uint64_t)random_below(4);
             break;
-        case 2: /* pairs that cancel, and something small */
+        case CANCELLING:
             if (k % 3 == 1) {
                 codes[k] = codes[k - 1] ^ sign;
                 continue;
             }
-            e = k % 3 == 2 ? (uint64_t)random_below((int64_t)middle + 1) : e;
+            if (k % 3 == 2)
+                e = (uint64_t)random_below((int64_t)middle + 1);
             break;
-        case 3: /* a tie, and something far below it */
+        case TIE:
             if (!tie(&f, codes, k, &at, &e, &m)) {
-                codes[k] = random_below(2) ? sign : 0;
+                codes[k] = random_sign(sign);
                 continue;
             }
             break;
-        case 4: /* subnormal, zero, or next to it */
+        case SUBNORMAL:
             e = (uint64_t)random_below(3) / 2;
-            m = random_below(3) ? m : 0;
+            if (one_in(3))
+                m = 0;
             break;
-        case 5: /* zeros */
-            codes[k] = random_below(4) ? sign : random_below(8) ? sign : 0;
+        case ZEROS:
+            codes[k] = sign;
+            if (one_in(4) && one_in(8))
+                codes[k] = 0;
             continue;
-        case 6: /* the largest, which must not overflow on the way */
-            codes[k] = (f.last - (uint64_t)random_below(3)) | (k % 2 ? sign : 0);
-            if (random_below(4) == 0)
+        case LARGEST:
+            codes[k] = f.last - (uint64_t)random_below(3);
+            if (k % 2)
+                codes[k] |= sign;
+            if (one_in(4))
                 codes[k] ^= sign;
             continue;
-        default: /* what is no number, now and then */
-            if (random_below((int64_t)n + 2) == 0) {
-                codes[k] = random_below(3) ? f.over | (random_below(2) ? sign : 0) : f.none;
+        case NO_NUMBER:
+            if (one_in((int64_t)n + 2)) {
+                codes[k] = f.none;
+                if (!one_in(3))
+                    codes[k] = f.over | random_sign(sign);
                 continue;
             }
             break;
+        default: break;
         }
-        e = e > top ? top : e;
-        codes[k] = e << f.mant | m | (random_below(2) ? sign : 0);
-        if ((codes[k] & (sign - 1)) > f.last)
-            codes[k] = f.last | (codes[k] & sign);
+        e = (uint64_t)smaller((int64_t)e, (int64_t)top);
+        codes[k] = e << f.mant | m;
+        if (codes[k] > f.last)
+            codes[k] = f.last;
+        codes[k] |= random_sign(sign);
     }
 }
 
@@ -243,6 +314,12 @@ typedef struct terms {
     fan_array *array[MOST];
 } terms;
 
+/* in_of: the arrays as the sums take them. */
+static const fan_array *const *in_of(fan_array *const *arrays)
+{
+    return (const fan_array *const *)arrays;
+}
+
 static uint64_t load(const char *p, fan_dtype d)
 {
     uint64_t u = 0;
@@ -255,42 +332,50 @@ static void store(char *p, fan_dtype d, uint64_t code)
     memcpy(p, &code, fan_dtype_size(d));
 }
 
-static void terms_make(terms *t, fan_dtype d, size_t n, size_t size, int way)
+/* with_gaps: one axis of an array, now and then with a gap behind each element. */
+static fan_array *with_gaps(fan_dtype d, int64_t size)
 {
-    int64_t shape[2] = {(int64_t)size, 2};
-    *t = (terms){.d = d, .n = n, .size = size, .codes = malloc(n * size * sizeof *t->codes)};
-    for (size_t i = 0; i < size; i++)
-        hostile(d, t->codes + i * n, n, way < 0 ? (int)random_below(8) : way);
-    for (size_t k = 0; k < n; k++) {
-        /* with gaps now and then */
-        fan_array *whole_one = NULL;
-        bool gaps = random_below(4) == 0;
-        CHECK_OK(fan_array_new(d, gaps ? 2 : 1, shape, NULL, &whole_one, NULL));
-        t->array[k] = whole_one;
-        if (gaps) {
-            CHECK_OK(fan_array_view(whole_one->storage, whole_one->data, d, 1, shape,
-                                    whole_one->strides, true, &t->array[k], NULL));
-            fan_array_drop(whole_one);
-        }
+    if (!one_in(4))
+        return array_of(d, size);
+    int64_t shape[2] = {size, 2};
+    fan_array *both = array_shaped(d, 2, shape);
+    fan_array *a = view_of(both->storage, both->data, d, 1, shape, both->strides);
+    fan_array_drop(both);
+    return a;
+}
+
+/* terms_make: how: one way for all elements, or WAYS: any for each. */
+static void terms_make(terms *t, fan_dtype d, size_t n, size_t size, way how)
+{
+    *t = (terms){.d = d, .n = n, .size = size};
+    t->codes = malloc(n * size * sizeof *t->codes);
+    for (size_t i = 0; i < size; i++) {
+        way own = how;
+        if (how == WAYS)
+            own = (way)random_below(WAYS);
+        hostile(d, t->codes + i * n, n, own);
     }
-    for (size_t i = 0; i < size; i++)
-        for (size_t k = 0; k < n; k++)
-            store(t->array[k]->data + (int64_t)i * t->array[k]->strides[0], d, t->codes[i * n + k]);
+    for (size_t k = 0; k < n; k++) {
+        t->array[k] = with_gaps(d, (int64_t)size);
+        for (size_t i = 0; i < size; i++)
+            store(element(t->array[k], (int64_t)i), d, t->codes[i * n + k]);
+    }
 }
 
 static void terms_free(terms *t)
 {
-    for (size_t k = 0; k < t->n; k++)
-        fan_array_drop(t->array[k]);
+    drop_arrays(t->array, t->n);
     free(t->codes);
 }
 
 static bool same_code(fan_dtype d, uint64_t got, uint64_t want)
 {
     format f = format_of(d);
-    uint64_t a = got & ((UINT64_C(1) << (width_of(d) - 1)) - 1);
-    bool none = a > f.last && (a != f.over || f.over == f.none);
-    return want == f.none ? none : got == want;
+    uint64_t a = got & (sign_of(d) - 1);
+    bool is_infinite = a == f.over && f.over != f.none;
+    if (want != f.none)
+        return got == want;
+    return a > f.last && !is_infinite;
 }
 
 static void shuffle(fan_array **a, size_t n)
@@ -305,32 +390,44 @@ static void shuffle(fan_array **a, size_t n)
 
 static int64_t wrong, looked_at; /* of a run with a planted fault */
 
+/* exact: the sum of n arrays in dtype d, into an array of dtype `to`. */
+static fan_array *exact(fan_array *const *in, size_t n, fan_dtype d, fan_dtype to)
+{
+    fan_array *out = array_of(to, in[0]->size);
+    fan_exact_sum(out, in_of(in), n, d, NULL);
+    return out;
+}
+
+/* rounded: the sum in a window, which is freed. */
+static fan_array *rounded(fan_window *w, fan_dtype to, int64_t size)
+{
+    fan_array *out = array_of(to, size);
+    fan_window_round(out, w, NULL);
+    fan_window_free(w);
+    return out;
+}
+
 /* check_terms: every vector unit, another order, and trees of windows give what the model does. */
 static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
 {
     int64_t size = (int64_t)t->size;
     fan_array *out[8];
-    int outs = 0;
+    size_t outs = 0;
     for (int isa = 0; isa < 3; isa++) {
         if (isa && fan_exact_isa(isa) != isa)
             continue;
         CHECK_INT(fan_exact_isa(isa), isa);
-        CHECK_OK(fan_array_new(to, 1, &size, NULL, &out[outs], NULL));
-        fan_exact_sum(out[outs++], (const fan_array *const *)t->array, t->n, t->d, NULL);
-        fan_window *w = window_of(t->array, t->n, t->d, size);
-        CHECK_OK(fan_array_new(to, 1, &size, NULL, &out[outs], NULL));
-        fan_window_round(out[outs++], w, NULL);
-        fan_window_free(w);
+        out[outs++] = exact(t->array, t->n, t->d, to);
+        out[outs++] = rounded(window_of(t->array, t->n, t->d, size), to, size);
     }
     fan_exact_isa(-1);
     shuffle(t->array, t->n);
-    CHECK_OK(fan_array_new(to, 1, &size, NULL, &out[outs], NULL));
-    fan_exact_sum(out[outs++], (const fan_array *const *)t->array, t->n, t->d, NULL);
+    out[outs++] = exact(t->array, t->n, t->d, to);
     int64_t shown = 0;
     for (size_t i = 0; i < t->size; i++) {
         uint64_t want = model(t->d, t->codes + i * t->n, t->n, to);
-        for (int o = 0; o < outs; o++) {
-            uint64_t got = load(out[o]->data + (int64_t)i * out[o]->strides[0], to);
+        for (size_t o = 0; o < outs; o++) {
+            uint64_t got = load(element(out[o], (int64_t)i), to);
             looked_at++;
             if (same_code(to, got, want))
                 continue;
@@ -339,7 +436,7 @@ static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
                 continue;
             CHECK(same_code(to, got, want));
             fprintf(stderr,
-                    "    %s: out %d: element %zu, %zu terms of %s into %s: got %llx, want %llx:",
+                    "    %s: out %zu: element %zu, %zu terms of %s into %s: got %llx, want %llx:",
                     what, o, i, t->n, fan_dtype_name(t->d), fan_dtype_name(to),
                     (unsigned long long)got, (unsigned long long)want);
             for (size_t k = 0; k < t->n && k < 9; k++)
@@ -349,8 +446,7 @@ static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
     }
     if (!planted)
         CHECK_INT(shown, 0);
-    for (int o = 0; o < outs; o++)
-        fan_array_drop(out[o]);
+    drop_arrays(out, outs);
 }
 
 static const fan_dtype reals[] = {FAN_DT_FLOAT32,       FAN_DT_BFLOAT16,    FAN_DT_FLOAT16,
@@ -364,13 +460,15 @@ static void a_million_sums(double share)
     for (int r = 0; r < REALS; r++) {
         int left = (int)(elements[r] * share);
         for (int round = 0; left > 0; round++) {
-            size_t n = round % 16 == 0 ? 1 + (size_t)random_below(200)
-                                       : 1 + (size_t)random_below(12),
-                   size = round % 16 == 0 ? 200 : 4000;
+            bool many = round % 16 == 0;
+            size_t n = 1 + (size_t)random_below(many ? 200 : 12);
+            size_t size = many ? 200 : 4000;
             terms t;
-            terms_make(&t, reals[r], n, size, round % 3 == 0 ? -1 : round % 8);
-            check_terms(&t, random_below(2) ? reals[r] : reals[random_below(REALS)], "random",
-                        false);
+            terms_make(&t, reals[r], n, size, round % 3 == 0 ? WAYS : (way)(round % 8));
+            fan_dtype to = reals[r];
+            if (one_in(2))
+                to = reals[random_below(REALS)];
+            check_terms(&t, to, "random", false);
             terms_free(&t);
             left -= (int)size;
         }
@@ -380,40 +478,47 @@ static void a_million_sums(double share)
 static void thousands_of_terms(void)
 {
     static const size_t counts[] = {511, 1024, 4095, 4096};
-    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
-        for (int way = 0; way < 8; way++) {
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+        for (way how = ANY_EXPONENT; how < WAYS; how++) {
             terms t;
-            terms_make(&t, reals[(c + (size_t)way) % REALS], counts[c], 24, way);
+            terms_make(&t, reals[(c + (size_t)how) % REALS], counts[c], 24, how);
             check_terms(&t, t.d, "thousands", false);
             terms_free(&t);
         }
+    }
+}
+
+/* permuted: whether the digits of p in base 5 are an order of five; then the arrays in it. */
+static bool permuted(int p, fan_array *const *arrays, const fan_array **in)
+{
+    int seen = 0;
+    for (int k = 0; k < 5; k++) {
+        seen |= 1 << p % 5;
+        in[k] = arrays[p % 5];
+        p /= 5;
+    }
+    return seen == 31;
 }
 
 /* All orders of five terms: one hash. */
 static void every_order_of_five(void)
 {
     for (int r = 0; r < REALS; r++) {
-        int64_t size = 700, orders = 0;
-        terms t;
-        fan_array *out;
-        terms_make(&t, reals[r], 5, (size_t)size, -1);
-        CHECK_OK(fan_array_new(t.d, 1, &size, NULL, &out, NULL));
+        int64_t size = 700;
+        int64_t orders = 0;
         uint64_t hash = 0;
+        terms t;
+        terms_make(&t, reals[r], 5, (size_t)size, WAYS);
+        fan_array *out = array_of(t.d, size);
+        uint64_t none = format_of(t.d).none;
         for (int p = 0; p < 3125; p++) {
             const fan_array *in[5];
-            int digits[5], seen = 0, rest = p;
-            for (int k = 0; k < 5; k++, rest /= 5) {
-                digits[k] = rest % 5;
-                seen |= 1 << digits[k];
-                in[k] = t.array[digits[k]];
-            }
-            if (seen != 31)
+            if (!permuted(p, t.array, in))
                 continue;
             fan_exact_sum(out, in, 5, t.d, NULL);
             for (int64_t i = 0; i < size; i++) { /* a NaN is a NaN */
-                uint64_t code = load(out->data + i * out->strides[0], t.d);
-                if (same_code(t.d, code, format_of(t.d).none))
-                    store(out->data + i * out->strides[0], t.d, format_of(t.d).none);
+                if (same_code(t.d, load(element(out, i), t.d), none))
+                    store(element(out, i), t.d, none);
             }
             uint64_t h = fan_array_hash(out);
             if (orders++ == 0)
@@ -428,19 +533,16 @@ static void every_order_of_five(void)
 
 static double sum_of(const float *x, size_t n, fan_dtype to, const fan_scale *scale)
 {
-    const fan_array *in[16];
-    fan_array *made[16], *out;
+    fan_array *in[16];
     double got = 0;
     for (size_t k = 0; k < n; k++) {
-        CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 0, NULL, NULL, &made[k], NULL));
-        memcpy(made[k]->data, &x[k], sizeof x[k]);
-        in[k] = made[k];
+        in[k] = array_shaped(FAN_DT_FLOAT32, 0, NULL);
+        memcpy(in[k]->data, &x[k], sizeof x[k]);
     }
-    CHECK_OK(fan_array_new(to, 0, NULL, NULL, &out, NULL));
-    fan_exact_sum(out, in, n, FAN_DT_FLOAT32, scale);
+    fan_array *out = array_shaped(to, 0, NULL);
+    fan_exact_sum(out, in_of(in), n, FAN_DT_FLOAT32, scale);
     fan_convert((char *)&got, FAN_DT_FLOAT64, 8, out->data, to, 8, 1);
-    for (size_t k = 0; k < n; k++)
-        fan_array_drop(made[k]);
+    drop_arrays(in, n);
     fan_array_drop(out);
     return got;
 }
@@ -474,6 +576,21 @@ static void named_cases(void)
 #undef SUM
 }
 
+/* add_scaled: adds a float32 code times m to the integer. */
+static void add_scaled(whole *w, uint32_t code, int64_t m)
+{
+    uint64_t mant = code & 0x7fffffu;
+    int field = (int)(code >> 23 & 0xff);
+    if (field) {
+        mant |= 0x800000u;
+        field--;
+    }
+    unsigned __int128 p = (unsigned __int128)mant * (uint64_t)llabs(m);
+    bool minus = (code >> 31) ^ (m < 0);
+    whole_add(w, (uint64_t)p, field, minus);
+    whole_add(w, (uint64_t)(p >> 64), field + 64, minus);
+}
+
 /* The factor is exact, too: of two candidates the one that long arithmetic confirms. */
 static void a_factor_is_exact(void)
 {
@@ -486,17 +603,14 @@ static void a_factor_is_exact(void)
         size_t n = 1 + (size_t)random_below(4);
         double by = factors[random_below(10)];
         fan_scale scale = {.on = true, .re = by};
-        hostile(FAN_DT_FLOAT32, codes, n, (int)random_below(5));
-        for (size_t k = 0; k < n; k++) {
-            uint32_t u = (uint32_t)codes[k];
-            memcpy(&x[k], &u, 4);
-        }
+        hostile(FAN_DT_FLOAT32, codes, n, (way)random_below(5));
+        for (size_t k = 0; k < n; k++)
+            x[k] = (float)load_number(FAN_DT_FLOAT32, &codes[k]).re;
         float got = (float)sum_of(x, n, FAN_DT_FLOAT32, &scale);
         double whole_sum = sum_of(x, n, FAN_DT_FLOAT64, NULL);
         if (!isfinite(by) || by == 0 || whole_sum == 0) {
             /* the sign of a sum that rounds to zero is the exact one's */
-            float want = (float)(whole_sum * by);
-            CHECK(isnan(want) ? isnan(got) : memcmp(&want, &got, 4) == 0);
+            CHECK(same_real((double)got, (double)(float)(whole_sum * by)));
             continue;
         }
         /* base: sum * factor is a whole number of 2^-(149 + 1074): too long for the model's
@@ -507,20 +621,15 @@ static void a_factor_is_exact(void)
         int base = 149 + 53 - e; /* units of the product */
         if (base < 149 || base > 1500)
             continue;
-        for (size_t k = 0; k < n; k++) {
-            uint64_t a = codes[k] & 0x7fffffffu, mant = a & 0x7fffffu, field = a >> 23;
-            if (field)
-                mant |= 0x800000u;
-            unsigned __int128 p = (unsigned __int128)mant * (uint64_t)(m < 0 ? -m : m);
-            bool minus = (codes[k] >> 31 & 1) ^ (m < 0);
-            whole_add(&w, (uint64_t)p, (int)(field ? field - 1 : 0), minus);
-            whole_add(&w, (uint64_t)(p >> 64), (int)(field ? field - 1 : 0) + 64, minus);
-        }
-        int s = whole_sign(&w);
-        if (s < 0)
+        for (size_t k = 0; k < n; k++)
+            add_scaled(&w, (uint32_t)codes[k], m);
+        bool minus = whole_sign(&w) < 0;
+        if (minus)
             whole_negate(&w);
-        uint32_t want = (uint32_t)nearest(&w, base, FAN_DT_FLOAT32) | (s < 0 ? 0x80000000u : 0),
-                 had;
+        uint32_t had;
+        uint32_t want = (uint32_t)nearest(&w, base, FAN_DT_FLOAT32);
+        if (minus)
+            want |= 0x80000000u;
         memcpy(&had, &got, 4);
         if (!CHECK(want == had))
             fprintf(stderr, "    factor %a: got %x, want %x\n", by, had, want);
@@ -532,76 +641,65 @@ static void a_factor_is_exact(void)
 static void complex_and_wider_windows(void)
 {
     int64_t size = 300;
-    fan_array *in[6], *part[6], *out, *re, *wide_out;
+    fan_array *in[6], *part[2][6];
     for (int k = 0; k < 6; k++) {
-        CHECK_OK(fan_array_new(FAN_DT_COMPLEX64, 1, &size, NULL, &in[k], NULL));
+        in[k] = array_of(FAN_DT_COMPLEX64, size);
         for (int64_t i = 0; i < 2 * size; i++) {
-            uint64_t code[1];
-            hostile(FAN_DT_FLOAT32, code, 1, (int)random_below(5));
-            store(in[k]->data + 4 * i, FAN_DT_FLOAT32, code[0]);
+            uint64_t code;
+            hostile(FAN_DT_FLOAT32, &code, 1, (way)random_below(5));
+            store(in[k]->data + 4 * i, FAN_DT_FLOAT32, code);
+        }
+        for (int which = 0; which < 2; which++) {
+            part[which][k] = view_of(in[k]->storage, in[k]->data + 4 * which, FAN_DT_FLOAT32, 1,
+                                     &size, in[k]->strides);
         }
     }
-    CHECK_OK(fan_array_new(FAN_DT_COMPLEX64, 1, &size, NULL, &out, NULL));
-    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &size, NULL, &re, NULL));
-    CHECK_OK(fan_array_new(FAN_DT_COMPLEX64, 1, &size, NULL, &wide_out, NULL));
-    fan_exact_sum(out, (const fan_array *const *)in, 6, FAN_DT_COMPLEX64, NULL);
+    fan_array *out = exact(in, 6, FAN_DT_COMPLEX64, FAN_DT_COMPLEX64);
     for (int which = 0; which < 2; which++) {
-        for (int k = 0; k < 6; k++)
-            CHECK_OK(fan_array_view(in[k]->storage, in[k]->data + 4 * which, FAN_DT_FLOAT32, 1,
-                                    &size, in[k]->strides, true, &part[k], NULL));
-        fan_exact_sum(re, (const fan_array *const *)part, 6, FAN_DT_FLOAT32, NULL);
+        fan_array *real = exact(part[which], 6, FAN_DT_FLOAT32, FAN_DT_FLOAT32);
         for (int64_t i = 0; i < size; i++)
-            CHECK(load(re->data + 4 * i, FAN_DT_FLOAT32) ==
-                  load(out->data + 8 * i + 4 * which, FAN_DT_FLOAT32));
-        for (int k = 0; k < 6; k++)
-            fan_array_drop(part[k]);
+            CHECK(memcmp(real->data + 4 * i, out->data + 8 * i + 4 * which, 4) == 0);
+        fan_array_drop(real);
     }
-    for (int k = 0; k < 3; k++)
-        CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_DT_FLOAT32, 1, &size,
-                                in[k]->strides, true, &part[k], NULL));
-    fan_window *narrow = fan_window_new(FAN_DT_FLOAT32, size), *wide;
-    CHECK_OK(fan_window_add(narrow, (const fan_array *const *)part, 3, NULL));
-    wide = fan_window_copy(narrow, FAN_DT_COMPLEX64);
-    CHECK_OK(fan_window_add(wide, (const fan_array *const *)in + 3, 3, NULL));
-    fan_window_round(wide_out, wide, NULL);
+    fan_window *narrow = fan_window_new(FAN_DT_FLOAT32, size);
+    CHECK_OK(fan_window_add(narrow, in_of(part[0]), 3, NULL));
+    fan_window *wide = fan_window_copy(narrow, FAN_DT_COMPLEX64);
+    CHECK_OK(fan_window_add(wide, in_of(in) + 3, 3, NULL));
+    fan_array *wide_out = rounded(wide, FAN_DT_COMPLEX64, size);
     for (int64_t i = 0; i < size; i++)
-        CHECK(load(wide_out->data + 8 * i, FAN_DT_FLOAT32) ==
-              load(out->data + 8 * i, FAN_DT_FLOAT32));
-    for (int k = 0; k < 6; k++) {
-        fan_array_drop(in[k]);
-        if (k < 3)
-            fan_array_drop(part[k]);
-    }
+        CHECK(memcmp(wide_out->data + 8 * i, out->data + 8 * i, 4) == 0);
+    drop_arrays(in, 6);
+    drop_arrays(part[0], 6);
+    drop_arrays(part[1], 6);
     fan_window_free(narrow);
-    fan_window_free(wide);
     fan_array_drop(out);
-    fan_array_drop(re);
     fan_array_drop(wide_out);
 }
 
-/* float16 into float32, bfloat16 into float64, by way of windows */
+/* Terms of one dtype in a window of another that contains it. */
 static void windows_widen_without_loss(void)
 {
-    static const fan_dtype from[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E5M2,
-                                     FAN_DT_FLOAT32},
-                           to[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT64};
+    static const fan_dtype pairs[][2] = {{FAN_DT_FLOAT16, FAN_DT_FLOAT32},
+                                         {FAN_DT_BFLOAT16, FAN_DT_FLOAT64},
+                                         {FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT16},
+                                         {FAN_DT_FLOAT32, FAN_DT_FLOAT64}};
     for (int r = 0; r < 4; r++) {
-        terms t;
-        terms_make(&t, from[r], 7, 400, -1);
+        fan_dtype from = pairs[r][0];
+        fan_dtype to = pairs[r][1];
         int64_t size = 400;
-        fan_array *out;
-        fan_window *narrow = fan_window_new(from[r], size), *wide;
-        CHECK_OK(fan_window_add(narrow, (const fan_array *const *)t.array, 4, NULL));
-        wide = fan_window_copy(narrow, to[r]);
-        CHECK_OK(fan_window_add(wide, (const fan_array *const *)t.array + 4, 3, NULL));
-        CHECK_OK(fan_array_new(to[r], 1, &size, NULL, &out, NULL));
-        fan_window_round(out, wide, NULL);
-        for (int64_t i = 0; i < size; i++)
-            CHECK(same_code(to[r], load(out->data + i * out->strides[0], to[r]),
-                            model(from[r], t.codes + i * 7, 7, to[r])));
+        terms t;
+        terms_make(&t, from, 7, (size_t)size, WAYS);
+        fan_window *narrow = fan_window_new(from, size);
+        CHECK_OK(fan_window_add(narrow, in_of(t.array), 4, NULL));
+        fan_window *wide = fan_window_copy(narrow, to);
+        CHECK_OK(fan_window_add(wide, in_of(t.array) + 4, 3, NULL));
+        fan_array *out = rounded(wide, to, size);
+        for (int64_t i = 0; i < size; i++) {
+            uint64_t want = model(from, t.codes + i * 7, 7, to);
+            CHECK(same_code(to, load(element(out, i), to), want));
+        }
         fan_array_drop(out);
         fan_window_free(narrow);
-        fan_window_free(wide);
         terms_free(&t);
     }
 }
@@ -613,28 +711,28 @@ static void in_place_and_strided(void)
         fan_dtype d = reals[random_below(REALS)];
         int ndim = (int)random_below(4);
         int64_t shape[4];
-        size_t n = 1 + (size_t)random_below(10), at = (size_t)random_below((int64_t)n);
-        fan_array *in[10], *fresh, *other;
+        size_t n = 1 + (size_t)random_below(10);
+        size_t at = (size_t)random_below((int64_t)n);
+        fan_array *in[10];
         for (int i = 0; i < ndim; i++)
-            shape[i] = 1 + random_below(random_below(4) ? 6 : 150);
+            shape[i] = 1 + random_below(one_in(4) ? 150 : 6);
         for (size_t k = 0; k < n; k++)
             in[k] = random_view(d, ndim, shape, k != at);
         for (int64_t i = 0; i < in[at]->size; i++)
             random_element(d, element(in[at], i));
-        fresh = random_view(d, ndim, shape, false);
-        other = random_view(d, ndim, shape, false);
-        fan_exact_sum(fresh, (const fan_array *const *)in, n, d, NULL);
+        fan_array *fresh = random_view(d, ndim, shape, false);
+        fan_array *other = random_view(d, ndim, shape, false);
+        fan_exact_sum(fresh, in_of(in), n, d, NULL);
         fan_window *sum = fan_window_new(d, fresh->size);
-        CHECK_OK(fan_window_add(sum, (const fan_array *const *)in, n, NULL));
+        CHECK_OK(fan_window_add(sum, in_of(in), n, NULL));
         fan_window_round(other, sum, NULL);
         fan_window_free(sum);
-        fan_exact_sum(in[at], (const fan_array *const *)in, n, d, NULL);
+        fan_exact_sum(in[at], in_of(in), n, d, NULL);
         for (int64_t i = 0; i < fresh->size; i++) {
             CHECK(same_number(get(fresh, i), get(in[at], i)));
             CHECK(same_number(get(fresh, i), get(other, i)));
         }
-        for (size_t k = 0; k < n; k++)
-            fan_array_drop(in[k]);
+        drop_arrays(in, n);
         fan_array_drop(fresh);
         fan_array_drop(other);
     }
@@ -644,31 +742,30 @@ static void in_place_and_strided(void)
 static void terms_of_another_dtype(fan_dtype d)
 {
     int64_t size = 50;
-    fan_array *others, *lows, *rounded, *out[2];
-    CHECK_OK(fan_array_new(d, 1, &size, NULL, &others, NULL));
-    CHECK_OK(fan_array_new(FAN_DT_BFLOAT16, 1, &size, NULL, &lows, NULL));
-    CHECK_OK(fan_array_new(FAN_DT_BFLOAT16, 1, &size, NULL, &rounded, NULL));
+    fan_array *others = array_of(d, size);
+    fan_array *lows = array_of(FAN_DT_BFLOAT16, size);
+    fan_array *rounded_first = array_of(FAN_DT_BFLOAT16, size);
     for (int64_t i = 0; i < size; i++) {
-        int32_t x = d == FAN_DT_INT32 ? (int32_t)(random_below(1 << 20) - (1 << 19))
-                                      /* a half from 1 to 2 */
-                                      : 0x3c00 + (int32_t)random_below(1 << 10);
-        memcpy(others->data + others->strides[0] * i, &x, fan_dtype_size(d));
+        int32_t x;
+        if (d == FAN_DT_INT32) {
+            x = (int32_t)(random_below(1 << 20) - (1 << 19));
+        } else {
+            x = 0x3c00 + (int32_t)random_below(1 << 10); /* a half from 1 to 2 */
+        }
+        memcpy(element(others, i), &x, fan_dtype_size(d));
         random_element(FAN_DT_BFLOAT16, element(lows, i));
     }
-    fan_array_copy(rounded, others);
-    for (int o = 0; o < 2; o++)
-        CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &size, NULL, &out[o], NULL));
+    fan_array_copy(rounded_first, others);
     for (size_t n = 1; n <= 2; n++) {
-        fan_exact_sum(out[0], (const fan_array *[]){others, lows}, n, FAN_DT_BFLOAT16, NULL);
-        fan_exact_sum(out[1], (const fan_array *[]){rounded, lows}, n, FAN_DT_BFLOAT16, NULL);
+        fan_array *one = exact((fan_array *[]){others, lows}, n, FAN_DT_BFLOAT16, FAN_DT_FLOAT32);
+        fan_array *two =
+            exact((fan_array *[]){rounded_first, lows}, n, FAN_DT_BFLOAT16, FAN_DT_FLOAT32);
         for (int64_t i = 0; i < size; i++)
-            CHECK(same_number(get(out[0], i), get(out[1], i)));
+            CHECK(same_number(get(one, i), get(two, i)));
+        fan_array_drop(one);
+        fan_array_drop(two);
     }
-    fan_array_drop(others);
-    fan_array_drop(lows);
-    fan_array_drop(rounded);
-    fan_array_drop(out[0]);
-    fan_array_drop(out[1]);
+    drop_arrays((fan_array *[]){others, lows, rounded_first}, 3);
 }
 
 /* A fault planted in the sums is found by what is above. */
@@ -676,20 +773,20 @@ static void planted_faults_are_found(void)
 {
     static const fan_fault_id faults[] = {FAN_FAULT_EXACT_NO_INTEGER_PATH, FAN_FAULT_EXACT_NO_ODD,
                                           FAN_FAULT_EXACT_NO_RANGE};
-    for (int f = 0; f < 3; f++) {
-        for (int r = 0; r < 2; r++) {
-            int64_t before = wrong;
-            fan_fault_plant(faults[f]);
-            for (int round = 0; round < 16; round++) {
-                terms t;
-                terms_make(&t, r ? FAN_DT_FLOAT64 : FAN_DT_FLOAT32, 5, 2000, round % 8);
-                check_terms(&t, r && round < 8 ? FAN_DT_FLOAT64 : FAN_DT_FLOAT32, "planted", true);
-                terms_free(&t);
-            }
-            fan_fault_plant(FAN_FAULT_NONE);
-            if (!CHECK(wrong > before))
-                fprintf(stderr, "    planted fault %d is not found in %s\n", faults[f],
-                        r ? "float64" : "float32");
+    for (int f = 0; f < 6; f++) {
+        fan_dtype d = f % 2 ? FAN_DT_FLOAT64 : FAN_DT_FLOAT32;
+        int64_t before = wrong;
+        fan_fault_plant(faults[f / 2]);
+        for (int round = 0; round < 16; round++) {
+            terms t;
+            terms_make(&t, d, 5, 2000, (way)(round % 8));
+            check_terms(&t, round < 8 ? d : FAN_DT_FLOAT32, "planted", true);
+            terms_free(&t);
+        }
+        fan_fault_plant(FAN_FAULT_NONE);
+        if (!CHECK(wrong > before)) {
+            fprintf(stderr, "    planted fault %d is not found in %s\n", faults[f / 2],
+                    fan_dtype_name(d));
         }
     }
 }
@@ -698,8 +795,8 @@ int main(int argc, char **argv)
 {
     int64_t live = fan_mem_get().live;
     double share = check_is_full(argc, argv) ? 1 : 0.05;
-    CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64) &&
-          !fan_exact_fits(FAN_DT_INT32) && !fan_exact_fits(FAN_DT_BOOL));
+    CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64));
+    CHECK(!fan_exact_fits(FAN_DT_INT32) && !fan_exact_fits(FAN_DT_BOOL));
     named_cases();
     every_order_of_five();
     a_factor_is_exact();

@@ -80,9 +80,13 @@ static program random_program(int actors, int steps)
                 held[m] = !held[m];
                 continue;
             }
-            s->kind = below(5) ? WORK : below(3) == 0 ? ASK : COUNT;
-            s->reads = (uint32_t)(below(3) ? 1u << below(OBJECTS) : 0u);
-            s->writes = (uint32_t)(below(2) ? 1u << below(OBJECTS) : 0u);
+            s->kind = WORK;
+            if (below(5) == 0)
+                s->kind = below(3) == 0 ? ASK : COUNT;
+            if (below(3))
+                s->reads = 1u << below(OBJECTS);
+            if (below(2))
+                s->writes = 1u << below(OBJECTS);
         }
     }
     return p;
@@ -95,7 +99,8 @@ static uint32_t enabled(const program *p, const world *w)
         if (w->at[a] == p->steps[a])
             continue;
         const step *s = &p->all[a][w->at[a]];
-        if (s->kind != LOCK || w->holder[s->lock] == 0 || (tries && !w->waits[a]))
+        bool may_try = tries && !w->waits[a];
+        if (s->kind != LOCK || w->holder[s->lock] == 0 || may_try)
             mask |= 1u << a;
     }
     return mask;
@@ -111,7 +116,9 @@ static void act(const program *p, world *w, int a, fan_explore *x)
     }
     w->at[a]++;
     if (s->kind == LOCK || s->kind == UNLOCK) {
-        w->holder[s->lock] = s->kind == LOCK ? a + 1 : 0;
+        w->holder[s->lock] = 0;
+        if (s->kind == LOCK)
+            w->holder[s->lock] = a + 1;
         fan_explore_access(x, 100 + (uint64_t)s->lock, true);
         return;
     }
@@ -125,17 +132,19 @@ static void act(const program *p, world *w, int a, fan_explore *x)
     }
     if (s->kind == ASK)
         w->own[a] = mix(w->own[a], (uint64_t)fan_explore_pick(x, 2));
-    for (int o = 0; o < OBJECTS; o++)
+    for (int o = 0; o < OBJECTS; o++) {
         if (s->reads >> o & 1) {
             w->own[a] = mix(w->own[a], w->object[o]);
             fan_explore_access(x, (uint64_t)o, false);
         }
+    }
     w->own[a] = mix(w->own[a], (uint64_t)w->at[a]);
-    for (int o = 0; o < OBJECTS; o++)
+    for (int o = 0; o < OBJECTS; o++) {
         if (s->writes >> o & 1) {
             w->object[o] = mix(w->own[a], (uint64_t)(100 * a));
             fan_explore_access(x, (uint64_t)o, true);
         }
+    }
 }
 
 static uint64_t outcome(const program *p, const world *w)
@@ -171,7 +180,8 @@ static bool run_once(const program *p, fan_explore *x, uint64_t *result, bool *d
 
 static int by_value(const void *a, const void *b)
 {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    uint64_t x = *(const uint64_t *)a;
+    uint64_t y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
@@ -185,7 +195,8 @@ static size_t search(const program *p, bool reduce, uint64_t *into, uint64_t *ru
     fan_explore *x = fan_explore_new(reduce, 0);
     if (tries)
         fan_explore_prune(x);
-    size_t n = 0, distinct = 0;
+    size_t n = 0;
+    size_t distinct = 0;
     uint64_t anew = 0;
     *deadlock = false;
     while (fan_explore_begin(x)) {
@@ -208,23 +219,30 @@ static size_t search(const program *p, bool reduce, uint64_t *into, uint64_t *ru
     *abandoned = fan_explore_abandoned(x);
     fan_explore_free(x);
     qsort(into, n, sizeof *into, by_value);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (i == 0 || into[i] != into[i - 1])
             into[distinct++] = into[i];
+    }
     return distinct;
 }
 
 static void the_reduction_loses_no_outcome(bool with_tries, int programs)
 {
     tries = with_tries;
-    uint64_t whole = 0, reduced = 0, gone = 0, outcomes = 0, deadlocks = 0, free_of_them = 0;
+    uint64_t whole = 0;
+    uint64_t reduced = 0;
+    uint64_t gone = 0;
+    uint64_t outcomes = 0;
+    uint64_t deadlocks = 0;
+    uint64_t free_of_them = 0;
     for (int round = 0; round < programs; round++) {
         int actors = 2 + below(3);
-        program p = random_program(actors, actors == 2 ? 6 : actors == 3 ? 4 : 3);
+        static const int longest[] = {[2] = 6, [3] = 4, [4] = 3};
+        program p = random_program(actors, longest[actors]);
         uint64_t runs, few, abandoned, none;
         bool stuck[2];
-        size_t n = search(&p, false, found[0], &runs, &none, &stuck[0]),
-               m = search(&p, true, found[1], &few, &abandoned, &stuck[1]);
+        size_t n = search(&p, false, found[0], &runs, &none, &stuck[0]);
+        size_t m = search(&p, true, found[1], &few, &abandoned, &stuck[1]);
         CHECK_INT(none, 0);
         CHECK_INT(m, n);
         CHECK(m == n && memcmp(found[0], found[1], n * sizeof(uint64_t)) == 0);
@@ -234,7 +252,8 @@ static void the_reduction_loses_no_outcome(bool with_tries, int programs)
         reduced += few;
         gone += abandoned;
         outcomes += n;
-        *(stuck[0] ? &deadlocks : &free_of_them) += 1;
+        deadlocks += stuck[0];
+        free_of_them += !stuck[0];
     }
     printf("%d programs: %" PRIu64 " orders, %" PRIu64 " outcomes; by the reduction %" PRIu64
            " runs and %" PRIu64 " abandoned; deadlocks in %" PRIu64 ", none in %" PRIu64 "\n",
@@ -254,10 +273,12 @@ static void a_footprint_that_lies_is_found(void)
 {
     long lost = 0;
     for (int round = 0; round < 200; round++) {
-        program p = random_program(2, 4), lie = p;
+        program p = random_program(2, 4);
+        program lie = p;
         uint64_t runs, none;
         bool stuck;
-        size_t n = search(&p, false, found[0], &runs, &none, &stuck), m = 0;
+        size_t n = search(&p, false, found[0], &runs, &none, &stuck);
+        size_t m = 0;
         fan_explore *x = fan_explore_new(true, 0);
         while (fan_explore_begin(x)) {
             world w;
@@ -309,7 +330,8 @@ static void independent_actors_need_one_run(void)
 /* Behind the limit of a search; they are the same for the same seed. */
 static void samples_go_on(fan_explore *x, const program *p)
 {
-    uint64_t seen[200], distinct = 0;
+    uint64_t seen[200];
+    uint64_t distinct = 0;
     for (uint64_t seed = 0; seed < 400; seed++) {
         bool stuck;
         fan_explore_sample(x, seed % 200);
@@ -317,10 +339,11 @@ static void samples_go_on(fan_explore *x, const program *p)
         uint64_t r;
         CHECK(run_once(p, x, &r, &stuck));
         fan_explore_end(x);
-        if (seed < 200)
+        if (seed < 200) {
             seen[seed] = r;
-        else
+        } else {
             CHECK(seen[seed - 200] == r);
+        }
     }
     qsort(seen, 200, sizeof *seen, by_value);
     for (int i = 0; i < 200; i++)
@@ -335,7 +358,8 @@ static void a_schedule_is_replayed_and_a_limit_kept(void)
     program p = random_program(3, 4);
     while (p.steps[0] + p.steps[1] + p.steps[2] < 10)
         p = random_program(3, 4);
-    fan_explore *x = fan_explore_new(false, 100), *y = fan_explore_new(true, 0);
+    fan_explore *x = fan_explore_new(false, 100);
+    fan_explore *y = fan_explore_new(true, 0);
     long replayed = 0;
     while (fan_explore_begin(x)) {
         uint64_t a, b;
@@ -410,7 +434,8 @@ static void a_scenario_that_does_not_repeat_itself_is_noticed(void)
 static void memory_that_fails_ends_the_search(void)
 {
     program p = random_program(3, 4);
-    long failed = 0, passed = 0;
+    long failed = 0;
+    long passed = 0;
     for (int64_t n = 0; n < 200; n++) {
         uint64_t r;
         bool stuck;
@@ -422,7 +447,8 @@ static void memory_that_fails_ends_the_search(void)
         }
         fan_mem_fail_at(-1, 0);
         bool ok = x && fan_explore_status(x) == FAN_OK;
-        *(ok ? &passed : &failed) += 1;
+        passed += ok;
+        failed += !ok;
         CHECK(ok || !x || !fan_explore_complete(x));
         fan_explore_free(x);
     }

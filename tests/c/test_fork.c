@@ -44,7 +44,8 @@ static void last_child(void)
 int main(void)
 {
     static fan_fork low = {.lock = low_lock, .unlock = low_unlock, .child = low_child};
-    static fan_fork high = {.lock = high_lock, .unlock = high_unlock}, last = {.child = last_child};
+    static fan_fork high = {.lock = high_lock, .unlock = high_unlock};
+    static fan_fork last = {.child = last_child};
     CHECK(fan_fork_add(&low) == 0);
     CHECK(fan_fork_add(&high) == 0);
     CHECK(fan_fork_add(&low) == 0); /* it is there */

@@ -68,18 +68,20 @@ static fan_tree_plan read_table(const fan_tree_call *c)
     bool repeats = c->repeats && !c->warned;
     switch (c->path) {
     case FAN_TREE_RECORDING:
-        if (c->new_step)
+        if (c->new_step) {
             end_path(&r, 1);
-        else if (c->all_dead)
+        } else if (c->all_dead) {
             end_path(&r, 2);
-        else
+        } else {
             apply(&r, 3);
+        }
         break;
     case FAN_TREE_WARMUP:
-        if (c->new_step || c->all_dead)
+        if (c->new_step || c->all_dead) {
             end_path(&r, 4);
-        else
+        } else {
             apply(&r, 4);
+        }
         break;
     case FAN_TREE_EXECUTION:
         repeats = false;
@@ -110,7 +112,11 @@ static fan_tree_plan read_table(const fan_tree_call *c)
     }
     if (r.at->fit == FAN_TREE_FIT_STATIC || r.at->fit == FAN_TREE_FIT_OPERAND) {
         apply(&r, 14);
-        *(r.at->over_limit ? &r.p.demote : &r.p.count) = true;
+        if (r.at->over_limit) {
+            r.p.demote = true;
+        } else {
+            r.p.count = true;
+        }
     }
     if (r.path == FAN_TREE_EXECUTION) {
         apply(&r, 15);
@@ -122,10 +128,11 @@ static fan_tree_plan read_table(const fan_tree_call *c)
 
 static bool same(const fan_tree_plan *a, const fan_tree_plan *b)
 {
-    return a->end_path == b->end_path && a->restore == b->restore &&
-           a->warn_writes == b->warn_writes && a->warn_repeats == b->warn_repeats &&
-           a->count == b->count && a->demote == b->demote && a->outcome == b->outcome &&
-           a->why == b->why && a->rules == b->rules;
+    bool same = a->end_path == b->end_path && a->restore == b->restore;
+    same &= a->warn_writes == b->warn_writes && a->warn_repeats == b->warn_repeats;
+    same &= a->count == b->count && a->demote == b->demote;
+    same &= a->outcome == b->outcome && a->why == b->why;
+    return same && a->rules == b->rules;
 }
 
 #define FITS 5
@@ -144,23 +151,30 @@ static fan_tree_call call_of(int i, fan_tree_place here, fan_tree_place root)
 
 static void every_combination_is_as_the_table_says(void)
 {
-    long wrong = 0, seen = 0, rows[FAN_TREE_RULES] = {0}, did[FAN_TREE_FAIL + 1] = {0};
-    for (int i = 0; i < 4 << 7; i++)
-        for (int here = 0; here < PLACES; here++)
+    long wrong = 0;
+    long seen = 0;
+    long rows[FAN_TREE_RULES] = {0};
+    long did[FAN_TREE_FAIL + 1] = {0};
+    for (int i = 0; i < 4 << 7; i++) {
+        for (int here = 0; here < PLACES; here++) {
             for (int root = 0; root < PLACES; root++) {
                 fan_tree_call c = call_of(i, place_of(here), place_of(root));
-                fan_tree_plan got = fan_tree_decide(&c), warned = read_table(&c);
-                if (!same(&got, &warned) && wrong++ < 5)
+                fan_tree_plan got = fan_tree_decide(&c);
+                fan_tree_plan warned = read_table(&c);
+                if (!same(&got, &warned) && wrong++ < 5) {
                     fprintf(
                         stderr,
                         "facts %d, here %d, root %d: did %d rules %x, the table: did %d rules %x\n",
                         i, here, root, (int)got.outcome, got.rules, (int)warned.outcome,
                         warned.rules);
+                }
                 seen++;
                 did[got.outcome]++;
                 for (int row = 0; row < FAN_TREE_RULES; row++)
                     rows[row] += got.rules >> row & 1;
             }
+        }
+    }
     CHECK_INT(wrong, 0);
     CHECK_INT(seen, 512L * PLACES * PLACES);
     for (int d = 0; d <= FAN_TREE_FAIL; d++)
@@ -173,8 +187,8 @@ static void every_combination_is_as_the_table_says(void)
 static void no_plan_forgets_what_lives(void)
 {
     long wrong = 0;
-    for (int i = 0; i < 4 << 7; i++)
-        for (int here = 0; here < PLACES; here++)
+    for (int i = 0; i < 4 << 7; i++) {
+        for (int here = 0; here < PLACES; here++) {
             for (int root = 0; root < PLACES; root++) {
                 fan_tree_call c = call_of(i, place_of(here), place_of(root));
                 fan_tree_plan p = fan_tree_decide(&c);
@@ -192,9 +206,12 @@ static void no_plan_forgets_what_lives(void)
                 wrong += p.outcome != FAN_TREE_EAGER && at->writes;
                 /* nothing is recorded for ever: at the limit an operand is demoted, or it runs as
                  * it is */
-                wrong += p.outcome == FAN_TREE_RECORD && at->over_limit && !p.demote &&
-                         (at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND);
+                bool fits = at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND;
+                bool too_many = at->over_limit && !p.demote;
+                wrong += p.outcome == FAN_TREE_RECORD && fits && too_many;
             }
+        }
+    }
     CHECK_INT(wrong, 0);
 }
 

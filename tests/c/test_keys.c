@@ -21,7 +21,8 @@ static void it_holds_what_was_put_and_not_removed(int64_t range, int64_t far)
 {
     fan_keys *k = fan_calloc(sizeof *k);
     bool *in = calloc((size_t)range, sizeof *in);
-    size_t n = 0, met = 0;
+    size_t n = 0;
+    size_t met = 0;
     for (int step = 0; step < 20000; step++) {
         int64_t key = (int64_t)(next() % (uint64_t)range);
         if (in[key] && next() % 2) {
@@ -29,7 +30,7 @@ static void it_holds_what_was_put_and_not_removed(int64_t range, int64_t far)
             in[key] = false;
             n--;
         } else {
-            CHECK_INT(fan_keys_put(k, key * far), in[key] ? 0 : 1);
+            CHECK_INT(fan_keys_put(k, key * far), !in[key]);
             met += in[key];
             n += !in[key];
             in[key] = true;
@@ -50,7 +51,8 @@ static void it_holds_what_was_put_and_not_removed(int64_t range, int64_t far)
 static void without_memory_nothing_happens(int64_t from)
 {
     fan_keys *k = fan_calloc(sizeof *k);
-    size_t put = 0, refused = 0;
+    size_t put = 0;
+    size_t refused = 0;
     fan_mem_fail_at(0, -1);
     CHECK_INT(fan_keys_put(k, from), -1);
     CHECK(k->n == 0 && !fan_keys_has(k, from));

@@ -201,10 +201,11 @@ static void *helps(void *caller)
     pthread_barrier_wait(&there);
     enter_interpreter(NULL);
     status = fan_leaf_claim_begin(&claim, &one_at_a_time, &err);
-    if (status == FAN_OK)
+    if (status == FAN_OK) {
         fan_leaf_claim_end(&claim);
-    else
+    } else {
         CHECK_HAS(err.text, "from within its own accumulation, on another worker");
+    }
     leave_interpreter();
     fan_leaf_work_for(NULL);
     return (void *)(uintptr_t)(status == FAN_OK);

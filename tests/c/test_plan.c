@@ -5,6 +5,16 @@
 
 static const fan_stream_id HERE = {1, 1}, THERE = {1, 2}, ELSEWHERE = {2, 3};
 
+static fan_reuse_answer reuse_if(bool allowed)
+{
+    return allowed ? FAN_REUSE_YES : FAN_REUSE_HELD;
+}
+
+static fan_stream_id here_if(bool is_here)
+{
+    return is_here ? HERE : THERE;
+}
+
 static void adds(void)
 {
     fan_add_facts f = {.defined = false};
@@ -23,11 +33,15 @@ static void adds(void)
     CHECK(fan_stream_id_same(other.ready, THERE));
     f.changes = true; /* on the producer's stream, before its event */
     fan_add_plan there = fan_plan_add(&f);
-    CHECK(there.convert == FAN_CONVERT_PRODUCER && there.mark_source && !there.wait && there.mark);
+    CHECK_INT(there.convert, FAN_CONVERT_PRODUCER);
+    CHECK(there.mark_source && there.mark);
+    CHECK(!there.wait);
     CHECK_INT(there.record, FAN_RECORD_PRODUCER);
     f.producer = ELSEWHERE; /* on A, which waits; it is ready there, and used nowhere else */
     fan_add_plan here = fan_plan_add(&f);
-    CHECK(here.convert == FAN_CONVERT_ACCUM && here.wait && here.mark_source && !here.mark);
+    CHECK_INT(here.convert, FAN_CONVERT_ACCUM);
+    CHECK(here.wait && here.mark_source);
+    CHECK(!here.mark);
     CHECK_INT(here.record, FAN_RECORD_NOT); /* the consumer is on A */
     CHECK(fan_stream_id_same(here.ready, HERE));
     f.upload = true; /* the host has no stream to wait for */
@@ -38,10 +52,12 @@ static void adds(void)
 static void folds(void)
 {
     static const fan_form forms[] = {FAN_FORM_DENSE, FAN_FORM_SPARSE, FAN_FORM_OBJECT};
-    int in_place = 0, fresh = 0;
-    for (unsigned bits = 0; bits < 1u << 11; bits++)
+    int in_place = 0;
+    int fresh = 0;
+    for (unsigned bits = 0; bits < 1u << 11; bits++) {
         for (int k = 0; k < 9; k++) {
-            fan_form first = forms[k % 3], other = forms[k / 3];
+            fan_form first = forms[k % 3];
+            fan_form other = forms[k / 3];
             fan_fold_facts f = {
                 .terms = 2,
                 .sparse = (first == FAN_FORM_SPARSE) + (size_t)(other == FAN_FORM_SPARSE),
@@ -50,8 +66,8 @@ static void folds(void)
                 .other = {.form = other, .format = bits >> 10 & 1},
                 .other_is_second = bits & 1,
                 .coalesced = bits & 2,
-                .reuse_first = bits & 4 ? FAN_REUSE_YES : FAN_REUSE_HELD,
-                .reuse_other = bits & 8 ? FAN_REUSE_YES : FAN_REUSE_HELD,
+                .reuse_first = reuse_if(bits & 4),
+                .reuse_other = reuse_if(bits & 8),
                 .exact = bits & 16,
                 .finish = bits & (32 | 64),
                 .has_out = bits & 64,
@@ -64,20 +80,24 @@ static void folds(void)
             fan_fold_plan p = fan_plan_fold(&f);
             bool writes = p.action == FAN_ACTION_INTO_OLD || p.action == FAN_ACTION_INTO_NEW;
             CHECK(p.exclusive == writes);
-            CHECK(!(writes && (f.finish || f.has_out || f.exact || f.objects)));
+            bool needs_new = f.finish || f.has_out || f.exact;
+            CHECK(!writes || !(needs_new || f.objects));
             CHECK(!(p.action == FAN_ACTION_INTO_OLD && f.reuse_first != FAN_REUSE_YES));
             CHECK(!(p.action == FAN_ACTION_INTO_NEW &&
                     (f.reuse_other != FAN_REUSE_YES || !f.coalesced)));
             CHECK((p.kind == FAN_FOLD_EXACT || p.kind == FAN_FOLD_EXACT_SPARSE) == f.exact);
             CHECK((p.kind == FAN_FOLD_OBJECTS) == (!f.exact && f.objects > 0));
             CHECK(!p.expanded || (p.rules & FAN_A(13)));
-            CHECK(!p.batches ||
-                  (p.kind == FAN_FOLD_DENSE && !f.stats && fan_stream_id_set(f.slot.accum)));
+            if (p.batches) {
+                CHECK_INT(p.kind, FAN_FOLD_DENSE);
+                CHECK(!f.stats && fan_stream_id_set(f.slot.accum));
+            }
             CHECK_INT(p.dtype, f.finish || f.exact ? FAN_DT_FLOAT16 : FAN_DT_FLOAT32);
             CHECK((p.after.rules & FAN_S(3)) == (fan_stream_id_set(f.slot.accum) ? 0 : FAN_S(3)));
             in_place += writes;
             fresh += p.action == FAN_ACTION_FRESH;
         }
+    }
     CHECK(in_place > 100 && fresh > 100);
 }
 
@@ -87,19 +107,21 @@ static void folds(void)
 static void the_fast_path_does_what_the_plans_say(void)
 {
     static const fan_reuse_answer answers[] = {FAN_REUSE_YES, FAN_REUSE_HELD};
-    for (int defined = 0; defined < 2; defined++)
+    for (int defined = 0; defined < 2; defined++) {
         for (int consumer = 0; consumer < 2; consumer++) { /* on no device, or on another one */
             fan_add_facts f = {.defined = defined,
                                .consumer = consumer ? HERE : (fan_stream_id){0, 0}};
             fan_add_plan p = fan_plan_add(&f);
             CHECK(p.convert == FAN_CONVERT_NOT && p.record == FAN_RECORD_NOT);
-            CHECK(!p.wait && !p.mark && !p.mark_source && !fan_stream_id_set(p.ready));
+            CHECK(!p.wait && !p.mark && !p.mark_source);
+            CHECK(!fan_stream_id_set(p.ready));
             CHECK(p.rules == fan_plan_plain_slot(defined, !defined));
         }
-    for (size_t terms = 2; terms < 5; terms++)
-        for (int first = 0; first < 2; first++)
+    }
+    for (size_t terms = 2; terms < 5; terms++) {
+        for (int first = 0; first < 2; first++) {
             /* the second is the buffer's alone, too: nobody looks */
-            for (int other = 0; other < 2; other++)
+            for (int other = 0; other < 2; other++) {
                 for (int stats = 0; stats < 2; stats++) {
                     fan_fold_facts f = {.terms = terms,
                                         .first = {.form = FAN_FORM_DENSE},
@@ -112,8 +134,8 @@ static void the_fast_path_does_what_the_plans_say(void)
                                         .finish_dtype = FAN_DT_NONE,
                                         .seen = fan_dtype_set_add(0, FAN_DT_FLOAT32, false)};
                     fan_fold_plan p = fan_plan_fold(&f);
-                    CHECK(p.kind == FAN_FOLD_DENSE && p.dtype == FAN_DT_FLOAT32 && !p.expanded &&
-                          !p.batches);
+                    CHECK(p.kind == FAN_FOLD_DENSE && p.dtype == FAN_DT_FLOAT32);
+                    CHECK(!p.expanded && !p.batches);
                     CHECK(p.action == (first ? FAN_ACTION_FRESH : FAN_ACTION_INTO_OLD));
                     CHECK(p.rules == fan_plan_plain_fold(!first));
                     CHECK(!p.after.wait_taker && !p.after.mark_out &&
@@ -122,6 +144,9 @@ static void the_fast_path_does_what_the_plans_say(void)
                         .terms = terms, .dense = terms, .same_dtype = true, .whole = true};
                     CHECK(fan_plan_take(&t).way == FAN_TAKE_COMMIT && !fan_plan_take(&t).rules);
                 }
+            }
+        }
+    }
     fan_take_facts one = {.terms = 1, .dense = 1, .same_dtype = true, .whole = true};
     CHECK(fan_plan_take(&one).way == FAN_TAKE_HAND); /* and so it is handed through (A14) */
     one.has_out = true;
@@ -167,11 +192,11 @@ static void targets(void)
     int direct = 0;
     for (int bits = 0; bits < 32; bits++) {
         fan_target_facts f = {.idle = bits & 1,
-                              .reuse = bits & 2 ? FAN_REUSE_YES : FAN_REUSE_HELD,
+                              .reuse = reuse_if(bits & 2),
                               .complete = bits & 4,
                               .producer = HERE,
-                              .accum = bits & 8 ? HERE : THERE,
-                              .ready = bits & 16 ? HERE : THERE};
+                              .accum = here_if(bits & 8),
+                              .ready = here_if(bits & 16)};
         fan_target_plan p = fan_plan_target(&f);
         CHECK(p.direct == (bits == 31));
         direct += p.direct;

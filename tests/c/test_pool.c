@@ -23,12 +23,15 @@ static void what_is_given_back_comes_again(void)
 {
     fan_pool_trim();
     fan_pool_counts before = fan_pool_get();
-    char *a = fan_alloc_data(3 * MB), *b = fan_alloc_data(3 * MB);
-    CHECK(a && b && (uintptr_t)a % 64 == 0 && (uintptr_t)b % 64 == 0);
+    char *a = fan_alloc_data(3 * MB);
+    char *b = fan_alloc_data(3 * MB);
+    CHECK(a && (uintptr_t)a % 64 == 0);
+    CHECK(b && (uintptr_t)b % 64 == 0);
     memset(a, 1, 3 * MB);
     memset(b, 2, 3 * MB);
     CHECK(a[0] == 1 && a[3 * MB - 1] == 1);
-    uintptr_t was_a = page_of(a), was_b = page_of(b);
+    uintptr_t was_a = page_of(a);
+    uintptr_t was_b = page_of(b);
     fan_free_data(a, 3 * MB);
     fan_free_data(b, 3 * MB);
     CHECK_INT(fan_pool_get().blocks, 2);
@@ -41,7 +44,8 @@ static void what_is_given_back_comes_again(void)
     a = fan_alloc_data(3 * MB);
     CHECK(page_of(a) == was_a);
     fan_free_data(a, 3 * MB);
-    char *c = fan_alloc_data(2 * MB), *d = fan_alloc_data(4 * MB);
+    char *c = fan_alloc_data(2 * MB);
+    char *d = fan_alloc_data(4 * MB);
     CHECK(page_of(c) != was_a && page_of(d) != was_a);
     fan_pool_counts after = fan_pool_get();
     CHECK_INT(after.hits - before.hits, 2);
@@ -152,7 +156,8 @@ static void a_second_use_faults_no_pages(void)
 
 static void refusals_count_on_every_way(void)
 {
-    int64_t live = fan_mem_get().live, total = fan_mem_get().total;
+    int64_t live = fan_mem_get().live;
+    int64_t total = fan_mem_get().total;
     char *p = fan_alloc_data(2 * MB);
     CHECK_INT(fan_mem_get().live, live + 1);
     fan_free_data(p, 2 * MB);

@@ -26,11 +26,14 @@ static void the_smallest_place_from_any_on_is_found(size_t n, bool sparse)
 {
     fan_ready r;
     bool *in = calloc(n, sizeof *in);
-    size_t found = 0, none = 0, there = 0;
+    size_t found = 0;
+    size_t none = 0;
+    size_t there = 0;
     CHECK_INT(fan_ready_init(&r, n), 0);
     CHECK(fan_ready_first(&r, 0) == FAN_READY_NONE);
     for (int step = 0; step < 20000; step++) {
-        size_t at = next() % n, first = sparse ? fan_ready_first(&r, 0) : at;
+        size_t at = next() % n;
+        size_t first = sparse ? fan_ready_first(&r, 0) : at;
         if (sparse && there > 2)
             at = first;
         if (in[at]) {
@@ -43,7 +46,8 @@ static void the_smallest_place_from_any_on_is_found(size_t n, bool sparse)
         in[at] = !in[at];
         if (n > 5000 && step % 500 && !sparse)
             continue;
-        size_t from = step % 3 ? next() % n : at + (step % 2), got = fan_ready_first(&r, from);
+        size_t from = step % 3 ? next() % n : at + (step % 2);
+        size_t got = fan_ready_first(&r, from);
         if (n <= 5000 || step % 50 == 0)
             CHECK(got == plain_first(in, n, from));
         found += got != FAN_READY_NONE;
@@ -83,9 +87,10 @@ int main(void)
     static const size_t sizes[] = {1,    2,    63,   64,     65,     127,   128,
                                    4095, 4096, 4097, 262143, 262144, 262145};
     const int64_t before = fan_mem_get().live;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (int sparse = 0; sparse < 2; sparse++)
             the_smallest_place_from_any_on_is_found(sizes[i], sparse);
+    }
     what_is_added_twice_is_there_once();
     without_memory_nothing_is_there();
     CHECK_INT(fan_mem_get().live, before);

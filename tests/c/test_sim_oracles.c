@@ -31,7 +31,8 @@ typedef struct program {
 static program random_program(void)
 {
     program p = {.blocking = (uint32_t)below(16)};
-    int most = 8 + below(OPS - 8), work = 2 + below(WORK - 1);
+    int most = 8 + below(OPS - 8);
+    int work = 2 + below(WORK - 1);
     while (p.n < most) {
         step *s = &p.all[p.n];
         *s = (step){.stream = below(12) ? below(3) : STREAMS,
@@ -76,10 +77,20 @@ typedef struct order_of {
     bool host[OPS];
 } order_of;
 
+/* legacy_orders: whether work on stream t comes after that of u by the legacy stream's order. */
+static bool legacy_orders(const program *p, int t, int u)
+{
+    if (t == STREAMS)
+        return p->blocking >> u & 1;
+    return u == STREAMS;
+}
+
 static order_of work_out(const program *p)
 {
     order_of o = {0};
-    uint32_t stream[STREAMS + 1] = {0}, event[3] = {0}, host = 0;
+    uint32_t stream[STREAMS + 1] = {0};
+    uint32_t event[3] = {0};
+    uint32_t host = 0;
     bool recorded[3] = {false};
     for (int i = 0; i < p->n; i++) {
         const step *s = &p->all[i];
@@ -87,10 +98,12 @@ static order_of work_out(const program *p)
         bool blocks = t == STREAMS || (p->blocking >> t & 1);
         /* a wait for nothing is no operation at all */
         bool on_stream = s->kind != WAIT || recorded[s->event];
-        if (blocks && on_stream)
-            for (int u = 0; u <= STREAMS; u++)
-                if (u != t && (t == STREAMS ? (p->blocking >> u & 1) : u == STREAMS))
+        if (blocks && on_stream) {
+            for (int u = 0; u <= STREAMS; u++) {
+                if (u != t && legacy_orders(p, t, u))
                     stream[t] |= stream[u];
+            }
+        }
         switch (s->kind) {
         case LAUNCH:
             stream[t] |= host;
@@ -152,10 +165,12 @@ static void extensions(run *r)
     for (int i = 0; i < o->n; i++) {
         if ((r->done >> i & 1) || (o->before[i] & ~r->done))
             continue;
-        uint64_t v = (uint64_t)i + 1, was = o->to[i] >= 0 ? r->x[o->to[i]] : 0;
-        for (int k = 0; k < ARRAYS; k++)
+        uint64_t v = (uint64_t)i + 1;
+        uint64_t was = o->to[i] >= 0 ? r->x[o->to[i]] : 0;
+        for (int k = 0; k < ARRAYS; k++) {
             if (o->from[i] >> k & 1)
                 v = mix(v, r->x[k]);
+        }
         r->seen[i] = v;
         if (o->to[i] >= 0)
             r->x[o->to[i]] = mix(was, v);
@@ -187,10 +202,11 @@ static uint64_t play(world *w, const program *p, bool elide, fan_status *verdict
         case LAUNCH: status = launch(w, on, "k", s->to, s->from, ++work); break;
         case RECORD: CHECK_OK(fan_event_rerecord(e[s->event], on, NULL)); break;
         case WAIT:
-            if (elide)
+            if (elide) {
                 CHECK_OK(fan_stream_wait(on, e[s->event], NULL, NULL));
-            else
+            } else {
                 CHECK_OK(on->device->backend->wait(on, e[s->event], NULL));
+            }
             break;
         case SYNC: CHECK_OK(fan_stream_sync(on, NULL)); break;
         case READ: status = fan_sim_host_read(w->m, on, host, w->x[s->to], NULL); break;
@@ -214,7 +230,11 @@ static uint64_t play(world *w, const program *p, bool elide, fan_status *verdict
 
 static void happens_before_and_values_agree(void)
 {
-    long racy = 0, clean = 0, orders = 0, elided = 0, differed = 0;
+    long racy = 0;
+    long clean = 0;
+    long orders = 0;
+    long elided = 0;
+    long differed = 0;
     for (int round = 0; round < PROGRAMS; round++) {
         program p = random_program();
         order_of o = work_out(&p);
@@ -237,7 +257,8 @@ static void happens_before_and_values_agree(void)
             CHECK(a[i] == b[i] && a[i] == c[i]);
         CHECK_INT(fan_sim_unsound(w.m), 0);
         elided += (long)fan_sim_device(w.m, 0)->elided;
-        *(races ? &racy : &clean) += 1;
+        racy += races > 0;
+        clean += races == 0;
         close(&w);
         close(&without);
         close(&judged);
@@ -264,7 +285,8 @@ static void happens_before_and_values_agree(void)
            "values on the machine; "
            "%ld waits left out\n",
            PROGRAMS, racy, clean, orders, differed, elided);
-    CHECK(racy > 300 && clean > 300 && elided > 300 && differed > 100);
+    CHECK(racy > 300 && clean > 300);
+    CHECK(elided > 300 && differed > 100);
 }
 
 /* The machine holds every wait that is left out against the truth: a lie is found. */

@@ -35,6 +35,14 @@ static void start(thread *t, fan_sim *m, void (*body)(void *), void *arg)
     pthread_create(&t->os, NULL, thread_main, t);
 }
 
+/* finish: waits for all that the first n threads do. */
+static void finish(world *w, const thread *t, int n)
+{
+    CHECK_OK(fan_sim_join(w->m, NULL));
+    for (int i = 0; i < n; i++)
+        pthread_join(t[i].os, NULL);
+}
+
 /* Two threads write one array on streams of their own, under a lock; the second to come waits for
  * the first's event. */
 typedef struct pair {
@@ -106,15 +114,13 @@ static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *ou
     fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = choose, .access = touched, .ctx = x});
     for (int i = 0; i < 2; i++)
         start(&t[i], w.m, half_main, &h[i]);
-    CHECK_OK(fan_sim_join(w.m, NULL));
-    for (int i = 0; i < 2; i++)
-        pthread_join(t[i].os, NULL);
+    finish(&w, t, 2);
     bool whole = !fan_sim_abandoned(w.m);
     if (schedule)
         fan_sim_host_schedule(w.m, schedule, size);
     if (whole) {
-        uint64_t races = fan_sim_races(w.m);
-        *outcome = mix(mix(races > 0, races ? 0 : value(&w)), (uint64_t)p.who);
+        bool races = fan_sim_races(w.m) > 0;
+        *outcome = mix(mix(races, races ? 0 : value(&w)), (uint64_t)p.who);
         CHECK_INT(fan_sim_unsound(w.m), 0);
     } else {
         fan_array *a;
@@ -134,7 +140,8 @@ static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *ou
 
 static int by_value(const void *a, const void *b)
 {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    uint64_t x = *(const uint64_t *)a;
+    uint64_t y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
@@ -142,9 +149,10 @@ static size_t distinct(uint64_t *v, size_t n)
 {
     size_t kept = 0;
     qsort(v, n, sizeof *v, by_value);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (i == 0 || v[i] != v[i - 1])
             v[kept++] = v[i];
+    }
     return kept;
 }
 
@@ -156,9 +164,12 @@ static void the_reduction_loses_nothing_on_real_threads(void)
     /* the whole search takes long under a sanitizer */
     for (int way = LIGHT ? 2 : 0; way < 3; way++) {
         size_t n[2] = {0, 0};
-        uint64_t gone = 0, runs[2];
-        char one[64] = "", two[64] = "";
-        uint64_t first = 0, again = 0;
+        uint64_t runs[2];
+        uint64_t gone = 0;
+        char one[64] = "";
+        char two[64] = "";
+        uint64_t first = 0;
+        uint64_t again = 0;
         for (int reduce = 0; reduce < 2; reduce++) {
             fan_explore *x = fan_explore_new(reduce, reduce ? 0 : 12000);
             while (n[reduce] < 20000 && fan_explore_begin(x)) {
@@ -185,7 +196,8 @@ static void the_reduction_loses_nothing_on_real_threads(void)
             CHECK_STR(one, two);
             fan_explore_free(x);
         }
-        size_t a = distinct(found[0], n[0]), b = distinct(found[1], n[1]);
+        size_t a = distinct(found[0], n[0]);
+        size_t b = distinct(found[1], n[1]);
         printf("lock %d, event %d: %" PRIu64 " orders, %zu outcomes; reduced: %" PRIu64
                " runs, %" PRIu64 " abandoned, %zu outcomes\n",
                ways[way][0], ways[way][1], runs[0], a, runs[1], gone, b);
@@ -275,7 +287,7 @@ static void whatever_blocks_lets_go_of_the_frontends_lock(void)
     memset(&w, 0, sizeof w);
     CHECK_OK(fan_sim_new(&c, &hooks, &w.m, NULL));
     for (int i = 0; i < STREAMS; i++)
-        CHECK_OK(fan_sim_stream(w.m, 0, false, &w.s[i], NULL));
+        w.s[i] = stream_of(w.m, 0, false);
     for (int i = 0; i < ARRAYS; i++)
         add_array(&w, i, 0);
     pair p = {.w = &w, .use_lock = true, .use_event = true};
@@ -311,9 +323,7 @@ typedef struct reader {
 static void reader_main(void *arg)
 {
     reader *r = arg;
-    fan_array *host = NULL;
-    int64_t one = 1;
-    CHECK_OK(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &host, NULL));
+    fan_array *host = number_on_host();
     r->status = fan_sim_host_read(r->w->m, r->w->s[3], host, r->w->x[0], &r->err);
     fan_array_drop(host);
 }
@@ -335,28 +345,27 @@ static void what_a_thread_knows_goes_with_spawn_and_join(void)
         if (synced)
             CHECK_OK(fan_stream_sync(w.s[0], NULL));
         start(&t, w.m, reader_main, &r);
-        CHECK_OK(fan_sim_join(w.m, NULL));
-        pthread_join(t.os, NULL);
+        finish(&w, &t, 1);
         CHECK_INT(r.status, synced ? FAN_OK : FAN_ERR_RACE);
         close(&w);
     }
     for (int threads = 1; threads <= 2; threads++) {
         world w;
-        reader a = {.w = &w}, b = {.w = &w};
+        reader a = {.w = &w};
+        reader b = {.w = &w};
         thread t[2];
         open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
         CHECK_OK(launch(&w, w.s[0], "k", 0, 0, 1));
         start(&t[0], w.m, syncer_main, &a);
         if (threads == 2)
             start(&t[1], w.m, reader_main, &b); /* beside it: knows nothing of its sync */
-        CHECK_OK(fan_sim_join(w.m, NULL));
-        for (int i = 0; i < threads; i++)
-            pthread_join(t[i].os, NULL);
+        finish(&w, t, threads);
         CHECK_OK(a.status);
-        if (threads == 2)
+        if (threads == 2) {
             CHECK_INT(b.status, FAN_ERR_RACE);
-        else
+        } else {
             CHECK_OK(launch(&w, w.s[1], "after", 0, 0, 1)); /* who joined knows what it knew */
+        }
         close(&w);
     }
 }
@@ -385,7 +394,8 @@ static void writer_main(void *arg)
 static void races_between_threads_name_them(void)
 {
     world w;
-    reader a = {.w = &w}, b = {.w = &w};
+    reader a = {.w = &w};
+    reader b = {.w = &w};
     thread t[2];
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
     script = "0000000000000";
@@ -393,9 +403,7 @@ static void races_between_threads_name_them(void)
     fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = follow});
     start(&t[0], w.m, reader_main, &a);
     start(&t[1], w.m, writer_main, &b);
-    CHECK_OK(fan_sim_join(w.m, NULL));
-    for (int i = 0; i < 2; i++)
-        pthread_join(t[i].os, NULL);
+    finish(&w, t, 2);
     CHECK_OK(a.status);
     CHECK_INT(b.status, FAN_ERR_RACE);
     CHECK_STR(w.text, "race on 8 bytes of sim:0: 'write' (stream 3 of sim:0) writes what host "
@@ -502,8 +510,8 @@ static void a_deadlock_is_named_and_ends_the_join(void)
     site_now[0] = '\0';
     for (int good = 1; good >= 0; good--) {
         open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
-        tangle x = {.w = &w, .first = &one, .second = &two},
-               y = {.w = &w, .first = &two, .second = &one};
+        tangle x = {.w = &w, .first = &one, .second = &two};
+        tangle y = {.w = &w, .first = &two, .second = &one};
         script = good ? "000000000" : "00110101";
         script_at = 0;
         fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = follow});
@@ -548,9 +556,7 @@ static void an_abandoned_run_ends_quickly(void)
         fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = nobody, .ctx = &left});
         for (int i = 0; i < 2; i++)
             start(&t[i], w.m, half_main, &h[i]);
-        CHECK_OK(fan_sim_join(w.m, NULL));
-        for (int i = 0; i < 2; i++)
-            pthread_join(t[i].os, NULL);
+        finish(&w, t, 2);
         CHECK_INT(fan_sim_abandoned(w.m), left < 0);
         CHECK_INT(fan_sim_join(w.m, NULL), left < 0 ? FAN_ERR_STATE : FAN_OK);
         if (steps == 0)
@@ -576,9 +582,7 @@ static void many_threads_one_after_the_other(void)
             CHECK_INT(t[i].actor, i);
         }
         CHECK_INT(fan_sim_spawn(w.m, &actor, &err), FAN_ERR_VALUE);
-        CHECK_OK(fan_sim_join(w.m, NULL));
-        for (int i = 0; i < 32; i++)
-            pthread_join(t[i].os, NULL);
+        finish(&w, t, 32);
     }
     /* An actor whose thread could not be started. */
     int actor;
@@ -599,10 +603,7 @@ static void *beside(void *arg)
         if (i % 16 == 0)
             CHECK_OK(fan_stream_sync(w->s[h->i], NULL));
         if (i % 7 == 0) {
-            fan_event *e;
-            CHECK_OK(fan_event_record(w->s[h->i], &e, NULL));
-            CHECK_OK(fan_stream_wait(w->s[(h->i + 1) % 4], e, NULL, NULL));
-            fan_event_drop(e);
+            order(w->s[(h->i + 1) % 4], w->s[h->i]);
         }
     }
     return NULL;
@@ -674,14 +675,11 @@ static void a_thread_stands_by_while_another_one_runs_the_machine(void)
 {
     fan_sim_config c = config_of(1, 0, FAN_SIM_FIFO);
     fan_sim_hooks hooks = {.before_block = stands_before, .after_block = stands_after};
-    fan_stream *s;
     waiting_kernel k = {.m = NULL};
     CHECK_OK(fan_sim_new(&c, &hooks, &k.m, NULL));
-    CHECK_OK(fan_sim_stream(k.m, 0, false, &s, NULL));
-    CHECK_OK(fan_sim_launch(
-        k.m, s,
-        &(fan_sim_kernel){.name = "k", .fn = runs_until_another_stands_by, .ctx = &k, .us = -1},
-        NULL));
+    fan_stream *s = stream_of(k.m, 0, false);
+    fan_sim_kernel kernel = {.name = "k", .fn = runs_until_another_stands_by, .ctx = &k, .us = -1};
+    CHECK_OK(fan_sim_launch(k.m, s, &kernel, NULL));
     CHECK_OK(fan_sim_synchronize(k.m, NULL));
     pthread_join(k.other, NULL);
     CHECK_INT(atomic_load(&stood), 1);
@@ -725,9 +723,7 @@ static void a_wait_is_over_once_another_thread_has_acted(void)
         fan_mutex_init(&one.lock);
         start(&t[0], w.m, waits_once, &one);
         start(&t[1], w.m, tells, &one);
-        CHECK_OK(fan_sim_join(w.m, NULL));
-        for (int i = 0; i < 2; i++)
-            pthread_join(t[i].os, NULL);
+        finish(&w, t, 2);
         CHECK(!one.waited || one.acted);
         waited += one.waited;
         fan_mutex_fini(&one.lock);

@@ -22,7 +22,8 @@ int main(void)
 {
     fan_error err;
     char buf[16];
-    int reached = 0, released = 0;
+    int reached = 0;
+    int released = 0;
 
     CHECK_STR(fan_status_word(FAN_OK), "ok");
     CHECK_STR(fan_status_word(FAN_ERR_NOMEM), "out of memory");

@@ -1,4 +1,5 @@
-/* Sums against the oracle: the left fold, element by element, in plain code. */
+/* Sums against the oracle: the left fold, element by element, in plain code. First sums and
+ * reductions of random arrays, then one result whatever computes it, then statistics. */
 #include "array/sum.h"
 
 #include "array/convert.h"
@@ -14,7 +15,7 @@
 
 #define MOST 20
 
-/* any_isa: one of the instruction sets at hand. */
+/* any_isa: switches to one of the instruction sets at hand. */
 static void any_isa(void)
 {
     size_t n = 0;
@@ -38,34 +39,56 @@ static void random_shape(sum *s)
     s->ndim = (int)random_below(5);
     for (int i = 0; i < s->ndim; i++)
         s->shape[i] = 1 + random_below(5);
-    if (s->ndim && random_below(6) == 0)
-        s->shape[random_below(s->ndim)] = s->ndim == 1  ? 1 + random_below(5000)
-                                          : s->ndim < 4 ? 120 + random_below(200)
-                                                        : 5;
-    if (s->ndim && random_below(40) == 0)
+    if (s->ndim == 0)
+        return;
+    if (one_in(6)) {
+        int64_t extent = 5;
+        if (s->ndim == 1) {
+            extent = 1 + random_below(5000);
+        } else if (s->ndim < 4) {
+            extent = 120 + random_below(200);
+        }
+        s->shape[random_below(s->ndim)] = extent;
+    }
+    if (one_in(40))
         s->shape[random_below(s->ndim)] = 0;
 }
 
+typedef enum operands {
+    WIDENING,  /* of random dtypes that widen as D3 says */
+    ONE_DTYPE, /* all of one dtype */
+    OWN_DTYPE, /* .. and added in that very dtype */
+    WIDER      /* .. and added in a wider one */
+} operands;
+
+static const char *const kinds[] = {"widening", "one dtype", "added in its own dtype",
+                                    "added in a wider dtype"};
+
 /* Operands of random dtypes that widen as D3 says; `own`: all of one dtype, added in that very
  * dtype; `wish`: in a wider one. */
-static void random_operands(sum *s, int kind)
+static void random_operands(sum *s, operands kind)
 {
-    bool one_dtype = kind != 0;
-    fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT), acc = FAN_DT_NONE;
+    fan_dtype d = random_dtype();
+    fan_dtype acc = FAN_DT_NONE;
     s->dtype = d;
-    s->n = 1 + (size_t)random_below(random_below(3) ? 4 : MOST);
-    if (kind == 2 || kind == 3)
-        acc = kind == 2
-                  ? d
-                  : fan_dtype_promote(d, random_below(2) ? FAN_DT_FLOAT64 : FAN_DT_COMPLEX128);
+    s->n = 1 + (size_t)random_below(one_in(3) ? MOST : 4);
+    if (kind == OWN_DTYPE) {
+        acc = d;
+    } else if (kind == WIDER) {
+        acc = fan_dtype_promote(d, random_below(2) ? FAN_DT_FLOAT64 : FAN_DT_COMPLEX128);
+    }
     for (size_t k = 0; k < s->n; k++) {
-        fan_dtype next = one_dtype ? d : (fan_dtype)random_below(FAN_DT_COUNT);
-        if (random_below(3) == 0 || fan_dtype_promote(s->dtype, next) == FAN_DT_NONE)
+        fan_dtype next = d;
+        if (kind == WIDENING)
+            next = random_dtype();
+        if (one_in(3) || fan_dtype_promote(s->dtype, next) == FAN_DT_NONE)
             next = s->dtype;
         s->dtype = fan_dtype_promote(s->dtype, next);
-        s->in[k].acc = acc == FAN_DT_NONE ? fan_dtype_accumulate(s->dtype) : acc;
-        /* the same array twice */
-        if (k && random_below(8) == 0 && s->array[k - 1]->dtype == next) {
+        s->in[k].acc = acc;
+        if (acc == FAN_DT_NONE)
+            s->in[k].acc = fan_dtype_accumulate(s->dtype);
+        bool twice = k && one_in(8) && s->array[k - 1]->dtype == next;
+        if (twice) {
             s->array[k] = fan_array_hold(s->array[k - 1]);
         } else {
             s->array[k] = random_view(next, s->ndim, s->shape, true);
@@ -74,78 +97,50 @@ static void random_operands(sum *s, int kind)
     }
 }
 
-static void random_scale(sum *s)
+static void random_sum(sum *s, operands kind)
 {
-    memset(&s->scale, 0, sizeof s->scale);
-    s->scale.on = random_below(2);
-    s->scale.re = (double)random_below(1000) / 128.0 - 3;
-    s->scale.im = (double)random_below(1000) / 128.0 - 3;
-    s->scale.i = random_below(2000) - 1000;
+    random_shape(s);
+    random_operands(s, kind);
+    s->scale = random_scale(random_below(2));
 }
 
-static number factor_of(const fan_scale *scale, fan_dtype d)
+/* fold: what element i of the sum must be, in the last accumulation dtype. */
+static number fold(const sum *s, int64_t i)
 {
-    number f = {(uint64_t)scale->i, scale->re, scale->im};
-    char buf[16];
-    store_number(d, f, buf);
-    return load_number(d, buf);
-}
-
-/* fold: what element i of the sum must be, in the last accumulation dtype; *acc says which. */
-static number fold(const sum *s, int64_t i, fan_dtype *acc)
-{
-    number x = {0, 0, 0};
-    *acc = s->in[0].acc;
-    for (size_t k = 0; k < s->n; k++) {
+    fan_dtype acc = s->in[0].acc;
+    number x = convert_number(s->array[0]->dtype, get(s->array[0], i), acc);
+    for (size_t k = 1; k < s->n; k++) {
         fan_dtype to = s->in[k].acc;
         number next = convert_number(s->array[k]->dtype, get(s->array[k], i), to);
-        x = k ? add_numbers(to, convert_number(*acc, x, to), next) : next;
-        *acc = to;
+        x = add_numbers(to, convert_number(acc, x, to), next);
+        acc = to;
     }
-    return s->scale.on ? scale_number(*acc, x, factor_of(&s->scale, *acc)) : x;
+    if (!s->scale.on)
+        return x;
+    return scale_number(acc, x, factor_of(&s->scale, acc));
 }
 
-static void tidy(number *x, fan_dtype d)
-{
-    if (!is_whole(d))
-        x->whole = 0;
-    if (!is_complex(d))
-        x->im = 0;
-}
-
-static bool check_sum(const sum *s, const fan_array *out, const char *what)
+static void check_sum(const sum *s, const fan_array *out, const char *what)
 {
     int64_t size = out->size;
-    number *want = malloc(sizeof *want * (size_t)(size ? size : 1));
-    bool good = true;
-    for (int64_t i = 0; i < size; i++) {
-        fan_dtype acc;
-        want[i] = fold(s, i, &acc);
-        want[i] = convert_number(acc, want[i], out->dtype);
-        tidy(&want[i], out->dtype);
-    }
+    number *want = malloc(sizeof *want * (size_t)(size + 1));
+    for (int64_t i = 0; i < size; i++)
+        want[i] = convert_number(s->in[s->n - 1].acc, fold(s, i), out->dtype);
     any_isa();
     fan_sum(out, s->in, s->n, &(fan_sum_how){.scale = s->scale});
     for (int64_t i = 0; i < size; i++) {
-        good &= same_number(get(out, i), want[i]);
-        if (!CHECK(same_number(get(out, i), want[i]))) {
-            fprintf(stderr, "    %s: element %lld of %lld, %zu operands into %s:", what,
-                    (long long)i, (long long)size, s->n, fan_dtype_name(out->dtype));
-            for (size_t k = 0; k < s->n; k++)
-                fprintf(stderr, " %s/%s", fan_dtype_name(s->array[k]->dtype),
-                        fan_dtype_name(s->in[k].acc));
-            fprintf(stderr, "\n");
-            break;
+        if (CHECK(same_number(get(out, i), want[i])))
+            continue;
+        fprintf(stderr, "    %s: element %lld of %lld, %zu operands into %s:", what, (long long)i,
+                (long long)size, s->n, fan_dtype_name(out->dtype));
+        for (size_t k = 0; k < s->n; k++) {
+            fprintf(stderr, " %s/%s", fan_dtype_name(s->array[k]->dtype),
+                    fan_dtype_name(s->in[k].acc));
         }
+        fprintf(stderr, "\n");
+        break;
     }
     free(want);
-    return good;
-}
-
-static void drop(sum *s)
-{
-    for (size_t k = 0; k < s->n; k++)
-        fan_array_drop(s->array[k]);
 }
 
 static bool is_full; /* the whole size, not the sample */
@@ -156,22 +151,32 @@ static int rounds(int all)
     return is_full ? all : all / 5;
 }
 
-static void sums_equal_the_left_fold(int kind, const char *what)
+static void sums_equal_the_left_fold(operands kind)
 {
     for (int round = 0; round < rounds(1200); round++) {
         sum s;
-        random_shape(&s);
-        random_operands(&s, kind);
-        random_scale(&s);
-        fan_dtype last = s.in[s.n - 1].acc,
-                  d = random_below(2) ? s.dtype : (fan_dtype)random_below(FAN_DT_COUNT);
+        random_sum(&s, kind);
+        fan_dtype last = s.in[s.n - 1].acc;
+        fan_dtype d = dtype_or_random(s.dtype);
         if (!fan_dtype_can_cast(last, d))
             d = last;
         fan_array *out = random_view(d, s.ndim, s.shape, false);
-        check_sum(&s, out, what);
+        check_sum(&s, out, kinds[kind]);
         fan_array_drop(out);
-        drop(&s);
+        drop_arrays(s.array, s.n);
     }
+}
+
+/* random_alias: d, or another dtype of the same width to which `last` can be cast. */
+static fan_dtype random_alias(fan_dtype d, fan_dtype last)
+{
+    size_t size = fan_dtype_size(d);
+    for (int try = 0; try < 20; try ++) {
+        fan_dtype other = random_dtype();
+        if (fan_dtype_size(other) == size && fan_dtype_can_cast(last, other))
+            d = other;
+    }
+    return d;
 }
 
 /* `out` is one of the operands, at every position; or the memory of one, seen as another dtype of
@@ -181,69 +186,65 @@ static void in_place_at_every_position(void)
     int as_other = 0;
     for (int round = 0; round < rounds(800); round++) {
         sum s;
-        random_shape(&s);
-        random_operands(&s, round % 4);
-        random_scale(&s);
+        random_sum(&s, (operands)(round % 4));
         fan_dtype last = s.in[s.n - 1].acc;
         size_t at = (size_t)random_below((int64_t)s.n);
-        fan_array *mine = random_view(s.array[at]->dtype, s.ndim, s.shape, false), *out = NULL;
+        fan_array *mine = random_view(s.array[at]->dtype, s.ndim, s.shape, false);
         for (size_t k = 0; k < s.n; k++) { /* perhaps the same view more than once */
-            if (k == at || (s.array[k]->dtype == mine->dtype && random_below(6) == 0)) {
-                fan_array_drop(s.array[k]);
-                s.array[k] = fan_array_hold(mine);
-                s.in[k].array = s.array[k];
-            }
+            if (k != at && (s.array[k]->dtype != mine->dtype || !one_in(6)))
+                continue;
+            fan_array_drop(s.array[k]);
+            s.array[k] = fan_array_hold(mine);
+            s.in[k].array = mine;
         }
-        fan_dtype d = mine->dtype;
-        for (int try = 0; try < 20; try ++) {
-            fan_dtype other = (fan_dtype)random_below(FAN_DT_COUNT);
-            if (fan_dtype_size(other) == fan_dtype_size(mine->dtype) &&
-                fan_dtype_can_cast(last, other))
-                d = other;
+        fan_dtype d = random_alias(mine->dtype, last);
+        if (fan_dtype_can_cast(last, d)) {
+            fan_array *out =
+                view_of(mine->storage, mine->data, d, s.ndim, mine->shape, mine->strides);
+            as_other += d != mine->dtype;
+            check_sum(&s, out, "in place");
+            fan_array_drop(out);
         }
-        if (!fan_dtype_can_cast(last, d)) {
-            fan_array_drop(mine);
-            drop(&s);
-            continue;
-        }
-        as_other += d != mine->dtype;
-        CHECK_OK(fan_array_view(mine->storage, mine->data, d, s.ndim, mine->shape, mine->strides,
-                                true, &out, NULL));
-        check_sum(&s, out, "in place");
-        fan_array_drop(out);
         fan_array_drop(mine);
-        drop(&s);
+        drop_arrays(s.array, s.n);
     }
     CHECK(as_other > rounds(100));
 }
 
-/* Every number of operands around the groups inside, and lengths around the tiles: gap-free
- * float32, in place at each position too. */
+/* check_count_and_length: a sum of gap-free float32 into operand `at`, or, where there is none,
+ * into another array. */
+static void check_count_and_length(size_t n, int64_t length, size_t at)
+{
+    sum s = {.ndim = 1, .shape = {length}, .n = n, .dtype = FAN_DT_FLOAT32};
+    for (size_t k = 0; k < n; k++) {
+        s.array[k] = array_of(FAN_DT_FLOAT32, length);
+        for (int64_t i = 0; i < length; i++)
+            random_element(FAN_DT_FLOAT32, element(s.array[k], i));
+        s.in[k] = (fan_operand){s.array[k], FAN_DT_FLOAT32};
+    }
+    fan_array *out;
+    if (at < n) {
+        out = fan_array_hold(s.array[at]);
+    } else {
+        out = array_of(FAN_DT_FLOAT32, length);
+    }
+    check_sum(&s, out, "count and length");
+    fan_array_drop(out);
+    drop_arrays(s.array, n);
+}
+
+/* Every number of operands around the groups inside, and lengths around the tiles, in place at each
+ * position too. */
 static void every_count_and_length(void)
 {
     static const int64_t lengths[] = {1, 2, 3, 7, 16, 17, 2047, 2048, 2049, 4096, 4099};
     for (size_t n = 1; n <= MOST; n++) {
         for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+            if (!is_full && (n + l) % 4 != 0)
+                continue;
             for (size_t at = 0; at <= n; at++) {
-                if (lengths[l] > 20 && at % 5 != 0 && at != n)
-                    continue;
-                if (!is_full && (n + l) % 4 != 0)
-                    continue;
-                sum s = {.ndim = 1, .shape = {lengths[l]}, .n = n, .dtype = FAN_DT_FLOAT32};
-                for (size_t k = 0; k < n; k++) {
-                    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, s.shape, NULL, &s.array[k], NULL));
-                    for (int64_t i = 0; i < s.array[k]->size; i++)
-                        random_element(FAN_DT_FLOAT32, element(s.array[k], i));
-                    s.in[k] = (fan_operand){s.array[k], FAN_DT_FLOAT32};
-                }
-                fan_array *out = NULL;
-                if (at < n)
-                    out = fan_array_hold(s.array[at]);
-                else
-                    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, s.shape, NULL, &out, NULL));
-                check_sum(&s, out, "count and length");
-                fan_array_drop(out);
-                drop(&s);
+                if (lengths[l] <= 20 || at % 5 == 0 || at == n)
+                    check_count_and_length(n, lengths[l], at);
             }
         }
     }
@@ -252,83 +253,81 @@ static void every_count_and_length(void)
 /* One contribution alone is unchanged: -0.0 stays -0.0; nothing is added to the first. */
 static void nothing_is_added_to_the_first(void)
 {
-    double minus = -0.0, got = 1, also = -0.0;
     fan_storage *st = fan_storage_new(64);
     double *memory = st->data;
-    fan_array *a, *b, *out;
-    memory[0] = minus;
-    memory[1] = also;
-    CHECK_OK(fan_array_view(st, (char *)memory, FAN_DT_FLOAT64, 0, NULL, NULL, true, &a, NULL));
-    CHECK_OK(
-        fan_array_view(st, (char *)(memory + 1), FAN_DT_FLOAT64, 0, NULL, NULL, true, &b, NULL));
-    CHECK_OK(
-        fan_array_view(st, (char *)(memory + 2), FAN_DT_FLOAT64, 0, NULL, NULL, true, &out, NULL));
-    fan_operand in[3] = {{a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}};
+    fan_array *a = view_of(st, memory, FAN_DT_FLOAT64, 0, NULL, NULL);
+    fan_array *b = view_of(st, memory + 1, FAN_DT_FLOAT64, 0, NULL, NULL);
+    fan_array *out = view_of(st, memory + 2, FAN_DT_FLOAT64, 0, NULL, NULL);
+    fan_operand of_a = {a, FAN_DT_FLOAT64};
+    fan_operand of_b = {b, FAN_DT_FLOAT64};
+    memory[0] = -0.0;
+    memory[1] = -0.0;
     for (size_t n = 1; n <= 3; n++) {
-        fan_sum(out, in, n, NULL);
-        got = memory[2];
-        CHECK(got == 0 && signbit(got));
+        fan_sum(out, (fan_operand[]){of_a, of_b, of_a}, n, NULL);
+        CHECK(same_real(memory[2], -0.0));
     }
     /* the order of a left fold: (1e16 + 1) + 1 loses both ones, (1 + 1) + 1e16 keeps two */
     memory[0] = 1;
     memory[1] = 1e16;
-    fan_sum(out, (fan_operand[]){{b, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}}, 3,
-            NULL);
+    fan_sum(out, (fan_operand[]){of_b, of_a, of_a}, 3, NULL);
     CHECK(memory[2] == 1e16);
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}}, 3,
-            NULL);
+    fan_sum(out, (fan_operand[]){of_a, of_a, of_b}, 3, NULL);
     CHECK(memory[2] == 1e16 + 2);
-    fan_array_drop(a);
-    fan_array_drop(b);
-    fan_array_drop(out);
+    drop_arrays((fan_array *[]){a, b, out}, 3);
     fan_storage_drop(st);
 }
 
+/* byte_sum: x, a byte of dtype d, alone or (n 2) twice. */
+static int8_t byte_sum(fan_dtype d, int8_t x, size_t n)
+{
+    fan_array *a = array_shaped(d, 0, NULL);
+    fan_array *out = array_shaped(d, 0, NULL);
+    int8_t got;
+    memcpy(a->data, &x, 1);
+    fan_sum(out, (fan_operand[]){{a, d}, {a, d}}, n, NULL);
+    memcpy(&got, out->data, 1);
+    fan_array_drop(a);
+    fan_array_drop(out);
+    return got;
+}
+
 /* int8 wraps, bool is "or" of any nonzero bytes, a low float rounds once at the end or at each add,
- * as acc says. */
+ * by its accumulation dtype. */
 static void each_kind_sums_in_its_way(void)
 {
-    fan_storage *st = fan_storage_new(64);
-    fan_array *a, *b, *out;
-    int64_t none = 0, one = 1;
-    int8_t *bytes = st->data;
-    CHECK_OK(fan_array_view(st, (char *)bytes, FAN_DT_INT8, 1, &one, &none, true, &a, NULL));
-    CHECK_OK(fan_array_view(st, (char *)bytes + 1, FAN_DT_INT8, 1, &one, &none, true, &out, NULL));
-    bytes[0] = 100;
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_INT8}, {a, FAN_DT_INT8}}, 2, NULL);
-    CHECK_INT(bytes[1], -56);
-    fan_array_drop(a);
-    fan_array_drop(out);
-    CHECK_OK(fan_array_view(st, (char *)bytes, FAN_DT_BOOL, 1, &one, &none, true, &a, NULL));
-    CHECK_OK(fan_array_view(st, (char *)bytes + 1, FAN_DT_BOOL, 1, &one, &none, true, &out, NULL));
-    bytes[0] = (int8_t)0x80;
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_BOOL}, {a, FAN_DT_BOOL}}, 2, NULL);
-    CHECK_INT(bytes[1], 1);
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_BOOL}}, 1, NULL);
-    CHECK_INT(bytes[1], 1);
-    fan_array_drop(a);
-    fan_array_drop(out);
-    uint16_t *halves = st->data;
+    CHECK_INT(byte_sum(FAN_DT_INT8, 100, 2), -56);
+    CHECK_INT(byte_sum(FAN_DT_BOOL, INT8_MIN, 2), 1);
+    CHECK_INT(byte_sum(FAN_DT_BOOL, INT8_MIN, 1), 1);
     fan_operand ten[10];
-    CHECK_OK(fan_array_view(st, (char *)halves, FAN_DT_FLOAT16, 1, &one, &none, true, &a, NULL));
-    CHECK_OK(
-        fan_array_view(st, (char *)(halves + 1), FAN_DT_FLOAT16, 1, &one, &none, true, &b, NULL));
-    CHECK_OK(
-        fan_array_view(st, (char *)(halves + 2), FAN_DT_FLOAT16, 1, &one, &none, true, &out, NULL));
-    halves[0] = (uint16_t)encode_low(FAN_DT_FLOAT16, 2048);
-    halves[1] = (uint16_t)encode_low(FAN_DT_FLOAT16, 1);
+    fan_array *a = array_shaped(FAN_DT_FLOAT16, 0, NULL);
+    fan_array *b = array_shaped(FAN_DT_FLOAT16, 0, NULL);
+    fan_array *out = array_shaped(FAN_DT_FLOAT16, 0, NULL);
+    put(a, 0, (number){0, 2048, 0});
+    put(b, 0, (number){0, 1, 0});
     for (int k = 0; k < 10; k++)
         ten[k] = (fan_operand){k ? b : a, FAN_DT_FLOAT32};
     fan_sum(out, ten, 10, NULL);
-    CHECK(same_real(decode_low(FAN_DT_FLOAT16, halves[2]), 2056)); /* 2057 is a tie */
+    CHECK(same_real(get(out, 0).re, 2056)); /* 2057 is a tie */
     for (int k = 0; k < 10; k++)
         ten[k].acc = FAN_DT_FLOAT16;
     fan_sum(out, ten, 10, NULL);
-    CHECK(same_real(decode_low(FAN_DT_FLOAT16, halves[2]), 2048)); /* 2049 is a tie each time */
-    fan_array_drop(a);
-    fan_array_drop(b);
-    fan_array_drop(out);
-    fan_storage_drop(st);
+    CHECK(same_real(get(out, 0).re, 2048)); /* 2049 is a tie each time */
+    drop_arrays((fan_array *[]){a, b, out}, 3);
+}
+
+/* reduced_place: the index in `out` of what element i of `in` is added to. */
+static int64_t reduced_place(const fan_array *in, const fan_array *out, int64_t i)
+{
+    int64_t place = 0;
+    int64_t step = 1;
+    int to = out->ndim - 1;
+    for (int k = in->ndim - 1; to >= 0; k--, to--) {
+        if (out->shape[to] != 1)
+            place += i % in->shape[k] * step;
+        i /= in->shape[k];
+        step *= out->shape[to];
+    }
+    return place;
 }
 
 /* reduce_one: what element o of a reduction must be: the reduced axes in C order, one after the
@@ -339,52 +338,43 @@ static number reduce_one(const fan_array *in, const fan_array *out, int64_t o)
     number x = {0, 0, 0};
     bool first = true;
     for (int64_t i = 0; i < in->size; i++) {
-        int64_t rest = i, place = 0, step = 1;
-        for (int k = in->ndim - 1; k >= 0; k--) {
-            int64_t index = rest % in->shape[k];
-            int to = k - (in->ndim - out->ndim);
-            rest /= in->shape[k];
-            if (to >= 0) {
-                place += out->shape[to] == 1 ? 0 : index * step;
-                step *= out->shape[to];
-            }
-        }
-        if (place != o)
+        if (reduced_place(in, out, i) != o)
             continue;
         number next = convert_number(in->dtype, get(in, i), acc);
-        x = first ? next : add_numbers(acc, x, next);
+        if (!first)
+            next = add_numbers(acc, x, next);
+        x = next;
         first = false;
     }
-    x = convert_number(acc, x, out->dtype);
-    tidy(&x, out->dtype);
-    return x;
+    return convert_number(acc, x, out->dtype);
 }
 
 static void reductions_equal_the_left_fold(void)
 {
-    int rows = 0, zeros = 0;
+    int rows = 0;
+    int zeros = 0;
     for (int round = 0; round < rounds(2000); round++) {
         int64_t shape[4], small[4];
-        int ndim = (int)random_below(5), fewer = ndim ? (int)random_below(ndim + 1) : 0;
+        int ndim = (int)random_below(5);
+        int fewer = random_axes(ndim);
         for (int i = 0; i < ndim; i++)
-            shape[i] = random_below(30) ? 1 + random_below(5) : 0;
+            shape[i] = one_in(30) ? 0 : 1 + random_below(5);
         if (ndim && round % 16 == 0)
             shape[random_below(ndim)] = 60 + random_below(260);
-        for (int i = 0; i < fewer; i++)
-            small[i] = random_below(2) ? 1 : shape[ndim - fewer + i];
-        fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT),
-                  to = random_below(2) ? d : (fan_dtype)random_below(FAN_DT_COUNT);
+        random_small(small, fewer, ndim, shape);
+        fan_dtype d = random_dtype();
+        fan_dtype to = dtype_or_random(d);
         if (!fan_dtype_can_cast(d, to))
             to = d;
-        fan_array *in = random_view(d, ndim, shape, true),
-                  *out = random_view(to, fewer, small, false);
+        fan_array *in = random_view(d, ndim, shape, true);
+        fan_array *out = random_view(to, fewer, small, false);
         CHECK(fan_broadcasts_from(ndim, shape, fewer, small));
         fan_reduce(out, in, in->dtype);
         for (int64_t i = 0; i < out->size; i++) {
-            number want = reduce_one(in, out, i);
-            if (!CHECK(same_number(get(out, i), want)))
+            if (!CHECK(same_number(get(out, i), reduce_one(in, out, i)))) {
                 fprintf(stderr, "    round %d: %s to %s\n", round, fan_dtype_name(d),
                         fan_dtype_name(to));
+            }
         }
         rows += in->size > 0;
         zeros += in->size == 0 && out->size > 0;
@@ -399,48 +389,61 @@ static void reductions_equal_the_left_fold(void)
 /* fresh: a gap-free array whose first element lies `off` bytes behind a line. */
 static fan_array *fresh(fan_dtype d, int64_t n, size_t off)
 {
-    size_t bytes = (size_t)n * fan_dtype_size(d);
     int64_t step = (int64_t)fan_dtype_size(d);
-    fan_storage *s = fan_storage_new(bytes + off + 64);
-    fan_array *a = NULL;
-    CHECK_OK(fan_array_view(s, (char *)s->data + off, d, 1, &n, &step, true, &a, NULL));
+    fan_storage *s = fan_storage_new((size_t)(n * step) + off + 64);
+    fan_array *a = view_of(s, (char *)s->data + off, d, 1, &n, &step);
     fan_storage_drop(s);
     return a;
+}
+
+static bool is_finite(number x)
+{
+    return isfinite(x.re) && isfinite(x.im);
+}
+
+static bool is_wild(number x)
+{
+    double most = fmax(fabs(x.re), fabs(x.im));
+    return most > 1e100 || isnan(x.re) || isnan(x.im);
 }
 
 /* fill: numbers of many sizes, with signed zeros, subnormals and (`wild`) infinities and NaNs among
  * them; one array in many is enough of them. */
 static void fill(fan_array *a, bool wild)
 {
-    size_t size = fan_dtype_size(a->dtype), known = 0;
+    size_t size = fan_dtype_size(a->dtype);
     char pattern[16 * 997];
-    for (; known < 997; known++) {
-        char *p = pattern + known * size;
-        number x;
+    for (size_t k = 0; k < 997; k++) {
+        char *p = pattern + k * size;
         do {
             random_element(a->dtype, p);
-            x = load_number(a->dtype, p);
-        } while (!wild &&
-                 (!isfinite(x.re) || !isfinite(x.im) || fabs(x.re) > 1e100 || fabs(x.im) > 1e100));
+        } while (!wild && is_wild(load_number(a->dtype, p)));
     }
     for (int64_t i = 0; i < a->size; i++) {
-        memcpy(a->data + (size_t)i * size, pattern + (size_t)((i * 7 + i / 997) % 997) * size,
-               size);
+        size_t from = (size_t)((i * 7 + i / 997) % 997);
+        memcpy(a->data + (size_t)i * size, pattern + from * size, size);
     }
+}
+
+/* part_dtype: of the real and the imaginary part of a complex dtype; another dtype is its own. */
+static fan_dtype part_dtype(fan_dtype d)
+{
+    if (d == FAN_DT_COMPLEX64)
+        return FAN_DT_FLOAT32;
+    return d == FAN_DT_COMPLEX128 ? FAN_DT_FLOAT64 : d;
 }
 
 /* hash_of: of the elements; all NaNs are one. */
 static uint64_t hash_of(const fan_array *a)
 {
     uint64_t h = 1469598103934665603u;
-    size_t size = fan_dtype_size(a->dtype), parts = is_complex(a->dtype) ? 2 : 1;
-    fan_dtype part = parts == 1                     ? a->dtype
-                     : a->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32
-                                                    : FAN_DT_FLOAT64;
-    for (size_t i = 0; i < (size_t)a->size * parts; i++) {
-        const char *p = a->data + i * (size / parts);
+    fan_dtype part = part_dtype(a->dtype);
+    size_t size = fan_dtype_size(part);
+    size_t n = (size_t)a->size * fan_dtype_size(a->dtype) / size;
+    for (size_t i = 0; i < n; i++) {
+        const char *p = a->data + i * size;
         uint64_t bits = 0;
-        memcpy(&bits, p, size / parts);
+        memcpy(&bits, p, size);
         if (fan_dtype_kind(part) == 'f' && isnan(load_number(part, p).re))
             bits = 0x7ff8;
         h = (h ^ bits) * 1099511628211u;
@@ -448,67 +451,94 @@ static uint64_t hash_of(const fan_array *a)
     return h;
 }
 
+/* same_facts: all statistics are equal but the sum of squares. */
+static bool same_facts(const fan_stats *a, const fan_stats *b)
+{
+    if (a->count != b->count || a->nonfinite != b->nonfinite)
+        return false;
+    if (a->scale != b->scale || a->absmax != b->absmax)
+        return false;
+    return a->bad == b->bad;
+}
+
 static bool same_stats(fan_stats a, fan_stats b)
 {
-    return a.count == b.count && memcmp(&a.squares, &b.squares, sizeof a.squares) == 0 &&
-           a.scale == b.scale && a.absmax == b.absmax && a.nonfinite == b.nonfinite &&
-           a.bad == b.bad;
+    return memcmp(&a.squares, &b.squares, sizeof a.squares) == 0 && same_facts(&a, &b);
 }
 
 /* The sum keeps statistics of each piece on the stack: FAN_STATS_PIECES of them, whatever the
  * size. */
 static void statistics_have_no_more_pieces_than_there_is_room_for(void)
 {
-    for (int64_t all = 1; all <= INT64_C(1) << 40; all *= 2)
+    for (int64_t all = 1; all <= INT64_C(1) << 40; all *= 2) {
         for (int64_t size = all - 1; size <= all + 1; size++) {
             int64_t piece = fan_stats_piece(size);
             CHECK(piece > 0 && (size + piece - 1) / piece <= FAN_STATS_PIECES);
         }
+    }
 }
 
-/* model_stats: what the header of stats.h says, element by element, of a gap-free array; the
+/* magnitude: of a complex number, moved to where its square is a number. */
+static double magnitude(number z)
+{
+    double square = z.re * z.re + z.im * z.im;
+    int move = 0;
+    if (square <= 1e-280) {
+        move = 600;
+    } else if (!(square < 1e280)) {
+        move = -600;
+    }
+    double re = ldexp(z.re, move);
+    double im = ldexp(z.im, move);
+    double size = ldexp(sqrt(re * re + im * im), -move);
+    if (isfinite(size))
+        CHECK(fabs(size - hypot(z.re, z.im)) <= 4 * DBL_EPSILON * size + 5e-324);
+    return size;
+}
+
+/* model_piece: adds elements [at, end) of a to the statistics. */
+static void model_piece(const fan_array *a, int64_t at, int64_t end, fan_stats *all)
+{
+    fan_stats_run run = {.top = 0};
+    fan_stats one = {.count = 0};
+    int parts = is_complex(a->dtype) ? 2 : 1;
+    int64_t position = 0;
+    for (int64_t i = at; i < end; i++) {
+        char wide[16];
+        size_t size = fan_dtype_size(a->dtype);
+        fan_convert(wide, FAN_DT_COMPLEX128, 16, a->data + (size_t)i * size, a->dtype, 0, 1);
+        number z = load_number(FAN_DT_COMPLEX128, wide);
+        bool finite = is_finite(z);
+        double scaled[2] = {ldexp(z.re, -all->scale), ldexp(z.im, -all->scale)};
+        for (int part = 0; part < parts; part++) {
+            if (finite)
+                run.lane[position % 16] += scaled[part] * scaled[part];
+            position++;
+            if (position % 512 == 0)
+                fan_stats_block_end(&run);
+        }
+        all->count++;
+        all->nonfinite += !finite;
+        if (finite)
+            all->absmax = fmax(all->absmax, parts == 1 ? fabs(z.re) : magnitude(z));
+    }
+    fan_stats_block_end(&run);
+    for (int lane = 0; lane < 16; lane++) {
+        fan_sum_and_rest(&one.squares, &one.rest, run.total[lane]);
+        one.rest += run.rest[lane];
+    }
+    fan_sum_and_rest(&all->squares, &all->rest, one.squares);
+    all->rest += one.rest;
+}
+
+/* model_scaled: what the header of stats.h says, element by element, of a gap-free array; the
  * squares of the elements times 2^-scale. */
 static fan_stats model_scaled(const fan_array *a, int scale)
 {
     fan_stats all = {.bad = SIZE_MAX, .scale = scale};
     int64_t piece = fan_stats_piece(a->size);
-    int parts = is_complex(a->dtype) ? 2 : 1;
-    for (int64_t at = 0; at < a->size; at += piece) {
-        fan_stats_run run = {.top = 0};
-        fan_stats one = {.count = 0};
-        for (int64_t i = at; i < a->size && i < at + piece; i++) {
-            char wide[16];
-            fan_convert(wide, FAN_DT_COMPLEX128, 16, a->data + (size_t)i * fan_dtype_size(a->dtype),
-                        a->dtype, 0, 1);
-            number z = load_number(FAN_DT_COMPLEX128, wide);
-            bool whole = isfinite(z.re) && isfinite(z.im);
-            double number[2] = {ldexp(z.re, -scale), ldexp(z.im, -scale)};
-            for (int part = 0; part < parts; part++) {
-                int64_t position = (i - at) * parts + part;
-                run.lane[position % 16] += whole ? number[part] * number[part] : 0;
-                if ((position + 1) % 512 == 0)
-                    fan_stats_block_end(&run);
-            }
-            all.count++;
-            all.nonfinite += !whole;
-            if (!whole)
-                continue;
-            double square = z.re * z.re + z.im * z.im;
-            int move = square > 1e-280 && square < 1e280 ? 0 : square < 1 ? 600 : -600;
-            double re = ldexp(z.re, move), im = ldexp(z.im, move);
-            double size = parts == 1 ? fabs(z.re) : ldexp(sqrt(re * re + im * im), -move);
-            if (parts == 2 && isfinite(size))
-                CHECK(fabs(size - hypot(z.re, z.im)) <= 4 * DBL_EPSILON * size + 5e-324);
-            all.absmax = size > all.absmax ? size : all.absmax;
-        }
-        fan_stats_block_end(&run);
-        for (int lane = 0; lane < 16; lane++) {
-            fan_sum_and_rest(&one.squares, &one.rest, run.total[lane]);
-            one.rest += run.rest[lane];
-        }
-        fan_sum_and_rest(&all.squares, &all.rest, one.squares);
-        all.rest += one.rest;
-    }
+    for (int64_t at = 0; at < a->size; at += piece)
+        model_piece(a, at, smaller(at + piece, a->size), &all);
     all.squares += all.rest;
     all.rest = 0;
     return all;
@@ -519,117 +549,166 @@ static fan_stats model_stats(const fan_array *a)
     fan_stats plain = model_scaled(a, 0);
     if (plain.absmax > 0x1p400)
         return model_scaled(a, 600);
-    return plain.absmax > 0 && plain.absmax < 0x1p-400 ? model_scaled(a, -600) : plain;
+    if (plain.absmax > 0 && plain.absmax < 0x1p-400)
+        return model_scaled(a, -600);
+    return plain;
 }
 
+/* model_bad: the first operand that has no number where the sum has none; SIZE_MAX: there is
+ * none. */
 static size_t model_bad(const fan_operand *in, size_t n, const fan_array *out)
 {
-    for (size_t k = 0; k < n; k++) {
+    for (size_t k = 0; k < n && !is_whole(out->dtype); k++) {
         for (int64_t i = 0; i < out->size; i++) {
-            number x = get(in[k].array, i), r = get(out, i);
-            if (!is_whole(out->dtype) && (!isfinite(x.re) || !isfinite(x.im)) &&
-                (!isfinite(r.re) || !isfinite(r.im)))
+            if (!is_finite(get(in[k].array, i)) && !is_finite(get(out, i)))
                 return k;
         }
     }
     return SIZE_MAX;
 }
 
+/* A sum that every way computes: dtypes, number and length of the operands, where they lie. */
+typedef struct case_of {
+    fan_dtype d, acc;
+    size_t n;
+    int64_t size;
+    size_t off;
+    bool wild, in_place;
+} case_of;
+
+/* check_stats: those of the first way are the model's; those of the others are the same. */
+static bool check_stats(const case_of *c, const fan_operand *in, const fan_array *out,
+                        const fan_stats *got, fan_stats *known)
+{
+    bool same = true;
+    if (!known->count) {
+        *known = *got;
+        fan_stats model = model_stats(out);
+        fan_stats of;
+        if (!c->in_place) {
+            model.bad = model_bad(in, c->n, out);
+            same &= CHECK(same_stats(*got, model));
+        }
+        fan_stats_of(out, &of);
+        of.bad = got->bad;
+        same &= CHECK(same_stats(*got, of));
+    }
+    return same & CHECK(same_stats(*got, *known));
+}
+
 /* every_way: the sum and its statistics on each instruction set, with one thread and two, alone and
  * beside statistics, in place and not: one hash. */
-static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t off, bool wild,
-                      bool in_place)
+static void every_way(case_of c)
 {
     fan_array *a[70];
     fan_operand in[70];
     uint64_t first = 0;
     fan_stats known = {0};
-    bool met = false;
-    for (size_t k = 0; k < n; k++) {
-        a[k] = fresh(d, size, off * k % 4096);
-        fill(a[k], wild && k % 3 == 1);
-        in[k] = (fan_operand){a[k], acc};
+    for (size_t k = 0; k < c.n; k++) {
+        a[k] = fresh(c.d, c.size, c.off * k % 4096);
+        fill(a[k], c.wild && k % 3 == 1);
+        in[k] = (fan_operand){a[k], c.acc};
     }
-    fan_array *keep = fresh(d, size, 0), *out = in_place
-                                                    ? fan_array_hold(a[n / 2])
-                                                    : fresh(d, size, off ? fan_dtype_size(d) : 0);
-    memcpy(keep->data, a[n / 2]->data, (size_t)size * fan_dtype_size(d));
-    for (size_t i = 0; fan_sum_isa_at(i); i++) {
-        CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
-        for (int threads = 1; threads <= 2; threads++) {
-            fan_workers_set(threads);
-            for (int stats = 0; stats < 2; stats++) {
-                fan_stats s;
-                if (in_place)
-                    memcpy(out->data, keep->data, (size_t)size * fan_dtype_size(d));
-                fan_sum(out, in, n, &(fan_sum_how){.stats = stats ? &s : NULL, .parallel = true});
-                uint64_t h = hash_of(out);
-                if (!met)
-                    first = h;
-                bool same = CHECK(h == first);
-                if (stats) {
-                    if (!known.count) {
-                        known = s;
-                        fan_stats model = model_stats(out), of;
-                        if (!in_place) {
-                            model.bad = model_bad(in, n, out);
-                            same &= CHECK(same_stats(s, model));
-                        }
-                        fan_stats_of(out, &of);
-                        of.bad = s.bad;
-                        same &= CHECK(same_stats(s, of));
-                    }
-                    same &= CHECK(same_stats(s, known));
-                }
-                met = true;
-                if (!same)
-                    fprintf(stderr,
-                            "    %s/%s, %zu x %lld, offset %zu, %s, %d threads, stats %d, in place "
-                            "%d\n",
-                            fan_dtype_name(d), fan_dtype_name(acc), n, (long long)size, off,
-                            fan_sum_isa(), threads, stats, in_place);
-            }
+    const fan_array *middle = a[c.n / 2];
+    size_t bytes = (size_t)c.size * fan_dtype_size(c.d);
+    fan_array *keep = fresh(c.d, c.size, 0);
+    fan_array *out;
+    if (c.in_place) {
+        out = fan_array_hold(a[c.n / 2]);
+    } else {
+        out = fresh(c.d, c.size, c.off ? fan_dtype_size(c.d) : 0);
+    }
+    memcpy(keep->data, middle->data, bytes);
+    for (size_t way = 0; fan_sum_isa_at(way / 4); way++) {
+        int threads = 1 + (int)(way / 2 % 2);
+        bool stats = way % 2;
+        fan_stats got;
+        if (way % 4 == 0)
+            CHECK(fan_sum_set_isa(fan_sum_isa_at(way / 4)));
+        fan_workers_set(threads);
+        if (c.in_place)
+            memcpy(out->data, keep->data, bytes);
+        fan_sum_how how = {.parallel = true};
+        if (stats)
+            how.stats = &got;
+        fan_sum(out, in, c.n, &how);
+        uint64_t h = hash_of(out);
+        if (way == 0)
+            first = h;
+        bool same = CHECK(h == first);
+        if (stats)
+            same &= check_stats(&c, in, out, &got, &known);
+        if (!same) {
+            fprintf(stderr,
+                    "    %s/%s, %zu x %lld, offset %zu, %s, %d threads, stats %d, in place %d\n",
+                    fan_dtype_name(c.d), fan_dtype_name(c.acc), c.n, (long long)c.size, c.off,
+                    fan_sum_isa(), threads, stats, c.in_place);
         }
     }
     fan_workers_set(0);
     fan_array_drop(keep);
     fan_array_drop(out);
-    for (size_t k = 0; k < n; k++)
-        fan_array_drop(a[k]);
+    drop_arrays(a, c.n);
+}
+
+static bool is_large(fan_dtype d)
+{
+    switch (d) {
+    case FAN_DT_FLOAT32:
+    case FAN_DT_BFLOAT16:
+    case FAN_DT_COMPLEX128:
+    case FAN_DT_INT64: return true;
+    default: return false;
+    }
+}
+
+/* all_ways: of sums of dtype d in dtype acc, of 1 to 17 and of 64 operands. */
+static void all_ways(fan_dtype d, fan_dtype acc)
+{
+    static const size_t offsets[] = {0, 1, 64, 1088};
+    for (size_t n = 1; n <= 18; n++) {
+        if (!is_full && (n + (size_t)d) % 4 != 0)
+            continue;
+        bool in_place = one_in(3);
+        int64_t size = 1 + random_below(1 + random_below(3000));
+        every_way((case_of){d, acc, n == 18 ? 64 : n, size, offsets[n % 4], n % 2, in_place});
+    }
 }
 
 static void all_ways_are_one(void)
 {
-    static const size_t offsets[] = {0, 1, 64, 1088};
-    for (int d = 0; d < FAN_DT_COUNT; d++) {
-        fan_dtype accs[] = {(fan_dtype)d, fan_dtype_accumulate((fan_dtype)d),
-                            d == FAN_DT_FLOAT32     ? FAN_DT_FLOAT64
-                            : d == FAN_DT_COMPLEX64 ? FAN_DT_COMPLEX128
-                                                    : (fan_dtype)d};
+    for (fan_dtype d = 0; d < FAN_DT_COUNT; d++) {
+        fan_dtype accs[] = {d, fan_dtype_accumulate(d), d};
+        if (d == FAN_DT_FLOAT32) {
+            accs[2] = FAN_DT_FLOAT64;
+        } else if (d == FAN_DT_COMPLEX64) {
+            accs[2] = FAN_DT_COMPLEX128;
+        }
         for (int k = 0; k < 3; k++) {
-            if (k && accs[k] == accs[0])
+            if (k && accs[k] == d)
                 continue;
-            for (size_t n = 1; n <= 18; n++) {
-                if (!is_full && (n + (size_t)d) % 4 != 0)
-                    continue;
-                bool in_place = random_below(3) == 0;
-                every_way((fan_dtype)d, accs[k], n == 18 ? 64 : n,
-                          1 + random_below(1 + random_below(3000)), offsets[n % 4], n % 2,
-                          in_place);
-            }
-            if (!is_full && k && (fan_dtype)d != FAN_DT_BFLOAT16)
+            all_ways(d, accs[k]);
+            if (!is_full && k && d != FAN_DT_BFLOAT16)
                 continue;
-            bool large = d == FAN_DT_FLOAT32 || d == FAN_DT_BFLOAT16 || d == FAN_DT_COMPLEX128 ||
-                         d == FAN_DT_INT64;
             /* several pieces, two threads */
-            every_way((fan_dtype)d, accs[k], 3, large && is_full ? 700001 : 40001, 64, true, false);
+            int64_t size = is_full && is_large(d) ? 700001 : 40001;
+            every_way((case_of){d, accs[k], 3, size, 64, true, false});
         }
     }
-    every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 3, 700001, 64, true, true);
-    every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 17, 100003, 1088, false, false); /* in groups */
-    every_way(FAN_DT_BFLOAT16, FAN_DT_FLOAT32, 20, 200003, 1088, false, true);
-    /* too many for one list */
-    every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 70, 20003, 64, true, false);
+    static const case_of long_ones[] = {
+        {FAN_DT_FLOAT32, FAN_DT_FLOAT32, 3, 700001, 64, true, true},
+        {FAN_DT_FLOAT32, FAN_DT_FLOAT32, 17, 100003, 1088, false, false}, /* in groups */
+        {FAN_DT_BFLOAT16, FAN_DT_FLOAT32, 20, 200003, 1088, false, true},
+        {FAN_DT_FLOAT32, FAN_DT_FLOAT32, 70, 20003, 64, true, false}, /* too many for one list */
+    };
+    for (int k = 0; k < 4; k++)
+        every_way(long_ones[k]);
+}
+
+/* sum_twice: a + a. */
+static void sum_twice(const fan_array *out, const fan_array *a, const fan_sum_how *how)
+{
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2, how);
 }
 
 /* So large that it is written around the caches, at the start of a line, beside one, and between
@@ -638,10 +717,11 @@ static void what_is_larger_than_the_caches(void)
 {
     static const size_t offsets[] = {4, 0, 1};
     int64_t n = (int64_t)9 << 20;
+    size_t bytes = (size_t)n * 4;
     for (size_t o = 0; o < (is_full ? 3 : 1); o++) {
-        size_t off = offsets[o];
-        fan_array *a = fresh(FAN_DT_FLOAT32, n, 0), *out = fresh(FAN_DT_FLOAT32, n, off),
-                  *plain = fresh(FAN_DT_FLOAT32, n, 0);
+        fan_array *a = fresh(FAN_DT_FLOAT32, n, 0);
+        fan_array *out = fresh(FAN_DT_FLOAT32, n, offsets[o]);
+        fan_array *plain = fresh(FAN_DT_FLOAT32, n, 0);
         fill(a, false);
         for (int64_t i = 0; i < n; i++) {
             float x;
@@ -653,52 +733,53 @@ static void what_is_larger_than_the_caches(void)
             fan_stats s, want;
             CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
             for (int stats = 0; stats < 2; stats++) {
-                memset(out->data, 1, (size_t)n * 4);
-                fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2,
-                        &(fan_sum_how){.stats = stats ? &s : NULL, .parallel = i % 2});
-                CHECK(memcmp(out->data, plain->data, (size_t)n * 4) == 0);
+                memset(out->data, 1, bytes);
+                fan_sum_how how = {.parallel = i % 2};
+                if (stats)
+                    how.stats = &s;
+                sum_twice(out, a, &how);
+                CHECK(memcmp(out->data, plain->data, bytes) == 0);
             }
             fan_stats_of(plain, &want);
             CHECK(same_stats(s, want));
         }
-        fan_array_drop(a);
-        fan_array_drop(out);
-        fan_array_drop(plain);
+        drop_arrays((fan_array *[]){a, out, plain}, 3);
     }
+}
+
+/* every_code: of a low dtype, summed in acc alone and with -0.0, is itself. */
+static void every_code(fan_dtype d, fan_dtype acc)
+{
+    size_t size = fan_dtype_size(d);
+    int64_t codes = size == 1 ? 256 : 65536;
+    int64_t minus = codes / 2; /* -0.0, which adds nothing */
+    fan_array *a = fresh(d, codes, 0);
+    fan_array *zero = fresh(d, codes, 0);
+    fan_array *out = fresh(d, codes, 0);
+    for (int64_t i = 0; i < codes; i++) {
+        memcpy(a->data + (size_t)i * size, &i, size);
+        memcpy(zero->data + (size_t)i * size, &minus, size);
+    }
+    const char *in[] = {a->data, zero->data};
+    for (size_t n = 1; n <= 2; n++) {
+        int64_t wrong = 0;
+        CHECK(fan_sum_flat(out->data, in, n, (size_t)codes, d, acc, NULL));
+        for (int64_t c = 0; c < codes; c++)
+            wrong += !same_number(get(a, c), get(out, c));
+        CHECK_INT(wrong, 0);
+    }
+    drop_arrays((fan_array *[]){a, zero, out}, 3);
 }
 
 /* Every low float there is, through every loop, beside zero and alone. */
 static void every_low_float(void)
 {
-    for (int d = 0; d < FAN_DT_COUNT; d++) {
-        if (!is_low((fan_dtype)d))
-            continue;
-        size_t size = fan_dtype_size((fan_dtype)d);
-        int64_t codes = size == 1 ? 256 : 65536;
-        fan_array *a = fresh((fan_dtype)d, codes, 0), *zero = fresh((fan_dtype)d, codes, 0),
-                  *out = fresh((fan_dtype)d, codes, 0);
-        for (int64_t i = 0; i < codes; i++) {
-            int64_t minus = INT64_C(1) << (8 * size - 1); /* -0.0: what adds nothing */
-            memcpy(a->data + (size_t)i * size, &i, size);
-            memcpy(zero->data + (size_t)i * size, &minus, size);
-        }
-        for (size_t i = 0; fan_sum_isa_at(i); i++) {
+    for (fan_dtype d = 0; d < FAN_DT_COUNT; d++) {
+        for (size_t i = 0; is_low(d) && fan_sum_isa_at(i); i++) {
             CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
-            for (int own = 0; own < 2; own++) {
-                for (size_t n = 1; n <= 2; n++) {
-                    int64_t wrong = 0;
-                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n,
-                                       (size_t)codes, (fan_dtype)d,
-                                       own ? (fan_dtype)d : FAN_DT_FLOAT32, NULL));
-                    for (int64_t c = 0; c < codes; c++)
-                        wrong += !same_number(get(a, c), get(out, c));
-                    CHECK_INT(wrong, 0);
-                }
-            }
+            every_code(d, FAN_DT_FLOAT32);
+            every_code(d, d);
         }
-        fan_array_drop(a);
-        fan_array_drop(zero);
-        fan_array_drop(out);
     }
     CHECK(!fan_sum_flat(NULL, NULL, 1, 0, FAN_DT_INT8, FAN_DT_INT16, NULL));
 }
@@ -711,33 +792,30 @@ static void statistics_of_any_layout(void)
     for (int round = 0; round < rounds(1500); round++) {
         sum s;
         fan_stats got;
-        random_shape(&s);
-        random_operands(&s, round % 4);
-        random_scale(&s);
+        random_sum(&s, (operands)(round % 4));
         fan_dtype d = s.in[s.n - 1].acc;
         if (fan_dtype_accumulate(s.dtype) == d && random_below(2))
             d = s.dtype;
-        fan_array *out = random_view(d, s.ndim, s.shape, false), *flat = NULL;
+        fan_array *out = random_view(d, s.ndim, s.shape, false);
         any_isa();
         fan_sum(out, s.in, s.n, &(fan_sum_how){.scale = s.scale, .stats = &got});
-        flat = fresh(d, out->size, 0);
+        fan_array *flat = fresh(d, out->size, 0);
         for (int64_t i = 0; i < out->size; i++)
-            memcpy(flat->data + (size_t)i * fan_dtype_size(d), element(out, i), fan_dtype_size(d));
+            put(flat, i, get(out, i));
         fan_stats want = model_stats(flat);
         want.bad = model_bad(s.in, s.n, out);
         culprits += want.bad != SIZE_MAX;
         bool close =
             got.squares == want.squares || fabs(got.squares - want.squares) <= 1e-12 * want.squares;
-        if (!CHECK(close && got.scale == want.scale && got.count == want.count &&
-                   got.absmax == want.absmax && got.nonfinite == want.nonfinite &&
-                   got.bad == want.bad))
+        if (!CHECK(close && same_facts(&got, &want))) {
             fprintf(stderr, "    round %d: %s, %lld elements: %g %g, %g %g, %llu %llu, %zu %zu\n",
                     round, fan_dtype_name(d), (long long)out->size, got.squares, want.squares,
                     got.absmax, want.absmax, (unsigned long long)got.nonfinite,
                     (unsigned long long)want.nonfinite, got.bad, want.bad);
+        }
         fan_array_drop(out);
         fan_array_drop(flat);
-        drop(&s);
+        drop_arrays(s.array, s.n);
     }
     CHECK(culprits > rounds(50));
 }
@@ -764,12 +842,12 @@ static void a_planted_fault_is_found(void)
 
 static void a_sum_allocates_nothing(void)
 {
-    fan_array *a = fresh(FAN_DT_FLOAT32, 3 << 20, 0), *out = fresh(FAN_DT_FLOAT32, 3 << 20, 0);
+    fan_array *a = fresh(FAN_DT_FLOAT32, 3 << 20, 0);
+    fan_array *out = fresh(FAN_DT_FLOAT32, 3 << 20, 0);
     fan_stats s;
     memset(a->data, 0, (size_t)a->size * 4);
     int64_t made = fan_mem_get().total;
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2,
-            &(fan_sum_how){.stats = &s, .parallel = true});
+    sum_twice(out, a, &(fan_sum_how){.stats = &s, .parallel = true});
     CHECK_INT(fan_mem_get().total, made);
     fan_array_drop(a);
     fan_array_drop(out);
@@ -784,7 +862,8 @@ static fan_status give_up(fan_error *err)
 static void an_interrupted_sum_writes_nothing_more(void)
 {
     int64_t n = 3 << 20;
-    fan_array *a = fresh(FAN_DT_FLOAT32, n, 0), *out = fresh(FAN_DT_FLOAT32, n, 0);
+    fan_array *a = fresh(FAN_DT_FLOAT32, n, 0);
+    fan_array *out = fresh(FAN_DT_FLOAT32, n, 0);
     fan_interrupt now;
     fan_error err;
     fan_stats s;
@@ -793,8 +872,7 @@ static void an_interrupted_sum_writes_nothing_more(void)
     fan_interrupt_begin(&now, give_up, &err);
     now.next = 1; /* the check is due at the first poll that reads the clock */
     now.ahead = 0;
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2,
-            &(fan_sum_how){.stats = &s});
+    sum_twice(out, a, &(fan_sum_how){.stats = &s});
     CHECK_INT(fan_interrupt_end(&now, FAN_OK), FAN_ERR_EXTERN);
     CHECK(s.absmax == 0);
     for (int64_t i = 0; i < 4 * n; i += 4093)
@@ -811,10 +889,8 @@ int main(int argc, char **argv)
     nothing_is_added_to_the_first();
     each_kind_sums_in_its_way();
     every_count_and_length();
-    sums_equal_the_left_fold(0, "widening");
-    sums_equal_the_left_fold(1, "one dtype");
-    sums_equal_the_left_fold(2, "added in its own dtype");
-    sums_equal_the_left_fold(3, "added in a wider dtype");
+    for (operands kind = WIDENING; kind <= WIDER; kind++)
+        sums_equal_the_left_fold(kind);
     in_place_at_every_position();
     reductions_equal_the_left_fold();
     all_ways_are_one();

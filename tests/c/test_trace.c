@@ -48,7 +48,8 @@ static void the_oldest_lines_go_first(void)
 
 static void every_trace_of_the_thread_gets_the_line(void)
 {
-    fan_trace *outer = fan_trace_new(0), *inner = fan_trace_new(8);
+    fan_trace *outer = fan_trace_new(0);
+    fan_trace *inner = fan_trace_new(8);
     fan_trace_begin(outer);
     note(1);
     fan_trace_begin(inner);

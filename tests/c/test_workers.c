@@ -150,7 +150,8 @@ static void a_child_of_a_fork_beside_the_first_start_ends(void)
     static fan_fork slow = {.lock = fork_begins, .unlock = fork_is_over};
     static fan_thread_job job = {.work = serve, .arg = &served};
     pthread_t t;
-    int bad = -1, status = -1;
+    int bad = -1;
+    int status = -1;
     CHECK(fan_fork_add(&slow) == 0);
     fan_workers_set(3);
     CHECK_INT(pthread_create(&t, NULL, start_beside, &bad), 0);

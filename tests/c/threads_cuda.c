@@ -170,9 +170,10 @@ static void world_in(world *w, const char *path)
 static void streams_in(world *w)
 {
     fan_error err = {0};
-    for (int i = 0; i < DEVICES; i++)
+    for (int i = 0; i < DEVICES; i++) {
         if (!w->d[i])
             fine(device_of(w->cuda, i, &w->d[i], &err), &err);
+    }
     context_in(0);
     for (int k = 0; k <= THREADS; k++) {
         CHECK_INT(cu.StreamCreate(&w->raw[k], 1), 0);
@@ -189,9 +190,10 @@ static void world_out(world *w)
     for (int k = 0; k <= THREADS; k++)
         fan_stream_drop(w->s[k]);
     context_in(0);
-    for (int k = 0; k <= THREADS; k++)
+    for (int k = 0; k <= THREADS; k++) {
         if (w->raw[k])
             CHECK_INT(cu.StreamDestroy_v2(w->raw[k]), 0);
+    }
     context_out(0);
     for (int i = 0; i < DEVICES; i++)
         fan_device_drop(w->d[i]);
@@ -217,7 +219,8 @@ static fan_array *on_device(fan_device *d, fan_stream *s, double x)
 {
     fan_error err = {0};
     int64_t n = LENGTH;
-    fan_array *host = NULL, *a = NULL;
+    fan_array *host = NULL;
+    fan_array *a = NULL;
     if (!fine(fan_array_new(FAN_DT_FLOAT64, 1, &n, NULL, &host, &err), &err) ||
         !fine(fan_device_array(d, s, FAN_DT_FLOAT64, 1, &n, NULL, &a, &err), &err))
         exit(1);
@@ -306,9 +309,10 @@ static void *opening(void *ctx)
         fine(fan_cuda_describe(w->cuda, 0, text, sizeof text, &err), &err);
         context_out(0);
     }
-    for (int i = 0; i < DEVICES; i++)
+    for (int i = 0; i < DEVICES; i++) {
         if (fine(device_of(w->cuda, i, &d, &err), &err))
             fan_device_drop(d);
+    }
     return NULL;
 }
 
@@ -367,12 +371,13 @@ static void *leaving(void *ctx)
     fan_error err = {0};
     (void)pthread_barrier_wait(&w->begin);
     for (int i = 0; i < TURNS; i++) {
-        fan_array *a = on_device(w->d[i % 2 ? 0 : 1], NULL, i),
-                  *mine = on_device(w->d[0], w->s[me->k], i);
+        fan_array *a = on_device(w->d[i % 2 ? 0 : 1], NULL, i);
+        fan_array *mine = on_device(w->d[0], w->s[me->k], i);
         fan_storage *theirs = NULL;
-        for (int k = 0; k < THREADS; k++)
+        for (int k = 0; k < THREADS; k++) {
             fine(fan_memory_record_stream((k + i) % 2 ? mine->storage : a->storage, w->s[k], &err),
                  &err);
+        }
         fine(fan_memory_record_stream(w->shared, w->s[(me->k + i) % THREADS], &err), &err);
         if (fine(fan_memory_wrap(w->d[0], mine->data, count_release, &w->released, &theirs, &err),
                  &err))
@@ -433,9 +438,10 @@ static void *capturing(void *ctx)
         fan_take how = {.real = true, .integral = true};
         bool captured = me->k < 2;
         memset(out, 0, sizeof out);
-        if (captured)
+        if (captured) {
             /* one global, one of its thread */
             CHECK_INT(cu.StreamBeginCapture_v2(w->raw[me->k], me->k), 0);
+        }
         for (int n = 0; n < 3; n++)
             fine(add(b, 0, w->d[0], s, fan_array_hold(g), -1, &err), &err);
         fine(fan_buffer_take(b, &how, out, &err), &err);
@@ -593,9 +599,10 @@ int main(int argc, char **argv)
     world_out(&w);
 
     one_capture_of_many_threads(argv[1]);
-    for (int asks = 1; asks <= 5; asks++)
+    for (int asks = 1; asks <= 5; asks++) {
         for (int all = 0; all < 2; all++)
             a_capture_begins_while_memory_leaves(argv[1], asks, all != 0);
+    }
     CHECK_INT(fake_reset(0, 0, 0, 0, 0, 0), 0);
     return check_done();
 }

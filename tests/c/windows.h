@@ -11,7 +11,9 @@ static int64_t forms_met[4], packed_bytes, packed_numbers;
 /* window_sent: merges `part` into w by a message, which other bytes follow. */
 static void window_sent(fan_window *w, const fan_window *part)
 {
-    size_t room = fan_window_room(part), used = 0, more = (size_t)random_below(9);
+    size_t room = fan_window_room(part);
+    size_t used = 0;
+    size_t more = (size_t)random_below(9);
     char *bytes = malloc(room + more + 1);
     size_t size = fan_window_pack(part, bytes);
     CHECK(size <= room);
@@ -24,18 +26,20 @@ static void window_sent(fan_window *w, const fan_window *part)
 
 static fan_window *window_of(fan_array *const *in, size_t n, fan_dtype d, int64_t size)
 {
-    fan_window *w = fan_window_new(d, size), *part;
+    fan_window *w = fan_window_new(d, size);
     int64_t count[4];
-    if (n < 3 || random_below(3) == 0) {
-        for (size_t k = 0, m; k < n; k += m) {
-            m = 1 + (size_t)random_below((int64_t)(n - k));
-            CHECK_OK(fan_window_add(w, (const fan_array *const *)in + k, m, NULL));
+    if (n < 3 || one_in(3)) {
+        size_t some;
+        for (size_t k = 0; k < n; k += some) {
+            some = 1 + (size_t)random_below((int64_t)(n - k));
+            CHECK_OK(fan_window_add(w, (const fan_array *const *)in + k, some, NULL));
         }
     } else {
         size_t middle = 1 + (size_t)random_below((int64_t)n - 1);
+        const size_t ends[] = {0, middle, n};
         for (int half = 0; half < 2; half++) {
-            part =
-                half ? window_of(in + middle, n - middle, d, size) : window_of(in, middle, d, size);
+            size_t from = ends[half];
+            fan_window *part = window_of(in + from, ends[half + 1] - from, d, size);
             if (random_below(2))
                 CHECK_OK(fan_window_merge(w, part, NULL));
             else
@@ -57,7 +61,11 @@ static bool windows_met(void)
            "%lld bytes\n",
            (long long)forms_met[0], (long long)forms_met[1], (long long)forms_met[2],
            (long long)forms_met[3], (long long)packed_numbers, (long long)packed_bytes);
-    return forms_met[1] && forms_met[2] && forms_met[3] && packed_bytes;
+    for (int k = 1; k < 4; k++) {
+        if (forms_met[k] == 0)
+            return false;
+    }
+    return packed_bytes != 0;
 }
 
 #endif

@@ -80,10 +80,11 @@ static void block_switch(block_place *from, block_place *to, bool last)
     __tsan_switch_to_fiber(to->fiber, 0);
 #endif
     (void)last;
-    if (QUICK)
+    if (QUICK) {
         block_switch_quick(from, to);
-    else
+    } else {
         (void)swapcontext(&from->at, &to->at);
+    }
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(from->fake_stack, NULL, NULL);
 #endif
@@ -140,7 +141,7 @@ static void block_lanes_fini(block *b)
 static bool block_rounds(block *b)
 {
     int ended = 0;
-    for (unsigned round = 0; ended == 0; round++)
+    for (unsigned round = 0; ended == 0; round++) {
         for (unsigned n = 0; n < FAN_K_BLOCK; n++) {
             /* the first first, then the last first, then mixed */
             unsigned at = round % 2 ? FAN_K_BLOCK - 1 - n : n;
@@ -148,6 +149,7 @@ static bool block_rounds(block *b)
             block_switch(&b->back, &b->lanes[b->lane], false);
             ended += b->done[b->lane];
         }
+    }
     return ended == FAN_K_BLOCK;
 }
 

@@ -50,9 +50,10 @@ FAN_FAKE_SHOWN int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*
 static void control_forget_all(void)
 {
     fan__graph_forget_all();
-    for (int k = 0; k < KINDS; k++)
+    for (int k = 0; k < KINDS; k++) {
         while (fan__fake.things[k])
             fan__thing_drop(fan__fake.things[k]);
+    }
     fan_free(fan__fake.memory);
     fan__fake.memory = NULL;
     fan__fake.memory_cap = 0;
@@ -143,7 +144,7 @@ int fanFakeTraffic(int on, uint64_t *read, uint64_t *written)
     *read = fan__traffic_read();
     *written = fan__traffic_written();
     if (on)
-        return fan__traffic_begin() ? OK : OUT_OF_MEMORY;
+        return fan__ok_or(fan__traffic_begin(), OUT_OF_MEMORY);
     fan__traffic_end();
     return OK;
 }
@@ -154,9 +155,10 @@ uint64_t fanFakeCalls(const char *name)
     fan__fake_lock();
     if (!name || !name[0])
         n = fan__fake.calls;
-    for (int i = 0; i < NUMBERS && n == UINT64_MAX; i++)
+    for (int i = 0; i < NUMBERS && n == UINT64_MAX; i++) {
         if (strcmp(fan__fake_names[i], name) == 0)
             n = fan__fake.calls_of[i];
+    }
     const fan_fake_kernel *kernel = n == UINT64_MAX ? fan_fake_kernel_find(name) : NULL;
     if (kernel)
         n = fan__fake.launches[fan_fake_kernel_number(kernel)];

@@ -60,7 +60,7 @@ fan_cu_result fan_fake_Init(unsigned flags)
 {
     CALL(Init);
     fan__fake.initialised = flags == 0;
-    return flags ? INVALID_VALUE : OK;
+    return fan__ok_or(flags == 0, INVALID_VALUE);
 }
 
 fan_cu_result fan_fake_DriverGetVersion(int *version)
@@ -80,11 +80,16 @@ static fan_cu_result driver_code(fan_cu_result code, const char **name, const ch
         CODE_LIST(X)
 #undef X
     };
-    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         if (codes[i].code == code) {
-            *(name ? name : text) = name ? codes[i].name : codes[i].text;
+            if (name) {
+                *name = codes[i].name;
+            } else {
+                *text = codes[i].text;
+            }
             return OK;
         }
+    }
     return INVALID_VALUE;
 }
 
@@ -116,16 +121,16 @@ static fan_cu_device driver_device(int ordinal)
 static int driver_ordinal(fan_cu_device d)
 {
     int ordinal = d % (2 * MOST_DEVICES);
-    return d >= 0 && ordinal < fan__fake.devices && (d == ordinal || d == driver_device(ordinal))
-               ? ordinal
-               : -1;
+    if (d < 0 || ordinal >= fan__fake.devices)
+        return -1;
+    return d == ordinal || d == driver_device(ordinal) ? ordinal : -1;
 }
 
 fan_cu_result fan_fake_DeviceGet(fan_cu_device *out, int ordinal)
 {
     CALL(DeviceGet);
     *out = driver_device(ordinal);
-    return ordinal >= 0 && ordinal < fan__fake.devices ? OK : INVALID_DEVICE;
+    return fan__ok_or(ordinal >= 0 && ordinal < fan__fake.devices, INVALID_DEVICE);
 }
 
 fan_cu_result fan_fake_DeviceGetName(char *name, int size, fan_cu_device d)
@@ -254,8 +259,9 @@ fan_cu_result cuGetProcAddress_v2(const char *name, void **out, int version, uin
     *out = NULL;
     *status = 1;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (strcmp(rows[i].name, name) != 0 || version < rows[i].version ||
-            fan__fake.version < rows[i].version || driver_hides(name + 2))
+        if (strcmp(rows[i].name, name) != 0 || driver_hides(name + 2))
+            continue;
+        if (version < rows[i].version || fan__fake.version < rows[i].version)
             continue;
         switch (rows[i].at) {
 #define X(name, suffix, version, feature, parameters)   \

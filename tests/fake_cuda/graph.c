@@ -62,11 +62,12 @@ static void graph_release(struct fan_cu_graph *g)
 {
     fan__fake_lock();
     bool last = --g->refs == 0;
-    for (struct fan_cu_graph **at = &graphs; last && *at; at = &(*at)->next)
+    for (struct fan_cu_graph **at = &graphs; last && *at; at = &(*at)->next) {
         if (*at == g) {
             *at = g->next;
             break;
         }
+    }
     fan__fake_unlock();
     if (!last)
         return;
@@ -90,11 +91,12 @@ static bool graph_blocking_captured(int device)
 {
     bool found = false;
     fan__fake_lock();
-    for (const fan__thing *t = fan__fake.things[A_STREAM]; t && !found; t = t->next)
+    for (const fan__thing *t = fan__fake.things[A_STREAM]; t && !found; t = t->next) {
         if (t->device == device && t->stream) {
             const fan_sim_queue *q = t->stream->impl;
             found = q->blocking && fan_sim_capture_state(fan__fake.m, t->stream, NULL, NULL);
         }
+    }
     fan__fake_unlock();
     return found;
 }
@@ -116,9 +118,10 @@ fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, u
     fan_stream_drop(s);
     if (rests)
         return 906; /* and no capture is broken */
-    if (id)
+    if (id) {
         /* undefined if there is no capture, or a broken one */
         *id = *status == 1 ? number : UINT64_MAX;
+    }
     if (graph && *status == 1 && !(*graph = graph_of(number)))
         return OUT_OF_MEMORY;
     return OK;
@@ -163,7 +166,7 @@ fan_cu_result fan_fake_GraphRetainUserObject(fan_cu_graph g, fan_cu_object o, un
     if (room)
         g->objects[g->nobjects++] = t;
     fan__fake_unlock();
-    return room ? OK : INVALID_VALUE;
+    return fan__ok_or(room, INVALID_VALUE);
 }
 
 fan_cu_result fan_fake_StreamBeginCapture(fan_cu_stream handle, int mode)
@@ -246,9 +249,10 @@ fan_cu_result fan_fake_GraphNodeGetType(fan_cu_node node, int *type)
     const fan_sim_command *c = (const fan_sim_command *)(const void *)node;
     CALL(GraphNodeGetType);
     *type = 0; /* a kernel */
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (strcmp(c->name, types[i].name) == 0)
             *type = types[i].type;
+    }
     return OK;
 }
 

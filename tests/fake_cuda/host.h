@@ -38,7 +38,8 @@ static inline void fan_k_meet(void)
 static inline uint32_t fan_k_same(uint32_t x)
 {
     static _Thread_local uint32_t given[FAN_K_BLOCK];
-    int lane = (int)(fan_k_thread % FAN_K_BLOCK), first = lane - lane % FAN_K_WARP;
+    int lane = (int)(fan_k_thread % FAN_K_BLOCK);
+    int first = lane - lane % FAN_K_WARP;
     uint32_t same = 0;
     given[lane] = x;
     fan_k_meet();

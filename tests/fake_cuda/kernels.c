@@ -37,21 +37,37 @@ static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, con
                     const int64_t *s1, int n2, const int64_t *e2, const int64_t *s2)
 {
     fan_array *v = access_at(a, address, dtype, n1 + n2);
+    int64_t *strides = a->dims + n1 + n2;
     assert(n1 + n2 <= FAN_MAX_NDIM);
-    for (int i = 0; i < n1 + n2; i++) {
-        int64_t extent = i < n1 ? e1[i] : e2[i - n1];
-        a->dims[i] = extent;
-        a->dims[n1 + n2 + i] = i < n1 ? s1[i] : s2[i - n1];
-        v->size *= extent;
+    for (int i = 0; i < n1; i++) {
+        a->dims[i] = e1[i];
+        strides[i] = s1[i];
     }
+    for (int i = 0; i < n2; i++) {
+        a->dims[n1 + i] = e2[i];
+        strides[n1 + i] = s2[i];
+    }
+    for (int i = 0; i < n1 + n2; i++)
+        v->size *= a->dims[i];
 }
 
-/* fold_accesses: `acc`: the dtype of what the flags call wide. */
+/* source_dtype: of operand k; `acc`: the dtype of what the flags call wide. */
+static int source_dtype(int64_t flags, uint32_t k, int dtype, int acc)
+{
+    return k == 0 && (flags & FAN_K_FIRST_WIDE) ? acc : dtype;
+}
+
+static int out_dtype(int64_t flags, int dtype, int acc)
+{
+    return flags & FAN_K_OUT_WIDE ? acc : dtype;
+}
+
+/* fold_accesses: all sources, and the result. */
 static size_t fold_accesses(const fan_k_fold *a, int dtype, int acc, fan_fake_access *out)
 {
     for (int32_t k = 0; k < a->n; k++)
-        dense(&out[k], a->in[k], k == 0 && (a->flags & FAN_K_FIRST_WIDE) ? acc : dtype, a->count);
-    dense(&out[a->n], a->out, a->flags & FAN_K_OUT_WIDE ? acc : dtype, a->count);
+        dense(&out[k], a->in[k], source_dtype(a->flags, (uint32_t)k, dtype, acc), a->count);
+    dense(&out[a->n], a->out, out_dtype(a->flags, dtype, acc), a->count);
     return (size_t)a->n + 1;
 }
 
@@ -75,12 +91,14 @@ static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, i
     const uint64_t *sources = (const uint64_t *)(const void *)(rows + a->rows);
     size_t n = 0;
     dense(&out[n++], a->table, FAN_DT_UINT8, (int64_t)fan_fake_table_bytes(a));
+    for (int64_t i = 0; i < a->rows; i++) {
+        for (uint32_t k = 0; k < rows[i].n; k++) {
+            dense(&out[n++], sources[rows[i].first + k], source_dtype(rows[i].flags, k, dtype, acc),
+                  rows[i].count);
+        }
+    }
     for (int64_t i = 0; i < a->rows; i++)
-        for (uint32_t k = 0; k < rows[i].n; k++)
-            dense(&out[n++], sources[rows[i].first + k],
-                  k == 0 && (rows[i].flags & FAN_K_FIRST_WIDE) ? acc : dtype, rows[i].count);
-    for (int64_t i = 0; i < a->rows; i++)
-        dense(&out[n++], rows[i].out, rows[i].flags & FAN_K_OUT_WIDE ? acc : dtype, rows[i].count);
+        dense(&out[n++], rows[i].out, out_dtype(rows[i].flags, dtype, acc), rows[i].count);
     *written = (size_t)a->rows;
     return n;
 }
@@ -94,10 +112,12 @@ static size_t fold_count(const void *args)
 static size_t any_accesses(const void *args, fan_fake_access *out)
 {
     const fan_k_any *a = args;
-    const int64_t *to = a->words + a->ndim, *source = to + 1 + a->ndim;
-    for (int32_t k = 0; k < a->n; k++, source += 2 + a->ndim)
+    const int64_t *to = a->words + a->ndim;
+    const int64_t *source = to + 1 + a->ndim;
+    for (int32_t k = 0; k < a->n; k++, source += 2 + a->ndim) {
         strided(&out[k], (uint64_t)source[0], (int)(source[1] & 0xff), a->ndim, a->words,
                 source + 2, 0, NULL, NULL);
+    }
     strided(&out[a->n], (uint64_t)to[0], a->out, a->ndim, a->words, to + 1, 0, NULL, NULL);
     return (size_t)a->n + 1;
 }
@@ -147,22 +167,28 @@ static size_t nonfinite_accesses(const void *args, fan_fake_access *out)
 /* of_parts: the dtype of which that of a part is known. */
 static int of_parts(int dtype, int parts)
 {
-    return parts == 1 ? dtype : dtype == FAN_DT_FLOAT32 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128;
+    if (parts == 1)
+        return dtype;
+    return dtype == FAN_DT_FLOAT32 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128;
 }
 
 /* reduce_accesses: what an earlier launch left, and what this one leaves, is gap-free. */
 static size_t reduce_accesses(const fan_k_reduce *a, int from, fan_fake_access *out)
 {
-    const int64_t *to = a->words + a->stay, *in = to + a->stay, *gone = in + a->stay;
-    if (a->again)
+    const int64_t *to = a->words + a->stay;
+    const int64_t *in = to + a->stay;
+    const int64_t *gone = in + a->stay;
+    if (a->again) {
         dense(&out[0], a->in, from, a->numbers * a->terms);
-    else
+    } else {
         strided(&out[0], a->in, of_parts(from, a->parts), a->stay, a->words, in, a->go, gone,
                 gone + a->go);
-    if (a->last)
+    }
+    if (a->last) {
         strided(&out[1], a->out, of_parts(a->to, a->parts), a->stay, a->words, to, 0, NULL, NULL);
-    else
+    } else {
         dense(&out[1], a->out, a->acc, a->numbers * a->runs);
+    }
     return 2;
 }
 
@@ -173,7 +199,14 @@ static int index_dtype(int size)
 
 static int few_dtype(int size)
 {
-    return size == 1 ? FAN_DT_UINT8 : size == 2 ? FAN_DT_UINT16 : FAN_DT_UINT32;
+    switch (size) {
+    case 1:
+        return FAN_DT_UINT8;
+    case 2:
+        return FAN_DT_UINT16;
+    default:
+        return FAN_DT_UINT32;
+    }
 }
 
 static void fours(fan_fake_access *a, uint64_t address, int64_t count)
@@ -183,7 +216,8 @@ static void fours(fan_fake_access *a, uint64_t address, int64_t count)
 
 static void indices(fan_fake_access *a, const fan_k_coo *coo, int64_t entries)
 {
-    int64_t shape[2] = {coo->sparse, entries}, strides[2] = {coo->index_row, coo->index_step};
+    int64_t shape[2] = {coo->sparse, entries};
+    int64_t strides[2] = {coo->index_row, coo->index_step};
     strided(a, coo->indices, index_dtype(coo->index_size), 2, shape, strides, 0, NULL, NULL);
 }
 
@@ -209,10 +243,11 @@ static size_t list_came(fan_fake_access *out, const fan_k_list *list, const fan_
 static size_t sort_count_accesses(const fan_k_sort *a, fan_fake_access *out)
 {
     size_t n = 1;
-    if (a->coo.indices)
+    if (a->coo.indices) {
         indices(&out[0], &a->coo, a->entries);
-    else
+    } else {
         n = list_rows(out, &a->list, &a->entry, a->entries);
+    }
     fours(&out[n++], a->unsorted, 1);
     fours(&out[n++], a->counts, a->tiles << a->bits);
     return n;
@@ -235,9 +270,10 @@ static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out, size
         fours(&out[n++], a->totals, (int64_t)1 << a->bits);
     if (a->coo.indices) {
         indices(&out[n++], &a->coo, a->entries);
-        if (a->entry.values)
+        if (a->entry.values) {
             strided(&out[n++], a->entry.values, few_dtype(a->entry.came_size), 1, &a->entries,
                     &a->entry.value_step, 0, NULL, NULL);
+        }
     } else {
         n += list_rows(&out[n], &a->list, &a->entry, a->entries);
         n += list_came(&out[n], &a->list, &a->entry, a->entries);
@@ -251,8 +287,9 @@ static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out, size
  * within reach counts. */
 static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
 {
-    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->coo.sparse),
-                  *into = extent + a->inner, *values = into + a->inner;
+    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->coo.sparse);
+    const int64_t *into = extent + a->inner;
+    const int64_t *values = into + a->inner;
     size_t n = 0;
     strided(&out[n++], a->values, a->value_dtype, 1, &a->entries, &a->value_step, a->inner, extent,
             values);
@@ -267,8 +304,9 @@ static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
                 a->words + a->coo.sparse, a->inner, extent, into);
         return n;
     }
-    int64_t rows = a->lanes + 1, shape[2] = {a->lanes, a->words[0]},
-            strides[2] = {a->words[1], a->words[2]};
+    int64_t rows = a->lanes + 1;
+    int64_t shape[2] = {a->lanes, a->words[0]};
+    int64_t strides[2] = {a->words[1], a->words[2]};
     strided(&out[n++], a->indices, index_dtype(a->index_size), 1, &a->entries, &a->index_step, 0,
             NULL, NULL);
     strided(&out[n++], a->pointers, index_dtype(a->pointer_size), 1, &rows, &a->pointer_step, 0,
@@ -279,7 +317,9 @@ static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
 
 static fan_cu_result run_end(bool fine)
 {
-    return fan_k_misaligned ? MISALIGNED_ADDRESS : fine ? OK : LAUNCH_FAILED;
+    if (fan_k_misaligned)
+        return MISALIGNED_ADDRESS;
+    return fine ? OK : LAUNCH_FAILED;
 }
 
 /* RUN: a kernel without barriers, the last thread first: no GPU promises another order. RUN_BLOCKS:
@@ -385,8 +425,9 @@ size_t fan_fake_kernel_number(const fan_fake_kernel *k)
 
 const fan_fake_kernel *fan_fake_kernel_find(const char *name)
 {
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
         if (strcmp(kernels[i].name, name) == 0)
             return &kernels[i];
+    }
     return NULL;
 }

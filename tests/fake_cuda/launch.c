@@ -16,7 +16,8 @@
  * minor one, or PTX of a later version. */
 static fan_cu_result launch_takes(const char *image, int compute)
 {
-    uint32_t magic = 0, flags = 0;
+    uint32_t magic = 0;
+    uint32_t flags = 0;
     memcpy(&magic, image, sizeof magic);
     if (magic == FATBIN)
         return OK;
@@ -24,12 +25,14 @@ static fan_cu_result launch_takes(const char *image, int compute)
     if (magic == CUBIN) {
         memcpy(&flags, image + 48, sizeof flags);
         int arch = (int)(image[8] >= 8 ? flags >> 8 : flags) & 0xFF;
-        return arch / 10 == compute / 10 && arch <= compute ? OK : NO_BINARY_FOR_GPU;
+        bool fits = arch / 10 == compute / 10 && arch <= compute;
+        return fan__ok_or(fits, NO_BINARY_FOR_GPU);
     }
     const char *target = strstr(image, ".target sm_");
     if (!target || !strstr(image, ".entry fan_any"))
         return INVALID_IMAGE;
-    return strtol(target + strlen(".target sm_"), NULL, 10) <= compute ? OK : NO_BINARY_FOR_GPU;
+    long arch = strtol(target + strlen(".target sm_"), NULL, 10);
+    return fan__ok_or(arch <= compute, NO_BINARY_FOR_GPU);
 }
 
 fan_cu_result fan_fake_ModuleLoadData(fan_cu_module *out, const void *image)
@@ -86,9 +89,10 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
 static void launch_lose(const fan__fake_work *w, fan_cu_result code)
 {
     fan_cu_result none = OK;
-    if (code) /* the first cause stays */
+    if (code) { /* the first cause stays */
         (void)atomic_compare_exchange_strong(&fan__fake.contexts[w->device->index].lost, &none,
                                              code);
+    }
 }
 
 static void launch_run_kernel(fan__fake_work *w)
@@ -161,7 +165,9 @@ static fan_cu_result launch_queue(fan_stream *s, const fan_fake_kernel *k, const
     const char *table = k->table ? launch_table(args) : NULL;
     if (k->table && !table)
         return launch_queue_stray(s, k);
-    size_t behind = k->table ? fan_fake_table_bytes(args) : 0, most = k->most(args), written;
+    size_t written;
+    size_t behind = k->table ? fan_fake_table_bytes(args) : 0;
+    size_t most = k->most(args);
     fan_fake_access *a = fan_calloc(most * sizeof *a);
     fan_array **all = fan_calloc(most * sizeof *all);
     fan__fake_work *w =
@@ -212,16 +218,23 @@ fan_cu_result fan_fake_LaunchKernel(fan_cu_function f, unsigned gx, unsigned gy,
     const fan__thing *t = fan__thing_find(A_FUNCTION, f);
     if (!t || t->device != c->device)
         return INVALID_HANDLE;
-    if (!gx || gx > INT32_MAX || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 ||
-        shared || extra || !params)
+    bool is_flat = gy == 1 && gz == 1 && by == 1;
+    if (!is_flat || bz != 1)
+        return INVALID_VALUE;
+    if (!gx || gx > INT32_MAX)
+        return INVALID_VALUE;
+    if (!bx || bx > 1024)
+        return INVALID_VALUE;
+    if (shared || extra || !params)
         return INVALID_VALUE;
     if (bx > FAN_K_BLOCK) /* its launch bounds */
         return LAUNCH_OUT_OF_RESOURCES;
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
         return code;
-    code = s->device->index == c->device ? launch_queue(s, t->kernel, params[0], (int64_t)gx * bx)
-                                         : INVALID_HANDLE;
+    code = INVALID_HANDLE;
+    if (s->device->index == c->device)
+        code = launch_queue(s, t->kernel, params[0], (int64_t)gx * bx);
     fan_stream_drop(s);
     return code;
 }

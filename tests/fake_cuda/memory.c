@@ -40,8 +40,10 @@ static void memory_run_free(fan__fake_work *w)
 static uint64_t memory_taken(int device)
 {
     uint64_t taken = fan__fake.plain[device] + fan__fake.execs[device];
-    for (const fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next)
-        taken += t->device == device ? t->reserved : 0;
+    for (const fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next) {
+        if (t->device == device)
+            taken += t->reserved;
+    }
     return taken;
 }
 
@@ -51,7 +53,7 @@ static bool memory_fits(int device, fan__thing *pool, size_t bytes)
 {
     uint64_t more = bytes;
     if (pool)
-        more = pool->used + bytes > pool->reserved ? pool->used + bytes - pool->reserved : 0;
+        more = fan__larger(pool->used + bytes, pool->reserved) - pool->reserved;
     if (memory_taken(device) + more > fan__fake.capacity)
         return false;
     if (pool) {
@@ -75,10 +77,11 @@ static bool memory_claim(int device, fan__thing *pool, size_t bytes)
 static void memory_unclaim(int device, fan__thing *pool, size_t bytes)
 {
     fan__fake_lock();
-    if (pool)
+    if (pool) {
         pool->used -= bytes;
-    else
+    } else {
         fan__fake.plain[device] -= bytes;
+    }
     fan__fake_unlock();
 }
 
@@ -132,9 +135,11 @@ static fan_cu_result memory_from_pool(const struct fan_cu_context *c, fan__thing
     fan_error err = {.status = FAN_OK};
     bool ran = true;
     fan_cu_result code = memory_allocate(c, s, pool, bytes, out);
-    while (code == OUT_OF_MEMORY && ran && pool->freed &&
-           fan_sim_step(fan__fake.m, &ran, &err) == FAN_OK)
+    while (code == OUT_OF_MEMORY && ran && pool->freed) {
+        if (fan_sim_step(fan__fake.m, &ran, &err) != FAN_OK)
+            break;
         code = memory_allocate(c, s, pool, bytes, out);
+    }
     return code;
 }
 
@@ -150,7 +155,7 @@ static fan_cu_result memory_node(fan_stream *s, const char *name, int number)
     if (!fan_sim_capture_state(fan__fake.m, s, NULL, NULL))
         return fan__fake_beside(number);
     fan__fake_work *w = fan__work_new(memory_run_node, 0, 0, 0);
-    return w ? fan__work_queue(s, name, w, NULL, 0, NULL, 0) : OUT_OF_MEMORY;
+    return fan__work_queue(s, name, w, NULL, 0, NULL, 0);
 }
 
 fan_cu_result fan_fake_MemAllocFromPoolAsync(fan_cu_pointer *out, size_t bytes, fan_cu_pool pool,
@@ -175,7 +180,7 @@ fan_cu_result fan_fake_MemAllocFromPoolAsync(fan_cu_pointer *out, size_t bytes, 
 static void memory_tell_release(const fan__thing *t, fan_stream *s)
 {
     fan_device *d = fan_sim_device(fan__fake.m, t->device);
-    d->backend->dropped(d, fan__host(t->address), t->bytes, &s, s ? 1 : 0);
+    d->backend->dropped(d, fan__host(t->address), t->bytes, &s, s != NULL);
     fan__fake_note_races();
 }
 
@@ -236,7 +241,7 @@ fan_cu_result fan_fake_MemGetInfo(size_t *unused, size_t *all)
     fan__fake_lock();
     uint64_t taken = memory_taken(c->device);
     *all = (size_t)fan__fake.capacity;
-    *unused = taken < fan__fake.capacity ? (size_t)(fan__fake.capacity - taken) : 0;
+    *unused = (size_t)(fan__fake.capacity - fan__smaller(taken, fan__fake.capacity));
     fan__fake_unlock();
     return OK;
 }
@@ -256,12 +261,13 @@ fan_cu_result fan_fake_MemPoolCreate(fan_cu_pool *out, const fan_cu_pool_props *
 {
     CALL(MemPoolCreate);
     BESIDE(MemPoolCreate);
-    if (props->allocation != FAN_CU_ALLOCATION_PINNED ||
-        props->location != FAN_CU_LOCATION_DEVICE || props->handles || props->device < 0 ||
-        props->device >= fan__fake.devices)
+    bool on_device = props->location == FAN_CU_LOCATION_DEVICE;
+    if (props->allocation != FAN_CU_ALLOCATION_PINNED || props->handles || !on_device)
+        return INVALID_VALUE;
+    if (props->device < 0 || props->device >= fan__fake.devices)
         return INVALID_VALUE;
     *out = (fan_cu_pool)(void *)fan__thing_made(A_POOL, props->device);
-    return *out ? OK : OUT_OF_MEMORY;
+    return fan__ok_or(*out, OUT_OF_MEMORY);
 }
 
 /* Its memory may be in use: the pool goes with the machine. */
@@ -311,8 +317,7 @@ fan_cu_result fan_fake_MemPoolTrimTo(fan_cu_pool pool, size_t keep)
     if (!t)
         return INVALID_VALUE;
     fan__fake_lock();
-    uint64_t least = t->used > keep ? t->used : keep;
-    t->reserved = t->reserved > least ? least : t->reserved;
+    t->reserved = fan__smaller(t->reserved, fan__larger(t->used, keep));
     fan__fake_unlock();
     return OK;
 }
@@ -329,8 +334,7 @@ static fan_cu_result memory_transfer(const struct fan_cu_context *c, uint64_t p,
 /* memory_write: the end of those that write; takes w, which may be NULL, and the hold on s. */
 static fan_cu_result memory_write(fan_stream *s, const char *name, fan__fake_work *w, fan_array *a)
 {
-    fan_cu_result code =
-        w ? fan__work_queue(s, name, w, NULL, 0, (fan_array *const[]){a}, 1) : OUT_OF_MEMORY;
+    fan_cu_result code = fan__work_queue(s, name, w, NULL, 0, (fan_array *const[]){a}, 1);
     fan_stream_drop(s);
     return code;
 }
@@ -374,12 +378,11 @@ fan_cu_result fan_fake_MemcpyDtoHAsync(void *to, fan_cu_pointer from, size_t byt
     fan_array a = fan__bytes_at(from, bytes, dims);
     if (w)
         w->to = to;
-    code =
-        w ? fan__work_queue(s, "copy out", w, (fan_array *const[]){&a}, 1, NULL, 0) : OUT_OF_MEMORY;
+    code = fan__work_queue(s, "copy out", w, (fan_array *const[]){&a}, 1, NULL, 0);
     if (code == OK) { /* into pageable memory: the call returns when it is there */
         fan_error err = {.status = FAN_OK};
         code = fan__fake_done(s->device->backend->sync(s, &err), &err);
-        code = code ? code : c->lost;
+        code = fan__first_of(code, c->lost);
     }
     fan_stream_drop(s);
     return code;
@@ -412,8 +415,10 @@ fan_cu_result cuMemAllocAsync(fan_cu_pointer *out, size_t bytes, fan_cu_stream h
     fan_cu_pool pool = NULL;
     INSIDE(c);
     fan__fake_lock();
-    for (fan__thing *t = fan__fake.things[A_POOL]; t && !pool; t = t->next)
-        pool = t->device == c->device && t->refs ? (fan_cu_pool)(void *)t : NULL;
+    for (fan__thing *t = fan__fake.things[A_POOL]; t && !pool; t = t->next) {
+        if (t->device == c->device && t->refs)
+            pool = (fan_cu_pool)(void *)t;
+    }
     fan__fake_unlock();
     if (!pool) {
         fan__thing *t = fan__thing_made(A_POOL, c->device);

@@ -27,9 +27,9 @@ fan_cu_result fan__fake_call(int number)
     fan__fake_lock();
     fan__fake.calls++;
     fan__fake.calls_of[number]++;
-    if (fan__fake.fail_at >= 0 &&
-        (!fan__fake.fail_name[0] || strcmp(fan__fake.fail_name, fan__fake_names[number]) == 0) &&
-        fan__fake.fail_at-- == 0) {
+    const char *failing = fan__fake.fail_name;
+    bool is_named = !failing[0] || strcmp(failing, fan__fake_names[number]) == 0;
+    if (is_named && fan__fake.fail_at >= 0 && fan__fake.fail_at-- == 0) {
         code = fan__fake.fail_with;
         if (fan__fake.fail_sticks && fan__fake_here.era == fan__fake.era &&
             fan__fake_here.depth > 0)
@@ -157,8 +157,7 @@ void fan__fake_synchronized(void)
 {
     fan__fake_lock();
     for (fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next) {
-        uint64_t keep = t->used > t->threshold ? t->used : t->threshold;
-        t->reserved = t->reserved > keep ? keep : t->reserved;
+        t->reserved = fan__smaller(t->reserved, fan__larger(t->used, t->threshold));
     }
     fan__fake_unlock();
 }

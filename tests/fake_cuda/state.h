@@ -103,6 +103,25 @@ extern _Thread_local struct fan__fake_here {
     struct fan_cu_context *stack[MOST_DEPTH];
 } fan__fake_here;
 
+/* fan__ok_or: OK, or another code where something is not fine. */
+static inline fan_cu_result fan__ok_or(bool fine, fan_cu_result otherwise)
+{
+    return fine ? OK : otherwise;
+}
+/* fan__first_of: the first code that is not OK. */
+static inline fan_cu_result fan__first_of(fan_cu_result first, fan_cu_result second)
+{
+    return first ? first : second;
+}
+static inline uint64_t fan__smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+static inline uint64_t fan__larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 static inline void fan__fake_lock(void)
 {
     (void)pthread_mutex_lock(&fan__fake_mutex);

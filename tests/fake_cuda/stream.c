@@ -11,7 +11,7 @@ fan_cu_result fan_fake_CtxSynchronize(void)
     fan__fake_note_races();
     fan_cu_result code = fan__fake_done(fan_sim_synchronize(fan__fake.m, &err), &err);
     fan__fake_synchronized();
-    return code ? code : c->lost;
+    return fan__first_of(code, c->lost);
 }
 
 /* stream_reuse: the handle of the stream of the device that was destroyed last is a new stream's: a
@@ -19,7 +19,8 @@ fan_cu_result fan_fake_CtxSynchronize(void)
  * or no memory. */
 static bool stream_reuse(fan__thing *fresh, fan_cu_stream *out)
 {
-    fan__thing *old = fan__thing_new(RETIRED, fresh->device), *t = NULL;
+    fan__thing *old = fan__thing_new(RETIRED, fresh->device);
+    fan__thing *t = NULL;
     fan__fake_lock();
     for (t = fan__fake.things[DESTROYED]; old && t && t->device != fresh->device;)
         t = t->next;
@@ -78,7 +79,7 @@ fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
     BESIDE(StreamDestroy);
     fan__thing *t = fan__thing_find(A_STREAM, s);
     if (!t)
-        return fan__thing_find(DESTROYED, s) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
+        return fan__thing_unknown(s);
     fan__fake_lock();
     fan__thing_remove(t);
     fan__fake_unlock();
@@ -91,10 +92,13 @@ fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
  * *code. */
 static const fan__thing *stream_of_handle(fan_cu_stream s, fan_cu_result *code)
 {
-    const fan__thing *t = (uintptr_t)s > 2 ? fan__thing_find(A_STREAM, s) : NULL;
-    *code = t || (uintptr_t)s <= 2          ? OK
-            : fan__thing_find(DESTROYED, s) ? CONTEXT_IS_DESTROYED
-                                            : INVALID_HANDLE;
+    const fan__thing *t = NULL;
+    *code = OK;
+    if ((uintptr_t)s > 2) {
+        t = fan__thing_find(A_STREAM, s);
+        if (!t)
+            *code = fan__thing_unknown(s);
+    }
     return t;
 }
 
@@ -136,7 +140,7 @@ fan_cu_result fan_fake_StreamSynchronize(fan_cu_stream handle)
     code = fan__fake_done(s->device->backend->sync(s, &err), &err);
     fan__fake_synchronized();
     fan_stream_drop(s);
-    return code ? code : c->lost;
+    return fan__first_of(code, c->lost);
 }
 
 fan_cu_result fan_fake_StreamWaitEvent(fan_cu_stream handle, fan_cu_event e, unsigned flags)
@@ -146,8 +150,10 @@ fan_cu_result fan_fake_StreamWaitEvent(fan_cu_stream handle, fan_cu_event e, uns
     CALL(StreamWaitEvent);
     INSIDE(c);
     fan__thing *t = fan__thing_find(AN_EVENT, e);
-    if (!t || flags)
-        return t ? INVALID_VALUE : INVALID_HANDLE;
+    if (!t)
+        return INVALID_HANDLE;
+    if (flags)
+        return INVALID_VALUE;
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
         return code;
@@ -199,9 +205,9 @@ fan_cu_result fan_fake_EventRecord(fan_cu_event e, fan_cu_stream handle)
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
         return code;
-    code = s->device->index == t->device
-               ? fan__fake_done(s->device->backend->record(t->event, s, &err), &err)
-               : INVALID_HANDLE;
+    code = INVALID_HANDLE;
+    if (s->device->index == t->device)
+        code = fan__fake_done(s->device->backend->record(t->event, s, &err), &err);
     fan_stream_drop(s);
     return code;
 }
@@ -228,7 +234,7 @@ fan_cu_result fan_fake_EventQuery(fan_cu_event e)
         BESIDE(EventQuery);
     fan_cu_result code =
         fan__fake_done(t->event->device->backend->query(t->event, &passed, &err), &err);
-    return code ? code : passed ? OK : NOT_READY;
+    return fan__first_of(code, fan__ok_or(passed, NOT_READY));
 }
 
 fan_cu_result fan_fake_EventSynchronize(fan_cu_event e)
@@ -245,7 +251,7 @@ fan_cu_result fan_fake_EventSynchronize(fan_cu_event e)
     fan_cu_result code =
         fan__fake_done(t->event->device->backend->event_sync(t->event, &err), &err);
     fan__fake_synchronized();
-    return code ? code : c->lost;
+    return fan__first_of(code, c->lost);
 }
 
 /* What callers of the driver use, and the backend does not. */
@@ -257,14 +263,17 @@ fan_cu_result cuEventElapsedTime(float *ms, fan_cu_event start, fan_cu_event end
 {
     INSIDE(c);
     (void)c;
-    const fan__thing *from = fan__thing_find(AN_EVENT, start), *to = fan__thing_find(AN_EVENT, end);
-    if (!from || !to || !from->timed || !to->timed)
+    const fan__thing *from = fan__thing_find(AN_EVENT, start);
+    const fan__thing *to = fan__thing_find(AN_EVENT, end);
+    if (!from || !from->timed)
         return INVALID_HANDLE;
-    for (int i = 0; i < 2; i++) {
-        fan_cu_result code = fan_fake_EventQuery(i ? end : start);
-        if (code)
-            return code;
-    }
+    if (!to || !to->timed)
+        return INVALID_HANDLE;
+    fan_cu_result code = fan_fake_EventQuery(start);
+    if (code == OK)
+        code = fan_fake_EventQuery(end);
+    if (code)
+        return code;
     *ms = (float)((event_read(to).us - event_read(from).us) / 1000);
     return OK;
 }

@@ -17,13 +17,15 @@ fan__thing *fan__thing_new(fan__kind k, int device)
 /* thing_memory_place: of the first memory that does not lie before `address`. Locked. */
 static size_t thing_memory_place(uint64_t address)
 {
-    size_t lo = 0, hi = fan__fake.nmemory;
+    size_t lo = 0;
+    size_t hi = fan__fake.nmemory;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
-        if (fan__fake.memory[mid]->address < address)
+        if (fan__fake.memory[mid]->address < address) {
             lo = mid + 1;
-        else
+        } else {
             hi = mid;
+        }
     }
     return lo;
 }
@@ -55,9 +57,10 @@ fan__thing *fan__thing_find(fan__kind k, const void *handle)
 {
     fan__thing *found = NULL;
     fan__fake_lock();
-    for (fan__thing *t = fan__fake.things[k]; t && !found; t = t->next)
+    for (fan__thing *t = fan__fake.things[k]; t && !found; t = t->next) {
         if (t == handle)
             found = t;
+    }
     fan__fake_unlock();
     return found;
 }
@@ -75,12 +78,13 @@ fan__thing *fan__thing_memory(uint64_t address, uint64_t bytes)
 
 void fan__thing_remove(fan__thing *gone)
 {
-    for (fan__thing **at = &fan__fake.things[gone->kind]; *at; at = &(*at)->next)
+    for (fan__thing **at = &fan__fake.things[gone->kind]; *at; at = &(*at)->next) {
         if (*at == gone) {
             *at = gone->next;
             fan__fake.live[gone->kind]--;
             break;
         }
+    }
 }
 
 void fan__thing_drop(fan__thing *gone)
@@ -88,9 +92,10 @@ void fan__thing_drop(fan__thing *gone)
     fan__fake_lock();
     fan__thing_remove(gone);
     size_t i = gone->kind == MEMORY ? thing_memory_place(gone->address) : fan__fake.nmemory;
-    if (i < fan__fake.nmemory && fan__fake.memory[i] == gone)
+    if (i < fan__fake.nmemory && fan__fake.memory[i] == gone) {
         memmove(fan__fake.memory + i, fan__fake.memory + i + 1,
                 (--fan__fake.nmemory - i) * sizeof *fan__fake.memory);
+    }
     fan__fake_unlock();
     fan_stream_drop(gone->stream);
     fan_event_drop(gone->event);
@@ -105,9 +110,10 @@ static fan_stream *thing_own_stream(int device)
     uint64_t id = fan_thread_id();
     fan_stream *s = NULL;
     fan__fake_lock();
-    for (fan__thing *t = fan__fake.things[A_STREAM]; t && !s; t = t->next)
+    for (fan__thing *t = fan__fake.things[A_STREAM]; t && !s; t = t->next) {
         if (t->thread == id && t->device == device)
             s = t->stream;
+    }
     fan__fake_unlock();
     if (s)
         return fan_stream_hold(s);
@@ -125,20 +131,25 @@ static fan_stream *thing_own_stream(int device)
     return s;
 }
 
+fan_cu_result fan__thing_unknown(const void *handle)
+{
+    return fan__thing_find(DESTROYED, handle) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
+}
+
 fan_cu_result fan__thing_stream(const struct fan_cu_context *c, fan_cu_stream handle,
                                 fan_stream **out)
 {
     fan_device *d = fan_sim_device(fan__fake.m, c->device);
     uintptr_t number = (uintptr_t)handle;
-    if (number <= 1)
+    if (number <= 1) {
         *out = d->backend->current(d);
-    else if (number == 2)
+    } else if (number == 2) {
         *out = thing_own_stream(c->device);
-    else {
+    } else {
         fan__thing *t = fan__thing_find(A_STREAM, handle);
         if (!t || t->thread)
-            return fan__thing_find(DESTROYED, handle) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
+            return fan__thing_unknown(handle);
         *out = fan_stream_hold(t->stream);
     }
-    return *out ? OK : OUT_OF_MEMORY;
+    return fan__ok_or(*out, OUT_OF_MEMORY);
 }

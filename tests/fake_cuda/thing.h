@@ -15,6 +15,8 @@ fan__thing *fan__thing_memory(uint64_t address, uint64_t bytes);
 /* fan__thing_remove: removes it from the table, so that no call finds it. Locked. */
 void fan__thing_remove(fan__thing *gone);
 void fan__thing_drop(fan__thing *gone);
+/* fan__thing_unknown: the code for a handle that is none, or none any more. */
+fan_cu_result fan__thing_unknown(const void *handle);
 /* fan__thing_stream: a hold on what a handle means in this context. */
 fan_cu_result fan__thing_stream(const struct fan_cu_context *c, fan_cu_stream handle,
                                 fan_stream **out);

@@ -63,7 +63,8 @@ static traffic_sector *traffic_find(uint64_t number)
 void fan__traffic_touch(uint64_t address, size_t bytes, bool reads)
 {
     while (bytes) {
-        size_t from = address % SECTOR, here = SECTOR - from < bytes ? SECTOR - from : bytes;
+        size_t from = address % SECTOR;
+        size_t here = SECTOR - from < bytes ? SECTOR - from : bytes;
         uint32_t mask = (here == SECTOR ? UINT32_MAX : (UINT32_C(1) << here) - 1) << from;
         traffic_sector *s = traffic_find(address / SECTOR);
         if (reads) {

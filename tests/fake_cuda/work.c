@@ -15,6 +15,8 @@ fan_cu_result fan__work_queue(fan_stream *s, const char *name, fan__fake_work *w
                               size_t nwrites)
 {
     fan_error err = {.status = FAN_OK};
+    if (!w)
+        return OUT_OF_MEMORY;
     fan__fake_note_races();
     fan_sim_kernel k = {.name = name,
                         .fn = work_run,

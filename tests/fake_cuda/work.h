@@ -26,7 +26,8 @@ static inline void *fan__host(uint64_t address)
 
 fan__fake_work *fan__work_new(void (*run)(fan__fake_work *), uint64_t address, size_t bytes,
                               size_t payload);
-/* fan__work_queue: puts w behind what s has; the machine frees it. */
+/* fan__work_queue: puts w behind what s has; the machine frees it. w is NULL where there was no
+ * memory for it, which the code says. */
 fan_cu_result fan__work_queue(fan_stream *s, const char *name, fan__fake_work *w,
                               fan_array *const *reads, size_t nreads, fan_array *const *writes,
                               size_t nwrites);
