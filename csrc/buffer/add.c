@@ -42,57 +42,31 @@ static const char *add_kind_words(char kind)
     }
 }
 
-static bool add_weak_castable(fan_dtype from, fan_dtype to)
+/* A10, A11: of arrays and numbers. */
+static fan_status add_fail_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                 fan_dtype_fit fit, fan_error *err)
 {
-    static const char order[] = "bifc";
-    return strchr(order, fan_dtype_family(from)) <= strchr(order, fan_dtype_family(to));
-}
-
-/* A10 of a slot that declares its dtype: it can hold the contribution's. */
-static fan_status add_check_declared(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                     fan_error *err)
-{
-    fan_dtype declared = b->slots[slot].spec->dtype;
-    fan_dtype own = c->value.dtype;
-    bool fits = fan_dtype_can_cast(own, declared);
-    if (c->value.weak)
-        fits = add_weak_castable(own, declared);
-    if (fits)
-        return FAN_OK;
-    char want[32] = "dtype ";
-    fan_append(want, sizeof want, "%s", fan_dtype_name(declared));
-    return fan_fail_expected(
-        err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want, fan_dtype_name(own),
-        ": %s into %s would lose values; convert it yourself (A10)",
-        add_kind_words(fan_dtype_kind(own)), add_kind_words(fan_dtype_kind(declared)));
-}
-
-/* A10, A11 of a slot that declares none: the dtypes of all contributions have one in common. */
-static fan_status add_check_common(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                   fan_dtype_set *seen, fan_error *err)
-{
-    const fan_slot *s = &b->slots[slot];
-    const fan_value *value = &c->value;
+    const fan_slot_spec *spec = b->slots[slot].spec;
+    const char *own = fan_dtype_name(c->value.dtype);
     fan_place place = fan_slot_place(b, slot, c->key);
-    fan_dtype accumulate = s->spec->accumulate;
-    if (fan_accum_dtype(value->dtype, accumulate) == FAN_DT_NONE) {
+    if (fit == FAN_DTYPE_FIT_WISH) {
         return fan_fail_at(
             err, FAN_ERR_VALUE, 0, place,
             "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
-            fan_dtype_name(accumulate), value->weak ? "a Python number" : "a gradient",
-            fan_dtype_name(value->dtype));
+            fan_dtype_name(spec->accumulate), c->value.weak ? "a Python number" : "a gradient",
+            own);
     }
-    *seen = fan_dtype_set_add(s->state->seen, value->dtype, value->weak);
-    fan_dtype sum = fan_dtype_set_promote(*seen);
-    if (sum == FAN_DT_NONE) {
+    if (fit == FAN_DTYPE_FIT_APART) {
         return fan_fail_at(
             err, FAN_ERR_VALUE, 0, place,
-            "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
-            fan_dtype_name(value->dtype));
+            "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)", own);
     }
-    /* What holds each contribution's dtype holds their promotion. */
-    assert(fan_accum_dtype(sum, accumulate) != FAN_DT_NONE);
-    return FAN_OK;
+    char want[32] = "dtype ";
+    fan_append(want, sizeof want, "%s", fan_dtype_name(spec->dtype));
+    return fan_fail_expected(err, FAN_ERR_VALUE, place, want, own,
+                             ": %s into %s would lose values; convert it yourself (A10)",
+                             add_kind_words(fan_dtype_kind(c->value.dtype)),
+                             add_kind_words(fan_dtype_kind(spec->dtype)));
 }
 
 static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c,
@@ -112,16 +86,14 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
     /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is
      * made. */
     out->number = fan_value_number(value);
-    if (declared == FAN_DT_NONE) {
-        FAN_TRY(add_check_common(b, slot, c, &out->seen, err));
-    } else {
-        FAN_TRY(add_check_declared(b, slot, c, err));
-        if (!c->summed)
-            out->to.dtype = declared;
-        out->seen = fan_dtype_set_add(0, declared, false);
-        if (!fan_weak_int_fits(out->number, declared))
-            return fan_slot_fail_int(b, slot, c->key, out->number, declared, err);
-    }
+    fan_dtype_fit fit =
+        fan_accum_dtype_fit(declared, s->spec->accumulate, value->dtype, value->weak, &out->seen);
+    if (fit != FAN_DTYPE_FIT_EXACT && fit != FAN_DTYPE_FIT_CAST)
+        return add_fail_dtype(b, slot, c, fit, err);
+    if (declared != FAN_DT_NONE && !fan_weak_int_fits(out->number, declared))
+        return fan_slot_fail_int(b, slot, c->key, out->number, declared, err);
+    if (fit == FAN_DTYPE_FIT_CAST && !c->summed)
+        out->to.dtype = declared;
     bool dense = value->form == FAN_FORM_DENSE;
     bool sparse = value->form == FAN_FORM_SPARSE;
     bool streams = value->device && value->device->backend->has_streams;
@@ -156,21 +128,21 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
     const fan_slot *s = &b->slots[slot];
     const fan_value *value = &c->value;
     fan_device *want = s->spec->device ? s->spec->device : s->state->device;
+    fan_move_facts facts = {.here = !value->device || !want || value->device == want};
     out->to.device = value->device;
-    if (!value->device || !want || value->device == want)
+    if (!facts.here) {
+        bool from_host = value->device == fan_cpu();
+        facts.dense = value->form == FAN_FORM_DENSE;
+        facts.number = facts.dense && from_host && value->array->ndim == 0;
+        facts.streams = want->backend->has_streams;
+        facts.to_host = s->spec->device && want == fan_cpu();
+        out->to.device = want;
+    }
+    out->to.move = fan_accum_move(&facts);
+    if (out->to.move == FAN_MOVE_NOT)
         return add_check_parts(b, slot, c, want, err);
-
-    out->to.device = want;
-    bool dense = value->form == FAN_FORM_DENSE;
-    bool from_host = value->device == fan_cpu();
-    if (dense && from_host && value->array->ndim == 0 && want->backend->has_streams) {
-        out->to.upload = true;
+    if (out->to.move != FAN_MOVE_NO)
         return FAN_OK;
-    }
-    if (dense && s->spec->device && want == fan_cpu()) {
-        out->to.download = true;
-        return FAN_OK;
-    }
     char has[64] = "one on ";
     char wants[64] = "a gradient on ";
     char place[32];
@@ -231,7 +203,7 @@ static fan_status add_check_key(const fan_buffer *b, size_t slot, int64_t key, f
 {
     const fan_slot *s = &b->slots[slot];
     const fan_slot_state *state = s->state;
-    if (state->keyed && (state->keyed > 0) != (key >= 0)) {
+    if (fan_keys_mix(state->keyed, key)) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
                            "this pass adds %s keys to this slot; keep to that until take() (A15)",
                            state->keyed > 0 ? "with" : "without");
@@ -266,12 +238,12 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
 
     const fan_conversion *to = &out->to;
     bool copied = c->copy && (form == FAN_FORM_DENSE || form == FAN_FORM_SPARSE);
-    bool moved = to->upload || to->download;
+    bool moved = to->move != FAN_MOVE_NOT;
     bool changed = to->reduce || to->cast;
     fan_add_facts facts = {.defined = defined,
                            .changes = changed || moved || copied,
-                           .upload = to->upload,
-                           .download = to->download};
+                           .upload = to->move == FAN_MOVE_UPLOAD,
+                           .download = to->move == FAN_MOVE_DOWNLOAD};
     fan_device *d = to->device;
     if (d && d->backend->has_streams) {
         FAN_TRY(add_check_stream(b, slot, c->stream, d, "producer's", c->key, err));
@@ -677,7 +649,7 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
                                 fan_error *err)
 {
     fan_device *d = to->device;
-    fan_dtype acc = fan_dtype_accumulate(to->dtype);
+    fan_dtype acc = fan_accum_dtype(to->dtype, FAN_DT_NONE);
     FAN_TRY(fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
     fan_interrupt interrupt; /* what is made is thrown away then */
     fan_buffer_interrupt_begin(b, &interrupt, !d->backend->has_streams, err);
@@ -693,7 +665,7 @@ static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_array
                                const fan_conversion *to, fan_stream *on, fan_array **made,
                                fan_error *err)
 {
-    fan_dtype acc = fan_dtype_accumulate(to->dtype);
+    fan_dtype acc = fan_accum_dtype(to->dtype, FAN_DT_NONE);
     FAN_TRY(fan_device_array(to->device, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
     return convert_job(b, to->device, on, FAN_JOB_REDUCE, "reduce", *made, from, to->dtype, err);
 }
@@ -741,7 +713,8 @@ static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_valu
         expanded = 0;
     FAN_GO(fan_array_compact(whole, expanded, &compact, err));
     const fan_array *from = compact;
-    if (to->download) {
+    bool download = to->move == FAN_MOVE_DOWNLOAD;
+    if (download) {
         fan_value base = *v;
         base.array = compact;
         FAN_GO(download_dense(&base, on, &near, err));
@@ -753,11 +726,11 @@ static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_valu
         status = reduce_dense(b, s, wide, to, on, made, err);
         goto done;
     }
-    if (to->upload)
+    if (to->move == FAN_MOVE_UPLOAD)
         FAN_GO(upload_dense(b, from, to, on, &converted, err));
     else {
-        FAN_GO(convert_part(b, to->device, on, (fan_array *)from, to->dtype, !to->download,
-                            &converted, err));
+        FAN_GO(convert_part(b, to->device, on, (fan_array *)from, to->dtype, !download, &converted,
+                            err));
     }
     status = fan_array_broadcast(converted, whole->ndim, whole->shape, made, err);
 done:
@@ -1107,10 +1080,9 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
 
 static void add_plain_count_peak(fan_buffer *b, uint64_t now)
 {
-    if (now > b->plain.peak_parked_bytes)
-        b->plain.peak_parked_bytes = now;
-    if (now > b->total->peak_parked_bytes)
-        b->total->peak_parked_bytes = now;
+    atomic_uint_fast64_t *peak = &b->counters.peak_parked_bytes;
+    if (now > atomic_load_explicit(peak, memory_order_relaxed))
+        atomic_store_explicit(peak, now, memory_order_relaxed);
 }
 
 /* Whether the first gradient of a slot is as declared (A9, A10, A12), and of a dtype that is summed
@@ -1132,7 +1104,7 @@ static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, 
     fan_list *list = fan_slot_list(s);
     if (!list)
         return false;
-    if (list->n && (list->entries[0].key < 0) != (one->key < 0))
+    if (fan_keys_mix(fan_list_keyed(list), one->key))
         return false;
     if (kind && !fan_list_defined(list)) {
         if (!add_plain_fits(s->spec, kind))
@@ -1154,15 +1126,15 @@ static inline __attribute__((always_inline)) bool add_plain_count(fan_buffer *b,
                                                                   const fan_plain_kind *kind,
                                                                   bool copied, bool due)
 {
-    FAN_PLAIN_COUNT(b, adds, 1);
+    fan_counter_add(&b->counters.adds, 1);
     if (!kind)
         return false;
     if (copied) { /* a copy that was made for the buffer is counted as one of its own */
         uint64_t size = fan_plain_bytes(kind);
-        FAN_PLAIN_COUNT(b, copies, 1);
-        FAN_PLAIN_COUNT(b, passes, 1);
-        FAN_PLAIN_COUNT(b, bytes_read, size);
-        FAN_PLAIN_COUNT(b, bytes_written, size);
+        fan_counter_add(&b->counters.copies, 1);
+        fan_counter_add(&b->counters.passes, 1);
+        fan_counter_add(&b->counters.bytes_read, size);
+        fan_counter_add(&b->counters.bytes_written, size);
     }
     const fan_list *list = b->slots[slot].list;
     uint64_t bytes = list->bytes;
@@ -1170,7 +1142,7 @@ static inline __attribute__((always_inline)) bool add_plain_count(fan_buffer *b,
         fan_buffer_weigh(b, bytes);
     uint64_t now = atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes;
     add_plain_count_peak(b, now);
-    if (now <= b->fold_threshold)
+    if (!fan_budget_near(b, now))
         return false;
     return due || fan_list_begins(list);
 }
@@ -1202,10 +1174,9 @@ static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_ki
         return false;
     if (kind->scalar || !fan_plain_same(&list->kind, kind))
         return false;
-    bool next_key = first->key < 0;
-    if (key >= 0)
-        next_key = !next_key && (uint64_t)key == (uint64_t)first->key + 1;
-    if (!next_key || fan_slot_missing(s, 1) <= 0)
+    if (fan_keys_mix(fan_list_keyed(list), key) || fan_slot_missing(s, 1) <= 0)
+        return false;
+    if (!fan_key_is_next(fan_list_next_key(list), key))
         return false;
     bool overlaps = fan_flats_meet(first->data, list->bytes, data, list->bytes);
     if (overlaps || !fan_plain_is_flat(list->size, 2))
@@ -1220,7 +1191,7 @@ static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind
     if (b->sum_stats || !fan_plain_has_sum(s))
         return false;
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
-    bool due = parked + fan_plain_kind_bytes(kind) > b->budget;
+    bool due = fan_budget_near(b, parked + fan_plain_kind_bytes(kind));
     if (!due || !add_plain_takes(b, slot, kind, data, key))
         return false;
     const fan_entry *first = &s->list->entries[0];
@@ -1304,12 +1275,12 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *op)
     *sum = fan_entry_of(sum->object, sum->data, op->key, false, sum->owned);
     sum->wide = wide;
     uint64_t size = fan_plain_sum_size(list, wide);
-    FAN_PLAIN_COUNT(b, adds, 1);
-    FAN_PLAIN_COUNT(b, folds, 1);
-    FAN_PLAIN_COUNT(b, passes, 1);
-    FAN_PLAIN_COUNT(b, in_place, 1);
-    FAN_PLAIN_COUNT(b, bytes_read, bytes + size);
-    FAN_PLAIN_COUNT(b, bytes_written, size);
+    fan_counter_add(&b->counters.adds, 1);
+    fan_counter_add(&b->counters.folds, 1);
+    fan_counter_add(&b->counters.passes, 1);
+    fan_counter_add(&b->counters.in_place, 1);
+    fan_counter_add(&b->counters.bytes_read, bytes + size);
+    fan_counter_add(&b->counters.bytes_written, size);
     add_plain_count_peak(b, parked + list->bytes);
 }
 
@@ -1462,8 +1433,7 @@ static void add_plain_take_back(fan_buffer *b, const fan_plain_batch *batch, siz
             fan_list_unpark(b, list, 1);
             b->frontend->drop(one.object);
         }
-        b->plain.adds--;
-        b->total->adds--;
+        fan_counter_add(&b->counters.adds, UINT64_MAX);
     }
 }
 
@@ -1497,14 +1467,12 @@ fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool 
     *added = fan_plain_allowed() && fan_buffer_is_usable(b);
     if (!*added || (batch->n && add_plain_sum_all(b, batch)))
         return FAN_OK;
-    uint64_t peak = b->plain.peak_parked_bytes;
-    uint64_t total_peak = b->total->peak_parked_bytes;
+    uint64_t peak = atomic_load(&b->counters.peak_parked_bytes);
     size_t parked = add_plain_park_all(b, batch, &due);
     *added = parked == batch->n;
     if (!*added) {
         add_plain_take_back(b, batch, parked);
-        b->plain.peak_parked_bytes = peak;
-        b->total->peak_parked_bytes = total_peak;
+        atomic_store(&b->counters.peak_parked_bytes, peak);
         return FAN_OK;
     }
     /* last of all: of what was taken back all is known still */

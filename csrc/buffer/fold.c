@@ -796,10 +796,8 @@ static fan_sum_stats commit_made_sum(fan_gathered *gathered)
 
     fan_sum_stats old = state->sum_stats;
     state->sum_stats = fan_sum_stats_move(&fold->sum_stats);
-    if (old.has_nonfinite) {
-        state->sum_stats.has_nonfinite = true;
-        state->sum_stats.nonfinite_key = old.nonfinite_key;
-    }
+    if (old.has_nonfinite)
+        fan_sum_stats_blame(&state->sum_stats, old.nonfinite_key);
     state->rules |= fold->rules;
     return old;
 }

@@ -284,10 +284,8 @@ fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err)
     exact->sum = sum;
     fold->state = exact;
     state->exact = exact;
-    if (nonfinite < fold->n) {
-        state->sum_stats.has_nonfinite = true;
-        state->sum_stats.nonfinite_key = fold->terms[nonfinite].key;
-    }
+    if (nonfinite < fold->n)
+        fan_sum_stats_blame(&state->sum_stats, fold->terms[nonfinite].key);
     FAN_COUNT(fold->b, folds, 1);
     state->rules |= fold->plan.rules;
     fold->n = 0; /* nothing is left to sum: fan_fold_commit_end takes the items off the list */

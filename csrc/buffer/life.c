@@ -229,7 +229,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     if (!b)
         return status;
     b->frontend = config->frontend;
-    b->total = config->total ? config->total : &fan_plain_total;
+    fan_counters_begin(b);
     b->owner_generation = fan_fork_generation();
     b->fork_generation = b->owner_generation;
     b->name = (char *)unnamed;
@@ -282,6 +282,7 @@ void fan_buffer_free(fan_buffer *b)
             fan_sum_stats_drop(&b->sum_stats[i]);
     }
     assert_nothing_parked(b);
+    fan_counters_end(b, true);
     fan_free(b->sum_stats);
     fan_stream_drop(b->stream);
     if (b->name != unnamed)
@@ -346,8 +347,7 @@ void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
     b->id = atomic_fetch_add(&next_buffer, 1);
     b->weighed = 0;
     b->last_parked.object = NULL;
-    memset(&b->n, 0, sizeof b->n);
-    memset(&b->plain, 0, sizeof b->plain);
+    fan_counters_end(b, false);
     for (size_t i = 0; i < b->nlocks; i++)
         fan_mutex_renew(&b->locks[i]);
 }

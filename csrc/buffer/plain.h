@@ -21,10 +21,10 @@
  *
  * No lock is taken here. Plain entries are for a frontend whose interpreter lets one thread in at a
  * time, as Python's GIL does, and leaves the interpreter only while jobs run and while a thread
- * waits: so all that changes a slot happens inside the interpreter. The counters are plain numbers
- * for the same reason. The C API has a lock for each buffer in its place (py/base/api_lock.h), and
- * counters of its own. A frontend without such a lock offers no fan_plain_frontend, and has no
- * plain entries. */
+ * waits: so all that changes a slot happens inside the interpreter. The counters are added to
+ * without a lock for the same reason (fan_counter_add). The C API has a lock for each buffer in its
+ * place (py/base/api_lock.h). A frontend without such a lock offers no fan_plain_frontend, and has
+ * no plain entries. */
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H
 
@@ -37,8 +37,12 @@
 #define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */
 #define FAN_PLAIN_TERMS 64    /* terms of one pass */
 
-/* FAN_PLAIN_COUNT: adds to a counter of the buffer and of the process; inside the interpreter. */
-#define FAN_PLAIN_COUNT(b, name, k) ((b)->plain.name += (k), (b)->total->name += (k))
+/* fan_counter_add: as FAN_COUNT, inside the interpreter: no other thread counts meanwhile. */
+static inline void fan_counter_add(atomic_uint_fast64_t *counter, uint64_t n)
+{
+    uint64_t before = atomic_load_explicit(counter, memory_order_relaxed);
+    atomic_store_explicit(counter, before + n, memory_order_relaxed);
+}
 
 /* fan_plain_is_large: an array of `bytes` is summed in recycled memory, by the general path.
  * fan_plain_fits: whether arrays of `bytes` each are summed here, of which `acc` is the
@@ -169,11 +173,8 @@ static inline bool fan_plain_stats_on_device(const fan_buffer *b, size_t slot)
 /* fan_plain_accum: the accumulation dtype of what waits in the slot. */
 static inline fan_dtype fan_plain_accum(const fan_buffer *b, size_t slot)
 {
-    fan_dtype dtype = b->slots[slot].list->kind.dtype;
-    fan_dtype wish = b->slots[slot].spec->accumulate;
-    if (wish == FAN_DT_NONE)
-        return fan_dtype_accumulate(dtype);
-    return fan_accum_dtype(dtype, wish);
+    const fan_slot *s = &b->slots[slot];
+    return fan_accum_dtype(s->list->kind.dtype, s->spec->accumulate);
 }
 /* fan_plain_scratch: bytes that a sum of n entries in dtype `acc` needs beside them. */
 size_t fan_plain_scratch(const fan_list *list, size_t n, fan_dtype acc, bool stats);

@@ -80,14 +80,6 @@ uint64_t fan_plan_plain_fold(bool reusable)
     return fan_accum(first, other, false).rules;
 }
 
-static fan_dtype accumulated(const fan_fold_facts *f)
-{
-    fan_dtype dtype = fan_dtype_set_promote(f->seen);
-    if (dtype == FAN_DT_NONE)
-        return dtype;
-    return f->accumulate == FAN_DT_NONE ? fan_dtype_accumulate(dtype) : f->accumulate;
-}
-
 static fan_fold_kind kind_of(const fan_fold_facts *f, fan_form result)
 {
     if (f->exact) {
@@ -125,7 +117,7 @@ fan_fold_plan fan_plan_fold(const fan_fold_facts *f)
                           .action = sum.action,
                           .reuse = f->reuse_first,
                           .rules = sum.rules,
-                          .dtype = accumulated(f)};
+                          .dtype = fan_accum_dtype_of(f->seen, f->accumulate)};
     bool dense = plan.kind == FAN_FOLD_DENSE;
     if (f->has_out && dense) {
         plan.action = FAN_ACTION_OUT;

@@ -21,7 +21,7 @@ static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, co
     bool adds = fan_slot_waiting(s) || state->arriving;
     fan_target_facts facts = {.idle = !s->busy && !adds,
                               .reuse = FAN_REUSE_HELD,
-                              .complete = key < 0 || (uint64_t)key == state->next_key,
+                              .complete = fan_key_is_next(state->next_key, key),
                               .producer = fan_stream_id_of(P),
                               .accum = fan_stream_id_of(state->accum)};
     if (!item)
