@@ -449,11 +449,7 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
         memcpy(gone, list->entries, n * sizeof *gone);
         budget_plain_sum(b, slot, n, &to);
     } else {
-        if (to.object && !first)
-            b->frontend->drop(to.object);
-        /* the general path reports it, if there is anything to report */
-        if (b->frontend->clear_error)
-            b->frontend->clear_error();
+        fan_plain_give_up(b, first ? NULL : to.object);
     }
     fan_plain_release(b, (fan_span){slot, slot + 1});
     for (size_t i = first; good && i < n; i++) /* last: it may call back */
@@ -498,8 +494,8 @@ fan_status fan_plain_fold_due(fan_buffer *b, size_t slot, const void *object, bo
         status = fan_slot_fold_while_due(b, slot, err);
     fan_slot_unlock(b, slot);
     /* It is parked; the sum is tried again later, and reports then what is wrong. */
-    if (status == FAN_ERR_EXTERN && b->frontend->clear_error)
-        b->frontend->clear_error();
+    if (status == FAN_ERR_EXTERN)
+        fan_plain_give_up(b, NULL);
     if (begun && fan_status_poisons(status))
         return status;
     return FAN_OK;

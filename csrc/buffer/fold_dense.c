@@ -246,10 +246,10 @@ static void plain_sum_arrays(const fan_plain_kind *k, size_t count, const char *
         return;
     }
     plain_array(&arrays[n], k, count, out, false);
-    fan_sum_how how = {.stats = stats, .parallel = !stats};
+    fan_sum_how options = {.stats = stats, .parallel = !stats};
     if (scale)
-        how.scale = *scale;
-    fan_sum(&arrays[n], in, n, &how);
+        options.scale = *scale;
+    fan_sum(&arrays[n], in, n, &options);
 }
 
 /* The same of up to FAN_PLAIN_TERMS runs. Apart, because its frame is large. */

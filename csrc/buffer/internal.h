@@ -62,7 +62,7 @@ typedef struct fan_slot_state {
     /* Set if `accum` is a stream of our own that was pulled into a capture: the stream it must be
      * joined back to before the capture ends (S11). A hold. */
     fan_stream *capture_origin;
-    fan_sync_case how; /* the case of that gradient */
+    fan_sync_case stream_case; /* the case of that gradient */
     uint64_t rules;
     fan_dtype_set seen; /* of all contributions */
     bool has_weak_int;  /* a Python int is, or was, among them */
@@ -113,6 +113,14 @@ static inline void fan_slot_set_owner(fan_slot *s, uint64_t thread)
 static inline bool fan_slot_owned_by(fan_slot *s, uint64_t thread)
 {
     return atomic_load_explicit(&s->owner, memory_order_relaxed) == thread;
+}
+
+/* fan_slot_set_free: no thread has it; the caller wakes those that wait. */
+static inline void fan_slot_set_free(fan_slot *s)
+{
+    s->busy = false;
+    s->taking = false;
+    fan_slot_set_owner(s, 0);
 }
 
 extern fan_slot_state fan_slot_state_none;
@@ -170,6 +178,7 @@ struct fan_buffer {
     fan_buffer *newer, *older; /* of all buffers of the process (options.c) */
     /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
     bool small;
+    bool reusable; /* fan_buffer_reusable, but for what its slots declare */
 };
 
 /* fan_budget_near: false: no fold is due while so many bytes are parked, whatever holds them.
@@ -249,7 +258,7 @@ bool fan_warn_mismatch_now(void);
 
 /* fan_touch_budget: to the search of host orders (base/thread.h): a sum may be due, or what waits
  * may become less. */
-void fan_touch_budget(const fan_buffer *b, fan_sched_mode how);
+void fan_touch_budget(const fan_buffer *b, fan_sched_mode mode);
 /* fan_buffer_weigh: for the search of host orders: a scheduled thread adds `bytes`. As long as all
  * that such threads ever added fits the (smallest) budget, a fold is due or not whatever the other
  * slots do; from then on whether one is due depends on the order of all adds. */

@@ -8,22 +8,22 @@
 
 #define MOVED_TERMS 64 /* what comes out of order moves so many at most */
 
-size_t fan_plain_elements(const fan_plain_kind *k)
+size_t fan_plain_elements(const fan_plain_kind *kind)
 {
     size_t n = 1;
-    for (int i = 0; i < k->ndim; i++)
-        n *= (size_t)k->shape[i];
+    for (int i = 0; i < kind->ndim; i++)
+        n *= (size_t)kind->shape[i];
     return n;
 }
 
-uint64_t fan_plain_bytes(const fan_plain_kind *k)
+uint64_t fan_plain_bytes(const fan_plain_kind *kind)
 {
-    return fan_dtype_size(k->dtype) * fan_plain_elements(k);
+    return fan_dtype_size(kind->dtype) * fan_plain_elements(kind);
 }
 
-uint64_t fan_plain_kind_bytes(const fan_plain_kind *k)
+uint64_t fan_plain_kind_bytes(const fan_plain_kind *kind)
 {
-    uint64_t n = fan_plain_bytes(k);
+    uint64_t n = fan_plain_bytes(kind);
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
@@ -81,28 +81,28 @@ bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int
     return run > 0;
 }
 
-static int plain_axis(const fan_plain_kind *k, int at)
+static int plain_axis(const fan_plain_kind *kind, int at)
 {
-    if (k->order & 255)
-        return (int)(k->order >> 2 * at & 3);
-    return k->ndim - 1 - at;
+    if (kind->order & 255)
+        return (int)(kind->order >> 2 * at & 3);
+    return kind->ndim - 1 - at;
 }
 
-void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides)
+void fan_plain_strides(const fan_plain_kind *kind, int64_t unit, int64_t *strides)
 {
-    for (int at = 0; at < k->ndim; at++) {
-        strides[plain_axis(k, at)] = unit;
-        unit *= k->shape[plain_axis(k, at)];
+    for (int at = 0; at < kind->ndim; at++) {
+        strides[plain_axis(kind, at)] = unit;
+        unit *= kind->shape[plain_axis(kind, at)];
     }
 }
 
-void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row)
+void fan_plain_rows(const fan_plain_kind *kind, int64_t *rows, int64_t *row)
 {
-    int fastest = (int)(k->order >> 8 & 3);
+    int fastest = (int)(kind->order >> 8 & 3);
     *rows = 1;
     *row = 1;
-    for (int at = 0; at < k->ndim; at++) {
-        int64_t size = k->shape[plain_axis(k, at)];
+    for (int at = 0; at < kind->ndim; at++) {
+        int64_t size = kind->shape[plain_axis(kind, at)];
         if (at < fastest)
             *row *= size;
         else
@@ -110,13 +110,13 @@ void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row)
     }
 }
 
-uint64_t fan_plain_reach(const fan_plain_kind *k)
+uint64_t fan_plain_reach(const fan_plain_kind *kind)
 {
     int64_t rows, row;
-    if (!fan_plain_pitch(k))
-        return fan_plain_bytes(k);
-    fan_plain_rows(k, &rows, &row);
-    return fan_dtype_size(k->dtype) * (uint64_t)((rows - 1) * fan_plain_pitch(k) + row);
+    if (!fan_plain_pitch(kind))
+        return fan_plain_bytes(kind);
+    fan_plain_rows(kind, &rows, &row);
+    return fan_dtype_size(kind->dtype) * (uint64_t)((rows - 1) * fan_plain_pitch(kind) + row);
 }
 
 void fan_list_init(fan_list *list)

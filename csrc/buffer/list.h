@@ -12,8 +12,8 @@
 #include "base/keys.h"
 #include "buffer/value.h"
 
-/* fan_plain_pitch: elements from one place to the next along the axis that has gaps; 0: there are
- * none. */
+/* fan_plain_pitch: returns the elements from one place to the next along the axis that has gaps.
+ *   0: no axis has gaps */
 static inline int64_t fan_plain_pitch(const fan_plain_kind *kind)
 {
     return kind->order >> 10;
@@ -172,8 +172,9 @@ static inline uint64_t fan_entry_bytes(const fan_list *list, const fan_entry *on
 
 void fan_list_init(fan_list *list);
 void fan_list_fini(fan_list *list); /* its memory; what it holds is the caller's to drop before */
-/* fan_list_count: contributions, those summed already too; NULL: 0. fan_list_parked: those that
- * wait. */
+/* fan_list_count: returns how many contributions came, those summed already too.
+ *   0: also where the list is NULL
+ * fan_list_parked: returns how many of these wait. */
 int64_t fan_list_count(const fan_list *list);
 static inline size_t fan_list_parked(const fan_list *list)
 {
@@ -183,8 +184,11 @@ static inline size_t fan_list_defined(const fan_list *list)
 {
     return list->n - list->undefined;
 }
-/* fan_list_keyed: A15: 1: its entries have keys, -1: they have none, 0: there is no entry yet.
- * fan_list_next_key: of one with keys: the lowest that is not in its sum. */
+/* fan_list_keyed: A15: returns whether the entries have keys.
+ *   1: they have keys
+ *   -1: they have none
+ *   0: there is no entry yet
+ * fan_list_next_key: returns the lowest key that is not in the sum of a list with keys. */
 static inline int fan_list_keyed(const fan_list *list)
 {
     if (!list->n)
@@ -219,8 +223,9 @@ static inline void fan_list_empty(fan_list *list)
     list->n = list->undefined = list->alone = list->recheck_at = 0;
     list->summed = 0;
 }
-/* fan_list_insert: puts a term where its key has it; false: the key is there already, or there is
- * no memory. */
+/* fan_list_insert, fan_list_put: puts an entry where its key has it; fan_list_put also where it
+ * does not come last. Returns false, and changes nothing, where the key is there already or memory
+ * is lacking. */
 bool fan_list_put(fan_list *list, const fan_entry *one);
 static inline bool fan_list_insert(fan_list *list, const fan_entry *one)
 {
@@ -232,12 +237,14 @@ static inline bool fan_list_insert(fan_list *list, const fan_entry *one)
     list->undefined += !one->object;
     return true;
 }
-/* fan_list_remove: takes out the newest entry that is the same; false: there is none. */
+/* fan_list_remove: takes out the newest entry that is the same. Returns whether there was one. */
 bool fan_list_remove(fan_list *list, const fan_entry *one);
-/* fan_list_has: A16: whether an entry has this key, or it is in the sum. fan_list_ready: sorts the
- * list, and returns how many of the first contributions a fold may sum now: they are parked and,
- * with keys, none between them and `next_key` is missing. NULL: of no list. fan_list_begins:
- * whether the first of these has come, parked or not; of a list of plain entries. */
+/* fan_list_has: A16: returns whether an entry has this key, or the sum contains it.
+ * fan_list_ready: sorts the list, and returns how many of the first contributions a fold may sum
+ * now: they are parked and, with keys, none between them and `next_key` is missing.
+ *   0: also where the list is NULL
+ * fan_list_begins: returns whether the first of these has come, parked or not; of a list of plain
+ * entries. */
 bool fan_list_has(const fan_list *list, int64_t key);
 size_t fan_list_ready(fan_list *list, uint64_t next_key, bool keyed);
 bool fan_list_begins(const fan_list *list);

@@ -153,19 +153,19 @@ void fan_counters_total(fan_counters *out)
     counters_add(out, &fan_counters_of_sums);
 }
 
-void fan_touch_budget(const fan_buffer *b, fan_sched_mode how)
+void fan_touch_budget(const fan_buffer *b, fan_sched_mode mode)
 {
     if (fan_sched_active() && b->nlocks)
-        fan_sched_access(FAN_THING_BUDGET, b->locks[0].id, how);
+        fan_sched_access(FAN_THING_BUDGET, b->locks[0].id, mode);
 }
 
-void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_sched_mode how)
+void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_sched_mode mode)
 {
     for (size_t i = 0; i < b->nlocks; i++) {
         if (slot == SIZE_MAX || (slot < b->nslots && slot % b->nlocks == i))
-            fan_sched_access(FAN_THING_LOCKED, b->locks[i].id, how);
+            fan_sched_access(FAN_THING_LOCKED, b->locks[i].id, mode);
     }
-    if (how == FAN_SCHED_WRITE) {
+    if (mode == FAN_SCHED_WRITE) {
         fan_touch_budget(b, FAN_SCHED_COUNT);
         touch_counters(b);
     }

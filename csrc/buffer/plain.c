@@ -82,6 +82,14 @@ bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *list, size_t n
     return fan_plain_unchanged(b, sum->object, &kind, sum->data);
 }
 
+void fan_plain_give_up(const fan_buffer *b, void *object)
+{
+    if (object)
+        b->frontend->drop(object);
+    if (b->frontend->clear_error)
+        b->frontend->clear_error();
+}
+
 /* ---- what is counted ---- */
 
 uint64_t fan_plain_sum_size(const fan_list *list, bool wide)

@@ -3,9 +3,9 @@
 
 #include <assert.h>
 
-static uint64_t producer_bit(fan_sync_case how)
+static uint64_t producer_bit(fan_sync_case stream_case)
 {
-    switch (how) {
+    switch (stream_case) {
     case FAN_CASE_OTHER:
         return FAN_PLAN_S9_RECORD;
     case FAN_CASE_PRODUCER:
@@ -29,7 +29,7 @@ static void plan_convert(const fan_add_facts *f, fan_add_plan *plan)
         return;
     }
     /* It is ready on the accumulation stream then, with an event there if a stream will wait. */
-    bool first = plan->sync.how != FAN_CASE_LATER;
+    bool first = plan->sync.stream_case != FAN_CASE_LATER;
     plan->convert = FAN_CONVERT_ACCUM;
     plan->wait = !f->upload && !fan_stream_id_same(plan->sync.producer, slot->accum);
     plan->ready = slot->accum;
@@ -43,7 +43,8 @@ fan_add_plan fan_plan_add(const fan_add_facts *f)
 {
     fan_add_plan plan = {.convert = FAN_CONVERT_NOT};
     if (!f->defined) {
-        plan.sync = (fan_sync_add){.how = FAN_CASE_HOST, .slot = f->slot, .rules = FAN_S(2)};
+        plan.sync =
+            (fan_sync_add){.stream_case = FAN_CASE_HOST, .slot = f->slot, .rules = FAN_S(2)};
         plan.rules = plan.sync.rules;
         return plan;
     }
@@ -52,11 +53,11 @@ fan_add_plan fan_plan_add(const fan_add_facts *f)
     plan.ready = plan.sync.producer;
     if (plan.sync.record)
         plan.record = FAN_RECORD_PRODUCER;
-    plan.producer_bit = producer_bit(plan.sync.how);
+    plan.producer_bit = producer_bit(plan.sync.stream_case);
     plan.mark = plan.sync.mark;
     if (f->download)
         plan.convert = FAN_CONVERT_SOURCE;
-    else if (f->changes && plan.sync.how == FAN_CASE_HOST)
+    else if (f->changes && plan.sync.stream_case == FAN_CASE_HOST)
         plan.convert = FAN_CONVERT_HOST;
     else if (f->changes)
         plan_convert(f, &plan);

@@ -30,7 +30,6 @@ typedef struct take_slot {
     fan_value result;
     fan_stream *ready;
     fan_event *ready_event;
-    uint8_t origin, rank;
     fan_sum_stats sum_stats;
 } take_slot;
 
@@ -515,8 +514,6 @@ static fan_status take_plan_and_sum(const take_op *op, take_slot *part, bool las
     fan_take_facts facts = take_facts(op, part, last);
     part->plan = fan_plan_take(&facts);
     gathered->fold.taker = part->consumer;
-    part->origin = gathered->like.origin;
-    part->rank = gathered->like.rank;
     if (part->plan.rules) /* a slot without any may have the state that is only read */
         state->rules |= part->plan.rules;
     if (part->plan.counts)
@@ -730,8 +727,8 @@ static void take_name_origin(take_slot *part)
 {
     if (part->result.form == FAN_FORM_UNDEFINED || part->result.form == FAN_FORM_ZERO)
         return;
-    part->result.origin = part->origin;
-    part->result.rank = part->rank;
+    part->result.origin = part->gathered.like.origin;
+    part->result.rank = part->gathered.like.rank;
 }
 
 /* The user may keep a sum that was shown, even if the take then fails because of another slot: so
@@ -956,11 +953,11 @@ static fan_list *take_list(const fan_buffer *b, size_t slot)
 }
 
 /* take_defined: the entries of a slot's sum; 0: it is undefined. */
-static size_t take_defined(const fan_list *p)
+static size_t take_defined(const fan_list *list)
 {
-    if (!p)
+    if (!list)
         return 0;
-    return fan_list_defined(p);
+    return fan_list_defined(list);
 }
 
 static const fan_scale *take_scale(const fan_take *options)
@@ -1460,25 +1457,18 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
         return true;
     }
     fan_plain_release(b, span);
-    if (to && !first)
-        b->frontend->drop(to);
-    if (b->frontend->clear_error)
-        b->frontend->clear_error();
+    fan_plain_give_up(b, first ? NULL : to);
     return false;
 }
 
 /* As if there had been no take. The general path reports what is wrong, if anything is. */
 static void take_plain_undo(const take_plain *take)
 {
-    const fan_frontend *frontend = take->b->frontend;
     take_plain_give_back(take->b, take->span);
     for (size_t i = 0; i < take->span.end - take->span.first; i++) {
-        if (take->results[i])
-            frontend->drop(take->results[i]);
+        fan_plain_give_up(take->b, take->results[i]);
         take->results[i] = NULL;
     }
-    if (frontend->clear_error)
-        frontend->clear_error();
 }
 
 bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,

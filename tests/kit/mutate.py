@@ -116,7 +116,8 @@ NEAR = {
     ],
     "buffer/fold_exact": ["buffer/test_exact_buffer.py", "array/test_exact_sparse.py"],
     "buffer/fold_sparse": ["buffer/test_kinds.py", "spec/test_aliasing.py"],
-    "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"],
+    "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"]
+    + ["buffer/test_keys.py"],
     "buffer/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
     "buffer/target": ["buffer/test_target.py"],
     "buffer/add": ["buffer/test_doors.py", "buffer/test_many.py", "spec/test_ledger.py", "buffer/test_keys.py"]
