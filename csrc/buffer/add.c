@@ -1140,6 +1140,7 @@ typedef struct add_plain_op {
     void *object;   /* whose memory the sum is; NULL: the buffer's own */
     char *sum;
     const char *data;
+    size_t count; /* elements */
     int64_t key;
 } add_plain_op;
 
@@ -1180,8 +1181,12 @@ static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind
     if (!due || !add_plain_takes(b, slot, kind, data, key))
         return false;
     const fan_entry *first = &s->list->entries[0];
-    *out = (add_plain_op){
-        .list = s->list, .acc = kind->dtype, .sum = first->data, .data = data, .key = key};
+    *out = (add_plain_op){.list = s->list,
+                          .acc = kind->dtype,
+                          .sum = first->data,
+                          .data = data,
+                          .count = fan_plain_elements(kind),
+                          .key = key};
     if (first->wide)
         out->acc = fan_plain_accum(b, slot);
     if (!first->owned)
@@ -1239,7 +1244,7 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *op)
     fan_list *list = op->list;
     fan_entry *sum = &list->entries[0];
     fan_dtype dtype = list->kind.dtype;
-    size_t count = fan_plain_elements(&list->kind);
+    size_t count = op->count;
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
     if (fan_sched_active())
         fan_buffer_weigh(b, list->size);
@@ -1254,8 +1259,13 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *op)
     list->rules |= fan_plan_plain_fold(true);
     *sum = fan_entry_of(sum->object, sum->data, op->key, false, sum->owned);
     sum->wide = wide;
+    uint64_t size = fan_plain_sum_size(list, wide);
     fan_counter_add(&b->counters.adds, 1);
-    fan_plain_count(b, list, 2, true, false, wide);
+    fan_counter_add(&b->counters.folds, 1);
+    fan_counter_add(&b->counters.passes, 1);
+    fan_counter_add(&b->counters.in_place, 1);
+    fan_counter_add(&b->counters.bytes_read, list->size + size);
+    fan_counter_add(&b->counters.bytes_written, size);
     add_plain_count_peak(b, parked + list->bytes);
 }
 
