@@ -95,8 +95,6 @@ int fan_keys_put(fan_keys *k, int64_t key)
         failed = keys_put_cell(k, key);
     if (failed)
         return -1;
-    if (!k->n || key < k->least)
-        k->least = key;
     k->n++;
     return 1;
 }

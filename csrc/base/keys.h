@@ -14,7 +14,6 @@ typedef struct fan_keys {
     size_t words;       /* of bits */
     int64_t *cells;     /* open addressing; -1: free */
     size_t hashed, cap; /* cap: cells; a power of two, or 0 */
-    int64_t least;      /* a lower bound of the set; meaningless while it is empty */
     size_t n;
 } fan_keys;
 

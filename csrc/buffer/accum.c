@@ -1,6 +1,7 @@
 /* accum: what two forms make, which dtypes a sum has, and whether a shape fits (accum.h). */
 #include "buffer/accum.h"
 
+#include <assert.h>
 #include <string.h>
 
 const char *fan_action_word(fan_action a)
@@ -72,7 +73,7 @@ fan_accum_plan fan_accum(fan_side old, fan_side new_, bool recording)
         return plan;
     }
     bool objects = old.form == FAN_FORM_OBJECT || new_.form == FAN_FORM_OBJECT;
-    if (recording || objects) {
+    if (fan_accum_calls_out(recording, objects)) {
         plan.action = FAN_ACTION_OBJECT;
         plan.result = FAN_FORM_OBJECT;
         plan.rules = recording ? FAN_A(1) : FAN_A(8);
@@ -183,13 +184,45 @@ fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish)
     return wish;
 }
 
+fan_dtype fan_accum_dtype_of(fan_dtype_set seen, fan_dtype wish)
+{
+    fan_dtype dtype = fan_dtype_set_promote(seen);
+    if (dtype == FAN_DT_NONE)
+        return dtype;
+    return fan_accum_dtype(dtype, wish);
+}
+
+/* Whether a Python number may be cast: its kind alone counts. */
+static bool weak_can_cast(fan_dtype from, fan_dtype to)
+{
+    static const char order[] = "bifc";
+    return strchr(order, fan_dtype_family(from)) <= strchr(order, fan_dtype_family(to));
+}
+
+fan_dtype_fit fan_accum_dtype_fit(fan_dtype declared, fan_dtype wish, fan_dtype dtype, bool weak,
+                                  fan_dtype_set *seen)
+{
+    if (declared != FAN_DT_NONE) {
+        *seen = fan_dtype_set_add(0, declared, false);
+        if (declared == dtype)
+            return FAN_DTYPE_FIT_EXACT;
+        bool can = weak ? weak_can_cast(dtype, declared) : fan_dtype_can_cast(dtype, declared);
+        return can ? FAN_DTYPE_FIT_CAST : FAN_DTYPE_FIT_NO;
+    }
+    if (fan_accum_dtype(dtype, wish) == FAN_DT_NONE)
+        return FAN_DTYPE_FIT_WISH;
+    *seen = fan_dtype_set_add(*seen, dtype, weak);
+    if (fan_dtype_set_promote(*seen) == FAN_DT_NONE)
+        return FAN_DTYPE_FIT_APART;
+    /* What holds each contribution's dtype holds their promotion. */
+    assert(fan_accum_dtype_of(*seen, wish) != FAN_DT_NONE);
+    return FAN_DTYPE_FIT_EXACT;
+}
+
 fan_fit fan_accum_fit(bool declared, int slot_ndim, const int64_t *slot_shape, int ndim,
                       const int64_t *shape)
 {
-    bool same = slot_ndim == ndim;
-    if (same && ndim > 0)
-        same = memcmp(slot_shape, shape, (size_t)ndim * sizeof *shape) == 0;
-    if (same)
+    if (fan_shape_same(slot_ndim, slot_shape, ndim, shape))
         return FAN_FIT_EXACT;
     if (declared && fan_broadcasts_from(ndim, shape, slot_ndim, slot_shape))
         return FAN_FIT_REDUCE;

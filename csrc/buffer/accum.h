@@ -65,7 +65,12 @@ typedef struct fan_accum_plan {
     uint64_t rules;
 } fan_accum_plan;
 
-/* fan_accum: A1-A8. recording: the pass records itself (A1). */
+/* fan_accum: A1-A8. recording: the pass records itself (A1). fan_accum_calls_out: whether a sum is
+ * made by the operators of its terms, of which some are `objects` (A1, A8). */
+static inline bool fan_accum_calls_out(bool recording, bool objects)
+{
+    return recording || objects;
+}
 fan_accum_plan fan_accum(fan_side old, fan_side new_, bool recording);
 
 /* The facts of *Reusable*; every one must hold. */
@@ -103,7 +108,14 @@ typedef enum fan_reuse_answer {
 } fan_reuse_answer;
 
 const char *fan_reuse_words(fan_reuse_answer a);
-/* Inline, because most of the facts are constants where it is called. */
+/* fan_reuse_free: whether no other code can reach its memory. fan_reusable: whether it may be
+ * written. Inline, because most of the facts are constants where they are called. */
+static inline bool fan_reuse_free(const fan_reuse *f)
+{
+    bool own = f->owned && !f->exposed;
+    bool alone = f->unshared && f->host;
+    return own || f->donated || alone;
+}
 static inline fan_reuse_answer fan_reusable(const fan_reuse *f)
 {
     if (!f->dense)
@@ -114,9 +126,7 @@ static inline fan_reuse_answer fan_reusable(const fan_reuse *f)
         return FAN_REUSE_TYPE;
     if (!f->disjoint)
         return FAN_REUSE_MEETS;
-    bool own = f->owned && !f->exposed;
-    bool alone = f->unshared && f->host;
-    if (!own && !f->donated && !alone)
+    if (!fan_reuse_free(f))
         return FAN_REUSE_HELD;
     if (!f->host && !f->exclusive)
         return FAN_REUSE_USED;
@@ -142,12 +152,65 @@ char fan_dtype_family(fan_dtype dtype);
 /* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` when `wish` (FAN_DT_NONE:
  * none) was asked for; FAN_DT_NONE if wish cannot hold d. */
 fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish);
+/* fan_accum_dtype_of: the same of a sum of what has these dtypes; FAN_DT_NONE where they have no
+ * promotion. */
+fan_dtype fan_accum_dtype_of(fan_dtype_set seen, fan_dtype wish);
+
+/* How a contribution's dtype fits a slot (A10, A11). */
+typedef enum fan_dtype_fit {
+    FAN_DTYPE_FIT_EXACT,
+    FAN_DTYPE_FIT_CAST,  /* it is cast to the declared one */
+    FAN_DTYPE_FIT_NO,    /* .. which would lose values */
+    FAN_DTYPE_FIT_WISH,  /* `accumulate=` cannot hold it */
+    FAN_DTYPE_FIT_APART, /* it has no promotion with those before it */
+} fan_dtype_fit;
+/* fan_accum_dtype_fit: A10: of a slot with this declared dtype (FAN_DT_NONE: it declares none) and
+ * this `accumulate=`. *seen: the dtypes of the contributions before it, and then of it, too. */
+fan_dtype_fit fan_accum_dtype_fit(fan_dtype declared, fan_dtype wish, fan_dtype dtype, bool weak,
+                                  fan_dtype_set *seen);
+
+/* A12: how a contribution gets to the device of its slot. */
+typedef enum fan_move {
+    FAN_MOVE_NOT, /* it is there */
+    FAN_MOVE_UPLOAD,
+    FAN_MOVE_DOWNLOAD,
+    FAN_MOVE_NO /* it may not */
+} fan_move;
+typedef struct fan_move_facts {
+    bool here;    /* it is on the slot's device, or neither has one */
+    bool dense;   /* .. otherwise: its form, */
+    bool number;  /* a 0-d one of the host, */
+    bool streams; /* the slot's device has streams, */
+    bool to_host; /* and the slot declares the host */
+} fan_move_facts;
+static inline fan_move fan_accum_move(const fan_move_facts *f)
+{
+    if (f->here)
+        return FAN_MOVE_NOT;
+    if (f->dense && f->number && f->streams)
+        return FAN_MOVE_UPLOAD;
+    if (f->dense && f->to_host)
+        return FAN_MOVE_DOWNLOAD;
+    return FAN_MOVE_NO;
+}
 
 typedef enum fan_fit {
     FAN_FIT_EXACT,
     FAN_FIT_REDUCE,
     FAN_FIT_NO
 } fan_fit;
+/* fan_shape_same: whether two shapes are the same. */
+static inline bool fan_shape_same(int ndim, const int64_t *shape, int other_ndim,
+                                  const int64_t *other)
+{
+    if (ndim != other_ndim)
+        return false;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] != other[i])
+            return false;
+    }
+    return true;
+}
 /* fan_accum_fit: A9: does `shape` fit the slot's, whose shape is declared or was fixed by its first
  * gradient? */
 fan_fit fan_accum_fit(bool declared, int slot_ndim, const int64_t *slot_shape, int ndim,

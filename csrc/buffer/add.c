@@ -42,57 +42,31 @@ static const char *add_kind_words(char kind)
     }
 }
 
-static bool add_weak_castable(fan_dtype from, fan_dtype to)
+/* A10, A11: of arrays and numbers. */
+static fan_status add_fail_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                 fan_dtype_fit fit, fan_error *err)
 {
-    static const char order[] = "bifc";
-    return strchr(order, fan_dtype_family(from)) <= strchr(order, fan_dtype_family(to));
-}
-
-/* A10 of a slot that declares its dtype: it can hold the contribution's. */
-static fan_status add_check_declared(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                     fan_error *err)
-{
-    fan_dtype declared = b->slots[slot].spec->dtype;
-    fan_dtype own = c->value.dtype;
-    bool fits = fan_dtype_can_cast(own, declared);
-    if (c->value.weak)
-        fits = add_weak_castable(own, declared);
-    if (fits)
-        return FAN_OK;
-    char want[32] = "dtype ";
-    fan_append(want, sizeof want, "%s", fan_dtype_name(declared));
-    return fan_fail_expected(
-        err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want, fan_dtype_name(own),
-        ": %s into %s would lose values; convert it yourself (A10)",
-        add_kind_words(fan_dtype_kind(own)), add_kind_words(fan_dtype_kind(declared)));
-}
-
-/* A10, A11 of a slot that declares none: the dtypes of all contributions have one in common. */
-static fan_status add_check_common(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                   fan_dtype_set *seen, fan_error *err)
-{
-    const fan_slot *s = &b->slots[slot];
-    const fan_value *value = &c->value;
+    const fan_slot_spec *spec = b->slots[slot].spec;
+    const char *own = fan_dtype_name(c->value.dtype);
     fan_place place = fan_slot_place(b, slot, c->key);
-    fan_dtype accumulate = s->spec->accumulate;
-    if (fan_accum_dtype(value->dtype, accumulate) == FAN_DT_NONE) {
+    if (fit == FAN_DTYPE_FIT_WISH) {
         return fan_fail_at(
             err, FAN_ERR_VALUE, 0, place,
             "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
-            fan_dtype_name(accumulate), value->weak ? "a Python number" : "a gradient",
-            fan_dtype_name(value->dtype));
+            fan_dtype_name(spec->accumulate), c->value.weak ? "a Python number" : "a gradient",
+            own);
     }
-    *seen = fan_dtype_set_add(s->state->seen, value->dtype, value->weak);
-    fan_dtype sum = fan_dtype_set_promote(*seen);
-    if (sum == FAN_DT_NONE) {
+    if (fit == FAN_DTYPE_FIT_APART) {
         return fan_fail_at(
             err, FAN_ERR_VALUE, 0, place,
-            "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
-            fan_dtype_name(value->dtype));
+            "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)", own);
     }
-    /* What holds each contribution's dtype holds their promotion. */
-    assert(fan_accum_dtype(sum, accumulate) != FAN_DT_NONE);
-    return FAN_OK;
+    char want[32] = "dtype ";
+    fan_append(want, sizeof want, "%s", fan_dtype_name(spec->dtype));
+    return fan_fail_expected(err, FAN_ERR_VALUE, place, want, own,
+                             ": %s into %s would lose values; convert it yourself (A10)",
+                             add_kind_words(fan_dtype_kind(c->value.dtype)),
+                             add_kind_words(fan_dtype_kind(spec->dtype)));
 }
 
 static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c,
@@ -112,16 +86,14 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
     /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is
      * made. */
     out->number = fan_value_number(value);
-    if (declared == FAN_DT_NONE) {
-        FAN_TRY(add_check_common(b, slot, c, &out->seen, err));
-    } else {
-        FAN_TRY(add_check_declared(b, slot, c, err));
-        if (!c->summed)
-            out->to.dtype = declared;
-        out->seen = fan_dtype_set_add(0, declared, false);
-        if (!fan_weak_int_fits(out->number, declared))
-            return fan_slot_fail_int(b, slot, c->key, out->number, declared, err);
-    }
+    fan_dtype_fit fit =
+        fan_accum_dtype_fit(declared, s->spec->accumulate, value->dtype, value->weak, &out->seen);
+    if (fit != FAN_DTYPE_FIT_EXACT && fit != FAN_DTYPE_FIT_CAST)
+        return add_fail_dtype(b, slot, c, fit, err);
+    if (declared != FAN_DT_NONE && !fan_weak_int_fits(out->number, declared))
+        return fan_slot_fail_int(b, slot, c->key, out->number, declared, err);
+    if (fit == FAN_DTYPE_FIT_CAST && !c->summed)
+        out->to.dtype = declared;
     bool dense = value->form == FAN_FORM_DENSE;
     bool sparse = value->form == FAN_FORM_SPARSE;
     bool streams = value->device && value->device->backend->has_streams;
@@ -156,21 +128,21 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
     const fan_slot *s = &b->slots[slot];
     const fan_value *value = &c->value;
     fan_device *want = s->spec->device ? s->spec->device : s->state->device;
+    fan_move_facts facts = {.here = !value->device || !want || value->device == want};
     out->to.device = value->device;
-    if (!value->device || !want || value->device == want)
+    if (!facts.here) {
+        bool from_host = value->device == fan_cpu();
+        facts.dense = value->form == FAN_FORM_DENSE;
+        facts.number = facts.dense && from_host && value->array->ndim == 0;
+        facts.streams = want->backend->has_streams;
+        facts.to_host = s->spec->device && want == fan_cpu();
+        out->to.device = want;
+    }
+    out->to.move = fan_accum_move(&facts);
+    if (out->to.move == FAN_MOVE_NOT)
         return add_check_parts(b, slot, c, want, err);
-
-    out->to.device = want;
-    bool dense = value->form == FAN_FORM_DENSE;
-    bool from_host = value->device == fan_cpu();
-    if (dense && from_host && value->array->ndim == 0 && want->backend->has_streams) {
-        out->to.upload = true;
+    if (out->to.move != FAN_MOVE_NO)
         return FAN_OK;
-    }
-    if (dense && s->spec->device && want == fan_cpu()) {
-        out->to.download = true;
-        return FAN_OK;
-    }
     char has[64] = "one on ";
     char wants[64] = "a gradient on ";
     char place[32];
@@ -231,7 +203,7 @@ static fan_status add_check_key(const fan_buffer *b, size_t slot, int64_t key, f
 {
     const fan_slot *s = &b->slots[slot];
     const fan_slot_state *state = s->state;
-    if (state->keyed && (state->keyed > 0) != (key >= 0)) {
+    if (fan_keys_mix(state->keyed, key)) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
                            "this pass adds %s keys to this slot; keep to that until take() (A15)",
                            state->keyed > 0 ? "with" : "without");
@@ -266,12 +238,12 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
 
     const fan_conversion *to = &out->to;
     bool copied = c->copy && (form == FAN_FORM_DENSE || form == FAN_FORM_SPARSE);
-    bool moved = to->upload || to->download;
+    bool moved = to->move != FAN_MOVE_NOT;
     bool changed = to->reduce || to->cast;
     fan_add_facts facts = {.defined = defined,
                            .changes = changed || moved || copied,
-                           .upload = to->upload,
-                           .download = to->download};
+                           .upload = to->move == FAN_MOVE_UPLOAD,
+                           .download = to->move == FAN_MOVE_DOWNLOAD};
     fan_device *d = to->device;
     if (d && d->backend->has_streams) {
         FAN_TRY(add_check_stream(b, slot, c->stream, d, "producer's", c->key, err));
@@ -286,8 +258,7 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         facts.producer = fan_stream_id_of(c->stream);
         facts.consumer = fan_stream_id_of(consumer);
         facts.current = fan_stream_id_of(current);
-        facts.slot.consumer = fan_stream_id_of(state->consumer);
-        facts.slot.accum = fan_stream_id_of(state->accum);
+        facts.slot = fan_slot_streams(state);
     }
     out->plan = fan_plan_add(&facts);
     return FAN_OK;
@@ -407,13 +378,13 @@ static void reserve_commit_streams(fan_slot_state *state, const fan_add_op *op)
     const fan_check_result *checked = &op->checked;
     const fan_add_streams *with = &op->streams;
     const fan_sync_add *plan = &checked->plan.sync;
-    if (plan->how == FAN_CASE_HOST || plan->how == FAN_CASE_LATER)
+    if (plan->stream_case == FAN_CASE_HOST || plan->stream_case == FAN_CASE_LATER)
         return;
     fan_stream *const known[] = {with->consumer, checked->producer, with->current};
-    state->how = plan->how;
+    state->stream_case = plan->stream_case;
     state->consumer = fan_stream_hold(fan_order_stream(plan->slot.consumer, known, 3));
     state->accum = fan_stream_hold(fan_order_stream(plan->slot.accum, known, 3));
-    if (state->how == FAN_CASE_CURRENT && with->pooled)
+    if (state->stream_case == FAN_CASE_CURRENT && with->pooled)
         state->capture_origin = fan_stream_hold(checked->producer);
     assert(state->consumer && state->accum);
 }
@@ -540,14 +511,14 @@ static void add_undo_state(fan_slot_state *state, const fan_slot_state *before)
         fan_device_drop(state->device);
         state->device = NULL;
     }
-    if (before->how == FAN_CASE_HOST) {
+    if (before->stream_case == FAN_CASE_HOST) {
         fan_stream_drop(state->consumer);
         fan_stream_drop(state->accum);
         fan_stream_drop(state->capture_origin);
         state->consumer = NULL;
         state->accum = NULL;
         state->capture_origin = NULL;
-        state->how = FAN_CASE_HOST;
+        state->stream_case = FAN_CASE_HOST;
     }
     state->rules = before->rules;
     state->seen = before->seen;
@@ -606,19 +577,30 @@ void fan_add_fail(fan_buffer *b, fan_add_op *op, fan_status status, const fan_er
 
 /* ---- converted, or copied, on the way into a slot (A9, A10, A12, S21) ---- */
 
+/* One conversion. What its steps make is the caller's, also after a failure half-way. */
+typedef struct add_conversion {
+    fan_buffer *b;
+    const fan_slot_spec *spec;
+    const fan_conversion *to;
+    fan_device *device; /* where a step runs, */
+    fan_stream *on;     /* .. and what orders it; NULL: on the host */
+    bool copies;        /* all memory of the result is the buffer's own */
+} add_conversion;
+
 /* One job from `in` to `out`, counted. `acc`: fan_operand's. */
-static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind,
-                              const char *label, const fan_array *out, const fan_array *in,
-                              fan_dtype acc, fan_error *err)
+static fan_status convert_job(const add_conversion *c, fan_job_kind kind, const char *label,
+                              const fan_array *out, const fan_array *in, fan_dtype acc,
+                              fan_error *err)
 {
+    fan_buffer *b = c->b;
     fan_operand operand = {in, acc};
     fan_job job = {.kind = kind, .out = out, .in = &operand, .n = 1, .label = label};
     uint64_t bytes = fan_dense_bytes(in);
-    bool on_host = !d->backend->has_streams;
+    bool on_host = !c->device->backend->has_streams;
     void *left = fan_frontend_leave(b->frontend, bytes >= FAN_BUSY_BYTES && on_host);
     fan_interrupt interrupt; /* what is made is thrown away then */
     fan_buffer_interrupt_begin(b, &interrupt, on_host, err);
-    fan_status status = fan_device_run(d, on, &job, err);
+    fan_status status = fan_device_run(c->device, c->on, &job, err);
     status = fan_interrupt_end(&interrupt, status);
     fan_frontend_return(b->frontend, left);
     FAN_COUNT(b, copies, 1);
@@ -629,36 +611,36 @@ static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_
 }
 
 /* An array in another dtype, or copied; otherwise the same memory with a hold more. */
-static fan_status convert_part(fan_buffer *b, fan_device *d, fan_stream *on, fan_array *from,
-                               fan_dtype dtype, bool copies, fan_array **out, fan_error *err)
+static fan_status convert_part(const add_conversion *c, fan_array *from, fan_dtype dtype,
+                               bool copies, fan_array **out, fan_error *err)
 {
     if (from->dtype == dtype && !copies) {
         *out = fan_array_hold(from);
         return FAN_OK;
     }
     const char *label = from->dtype == dtype ? "copy" : "cast";
-    FAN_TRY(fan_device_array(d, on, dtype, from->ndim, from->shape, from, out, err));
-    return convert_job(b, d, on, FAN_JOB_COPY, label, *out, from, dtype, err);
+    FAN_TRY(fan_device_array(c->device, c->on, dtype, from->ndim, from->shape, from, out, err));
+    return convert_job(c, FAN_JOB_COPY, label, *out, from, dtype, err);
 }
 
-/* The same entries, each number rounded to `dtype` (D6): duplicates are not added here, so that
- * their sum runs in the dtype of the slot (D12). `copies`: all memory is the buffer's own;
- * otherwise index parts stay the source's. */
-static fan_status convert_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v,
-                                 fan_dtype dtype, bool copies, fan_sparse **out, fan_error *err)
+/* The same entries, each number rounded (D6): duplicates are not added here, so that their sum runs
+ * in the dtype of the slot (D12). Index parts that are not copied stay the source's. */
+static fan_status convert_sparse(const add_conversion *c, const fan_sparse *v, fan_sparse **out,
+                                 fan_error *err)
 {
+    fan_dtype dtype = c->to->dtype;
     fan_array *indices = NULL;
     fan_array *pointers = NULL;
     fan_array *values = NULL;
     fan_status status = FAN_OK;
     if (FAN_FAULT(MERGED_BEFORE_CAST)) {
         fan_sparse_operand own = {v, v->values->dtype};
-        return fan_device_sparse_merge(d, on, &own, 1, true, dtype, NULL, out, err);
+        return fan_device_sparse_merge(c->device, c->on, &own, 1, true, dtype, NULL, out, err);
     }
-    FAN_GO(convert_part(b, d, on, v->indices, v->indices->dtype, copies, &indices, err));
+    FAN_GO(convert_part(c, v->indices, v->indices->dtype, c->copies, &indices, err));
     if (v->pointers)
-        FAN_GO(convert_part(b, d, on, v->pointers, v->pointers->dtype, copies, &pointers, err));
-    FAN_GO(convert_part(b, d, on, v->values, dtype, copies, &values, err));
+        FAN_GO(convert_part(c, v->pointers, v->pointers->dtype, c->copies, &pointers, err));
+    FAN_GO(convert_part(c, v->values, dtype, c->copies, &values, err));
     FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced,
                           out, err));
     (*out)->nnz_coalesced = v->nnz_coalesced;
@@ -669,65 +651,46 @@ done:
     return status;
 }
 
-/* The kinds of conversion. *made or *out is owned by the caller, also after a failure half-way;
- * `on` orders the
- * work. */
-static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v,
-                                const fan_conversion *to, fan_stream *on, fan_array **made,
-                                fan_error *err)
+/* Summed to the declared shape, each element rounded to the declared dtype before: in the
+ * accumulation dtype, so that the slot's sum is rounded once more, at the end (D7). `from` NULL: of
+ * a sparse one. */
+static fan_status convert_reduce(const add_conversion *c, const fan_array *from,
+                                 const fan_sparse *sparse, fan_array **made, fan_error *err)
 {
-    fan_device *d = to->device;
-    fan_dtype acc = fan_dtype_accumulate(to->dtype);
-    FAN_TRY(fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
+    fan_dtype dtype = c->to->dtype;
+    fan_dtype acc = fan_accum_dtype(dtype, FAN_DT_NONE);
+    FAN_TRY(
+        fan_device_array(c->device, c->on, acc, c->spec->ndim, c->spec->shape, NULL, made, err));
+    if (from)
+        return convert_job(c, FAN_JOB_REDUCE, "reduce", *made, from, dtype, err);
     fan_interrupt interrupt; /* what is made is thrown away then */
-    fan_buffer_interrupt_begin(b, &interrupt, !d->backend->has_streams, err);
-    fan_status status = fan_device_sparse_reduce(d, on, v->sparse, to->dtype, *made, err);
+    fan_buffer_interrupt_begin(c->b, &interrupt, !c->device->backend->has_streams, err);
+    fan_status status = fan_device_sparse_reduce(c->device, c->on, sparse, dtype, *made, err);
     status = fan_interrupt_end(&interrupt, status);
-    FAN_COUNT(b, copies, 1);
+    FAN_COUNT(c->b, copies, 1);
     return status;
 }
 
-/* Each element rounded to the declared dtype, and then summed to the declared shape: in the
- * accumulation dtype, so that the slot's sum is rounded once more, at the end (D7). */
-static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_array *from,
-                               const fan_conversion *to, fan_stream *on, fan_array **made,
-                               fan_error *err)
-{
-    fan_dtype acc = fan_dtype_accumulate(to->dtype);
-    FAN_TRY(fan_device_array(to->device, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
-    return convert_job(b, to->device, on, FAN_JOB_REDUCE, "reduce", *made, from, to->dtype, err);
-}
-
 /* A 0-d gradient of the host for a device; cast on the host. */
-static fan_status upload_dense(fan_buffer *b, const fan_array *from, const fan_conversion *to,
-                               fan_stream *on, fan_array **made, fan_error *err)
+static fan_status convert_upload(const add_conversion *c, const fan_array *from, fan_array **made,
+                                 fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *host = NULL;
-    fan_dtype dtype = to->dtype;
-    FAN_GO(fan_device_array(fan_cpu(), NULL, dtype, 0, NULL, NULL, &host, err));
-    FAN_GO(convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, dtype, err));
-    FAN_GO(fan_device_array(to->device, on, dtype, 0, NULL, NULL, made, err));
-    status = convert_job(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, dtype, err);
+    fan_dtype dtype = c->to->dtype;
+    add_conversion here = {.b = c->b, .device = fan_cpu()};
+    FAN_GO(fan_device_array(here.device, NULL, dtype, 0, NULL, NULL, &host, err));
+    FAN_GO(convert_job(&here, FAN_JOB_COPY, "cast", host, from, dtype, err));
+    FAN_GO(fan_device_array(c->device, c->on, dtype, 0, NULL, NULL, made, err));
+    status = convert_job(c, FAN_JOB_UPLOAD, "upload", *made, host, dtype, err);
 done:
     fan_array_drop(host);
     return status;
 }
 
-/* The same elements in host memory, which are there when this returns. */
-static fan_status download_dense(const fan_value *v, fan_stream *on, fan_array **host,
-                                 fan_error *err)
-{
-    const fan_array *from = v->array;
-    FAN_TRY(
-        fan_device_array(fan_cpu(), NULL, from->dtype, from->ndim, from->shape, from, host, err));
-    return v->device->backend->read(on, *host, from, err);
-}
-
 /* A dense gradient. An expanded one stays expanded (A13): its compact base is copied, cast and
  * moved, and a reduction reads it as it is. */
-static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_value *v,
-                                const fan_conversion *to, fan_stream *on, fan_array **made,
+static fan_status convert_dense(add_conversion *c, const fan_value *v, fan_array **made,
                                 fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -740,25 +703,23 @@ static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_valu
     if (FAN_FAULT(EXPANDED_WRITTEN_OUT))
         expanded = 0;
     FAN_GO(fan_array_compact(whole, expanded, &compact, err));
-    const fan_array *from = compact;
-    if (to->download) {
-        fan_value base = *v;
-        base.array = compact;
-        FAN_GO(download_dense(&base, on, &near, err));
+    fan_array *from = compact;
+    if (c->to->move == FAN_MOVE_DOWNLOAD) {
+        FAN_GO(fan_device_array(fan_cpu(), NULL, from->dtype, from->ndim, from->shape, from, &near,
+                                err));
+        FAN_GO(v->device->backend->read(c->on, near, from, err)); /* the elements are there then */
         from = near;
-        on = NULL;
+        c->on = NULL;
     }
-    if (to->reduce) {
+    if (c->to->reduce) {
         FAN_GO(fan_array_broadcast(from, whole->ndim, whole->shape, &wide, err));
-        status = reduce_dense(b, s, wide, to, on, made, err);
+        status = convert_reduce(c, wide, NULL, made, err);
         goto done;
     }
-    if (to->upload)
-        FAN_GO(upload_dense(b, from, to, on, &converted, err));
-    else {
-        FAN_GO(convert_part(b, to->device, on, (fan_array *)from, to->dtype, !to->download,
-                            &converted, err));
-    }
+    if (c->to->move == FAN_MOVE_UPLOAD)
+        FAN_GO(convert_upload(c, from, &converted, err));
+    else
+        FAN_GO(convert_part(c, from, c->to->dtype, !near, &converted, err));
     status = fan_array_broadcast(converted, whole->ndim, whole->shape, made, err);
 done:
     fan_array_drop(compact);
@@ -768,27 +729,26 @@ done:
     return status;
 }
 
+/* The contribution as its slot wants it. */
 static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, fan_stream *on,
                                            fan_value *out, fan_error *err)
 {
-    const fan_slot *s = &b->slots[op->slot];
     const fan_conversion *to = &op->checked.to;
     const fan_value *value = &op->c->value;
-    bool is_sparse = value->form == FAN_FORM_SPARSE;
     fan_status status;
     fan_array *made = NULL;
     fan_sparse *sparse = NULL;
-    *out = fan_value_none();
+    add_conversion c = {
+        .b = b, .spec = b->slots[op->slot].spec, .to = to, .device = to->device, .on = on};
     /* donated memory is its owner's again once it is converted */
-    bool copies = op->c->copy || op->c->donate;
-    if (FAN_FAULT(COPY_KEEPS_INDICES))
-        copies = false;
-    if (!is_sparse)
-        status = convert_dense(b, s, value, to, on, &made, err);
+    c.copies = (op->c->copy || op->c->donate) && !FAN_FAULT(COPY_KEEPS_INDICES);
+    *out = fan_value_none();
+    if (value->form != FAN_FORM_SPARSE)
+        status = convert_dense(&c, value, &made, err);
     else if (to->reduce)
-        status = reduce_sparse(b, s, value, to, on, &made, err);
+        status = convert_reduce(&c, NULL, value->sparse, &made, err);
     else
-        status = convert_sparse(b, to->device, on, value->sparse, to->dtype, copies, &sparse, err);
+        status = convert_sparse(&c, value->sparse, &sparse, err);
     if (status != FAN_OK) {
         fan_array_drop(made);
         fan_sparse_drop(sparse);
@@ -871,7 +831,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
     const fan_stream *producer = checked->producer;
     const fan_device *d = producer ? producer->device : checked->to.device;
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
-                           .how = fan_sync_letter(checked->plan.sync.how),
+                           .how = fan_sync_letter(checked->plan.sync.stream_case),
                            .device = fan_device_number(d),
                            .count = 1,
                            .key = op->c->key,
@@ -1107,10 +1067,9 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
 
 static void add_plain_count_peak(fan_buffer *b, uint64_t now)
 {
-    if (now > b->plain.peak_parked_bytes)
-        b->plain.peak_parked_bytes = now;
-    if (now > b->total->peak_parked_bytes)
-        b->total->peak_parked_bytes = now;
+    atomic_uint_fast64_t *peak = &b->counters.peak_parked_bytes;
+    if (now > atomic_load_explicit(peak, memory_order_relaxed))
+        atomic_store_explicit(peak, now, memory_order_relaxed);
 }
 
 /* Whether the first gradient of a slot is as declared (A9, A10, A12), and of a dtype that is summed
@@ -1132,7 +1091,7 @@ static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, 
     fan_list *list = fan_slot_list(s);
     if (!list)
         return false;
-    if (list->n && (list->entries[0].key < 0) != (one->key < 0))
+    if (fan_keys_mix(fan_list_keyed(list), one->key))
         return false;
     if (kind && !fan_list_defined(list)) {
         if (!add_plain_fits(s->spec, kind))
@@ -1154,15 +1113,15 @@ static inline __attribute__((always_inline)) bool add_plain_count(fan_buffer *b,
                                                                   const fan_plain_kind *kind,
                                                                   bool copied, bool due)
 {
-    FAN_PLAIN_COUNT(b, adds, 1);
+    fan_counter_add(&b->counters.adds, 1);
     if (!kind)
         return false;
     if (copied) { /* a copy that was made for the buffer is counted as one of its own */
         uint64_t size = fan_plain_bytes(kind);
-        FAN_PLAIN_COUNT(b, copies, 1);
-        FAN_PLAIN_COUNT(b, passes, 1);
-        FAN_PLAIN_COUNT(b, bytes_read, size);
-        FAN_PLAIN_COUNT(b, bytes_written, size);
+        fan_counter_add(&b->counters.copies, 1);
+        fan_counter_add(&b->counters.passes, 1);
+        fan_counter_add(&b->counters.bytes_read, size);
+        fan_counter_add(&b->counters.bytes_written, size);
     }
     const fan_list *list = b->slots[slot].list;
     uint64_t bytes = list->bytes;
@@ -1170,7 +1129,7 @@ static inline __attribute__((always_inline)) bool add_plain_count(fan_buffer *b,
         fan_buffer_weigh(b, bytes);
     uint64_t now = atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes;
     add_plain_count_peak(b, now);
-    if (now <= b->fold_threshold)
+    if (!fan_budget_near(b, now))
         return false;
     return due || fan_list_begins(list);
 }
@@ -1183,7 +1142,6 @@ typedef struct add_plain_op {
     const char *data;
     size_t count; /* elements */
     int64_t key;
-    fan_dtype dtype;
 } add_plain_op;
 
 /* add_plain_takes: whether one more of this kind is added straight into the sum, which is the first
@@ -1202,10 +1160,9 @@ static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_ki
         return false;
     if (kind->scalar || !fan_plain_same(&list->kind, kind))
         return false;
-    bool next_key = first->key < 0;
-    if (key >= 0)
-        next_key = !next_key && (uint64_t)key == (uint64_t)first->key + 1;
-    if (!next_key || fan_slot_missing(s, 1) <= 0)
+    if (fan_keys_mix(fan_list_keyed(list), key) || fan_slot_missing(s, 1) <= 0)
+        return false;
+    if (!fan_key_is_next(fan_list_next_key(list), key))
         return false;
     bool overlaps = fan_flats_meet(first->data, list->bytes, data, list->bytes);
     if (overlaps || !fan_plain_is_flat(list->size, 2))
@@ -1220,7 +1177,7 @@ static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind
     if (b->sum_stats || !fan_plain_has_sum(s))
         return false;
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
-    bool due = parked + fan_plain_kind_bytes(kind) > b->budget;
+    bool due = fan_budget_near(b, parked + fan_plain_kind_bytes(kind));
     if (!due || !add_plain_takes(b, slot, kind, data, key))
         return false;
     const fan_entry *first = &s->list->entries[0];
@@ -1229,8 +1186,7 @@ static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind
                           .sum = first->data,
                           .data = data,
                           .count = fan_plain_elements(kind),
-                          .key = key,
-                          .dtype = kind->dtype};
+                          .key = key};
     if (first->wide)
         out->acc = fan_plain_accum(b, slot);
     if (!first->owned)
@@ -1287,40 +1243,30 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *op)
 {
     fan_list *list = op->list;
     fan_entry *sum = &list->entries[0];
-    uint64_t bytes = (uint64_t)op->count * fan_dtype_size(op->dtype);
+    fan_dtype dtype = list->kind.dtype;
+    size_t count = op->count;
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
     if (fan_sched_active())
-        fan_buffer_weigh(b, bytes);
+        fan_buffer_weigh(b, list->size);
     bool wide = sum->wide;
     if (wide) {
-        (void)fan_sum_flat_from(op->sum, op->sum, &op->data, 1, op->count, op->dtype, op->acc, NULL,
-                                true);
+        (void)fan_sum_flat_from(op->sum, op->sum, &op->data, 1, count, dtype, op->acc, NULL, true);
     } else {
         const char *const runs[] = {op->sum, op->data};
-        (void)fan_sum_flat(op->sum, runs, 2, op->count, op->dtype, op->acc, NULL);
+        (void)fan_sum_flat(op->sum, runs, 2, count, dtype, op->acc, NULL);
     }
     list->summed++;
     list->rules |= fan_plan_plain_fold(true);
     *sum = fan_entry_of(sum->object, sum->data, op->key, false, sum->owned);
     sum->wide = wide;
     uint64_t size = fan_plain_sum_size(list, wide);
-    FAN_PLAIN_COUNT(b, adds, 1);
-    FAN_PLAIN_COUNT(b, folds, 1);
-    FAN_PLAIN_COUNT(b, passes, 1);
-    FAN_PLAIN_COUNT(b, in_place, 1);
-    FAN_PLAIN_COUNT(b, bytes_read, bytes + size);
-    FAN_PLAIN_COUNT(b, bytes_written, size);
+    fan_counter_add(&b->counters.adds, 1);
+    fan_counter_add(&b->counters.folds, 1);
+    fan_counter_add(&b->counters.passes, 1);
+    fan_counter_add(&b->counters.in_place, 1);
+    fan_counter_add(&b->counters.bytes_read, list->size + size);
+    fan_counter_add(&b->counters.bytes_written, size);
     add_plain_count_peak(b, parked + list->bytes);
-}
-
-static bool add_plain_into_sum(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
-                               const fan_entry *one)
-{
-    FAN_UNINITIALIZED add_plain_op op;
-    if (!add_plain_begin(b, slot, kind, one, &op))
-        return false;
-    add_plain_sum(b, &op);
-    return true;
 }
 
 /* A copy for the buffer, which *one is then, with the caller's hold. NULL: it is for the general
@@ -1343,11 +1289,14 @@ static void *add_plain_copy(fan_buffer *b, const fan_plain_kind *kind, fan_entry
 fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one,
                          bool *added, fan_error *err)
 {
+    FAN_UNINITIALIZED add_plain_op op;
     assert(slot < b->nslots);
     *added = false;
     if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
-    if (kind && fan_plain_has_sum(&b->slots[slot]) && add_plain_into_sum(b, slot, kind, one)) {
+    bool sum = kind && fan_plain_has_sum(&b->slots[slot]);
+    if (sum && add_plain_begin(b, slot, kind, one, &op)) {
+        add_plain_sum(b, &op);
         *added = true; /* the buffer keeps no reference, so needs no copy */
         return FAN_OK;
     }
@@ -1462,8 +1411,7 @@ static void add_plain_take_back(fan_buffer *b, const fan_plain_batch *batch, siz
             fan_list_unpark(b, list, 1);
             b->frontend->drop(one.object);
         }
-        b->plain.adds--;
-        b->total->adds--;
+        fan_counter_add(&b->counters.adds, UINT64_MAX);
     }
 }
 
@@ -1497,14 +1445,12 @@ fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool 
     *added = fan_plain_allowed() && fan_buffer_is_usable(b);
     if (!*added || (batch->n && add_plain_sum_all(b, batch)))
         return FAN_OK;
-    uint64_t peak = b->plain.peak_parked_bytes;
-    uint64_t total_peak = b->total->peak_parked_bytes;
+    uint64_t peak = atomic_load(&b->counters.peak_parked_bytes);
     size_t parked = add_plain_park_all(b, batch, &due);
     *added = parked == batch->n;
     if (!*added) {
         add_plain_take_back(b, batch, parked);
-        b->plain.peak_parked_bytes = peak;
-        b->total->peak_parked_bytes = total_peak;
+        atomic_store(&b->counters.peak_parked_bytes, peak);
         return FAN_OK;
     }
     /* last of all: of what was taken back all is known still */

@@ -9,8 +9,7 @@
 typedef struct fan_conversion {
     bool reduce;        /* A9: sum it to the declared shape */
     bool cast;          /* A10: to the declared dtype */
-    bool upload;        /* A12: a 0-d host gradient onto the slot's device */
-    bool download;      /* A12: onto the host, where the slot is declared so */
+    fan_move move;      /* A12: onto the slot's device */
     fan_dtype dtype;    /* after the cast */
     fan_device *device; /* the device that it will be on; NULL: it does not matter */
 } fan_conversion;

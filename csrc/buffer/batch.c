@@ -162,9 +162,9 @@ typedef struct batch_trials {
 } batch_trials;
 
 /* Locked: whether a sum of this slot runs others' code. */
-static bool batch_calls_out(const fan_buffer *b, const fan_slot_state *p)
+static bool batch_calls_out(const fan_buffer *b, const fan_slot_state *state)
 {
-    return b->create_graph || p->objects;
+    return fan_accum_calls_out(b->create_graph, state->objects);
 }
 
 /* Makes the slot of ops[0 .. n) busy if its sum is to be tried; how many items that is of, 0:

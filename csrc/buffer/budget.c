@@ -251,7 +251,7 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
     const fan_slot_state *state = s->state;
     if (s->busy || state->poison)
         return 0;
-    if (atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->fold_threshold)
+    if (!fan_budget_near(b, atomic_load_explicit(&b->parked, memory_order_relaxed)))
         return 0;
     budget_recheck_holders(b, s, NULL, false);
     if (!fan_budget_exceeded(b, pending, true))
@@ -319,6 +319,13 @@ static void budget_recheck_last(fan_buffer *b)
     atomic_fetch_add_explicit(&b->alone, list->bytes, memory_order_relaxed);
 }
 
+/* How many of the first entries have no gap between them, the sum too. */
+static size_t budget_plain_prefix(fan_list *list)
+{
+    size_t ready = fan_list_ready(list, fan_list_next_key(list), fan_list_keyed(list) > 0);
+    return ready + (list->summed > 0);
+}
+
 /* Whether the budget is passed now that `object`, which its caller still holds, is parked too. */
 static bool budget_plain_due(fan_buffer *b, size_t slot, const void *object, bool alone)
 {
@@ -344,9 +351,8 @@ static bool budget_plain_due(fan_buffer *b, size_t slot, const void *object, boo
     b->last_parked.index = at;
     if (!fan_budget_exceeded(b, 0, !budget_plain_fits(b, slot)))
         return false;
-    fan_list_sort(list);
     /* a first one is left as it is: there is nothing to be gained */
-    return fan_list_prefix(list) > 1;
+    return budget_plain_prefix(list) > 1;
 }
 
 /* budget_plain_may: whether what waits in the slot may be summed here. */
@@ -421,8 +427,7 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
     FAN_UNINITIALIZED fan_entry inline_gone[FAN_LIST_INLINE];
     if (!budget_plain_may(b, slot))
         return false;
-    fan_list_sort(list);
-    size_t n = fan_list_prefix(list);
+    size_t n = budget_plain_prefix(list);
     if (n < 2)
         return false;
     fan_entry *gone = inline_gone;
@@ -444,11 +449,7 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
         memcpy(gone, list->entries, n * sizeof *gone);
         budget_plain_sum(b, slot, n, &to);
     } else {
-        if (to.object && !first)
-            b->frontend->drop(to.object);
-        /* the general path reports it, if there is anything to report */
-        if (b->frontend->clear_error)
-            b->frontend->clear_error();
+        fan_plain_give_up(b, first ? NULL : to.object);
     }
     fan_plain_release(b, (fan_span){slot, slot + 1});
     for (size_t i = first; good && i < n; i++) /* last: it may call back */
@@ -467,8 +468,7 @@ static bool budget_plain_first(fan_buffer *b, size_t slot)
         return false;
     if (list->summed || fan_plain_is_large(list->size))
         return false;
-    fan_list_sort(list);
-    if (fan_list_prefix(list) != 1)
+    if (budget_plain_prefix(list) != 1)
         return false;
     fan_list_unpark(b, list, 1);
     list->rules = 0;
@@ -494,8 +494,8 @@ fan_status fan_plain_fold_due(fan_buffer *b, size_t slot, const void *object, bo
         status = fan_slot_fold_while_due(b, slot, err);
     fan_slot_unlock(b, slot);
     /* It is parked; the sum is tried again later, and reports then what is wrong. */
-    if (status == FAN_ERR_EXTERN && b->frontend->clear_error)
-        b->frontend->clear_error();
+    if (status == FAN_ERR_EXTERN)
+        fan_plain_give_up(b, NULL);
     if (begun && fan_status_poisons(status))
         return status;
     return FAN_OK;

@@ -36,13 +36,18 @@ typedef struct fan_slot_spec {
 static inline bool fan_slot_takes(const fan_slot_spec *spec, fan_dtype dtype, int ndim,
                                   const int64_t *shape)
 {
-    if (spec->dtype != FAN_DT_NONE && spec->dtype != dtype)
+    fan_dtype_set seen;
+    fan_move_facts facts = {.here = !spec->device || spec->device == fan_cpu()};
+    if (fan_accum_move(&facts) != FAN_MOVE_NOT)
         return false;
-    if (spec->device && spec->device != fan_cpu())
-        return false;
+    if (spec->dtype != FAN_DT_NONE) {
+        if (fan_accum_dtype_fit(spec->dtype, spec->accumulate, dtype, false, &seen) !=
+            FAN_DTYPE_FIT_EXACT)
+            return false;
+    }
     if (!spec->has_shape)
         return true;
-    return fan_accum_fit(false, spec->ndim, spec->shape, ndim, shape) == FAN_FIT_EXACT;
+    return fan_accum_fit(true, spec->ndim, spec->shape, ndim, shape) == FAN_FIT_EXACT;
 }
 
 /* The bytes of parked contributions from which on a fold is due. 0: each arrival is folded at once.
@@ -81,9 +86,6 @@ typedef struct fan_buffer_config {
     bool stats;       /* fan_buffer_stats may be called */
     const char *name; /* NULL: "InputBuffer" */
     const fan_frontend *frontend;
-    /* counts plain entries beside the buffer, under the frontend's lock, which fan_counters_join
-     * adds to those of the process; NULL: the latter themselves, which the interpreter guards */
-    struct fan_counters *total;
 } fan_buffer_config;
 
 /* X(name): the counters. */
@@ -111,7 +113,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
 /* fan_buffer_seen: for the search of host orders (base/thread.h): records what a call that takes no
  * lock does to a slot (SIZE_MAX: to all; out of range: to none). fan_buffer_seen_counters: it reads
  * the counters. */
-void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_sched_mode how);
+void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_sched_mode mode);
 void fan_buffer_seen_counters(const fan_buffer *b);
 void fan_buffer_seen_parked(const fan_buffer *b); /* .. the parked bytes of all slots */
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
@@ -211,7 +213,6 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err);
 void fan_buffer_counters(const fan_buffer *b, fan_counters *out);
 void fan_counters_total(fan_counters *out); /* of the process */
-void fan_counters_join(fan_counters *some); /* adds them to those of the process, and zeroes them */
 
 /* fan_buffer_visit: calls `visit` for every object that the buffer holds (garbage collection);
  * stops at the first non-zero answer. v: the value that it is held as; NULL: as a plain entry, or

@@ -12,9 +12,7 @@ static void look_at_plan(fan_gathered *gathered, fan_slot_view *out)
 {
     fan_fold *fold = &gathered->fold;
     out->dtype = fan_fold_dtype(fold);
-    out->accumulate = FAN_DT_NONE;
-    if (out->dtype != FAN_DT_NONE)
-        out->accumulate = fan_accum_dtype(out->dtype, fan_fold_slot(fold)->spec->accumulate);
+    out->accumulate = fan_fold_accumulated(fold, fold->seen);
     if (fold->n > 1)
         fan_fold_decide(fold);
     out->next = fold->plan;

@@ -176,10 +176,10 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     if (!term.v || term.v->form == FAN_FORM_UNDEFINED)
         return FAN_OK;
     if (term.v->form == FAN_FORM_ZERO) {
-        if (!gathered->zero)
+        if (!gathered->zero) {
             gathered->zero_entry = i;
-        if (!gathered->zero)
             gathered->zero = term.v;
+        }
         return FAN_OK;
     }
     if (!fan_term_is_sum(fold, &term))
@@ -445,8 +445,7 @@ static fan_fold_facts fold_facts(const fan_fold *fold)
                             .accumulate = s->spec->accumulate,
                             .finish_dtype = fold->finish_dtype,
                             .taker = fan_stream_id_of(fold->taker)};
-    facts.slot.consumer = fan_stream_id_of(s->state->consumer);
-    facts.slot.accum = fan_stream_id_of(s->state->accum);
+    facts.slot = fan_slot_streams(s->state);
     for (size_t i = 0; i < fold->n; i++) {
         const fan_value *value = fold->terms[i].v;
         facts.objects += value->form == FAN_FORM_OBJECT;
@@ -796,10 +795,8 @@ static fan_sum_stats commit_made_sum(fan_gathered *gathered)
 
     fan_sum_stats old = state->sum_stats;
     state->sum_stats = fan_sum_stats_move(&fold->sum_stats);
-    if (old.has_nonfinite) {
-        state->sum_stats.has_nonfinite = true;
-        state->sum_stats.nonfinite_key = old.nonfinite_key;
-    }
+    if (old.has_nonfinite)
+        fan_sum_stats_blame(&state->sum_stats, old.nonfinite_key);
     state->rules |= fold->rules;
     return old;
 }
@@ -944,9 +941,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
     if (fold->n > 1)
         status = fan_fold_end(fold, err);
     if (status != FAN_OK) {
-        fan_slot_lock(b, slot);
-        fan_slot_poison(&b->slots[slot], status, err);
-        fan_slot_unlock(b, slot);
+        fan_slot_fail(b, slot, status, err);
         return status;
     }
     if (fold->n > 1) /* unlocked: it may drop an object */

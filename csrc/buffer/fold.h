@@ -37,8 +37,8 @@ bool fan_fold_batches(const fan_fold *fold);
 /* fan_fold_is_exact: whether the sum is an exact one: of floats, in a slot that declares it. */
 bool fan_fold_is_exact(const fan_fold *fold);
 
-/* fan_slot_due: locked: how many of the first items are to be folded now; 0: none. `pending`:
- * parked bytes of other slots that are about to be folded, and so no longer count. */
+/* fan_slot_due: locked: returns how many of the first contributions are to be folded now.
+ * `pending`: parked bytes of other slots that are about to be folded, and so no longer count. */
 size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending);
 /* fan_slot_fold_while_due: locked on entry and on return: folds while the budget is passed and
  * there is something to fold. */

@@ -240,16 +240,16 @@ static void plain_sum_arrays(const fan_plain_kind *k, size_t count, const char *
         plain_array(&arrays[i], k, count, src[i], true);
         in[i] = (fan_operand){.array = &arrays[i], .acc = acc};
     }
-    bool handed = n == 1 && !scale && out == src[0];
-    if (stats && handed) {
+    bool is_there = n == 1 && !scale && out == src[0];
+    if (stats && is_there) {
         fan_stats_of(&arrays[0], stats);
         return;
     }
     plain_array(&arrays[n], k, count, out, false);
-    fan_sum_how how = {.stats = stats, .parallel = !stats};
+    fan_sum_how options = {.stats = stats, .parallel = !stats};
     if (scale)
-        how.scale = *scale;
-    fan_sum(&arrays[n], in, n, &how);
+        options.scale = *scale;
+    fan_sum(&arrays[n], in, n, &options);
 }
 
 /* The same of up to FAN_PLAIN_TERMS runs. Apart, because its frame is large. */
@@ -393,14 +393,14 @@ void fan_plain_fold(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc
 void fan_plain_sum(const fan_frontend *frontend, const fan_plain_kind *kind, const char *const *src,
                    size_t n, char *out)
 {
-    fan_counters *total = &fan_plain_total;
+    fan_counter_store *counters = &fan_counters_of_sums;
     uint64_t bytes = fan_plain_kind_bytes(kind);
     void *left = fan_frontend_leave(frontend, bytes > FAN_PLAIN_BYTES);
-    plain_sum_runs(kind, src, n, fan_dtype_accumulate(kind->dtype), NULL, out, NULL);
+    plain_sum_runs(kind, src, n, fan_accum_dtype(kind->dtype, FAN_DT_NONE), NULL, out, NULL);
     fan_frontend_return(frontend, left);
-    total->adds += n;
-    total->folds++;
-    total->passes++;
-    total->bytes_read += n * bytes;
-    total->bytes_written += bytes;
+    fan_counter_add(&counters->adds, n);
+    fan_counter_add(&counters->folds, 1);
+    fan_counter_add(&counters->passes, 1);
+    fan_counter_add(&counters->bytes_read, n * bytes);
+    fan_counter_add(&counters->bytes_written, bytes);
 }

@@ -284,10 +284,8 @@ fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err)
     exact->sum = sum;
     fold->state = exact;
     state->exact = exact;
-    if (nonfinite < fold->n) {
-        state->sum_stats.has_nonfinite = true;
-        state->sum_stats.nonfinite_key = fold->terms[nonfinite].key;
-    }
+    if (nonfinite < fold->n)
+        fan_sum_stats_blame(&state->sum_stats, fold->terms[nonfinite].key);
     FAN_COUNT(fold->b, folds, 1);
     state->rules |= fold->plan.rules;
     fold->n = 0; /* nothing is left to sum: fan_fold_commit_end takes the items off the list */
@@ -295,8 +293,8 @@ fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err)
 }
 
 /* The exact sum over the entries of `sum`, which has the structure of all terms. */
-static fan_status exact_values(fan_fold *fold, const fan_sparse *sum, const fan_scale *scale,
-                               fan_array **values, fan_error *err)
+static fan_status exact_values(fan_fold *fold, const fan_sparse *sum, fan_array **values,
+                               fan_error *err)
 {
     fan_status status = FAN_OK;
     const fan_array *like = sum->values;
@@ -315,7 +313,7 @@ static fan_status exact_values(fan_fold *fold, const fan_sparse *sum, const fan_
     qsort(all, n, sizeof *all, by_place);
     FAN_GO(exact_add(fold, window, numbers, all, n, err));
     FAN_GO(fan_array_new(fold->plan.dtype, like->ndim, like->shape, NULL, values, err));
-    fan_window_round(*values, window, scale);
+    fan_window_round(*values, window, fan_fold_scale(fold));
 done:
     exact_numbers_free(numbers, fold->n);
     fan_free(all);
@@ -328,12 +326,11 @@ done:
 static fan_status fold_exact_sparse(fan_fold *fold, fan_error *err)
 {
     fan_status status = FAN_OK;
-    const fan_scale *scale = fan_fold_scale(fold);
     fan_sparse *sum = NULL;
     fan_sparse *made = NULL;
     fan_array *values = NULL;
     FAN_GO(fan_fold_sum_sparse(fold, fold->n, &sum, err));
-    FAN_GO(exact_values(fold, sum, scale, &values, err));
+    FAN_GO(exact_values(fold, sum, &values, err));
     FAN_GO(fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values,
                           true, &made, err));
     fold->result = fan_value_sparse(made, fan_fold_device(fold));

@@ -9,15 +9,9 @@
 
 #include <stdio.h>
 
-/* `accumulate=` holds the dtype of each contribution, checked at its add, and so that of every
- * prefix. */
 fan_dtype fan_fold_accumulated(const fan_fold *fold, fan_dtype_set seen)
 {
-    fan_dtype dtype = fan_dtype_set_promote(seen);
-    fan_dtype wish = fan_fold_slot(fold)->spec->accumulate;
-    if (dtype == FAN_DT_NONE)
-        return dtype;
-    return wish == FAN_DT_NONE ? fan_dtype_accumulate(dtype) : wish;
+    return fan_accum_dtype_of(seen, fan_fold_slot(fold)->spec->accumulate);
 }
 
 const fan_scale *fan_fold_scale(const fan_fold *fold)

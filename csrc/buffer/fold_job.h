@@ -93,7 +93,8 @@ static inline fan_device *fan_fold_device(const fan_fold *fold)
     return d;
 }
 
-/* fan_fold_accum: A, the stream that sums; NULL: the device has no streams. */
+/* fan_fold_accum: returns A, the stream that sums.
+ *   NULL: the device has no streams */
 static inline fan_stream *fan_fold_accum(const fan_fold *fold)
 {
     return fan_fold_slot(fold)->state->accum;
@@ -124,7 +125,8 @@ fan_dtype fan_fold_dtype(const fan_fold *fold);
 /* fan_fold_accumulated: what a prefix with these dtypes runs in (A11). */
 fan_dtype fan_fold_accumulated(const fan_fold *fold, fan_dtype_set seen);
 
-/* fan_fold_scale: by what a result that is handed out is multiplied; NULL: by nothing. */
+/* fan_fold_scale: returns the factor of a result that is handed out.
+ *   NULL: the result is not multiplied */
 const fan_scale *fan_fold_scale(const fan_fold *fold);
 /* fan_fold_last: the dtype in which the sum ends before it is scaled and rounded: the accumulation
  * dtype of all that came, symbolic zeros after the last term too (A2, D3), and wide enough for the

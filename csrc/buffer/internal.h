@@ -7,8 +7,6 @@
 #include "buffer/buffer.h"
 #include "buffer/list.h"
 
-#include <stddef.h>
-
 /* The statistics of a sum. On a device with streams they are in the device's memory until stats()
  * reads them. */
 typedef struct fan_sum_stats {
@@ -23,6 +21,15 @@ typedef struct fan_sum_stats {
     uint64_t multiplicity; /* how many elements of the sum each element represents (A13) */
     bool captured;         /* a part of the sum was made under capture: there are no statistics */
 } fan_sum_stats;
+
+/* fan_sum_stats_blame: D35: a contribution with this key has an inf or a NaN; the first is kept. */
+static inline void fan_sum_stats_blame(fan_sum_stats *sum_stats, int64_t key)
+{
+    if (sum_stats->has_nonfinite)
+        return;
+    sum_stats->has_nonfinite = true;
+    sum_stats->nonfinite_key = key;
+}
 
 /* The contribution whose kind the sum comes back as (D15): that of the lowest rank, the lowest key
  * among equals. */
@@ -55,7 +62,7 @@ typedef struct fan_slot_state {
     /* Set if `accum` is a stream of our own that was pulled into a capture: the stream it must be
      * joined back to before the capture ends (S11). A hold. */
     fan_stream *capture_origin;
-    fan_sync_case how; /* the case of that gradient */
+    fan_sync_case stream_case; /* the case of that gradient */
     uint64_t rules;
     fan_dtype_set seen; /* of all contributions */
     bool has_weak_int;  /* a Python int is, or was, among them */
@@ -108,10 +115,25 @@ static inline bool fan_slot_owned_by(fan_slot *s, uint64_t thread)
     return atomic_load_explicit(&s->owner, memory_order_relaxed) == thread;
 }
 
+/* fan_slot_set_free: no thread has it; the caller wakes those that wait. */
+static inline void fan_slot_set_free(fan_slot *s)
+{
+    s->busy = false;
+    s->taking = false;
+    fan_slot_set_owner(s, 0);
+}
+
 extern fan_slot_state fan_slot_state_none;
 
 #define FAN_LOCKS 16
 #define FAN_INLINE_SLOTS 4
+
+/* What is counted of one buffer. Read while others count. */
+typedef struct fan_counter_store {
+#define X(name) atomic_uint_fast64_t name;
+    FAN_COUNTER_LIST(X)
+#undef X
+} fan_counter_store;
 
 struct fan_buffer {
     const fan_frontend *frontend;
@@ -152,20 +174,20 @@ struct fan_buffer {
     /* .. or FAN_FORK_INVALID until clear(): it was inherited by a fork while a thread of the parent
      * was in it */
     unsigned fork_generation;
-    struct {
-#define X(name) atomic_uint_fast64_t name;
-        FAN_COUNTER_LIST(X)
-#undef X
-    } n;
-    fan_counters plain; /* what is counted of plain entries */
-    /* .. also here: those of the process, or the frontend's (fan_buffer_config) */
-    fan_counters *total;
+    fan_counter_store counters;
+    fan_buffer *newer, *older; /* of all buffers of the process (options.c) */
     /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
     bool small;
+    bool reusable; /* fan_buffer_reusable, but for what its slots declare */
 };
 
-/* fan_budget_exceeded: whether a fold is due. `pending`: parked bytes, held by others, that are
+/* fan_budget_near: false: no fold is due while so many bytes are parked, whatever holds them.
+ * fan_budget_exceeded: whether one is due. `pending`: parked bytes, held by others, that are
  * about to be folded anyway. general: the general path makes the sum. */
+static inline bool fan_budget_near(const fan_buffer *b, uint64_t parked)
+{
+    return parked > b->fold_threshold;
+}
 static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bool general)
 {
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
@@ -173,7 +195,7 @@ static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bo
         pending = parked;
     parked -= pending;
     if (b->budget != FAN_BUDGET_AUTO)
-        return parked > b->budget;
+        return fan_budget_near(b, parked);
     uint64_t alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
     uint64_t limit = general ? b->limits.general : b->limits.alone;
     if (alone > limit)
@@ -220,10 +242,14 @@ static inline fan_place fan_buffer_place(const fan_buffer *b)
  * lock (options.c)
  * ---- */
 
-/* fan_count: adds to a counter of the buffer and of the process. */
-void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);
-#define FAN_COUNT(b, name, k) fan_count((b), offsetof(fan_counters, name), (k))
-extern fan_counters fan_plain_total; /* of the process: what is counted of plain entries */
+/* fan_count: adds to a counter of the buffer. */
+void fan_count(const fan_buffer *b, atomic_uint_fast64_t *counter, uint64_t n);
+#define FAN_COUNT(b, name, k) fan_count((b), &(b)->counters.name, (k))
+extern fan_counter_store fan_counters_of_sums; /* fan_plain_sum: without a buffer */
+/* fan_counters_begin: a new buffer counts. fan_counters_end: what it has counted moves to the
+ * process; `gone`: it counts no more, else from 0 on. */
+void fan_counters_begin(fan_buffer *b);
+void fan_counters_end(fan_buffer *b, bool gone);
 /* fan_count_parked: `bytes` more are parked; the peaks. */
 void fan_count_parked(fan_buffer *b, uint64_t bytes);
 /* fan_warn_mismatch_now: S6: whether it is to be warned of now: once per process, while the warning
@@ -232,7 +258,7 @@ bool fan_warn_mismatch_now(void);
 
 /* fan_touch_budget: to the search of host orders (base/thread.h): a sum may be due, or what waits
  * may become less. */
-void fan_touch_budget(const fan_buffer *b, fan_sched_mode how);
+void fan_touch_budget(const fan_buffer *b, fan_sched_mode mode);
 /* fan_buffer_weigh: for the search of host orders: a scheduled thread adds `bytes`. As long as all
  * that such threads ever added fits the (smallest) budget, a fold is due or not whatever the other
  * slots do; from then on whether one is due depends on the order of all adds. */

@@ -181,9 +181,7 @@ static void slot_init(fan_buffer *b, fan_slot *s)
     s->state = &fan_slot_state_none;
     s->expected = -1;
     s->targets = NULL;
-    fan_slot_set_owner(s, 0);
-    s->busy = false;
-    s->taking = false;
+    fan_slot_set_free(s);
 }
 
 static fan_status buffer_name(fan_buffer *b, const char *given, fan_error *err)
@@ -229,7 +227,8 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     if (!b)
         return status;
     b->frontend = config->frontend;
-    b->total = config->total ? config->total : &fan_plain_total;
+    b->reusable = fan_buffer_reusable(config);
+    fan_counters_begin(b);
     b->owner_generation = fan_fork_generation();
     b->fork_generation = b->owner_generation;
     b->name = (char *)unnamed;
@@ -267,6 +266,13 @@ static void list_free(const fan_buffer *b, fan_slot *s)
     s->list = NULL;
 }
 
+/* Of a buffer that no other thread is in. */
+static void slot_drop_all(fan_buffer *b, size_t i)
+{
+    fan_slot_state_free(b, fan_slot_cut(b, &b->slots[i]));
+    fan_slot_drop_plain(b, i);
+}
+
 void fan_buffer_free(fan_buffer *b)
 {
     if (!b)
@@ -274,14 +280,14 @@ void fan_buffer_free(fan_buffer *b)
     fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        fan_slot_state_free(b, fan_slot_cut(b, s));
-        fan_slot_drop_plain(b, i);
+        slot_drop_all(b, i);
         list_free(b, s);
         slot_undeclare(b, i);
         if (b->sum_stats)
             fan_sum_stats_drop(&b->sum_stats[i]);
     }
     assert_nothing_parked(b);
+    fan_counters_end(b, true);
     fan_free(b->sum_stats);
     fan_stream_drop(b->stream);
     if (b->name != unnamed)
@@ -306,29 +312,16 @@ bool fan_buffer_reusable(const fan_buffer_config *config)
     return config->accumulate == FAN_DT_NONE && !config->exact;
 }
 
-/* As fan_buffer_reusable says it of the buffer's config. */
-static bool buffer_is_reusable(const fan_buffer *b)
-{
-    if (!b->small || b->name != unnamed)
-        return false;
-    if (b->sum_stats || b->stream)
-        return false;
-    if (b->leaf || b->create_graph)
-        return false;
-    return b->undeclared.accumulate == FAN_DT_NONE && !b->undeclared.exact;
-}
-
 bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
-    if (!buffer_is_reusable(b))
+    if (!b->reusable)
         return false;
     fan_buffer_adopt(b);
     if (b->fork_generation == FAN_FORK_INVALID)
         return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        fan_slot_state_free(b, fan_slot_cut(b, s));
-        fan_slot_drop_plain(b, i);
+        slot_drop_all(b, i);
         s->expected = -1;
         if (s->spec != &b->undeclared) {
             slot_undeclare(b, i);
@@ -346,8 +339,7 @@ void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
     b->id = atomic_fetch_add(&next_buffer, 1);
     b->weighed = 0;
     b->last_parked.object = NULL;
-    memset(&b->n, 0, sizeof b->n);
-    memset(&b->plain, 0, sizeof b->plain);
+    fan_counters_end(b, false);
     for (size_t i = 0; i < b->nlocks; i++)
         fan_mutex_renew(&b->locks[i]);
 }

@@ -8,22 +8,22 @@
 
 #define MOVED_TERMS 64 /* what comes out of order moves so many at most */
 
-size_t fan_plain_elements(const fan_plain_kind *k)
+size_t fan_plain_elements(const fan_plain_kind *kind)
 {
     size_t n = 1;
-    for (int i = 0; i < k->ndim; i++)
-        n *= (size_t)k->shape[i];
+    for (int i = 0; i < kind->ndim; i++)
+        n *= (size_t)kind->shape[i];
     return n;
 }
 
-uint64_t fan_plain_bytes(const fan_plain_kind *k)
+uint64_t fan_plain_bytes(const fan_plain_kind *kind)
 {
-    return fan_dtype_size(k->dtype) * fan_plain_elements(k);
+    return fan_dtype_size(kind->dtype) * fan_plain_elements(kind);
 }
 
-uint64_t fan_plain_kind_bytes(const fan_plain_kind *k)
+uint64_t fan_plain_kind_bytes(const fan_plain_kind *kind)
 {
-    uint64_t n = fan_plain_bytes(k);
+    uint64_t n = fan_plain_bytes(kind);
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
@@ -81,28 +81,28 @@ bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int
     return run > 0;
 }
 
-static int plain_axis(const fan_plain_kind *k, int at)
+static int plain_axis(const fan_plain_kind *kind, int at)
 {
-    if (k->order & 255)
-        return (int)(k->order >> 2 * at & 3);
-    return k->ndim - 1 - at;
+    if (kind->order & 255)
+        return (int)(kind->order >> 2 * at & 3);
+    return kind->ndim - 1 - at;
 }
 
-void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides)
+void fan_plain_strides(const fan_plain_kind *kind, int64_t unit, int64_t *strides)
 {
-    for (int at = 0; at < k->ndim; at++) {
-        strides[plain_axis(k, at)] = unit;
-        unit *= k->shape[plain_axis(k, at)];
+    for (int at = 0; at < kind->ndim; at++) {
+        strides[plain_axis(kind, at)] = unit;
+        unit *= kind->shape[plain_axis(kind, at)];
     }
 }
 
-void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row)
+void fan_plain_rows(const fan_plain_kind *kind, int64_t *rows, int64_t *row)
 {
-    int fastest = (int)(k->order >> 8 & 3);
+    int fastest = (int)(kind->order >> 8 & 3);
     *rows = 1;
     *row = 1;
-    for (int at = 0; at < k->ndim; at++) {
-        int64_t size = k->shape[plain_axis(k, at)];
+    for (int at = 0; at < kind->ndim; at++) {
+        int64_t size = kind->shape[plain_axis(kind, at)];
         if (at < fastest)
             *row *= size;
         else
@@ -110,13 +110,13 @@ void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row)
     }
 }
 
-uint64_t fan_plain_reach(const fan_plain_kind *k)
+uint64_t fan_plain_reach(const fan_plain_kind *kind)
 {
     int64_t rows, row;
-    if (!fan_plain_pitch(k))
-        return fan_plain_bytes(k);
-    fan_plain_rows(k, &rows, &row);
-    return fan_dtype_size(k->dtype) * (uint64_t)((rows - 1) * fan_plain_pitch(k) + row);
+    if (!fan_plain_pitch(kind))
+        return fan_plain_bytes(kind);
+    fan_plain_rows(kind, &rows, &row);
+    return fan_dtype_size(kind->dtype) * (uint64_t)((rows - 1) * fan_plain_pitch(kind) + row);
 }
 
 void fan_list_init(fan_list *list)
@@ -217,23 +217,37 @@ static size_t list_find(const fan_list *list, int64_t key)
     return lo;
 }
 
+static bool list_in_sum(const fan_list *list, int64_t key)
+{
+    return list->summed && key <= fan_entry_key(&list->entries[0]);
+}
+
+/* Whether the place that list_find returned has the key itself. */
+static bool list_is_at(const fan_list *list, size_t at, int64_t key)
+{
+    return at < list->n && fan_entry_key(&list->entries[at]) == key;
+}
+
 bool fan_list_has(const fan_list *list, int64_t key)
 {
     if (!list || !list->n)
         return false;
+    if (list_in_sum(list, key))
+        return true;
     if (list->unsorted)
         return fan_keys_has(list->unsorted, key);
-    size_t at = list_find(list, key);
-    return at < list->n && fan_entry_key(&list->entries[at]) == key;
+    return list_is_at(list, list_find(list, key), key);
 }
 
 /* Where a key goes to; SIZE_MAX: it is there already, or there is no memory. */
 static size_t list_place(fan_list *list, int64_t key)
 {
+    if (list_in_sum(list, key))
+        return SIZE_MAX;
     if (list->unsorted)
         return fan_keys_put(list->unsorted, key) > 0 ? list->n : SIZE_MAX;
     size_t at = list_find(list, key);
-    if (at < list->n && fan_entry_key(&list->entries[at]) == key)
+    if (list_is_at(list, at, key))
         return SIZE_MAX;
     if (list->n - at <= MOVED_TERMS)
         return at;
@@ -261,9 +275,6 @@ bool fan_list_put(fan_list *list, const fan_entry *one)
     int64_t key = fan_entry_key(one);
     if (list->n == list->cap && !list_grow(list))
         return false;
-    bool in_sum = list->summed && key >= 0 && key <= fan_entry_key(&list->entries[0]);
-    if (in_sum)
-        return false;
     size_t at = key < 0 ? list->n : list_place(list, key);
     if (at == SIZE_MAX)
         return false;
@@ -276,11 +287,25 @@ bool fan_list_put(fan_list *list, const fan_entry *one)
     return true;
 }
 
+/* Whether the entry that a fold would begin with has come: that of `next_key`. */
+static bool list_begins_with(const fan_list *list, uint64_t next_key)
+{
+    size_t first = list->summed > 0;
+    if (list->unsorted)
+        return next_key <= INT64_MAX && fan_keys_has(list->unsorted, (int64_t)next_key);
+    return list->n > first && fan_key_is_next(next_key, fan_entry_key(&list->entries[first]));
+}
+
+bool fan_list_begins(const fan_list *list)
+{
+    return fan_list_keyed(list) < 0 || list_begins_with(list, fan_list_next_key(list));
+}
+
 size_t fan_list_ready(fan_list *list, uint64_t next_key, bool keyed)
 {
     if (!list)
         return 0;
-    if (list->unsorted && (uint64_t)list->unsorted->least > next_key)
+    if (keyed && !list_begins_with(list, next_key))
         return 0;
     fan_list_sort(list);
     const fan_entry *first = list->entries + (list->summed > 0);
@@ -288,7 +313,7 @@ size_t fan_list_ready(fan_list *list, uint64_t next_key, bool keyed)
     for (size_t m = 0; m < parked; m++) {
         if (!fan_entry_parked(&first[m]))
             return m;
-        if (keyed && (uint64_t)fan_entry_key(&first[m]) != next_key + m)
+        if (keyed && !fan_key_is_next(next_key + m, fan_entry_key(&first[m])))
             return m;
     }
     return parked;
@@ -308,41 +333,6 @@ bool fan_list_remove(fan_list *list, const fan_entry *one)
         return true;
     }
     return false;
-}
-
-/* The smallest key, or one that is smaller still; of keyed ones. */
-static int64_t list_least(const fan_list *list)
-{
-    if (list->unsorted)
-        return list->unsorted->least;
-    return list->entries[0].key;
-}
-
-bool fan_list_begins(const fan_list *list)
-{
-    int64_t first = list->entries[0].key;
-    if (first < 0)
-        return true;
-    if (!list->summed)
-        return list_least(list) == 0;
-    if (list->unsorted)
-        return fan_keys_has(list->unsorted, first + 1);
-    return list->n > 1 && list->entries[1].key == first + 1;
-}
-
-size_t fan_list_prefix(const fan_list *list)
-{
-    const fan_entry *entries = list->entries;
-    if (list->n == 0)
-        return 0;
-    if (!list->summed && entries[0].key > 0)
-        return 0;
-    if (entries[0].key < 0)
-        return list->n;
-    size_t m = 1;
-    while (m < list->n && entries[m].key == entries[m - 1].key + 1)
-        m++;
-    return m;
 }
 
 void fan_list_detach(fan_list *list, fan_detached *to)

@@ -12,8 +12,8 @@
 #include "base/keys.h"
 #include "buffer/value.h"
 
-/* fan_plain_pitch: elements from one place to the next along the axis that has gaps; 0: there are
- * none. */
+/* fan_plain_pitch: returns the elements from one place to the next along the axis that has gaps.
+ *   0: no axis has gaps */
 static inline int64_t fan_plain_pitch(const fan_plain_kind *kind)
 {
     return kind->order >> 10;
@@ -22,13 +22,7 @@ static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind 
 {
     if (a->dtype != b->dtype || a->origin != b->origin)
         return false;
-    if (a->ndim != b->ndim || a->order != b->order)
-        return false;
-    for (int i = 0; i < a->ndim; i++) {
-        if (a->shape[i] != b->shape[i])
-            return false;
-    }
-    return true;
+    return a->order == b->order && fan_shape_same(a->ndim, a->shape, b->ndim, b->shape);
 }
 
 /* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. fan_plain_kind_bytes: what it
@@ -157,7 +151,8 @@ typedef struct fan_list {
     size_t recheck_at; /* and the length of the list from which on that is checked again */
     /* how many of the n are undefined; while a take has the slot they are behind the others */
     size_t undefined;
-    char *out;          /* where the sum goes; set while a take has the slot */
+    /* where the sum goes, NULL: the only entry is handed through; set while a take has the slot */
+    char *out;
     fan_entry *entries; /* by key, or by arrival; `inline_entries`, or on the heap */
     /* NULL: the list is in the order of keys. Else it is in the order of arrival for now, and these
      * are its keys. */
@@ -177,8 +172,9 @@ static inline uint64_t fan_entry_bytes(const fan_list *list, const fan_entry *on
 
 void fan_list_init(fan_list *list);
 void fan_list_fini(fan_list *list); /* its memory; what it holds is the caller's to drop before */
-/* fan_list_count: contributions, those summed already too; NULL: 0. fan_list_parked: those that
- * wait. */
+/* fan_list_count: returns how many contributions came, those summed already too.
+ *   0: also where the list is NULL
+ * fan_list_parked: returns how many of these wait. */
 int64_t fan_list_count(const fan_list *list);
 static inline size_t fan_list_parked(const fan_list *list)
 {
@@ -188,14 +184,48 @@ static inline size_t fan_list_defined(const fan_list *list)
 {
     return list->n - list->undefined;
 }
+/* fan_list_keyed: A15: returns whether the entries have keys.
+ *   1: they have keys
+ *   -1: they have none
+ *   0: there is no entry yet
+ * fan_list_next_key: returns the lowest key that is not in the sum of a list with keys. */
+static inline int fan_list_keyed(const fan_list *list)
+{
+    if (!list->n)
+        return 0;
+    return list->entries[0].key < 0 ? -1 : 1;
+}
+static inline uint64_t fan_list_next_key(const fan_list *list)
+{
+    if (!list->summed)
+        return 0;
+    return (uint64_t)list->entries[0].key + 1;
+}
+/* fan_keys_mix: A15: whether a key (-1: none) is another kind than those before it, of which
+ * `keyed` is as fan_list_keyed returns it. fan_key_is_next: whether it has none, or is `next`.
+ * fan_keys_whole: whether none is missing: `n` different
+ * keys from `next` on, of which `last` is the greatest. */
+static inline bool fan_keys_mix(int keyed, int64_t key)
+{
+    return keyed && (keyed > 0) != (key >= 0);
+}
+static inline bool fan_key_is_next(uint64_t next, int64_t key)
+{
+    return key < 0 || (uint64_t)key == next;
+}
+static inline bool fan_keys_whole(uint64_t next, uint64_t last, size_t n)
+{
+    return last + 1 == next + n;
+}
 /* fan_list_empty: the list has no entries; nothing is dropped, its memory stays. */
 static inline void fan_list_empty(fan_list *list)
 {
     list->n = list->undefined = list->alone = list->recheck_at = 0;
     list->summed = 0;
 }
-/* fan_list_insert: puts a term where its key has it; false: the key is there already, or there is
- * no memory. */
+/* fan_list_insert, fan_list_put: puts an entry where its key has it; fan_list_put also where it
+ * does not come last. Returns false, and changes nothing, where the key is there already or memory
+ * is lacking. */
 bool fan_list_put(fan_list *list, const fan_entry *one);
 static inline bool fan_list_insert(fan_list *list, const fan_entry *one)
 {
@@ -207,13 +237,17 @@ static inline bool fan_list_insert(fan_list *list, const fan_entry *one)
     list->undefined += !one->object;
     return true;
 }
-/* fan_list_remove: takes out the newest entry that is the same; false: there is none. */
+/* fan_list_remove: takes out the newest entry that is the same. Returns whether there was one. */
 bool fan_list_remove(fan_list *list, const fan_entry *one);
-/* fan_list_has: whether an entry has this key. fan_list_ready: sorts the list, and returns how many
- * of the first contributions a fold may sum now: they are parked and, with keys, none between them
- * and `next_key` is missing. NULL: of no list. */
+/* fan_list_has: A16: returns whether an entry has this key, or the sum contains it.
+ * fan_list_ready: sorts the list, and returns how many of the first contributions a fold may sum
+ * now: they are parked and, with keys, none between them and `next_key` is missing.
+ *   0: also where the list is NULL
+ * fan_list_begins: returns whether the first of these has come, parked or not; of a list of plain
+ * entries. */
 bool fan_list_has(const fan_list *list, int64_t key);
 size_t fan_list_ready(fan_list *list, uint64_t next_key, bool keyed);
+bool fan_list_begins(const fan_list *list);
 /* fan_list_sort: it is by key from now on. fan_list_undefined_last: those that are undefined go
  * behind the others, which keep their order; fan_list_by_key undoes that. */
 void fan__list_sort(fan_list *list);
@@ -224,10 +258,6 @@ static inline void fan_list_sort(fan_list *list)
 }
 void fan_list_undefined_last(fan_list *list);
 void fan_list_by_key(fan_list *list);
-/* fan_list_begins: whether what a fold would begin with is there. fan_list_prefix: of a sorted
- * list: how many of the first terms have no gap between them. */
-bool fan_list_begins(const fan_list *list);
-size_t fan_list_prefix(const fan_list *list);
 
 /* fan_list_detach: the list is empty afterwards; what it held, and its memory on the heap, is in
  * *to, for the caller to drop. */

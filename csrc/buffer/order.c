@@ -213,10 +213,9 @@ fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *valu
     if (!R || !consumer)
         return FAN_OK;
     FAN_TRY(fan_order_consumer(consumer, R, E, &consumer, err));
-    fan_sync_slot facts = {.consumer = fan_stream_id_of(state->consumer),
-                           .accum = fan_stream_id_of(state->accum),
-                           .ready = fan_stream_id_of(R),
-                           .has_event = E != NULL};
+    fan_sync_slot facts = fan_slot_streams(state);
+    facts.ready = fan_stream_id_of(R);
+    facts.has_event = E != NULL;
     fan_sync_take plan = fan_sync_take_plan(facts, fan_stream_id_of(consumer));
     *rules |= plan.rules;
     if (plan.record_now)

@@ -15,6 +15,13 @@ static inline fan_stream_id fan_stream_id_of(const fan_stream *s)
     return (fan_stream_id){s->device->id, s->id};
 }
 
+/* fan_slot_streams: C and A, for a plan. */
+static inline fan_sync_slot fan_slot_streams(const fan_slot_state *state)
+{
+    return (fan_sync_slot){.consumer = fan_stream_id_of(state->consumer),
+                           .accum = fan_stream_id_of(state->accum)};
+}
+
 /* fan_order_left_out: the bits that the proof leaves out on this device. */
 uint64_t fan_order_left_out(fan_device *d);
 /* fan_order_record: *out becomes an event recorded on s. Where the proof leaves out `bit`: an event
@@ -42,7 +49,8 @@ fan_status fan_order_wait_users(fan_fold *fold, const fan_array *a, fan_error *e
  * out. */
 fan_status fan_order_wait_taker(fan_fold *fold, fan_stream *on, const fan_sync_fold *plan,
                                 fan_error *err);
-/* fan_order_stream: which of n streams, some of them NULL, a plan means; NULL: none. */
+/* fan_order_stream: returns the one of n streams, some of them NULL, that a plan names.
+ *   NULL: the plan names none of them */
 fan_stream *fan_order_stream(fan_stream_id id, fan_stream *const *among, size_t n);
 /* fan_order_hand_over: S18, S19: `consumer` may use `v`, ready on R with event E. */
 fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *value, fan_stream *R,

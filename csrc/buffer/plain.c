@@ -23,25 +23,21 @@ fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t slot, size_t n,
 {
     const fan_list *list = b->slots[slot].list;
     const fan_entry *first = &list->entries[0];
-    if (list->kind.scalar)
-        return FAN_REUSE_HELD;
+    bool scalar = list->kind.scalar;
     bool owned = list->summed > 1 || first->owned;
-    bool unshared = fan_plain_unshared(b, first, owned);
-    /* the usual case, whatever else is so: the caller holds it */
-    if (!owned && !first->donated && !unshared)
-        return FAN_REUSE_HELD;
     fan_reuse facts = {.dense = !fan_plain_pitch(&list->kind),
-                       .writable = true,
+                       .writable = !scalar,
                        .same_dtype = acc == list->kind.dtype || first->wide,
                        .disjoint = true,
                        .owned = owned,
                        .exposed = first->exposed,
                        .donated = first->donated,
-                       .unshared = unshared,
+                       .unshared = !scalar && fan_plain_unshared(b, first, owned),
                        .host = true};
-    if (first->donated && !owned)
+    if (first->donated && !owned && !scalar)
         facts.writable = b->frontend->plain->writable(first->object, &list->kind);
-    for (size_t k = 1; k < n && facts.disjoint; k++) {
+    bool free = fan_reuse_free(&facts); /* if not, as mostly, it matters no more what it meets */
+    for (size_t k = 1; free && k < n && facts.disjoint; k++) {
         const char *other = list->entries[k].data;
         facts.disjoint = !fan_flats_meet(other, list->bytes, first->data, list->bytes);
     }
@@ -86,6 +82,14 @@ bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *list, size_t n
     return fan_plain_unchanged(b, sum->object, &kind, sum->data);
 }
 
+void fan_plain_give_up(const fan_buffer *b, void *object)
+{
+    if (object)
+        b->frontend->drop(object);
+    if (b->frontend->clear_error)
+        b->frontend->clear_error();
+}
+
 /* ---- what is counted ---- */
 
 uint64_t fan_plain_sum_size(const fan_list *list, bool wide)
@@ -99,11 +103,12 @@ uint64_t fan_plain_sum_size(const fan_list *list, bool wide)
 void fan_plain_count(fan_buffer *b, const fan_list *list, size_t n, bool in_place, bool copied,
                      bool wide)
 {
+    fan_counter_store *counters = &b->counters;
     uint64_t first = fan_plain_sum_size(list, list->entries[0].wide);
-    FAN_PLAIN_COUNT(b, passes, 1);
-    FAN_PLAIN_COUNT(b, bytes_read, (n - 1) * list->size + first);
-    FAN_PLAIN_COUNT(b, bytes_written, fan_plain_sum_size(list, wide));
-    FAN_PLAIN_COUNT(b, folds, n > 1);
-    FAN_PLAIN_COUNT(b, in_place, in_place ? n - 1 : 0);
-    FAN_PLAIN_COUNT(b, copies, copied);
+    fan_counter_add(&counters->passes, 1);
+    fan_counter_add(&counters->bytes_read, (n - 1) * list->size + first);
+    fan_counter_add(&counters->bytes_written, fan_plain_sum_size(list, wide));
+    fan_counter_add(&counters->folds, n > 1);
+    fan_counter_add(&counters->in_place, in_place ? n - 1 : 0);
+    fan_counter_add(&counters->copies, copied);
 }

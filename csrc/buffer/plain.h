@@ -21,10 +21,10 @@
  *
  * No lock is taken here. Plain entries are for a frontend whose interpreter lets one thread in at a
  * time, as Python's GIL does, and leaves the interpreter only while jobs run and while a thread
- * waits: so all that changes a slot happens inside the interpreter. The counters are plain numbers
- * for the same reason. The C API has a lock for each buffer in its place (py/base/api_lock.h), and
- * counters of its own. A frontend without such a lock offers no fan_plain_frontend, and has no
- * plain entries. */
+ * waits: so all that changes a slot happens inside the interpreter. The counters are added to
+ * without a lock for the same reason (fan_counter_add). The C API has a lock for each buffer in its
+ * place (py/base/api_lock.h). A frontend without such a lock offers no fan_plain_frontend, and has
+ * no plain entries. */
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H
 
@@ -37,8 +37,12 @@
 #define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */
 #define FAN_PLAIN_TERMS 64    /* terms of one pass */
 
-/* FAN_PLAIN_COUNT: adds to a counter of the buffer and of the process; inside the interpreter. */
-#define FAN_PLAIN_COUNT(b, name, k) ((b)->plain.name += (k), (b)->total->name += (k))
+/* fan_counter_add: as FAN_COUNT, inside the interpreter: no other thread counts meanwhile. */
+static inline void fan_counter_add(atomic_uint_fast64_t *counter, uint64_t n)
+{
+    uint64_t before = atomic_load_explicit(counter, memory_order_relaxed);
+    atomic_store_explicit(counter, before + n, memory_order_relaxed);
+}
 
 /* fan_plain_is_large: an array of `bytes` is summed in recycled memory, by the general path.
  * fan_plain_fits: whether arrays of `bytes` each are summed here, of which `acc` is the
@@ -72,11 +76,12 @@ static inline bool fan_plain_allowed(void)
 
 /* ---- for the frontend ---- */
 
-/* fan_plain_add: adds one plain contribution, of which the caller has set the bits of *one. *added
- * false: nothing happened, and fan_buffer_add decides, or raises. kind: NULL of an undefined one.
- * The buffer takes a hold of its own, on the object or on a copy, which *one is then; none where it
- * adds into its sum at once. A status that is not FAN_OK: it is parked, and the fold that it made
- * due failed. */
+/* fan_plain_add: adds one plain contribution, of which the caller has set the bits of *one. `kind`
+ * is NULL where it is undefined. The buffer takes a hold of its own, on the object or on a copy,
+ * which *one is then; it takes none where it adds into its sum at once.
+ *   *added true: the contribution is added; with a status other than FAN_OK the fold failed that it
+ *     made due
+ *   *added false: nothing happened, and fan_buffer_add decides, or raises */
 fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one,
                          bool *added, fan_error *err);
 
@@ -84,8 +89,8 @@ fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
 typedef struct fan_plain_batch {
     size_t n;
     bool far; /* no near cache holds it: `prefetch` is worth its calls */
-    /* read: the k-th of them, the same each time. kind: set where one->object is. false: it is no
-     * plain one. */
+    /* read: reads the k-th of them, the same each time; *kind is set where one->object is. Returns
+     * whether it is a plain one. */
     bool (*read)(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind, fan_entry *one);
     /* the object and the slot of one that was read */
     void *(*again)(void *ctx, size_t k, size_t *slot);
@@ -120,9 +125,10 @@ typedef struct fan_plain_outs {
     void *ctx;
 } fan_plain_outs;
 
-/* fan_plain_take: a take of the slots of a span: results[i], all NULL before, gets the sum of slot
- * first + i with a hold of the caller's, or NULL where it is undefined; the slots are empty then.
- * outs: NULL: none. False: nothing happened, and fan_buffer_take decides, or raises. */
+/* fan_plain_take: a take of the slots of a span. results[i], all NULL before, gets the sum of slot
+ * first + i with a hold of the caller's, or stays NULL where that is undefined. `outs` is NULL
+ * where the caller names no arrays. true: the slots are empty false: nothing happened, and
+ * fan_buffer_take decides, or raises */
 bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
                     const fan_plain_outs *outs, void **results);
 
@@ -138,18 +144,13 @@ void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char
  * [first, end) wakes the threads that wait. */
 static inline void fan_plain_claim(fan_slot *s)
 {
-    s->busy = true;
+    fan_slot_make_busy(s);
     s->taking = true;
-    fan_slot_set_owner(s, fan_thread_id());
 }
 static inline void fan_plain_release(fan_buffer *b, fan_span span)
 {
-    for (size_t i = span.first; i < span.end; i++) {
-        fan_slot *s = &b->slots[i];
-        s->busy = false;
-        s->taking = false;
-        fan_slot_set_owner(s, 0);
-    }
+    for (size_t i = span.first; i < span.end; i++)
+        fan_slot_set_free(&b->slots[i]);
     if (atomic_load(&b->waiting))
         fan_slot_wake_all(b);
 }
@@ -169,11 +170,8 @@ static inline bool fan_plain_stats_on_device(const fan_buffer *b, size_t slot)
 /* fan_plain_accum: the accumulation dtype of what waits in the slot. */
 static inline fan_dtype fan_plain_accum(const fan_buffer *b, size_t slot)
 {
-    fan_dtype dtype = b->slots[slot].list->kind.dtype;
-    fan_dtype wish = b->slots[slot].spec->accumulate;
-    if (wish == FAN_DT_NONE)
-        return fan_dtype_accumulate(dtype);
-    return fan_accum_dtype(dtype, wish);
+    const fan_slot *s = &b->slots[slot];
+    return fan_accum_dtype(s->list->kind.dtype, s->spec->accumulate);
 }
 /* fan_plain_scratch: bytes that a sum of n entries in dtype `acc` needs beside them. */
 size_t fan_plain_scratch(const fan_list *list, size_t n, fan_dtype acc, bool stats);
@@ -182,11 +180,15 @@ size_t fan_plain_scratch(const fan_list *list, size_t n, fan_dtype acc, bool sta
 bool fan_plain_unshared(const fan_buffer *b, const fan_entry *one, bool owned);
 /* fan_plain_may_write: A6 of the first entry, as the target of a sum of n in dtype `acc`. */
 fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc);
-/* fan_plain_place: the object that the sum of the first n entries is written into, and where: the
- * first, where `reuse` and A6 allow it, or a fresh one, whose hold is the caller's. NULL: no
- * memory, or the library refuses. May call it. */
+/* fan_plain_place: returns the object that the sum of the first n entries is written into, and its
+ * place in *data: the first entry, where `reuse` and A6 allow it, or a fresh one, whose hold is the
+ * caller's. May call the library of the entries.
+ *   NULL: out of memory, or the library refuses */
 void *fan_plain_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse,
                       char **data);
+/* fan_plain_give_up: drops the hold on such an object (NULL: there is none), and what its library
+ * raised: the general path reports it, if there is anything to report. */
+void fan_plain_give_up(const fan_buffer *b, void *object);
 /* fan_plain_has_value: whether the memory of an entry holds its value, and, where it is `handed`
  * out or written, needs no gradient. Calls the array library, which may run arbitrary code: after
  * the result is allocated and before fan_plain_unchanged. An array of ours is never passed to it:

@@ -3,9 +3,9 @@
 
 #include <assert.h>
 
-static uint64_t producer_bit(fan_sync_case how)
+static uint64_t producer_bit(fan_sync_case stream_case)
 {
-    switch (how) {
+    switch (stream_case) {
     case FAN_CASE_OTHER:
         return FAN_PLAN_S9_RECORD;
     case FAN_CASE_PRODUCER:
@@ -29,7 +29,7 @@ static void plan_convert(const fan_add_facts *f, fan_add_plan *plan)
         return;
     }
     /* It is ready on the accumulation stream then, with an event there if a stream will wait. */
-    bool first = plan->sync.how != FAN_CASE_LATER;
+    bool first = plan->sync.stream_case != FAN_CASE_LATER;
     plan->convert = FAN_CONVERT_ACCUM;
     plan->wait = !f->upload && !fan_stream_id_same(plan->sync.producer, slot->accum);
     plan->ready = slot->accum;
@@ -43,7 +43,8 @@ fan_add_plan fan_plan_add(const fan_add_facts *f)
 {
     fan_add_plan plan = {.convert = FAN_CONVERT_NOT};
     if (!f->defined) {
-        plan.sync = (fan_sync_add){.how = FAN_CASE_HOST, .slot = f->slot, .rules = FAN_S(2)};
+        plan.sync =
+            (fan_sync_add){.stream_case = FAN_CASE_HOST, .slot = f->slot, .rules = FAN_S(2)};
         plan.rules = plan.sync.rules;
         return plan;
     }
@@ -52,11 +53,11 @@ fan_add_plan fan_plan_add(const fan_add_facts *f)
     plan.ready = plan.sync.producer;
     if (plan.sync.record)
         plan.record = FAN_RECORD_PRODUCER;
-    plan.producer_bit = producer_bit(plan.sync.how);
+    plan.producer_bit = producer_bit(plan.sync.stream_case);
     plan.mark = plan.sync.mark;
     if (f->download)
         plan.convert = FAN_CONVERT_SOURCE;
-    else if (f->changes && plan.sync.how == FAN_CASE_HOST)
+    else if (f->changes && plan.sync.stream_case == FAN_CASE_HOST)
         plan.convert = FAN_CONVERT_HOST;
     else if (f->changes)
         plan_convert(f, &plan);
@@ -78,14 +79,6 @@ uint64_t fan_plan_plain_fold(bool reusable)
     fan_side first = {.form = FAN_FORM_DENSE, .reusable = reusable};
     fan_side other = {.form = FAN_FORM_DENSE};
     return fan_accum(first, other, false).rules;
-}
-
-static fan_dtype accumulated(const fan_fold_facts *f)
-{
-    fan_dtype dtype = fan_dtype_set_promote(f->seen);
-    if (dtype == FAN_DT_NONE)
-        return dtype;
-    return f->accumulate == FAN_DT_NONE ? fan_dtype_accumulate(dtype) : f->accumulate;
 }
 
 static fan_fold_kind kind_of(const fan_fold_facts *f, fan_form result)
@@ -125,7 +118,7 @@ fan_fold_plan fan_plan_fold(const fan_fold_facts *f)
                           .action = sum.action,
                           .reuse = f->reuse_first,
                           .rules = sum.rules,
-                          .dtype = accumulated(f)};
+                          .dtype = fan_accum_dtype_of(f->seen, f->accumulate)};
     bool dense = plan.kind == FAN_FOLD_DENSE;
     if (f->has_out && dense) {
         plan.action = FAN_ACTION_OUT;

@@ -19,9 +19,7 @@ static bool slot_adopt(fan_slot *s)
     bool arriving = s->state->arriving > 0;
     if (!s->busy || fan_thread_survived(atomic_load(&s->owner)))
         return arriving;
-    s->busy = false;
-    s->taking = false;
-    fan_slot_set_owner(s, 0);
+    fan_slot_set_free(s);
     return true;
 }
 
@@ -130,12 +128,6 @@ static fan_status slot_wait_free(fan_buffer *b, size_t slot, const char *what, f
     return slot_wait_for_change(b, slot, err);
 }
 
-void fan_slot_make_busy(fan_slot *s)
-{
-    s->busy = true;
-    fan_slot_set_owner(s, fan_thread_id());
-}
-
 fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
@@ -151,9 +143,7 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
         fan_status status = slot_wait_for_change(b, slot, err);
         if (status == FAN_OK)
             continue;
-        s->busy = false;
-        s->taking = false;
-        fan_slot_set_owner(s, 0);
+        fan_slot_set_free(s);
         fan_slot_notify(b, slot);
         return status;
     }
@@ -163,10 +153,11 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
 void fan_slot_let_go(fan_buffer *b, size_t slot)
 {
     fan_slot *s = &b->slots[slot];
-    bool kept = FAN_FAULT(SLOT_KEPT);
-    s->busy = kept;
-    s->taking = kept;
-    fan_slot_set_owner(s, 0);
+    fan_slot_set_free(s);
+    if (FAN_FAULT(SLOT_KEPT)) {
+        s->busy = true;
+        s->taking = true;
+    }
     fan_slot_notify(b, slot);
 }
 
@@ -230,27 +221,27 @@ fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value 
 
 /* ---- what it holds ---- */
 
-fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k)
+fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *figures)
 {
-    fan_sum_stats copy = *k;
-    if (k->device_words)
-        copy.device_words = fan_array_hold(k->device_words);
-    copy.stream = fan_stream_hold(k->stream);
+    fan_sum_stats copy = *figures;
+    if (figures->device_words)
+        copy.device_words = fan_array_hold(figures->device_words);
+    copy.stream = fan_stream_hold(figures->stream);
     return copy;
 }
 
-fan_sum_stats fan_sum_stats_move(fan_sum_stats *k)
+fan_sum_stats fan_sum_stats_move(fan_sum_stats *figures)
 {
-    fan_sum_stats moved = *k;
-    *k = (fan_sum_stats){.valid = false};
+    fan_sum_stats moved = *figures;
+    *figures = (fan_sum_stats){.valid = false};
     return moved;
 }
 
-void fan_sum_stats_drop(fan_sum_stats *k)
+void fan_sum_stats_drop(fan_sum_stats *figures)
 {
-    fan_array_drop(k->device_words);
-    fan_stream_drop(k->stream);
-    *k = (fan_sum_stats){.valid = false};
+    fan_array_drop(figures->device_words);
+    fan_stream_drop(figures->stream);
+    *figures = (fan_sum_stats){.valid = false};
 }
 
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot)

@@ -27,7 +27,11 @@ void fan_slot_wake_all(fan_buffer *b);
 fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what,
                           fan_error *err);
 /* fan_slot_make_busy: locked: the same of a slot that is free, for a fold. */
-void fan_slot_make_busy(fan_slot *s);
+static inline void fan_slot_make_busy(fan_slot *s)
+{
+    s->busy = true;
+    fan_slot_set_owner(s, fan_thread_id());
+}
 void fan_slot_let_go(fan_buffer *b, size_t slot); /* locked */
 
 /* S1; and fan_buffer_check_fork */
@@ -101,7 +105,10 @@ void fan_sum_stats_drop(fan_sum_stats *sum_stats);
  * drops them, unlocked. */
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
 
-/* fan_stream_handle: 0: it is unset. fan_device_number: -1: a device without streams, or none. */
+/* fan_stream_handle: returns the handle of a stream.
+ *   0: the stream is NULL
+ * fan_device_number: returns the number of a device with streams.
+ *   -1: the device has no streams, or is NULL */
 static inline uint64_t fan_stream_handle(const fan_stream *stream)
 {
     if (!stream)
@@ -124,19 +131,21 @@ static inline void fan_buffer_interrupt_begin(const fan_buffer *b, fan_interrupt
     else
         fan_interrupt_begin(interrupt, NULL, err);
 }
-/* fan_slot_letter: of the case of the slot's first gradient; 0: on a device without streams. */
+/* fan_slot_letter: returns the letter of the case of the slot's first gradient.
+ *   0: the slot's device has no streams */
 static inline char fan_slot_letter(const fan_slot *s)
 {
     if (!s->state->accum)
         return '\0';
-    return fan_sync_letter(s->state->how);
+    return fan_sync_letter(s->state->stream_case);
 }
 /* fan_slot_has_state: something came to the slot in this pass that is no plain entry. */
 static inline bool fan_slot_has_state(const fan_slot *s)
 {
     return s->state != &fan_slot_state_none;
 }
-/* fan_slot_list: the slot's list, made where there is none yet; NULL: no memory. */
+/* fan_slot_list: returns the slot's list, and allocates it where there is none yet.
+ *   NULL: out of memory */
 static inline fan_list *fan_slot_list(fan_slot *s)
 {
     if (s->list)
@@ -198,13 +207,13 @@ void fan_entry_drop(fan_buffer *b, const fan_entry *one);
 void fan_slot_drop_plain(fan_buffer *b, size_t slot);
 /* fan_list_unpark: `n` of the slot's plain entries no longer count against the budget; the holders
  * of the others are to be checked anew. */
-static inline void fan_list_unpark(fan_buffer *b, fan_list *p, size_t n)
+static inline void fan_list_unpark(fan_buffer *b, fan_list *list, size_t n)
 {
     if (n) /* of undefined entries alone `bytes` is unset */
-        atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
-    if (p->alone)
-        atomic_fetch_sub_explicit(&b->alone, p->alone * p->bytes, memory_order_relaxed);
-    p->alone = p->recheck_at = 0;
+        atomic_fetch_sub_explicit(&b->parked, n * list->bytes, memory_order_relaxed);
+    if (list->alone)
+        atomic_fetch_sub_explicit(&b->alone, list->alone * list->bytes, memory_order_relaxed);
+    list->alone = list->recheck_at = 0;
 }
 
 #endif

@@ -48,7 +48,7 @@ static fan_status stats_elements(const fan_fold *fold, const fan_value *value,
     fan_dtype dtype = value->dtype;
     fan_dtype acc = fan_accum_dtype(dtype, fan_fold_slot(fold)->spec->accumulate);
     if (acc == FAN_DT_NONE)
-        acc = fan_dtype_accumulate(dtype);
+        acc = fan_accum_dtype(dtype, FAN_DT_NONE);
     fan_sparse_operand in = {value->sparse, acc};
     FAN_TRY(
         fan_device_sparse_merge(d, fan_fold_accum(fold), &in, 1, true, dtype, NULL, merged, err));
@@ -270,8 +270,7 @@ fan_status fan_fold_collect_stats(fan_fold *fold, const fan_value *result, fan_e
             FAN_TRY(fan_fold_term_is_finite(fold, term, &finite, err));
         if (finite)
             continue;
-        figures->has_nonfinite = true;
-        figures->nonfinite_key = term->key;
+        fan_sum_stats_blame(figures, term->key);
         return FAN_OK;
     }
     return FAN_OK;
@@ -325,10 +324,8 @@ fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fa
             FAN_TRY(stats_measure(b, slot, d, figures, before, &in, &key, 1, 0, err));
     } else {
         fan_sum_stats_of_out(b, sum, figures);
-        if (figures->stats.nonfinite && !figures->has_nonfinite) {
-            figures->has_nonfinite = true;
-            figures->nonfinite_key = key;
-        }
+        if (figures->stats.nonfinite)
+            fan_sum_stats_blame(figures, key);
     }
     figures->multiplicity = 0;
     figures->valid = true;

@@ -16,9 +16,9 @@ const char *fan_plan_word(int index)
     return plan_words[index];
 }
 
-char fan_sync_letter(fan_sync_case how)
+char fan_sync_letter(fan_sync_case stream_case)
 {
-    return "-AaBC+"[how];
+    return "-AaBC+"[stream_case];
 }
 
 uint64_t fan_plan_bits(const char *word)
@@ -40,7 +40,7 @@ uint64_t fan_plan_bits(const char *word)
 fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan_stream_id current,
                                fan_sync_slot slot)
 {
-    fan_sync_add plan = {.how = FAN_CASE_HOST, .producer = P, .slot = slot};
+    fan_sync_add plan = {.stream_case = FAN_CASE_HOST, .producer = P, .slot = slot};
     if (D == 0) {
         plan.producer = (fan_stream_id){0, 0};
         plan.rules = FAN_S(3);
@@ -51,7 +51,7 @@ fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan
         plan.rules |= FAN_S(4);
     }
     if (fan_stream_id_set(slot.accum)) {
-        plan.how = FAN_CASE_LATER;
+        plan.stream_case = FAN_CASE_LATER;
         plan.record = !fan_stream_id_same(P, slot.accum);
         return plan;
     }
@@ -64,21 +64,21 @@ fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan
     plan.slot.consumer = C;
     plan.slot.ready = P;
     if (C.device == D && fan_stream_id_same(C, P)) {
-        plan.how = FAN_CASE_SAME;
+        plan.stream_case = FAN_CASE_SAME;
         plan.slot.accum = C;
         plan.rules |= FAN_S(8);
     } else if (C.device == D) {
-        plan.how = FAN_CASE_OTHER;
+        plan.stream_case = FAN_CASE_OTHER;
         plan.slot.accum = C;
         plan.record = plan.mark = true;
         plan.rules |= FAN_S(9);
     } else if (P.device == D) {
-        plan.how = FAN_CASE_PRODUCER;
+        plan.stream_case = FAN_CASE_PRODUCER;
         plan.slot.accum = P;
         plan.record = true;
         plan.rules |= FAN_S(10);
     } else {
-        plan.how = FAN_CASE_CURRENT;
+        plan.stream_case = FAN_CASE_CURRENT;
         plan.slot.accum = current;
         plan.record = true;
         plan.rules |= FAN_S(11);

@@ -114,10 +114,10 @@ typedef enum fan_sync_case {
 } fan_sync_case;
 
 /* fan_sync_letter: the letter of the case in traces and messages. */
-char fan_sync_letter(fan_sync_case how);
+char fan_sync_letter(fan_sync_case stream_case);
 
 typedef struct fan_sync_add {
-    fan_sync_case how;
+    fan_sync_case stream_case;
     fan_stream_id producer; /* after S4 */
     fan_sync_slot slot;     /* after the add (unchanged for '+') */
     /* an event on P: the slot's E for a first gradient, the contribution's own for a later one */

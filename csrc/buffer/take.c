@@ -26,11 +26,10 @@ typedef struct take_slot {
     bool planned_again;       /* its plan was made again once no other slot could fail any more */
     bool out_overlaps_inputs; /* D11 */
     bool begun;               /* its fold has begun, and waits in the batch */
-    bool handed;              /* the consumer is ordered after it */
+    bool ordered;             /* the consumer is, after it */
     fan_value result;
     fan_stream *ready;
     fan_event *ready_event;
-    uint8_t origin, rank;
     fan_sum_stats sum_stats;
 } take_slot;
 
@@ -132,13 +131,15 @@ static fan_status take_check_out(const take_op *op, const take_slot *part, fan_e
         ndim = s->spec->ndim;
         shape = s->spec->shape;
     }
-    if (ndim != to->ndim || memcmp(shape, to->shape, (size_t)ndim * sizeof *shape) != 0) {
+    if (!fan_shape_same(ndim, shape, to->ndim, to->shape)) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "out= has shape %s, the sum %s",
                            fan_shape_text(to->ndim, to->shape, has, sizeof has),
                            fan_shape_text(ndim, shape, wants, sizeof wants));
     }
     fan_dtype dtype = fan_fold_dtype(fold);
-    if (dtype != FAN_DT_NONE && !fan_dtype_can_cast(dtype, out->dtype)) {
+    fan_dtype_set seen;
+    fan_dtype_fit fit = fan_accum_dtype_fit(out->dtype, FAN_DT_NONE, dtype, false, &seen);
+    if (dtype != FAN_DT_NONE && fit == FAN_DTYPE_FIT_NO) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
                            "out= of dtype %s cannot take a sum of dtype %s",
                            fan_dtype_name(out->dtype), fan_dtype_name(dtype));
@@ -304,8 +305,7 @@ static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, 
         ndim = spec->ndim;
         shape = spec->shape;
     }
-    fan_fit fit = fan_accum_fit(false, ndim, shape, array->ndim, array->shape);
-    if (zero->dtype == sum && fit == FAN_FIT_EXACT)
+    if (zero->dtype == sum && fan_shape_same(ndim, shape, array->ndim, array->shape))
         return fan_value_copy(b->frontend, zero, out, err);
     fan_array *one = NULL;
     fan_array *whole = NULL;
@@ -403,7 +403,7 @@ static bool take_has_all_keys(const take_op *op, const take_slot *part)
     if (state->keyed < 0 || n == 0)
         return true;
     uint64_t last = (uint64_t)fan_entry_key(&gathered->entries[gathered->n - 1]);
-    return last == state->next_key + n - 1;
+    return fan_keys_whole(state->next_key, last, n);
 }
 
 /* Reads the slot. Changes nothing. `last`: no other slot is left that could fail. */
@@ -514,8 +514,6 @@ static fan_status take_plan_and_sum(const take_op *op, take_slot *part, bool las
     fan_take_facts facts = take_facts(op, part, last);
     part->plan = fan_plan_take(&facts);
     gathered->fold.taker = part->consumer;
-    part->origin = gathered->like.origin;
-    part->rank = gathered->like.rank;
     if (part->plan.rules) /* a slot without any may have the state that is only read */
         state->rules |= part->plan.rules;
     if (part->plan.counts)
@@ -639,19 +637,17 @@ static fan_status take_measure(const take_op *op, take_slot *part, bool sparse_i
     fold->sum_stats = fan_sum_stats_move(&part->sum_stats);
     FAN_TRY(fan_fold_collect_stats(fold, result, err));
     part->sum_stats = fan_sum_stats_move(&fold->sum_stats);
-    if (running->has_nonfinite) {
-        part->sum_stats.has_nonfinite = true;
-        part->sum_stats.nonfinite_key = running->nonfinite_key;
-    }
+    if (running->has_nonfinite)
+        fan_sum_stats_blame(&part->sum_stats, running->nonfinite_key);
     return FAN_OK;
 }
 
 static fan_status take_order(const take_op *op, take_slot *part, fan_error *err)
 {
     fan_slot_state *state = op->b->slots[part->slot].state;
-    if (part->handed)
+    if (part->ordered)
         return FAN_OK;
-    part->handed = true;
+    part->ordered = true;
     bool sparse_into_out = part->plan.copy_out && part->result.form == FAN_FORM_SPARSE;
     if (part->plan.copy_out)
         FAN_TRY(take_copy_out(op, part, err));
@@ -731,8 +727,8 @@ static void take_name_origin(take_slot *part)
 {
     if (part->result.form == FAN_FORM_UNDEFINED || part->result.form == FAN_FORM_ZERO)
         return;
-    part->result.origin = part->origin;
-    part->result.rank = part->rank;
+    part->result.origin = part->gathered.like.origin;
+    part->result.rank = part->gathered.like.rank;
 }
 
 /* The user may keep a sum that was shown, even if the take then fails because of another slot: so
@@ -946,7 +942,8 @@ typedef struct take_plain {
     size_t nwritten;
     void *scratch; /* for the sum that needs the most of it; owned */
     size_t nscratch;
-    bool calls;    /* some entries are of a kind that is checked at use */
+    _Alignas(16) char number[16]; /* a sum of numbers, before it is made an object */
+    bool calls;                   /* some entries are of a kind that is checked at use */
     bool announce; /* some of the arrays that are written are of a library that counts writes */
 } take_plain;
 
@@ -956,11 +953,11 @@ static fan_list *take_list(const fan_buffer *b, size_t slot)
 }
 
 /* take_defined: the entries of a slot's sum; 0: it is undefined. */
-static size_t take_defined(const fan_list *p)
+static size_t take_defined(const fan_list *list)
 {
-    if (!p)
+    if (!list)
         return 0;
-    return fan_list_defined(p);
+    return fan_list_defined(list);
 }
 
 static const fan_scale *take_scale(const fan_take *options)
@@ -1014,16 +1011,12 @@ static void take_plain_give_back(fan_buffer *b, fan_span span)
 /* take_stays_in_int64: of a sum of Python ints. */
 static bool take_stays_in_int64(const fan_list *list, const fan_take *options)
 {
-    int64_t total = 0;
-    int64_t number;
-    if (options->scale.on)
-        return false;
+    fan_int_run run = {.sum = 0};
     for (size_t k = 0; k < fan_list_defined(list); k++) {
-        memcpy(&number, fan_entry_data(&list->kind, &list->entries[k]), sizeof number);
-        if (__builtin_add_overflow(total, number, &total))
-            return false;
+        const char *data = fan_entry_data(&list->kind, &list->entries[k]);
+        (void)fan_int_run_put(&run, list->kind.dtype, data);
     }
-    return true;
+    return !options->scale.on && !fan_int_run_leaves(&run, NULL, NULL, list->kind.dtype);
 }
 
 /* take_fetch: prefetches what belongs to the entries of a slot TAKE_AHEAD of this one. */
@@ -1047,15 +1040,13 @@ static void take_fetch(const take_plain *take, size_t slot, bool memory)
 static bool take_keys_whole(const fan_list *list)
 {
     const fan_entry *entries = list->entries;
-    if (entries[0].key < 0)
+    if (fan_list_keyed(list) < 0)
         return true;
-    int64_t last_defined = entries[fan_list_defined(list) - 1].key;
-    int64_t last = entries[list->n - 1].key;
-    int64_t from = list->summed ? entries[0].key : 0;
-    if (last < last_defined)
-        last = last_defined;
-    /* they are all different */
-    return last - from == (int64_t)list->n - 1;
+    /* the undefined ones are behind the others */
+    int64_t last = entries[fan_list_defined(list) - 1].key;
+    if (last < entries[list->n - 1].key)
+        last = entries[list->n - 1].key;
+    return fan_keys_whole(fan_list_next_key(list), (uint64_t)last, fan_list_parked(list));
 }
 
 /* 2. gather: how the sum of a slot reaches its taker (A14). */
@@ -1081,13 +1072,13 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
 }
 
 /* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the
- * caller's. NULL: it is for the general path. */
+ * caller's; and list->out. NULL: it is for the general path. */
 static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan_take *options,
                                      size_t n, fan_dtype acc)
 {
     fan_list *list = b->slots[slot].list;
     fan_take_way way = take_plain_way(b, slot, options, n, acc);
-    list->out = list->entries[0].data;
+    list->out = NULL;
     if (way == FAN_TAKE_HAND)
         return list->entries[0].object;
     /* Nothing fails once a donated one is written (FAN_TAKE_LATE). */
@@ -1096,18 +1087,20 @@ static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan
 }
 
 /* The sum of numbers, as a number with the caller's hold. */
-static void *take_plain_number(const take_plain *take, size_t slot, size_t n, fan_dtype acc)
+static void *take_plain_number(take_plain *take, size_t slot, size_t n, fan_dtype acc)
 {
-    _Alignas(16) char value[16];
-    const fan_list *list = take_list(take->b, slot);
+    fan_list *list = take_list(take->b, slot);
     const fan_plain_frontend *plain = take->b->frontend->plain;
     if (take_plain_way(take->b, slot, take->options, n, acc) == FAN_TAKE_HAND) {
         void *only = list->entries[0].object;
+        list->out = NULL;
         plain->hold(only);
         return only;
     }
-    fan_plain_fold(take->b, list, n, acc, take_scale(take->options), value, take->scratch, NULL);
-    return plain->number(&list->kind, value);
+    list->out = take->number;
+    fan_plain_fold(take->b, list, n, acc, take_scale(take->options), list->out, take->scratch,
+                   NULL);
+    return plain->number(&list->kind, list->out);
 }
 
 /* The caller's array, where there is one for this slot; false: it is for the general path. */
@@ -1302,15 +1295,12 @@ static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
     if (!stats)
         return;
     kept->stats = *stats;
-    kept->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
-    kept->nonfinite_key = -1;
-    if (kept->has_nonfinite)
-        kept->nonfinite_key = take_list(b, slot)->entries[stats->bad].key;
+    if (stats->nonfinite && stats->bad != SIZE_MAX)
+        fan_sum_stats_blame(kept, take_list(b, slot)->entries[stats->bad].key);
 }
 
-static void take_plain_sum_slot(const take_plain *take, size_t slot)
+static void take_plain_sum_slot(take_plain *take, size_t slot)
 {
-    _Alignas(16) char value[16];
     FAN_UNINITIALIZED fan_stats sum_stats;
     fan_buffer *b = take->b;
     const fan_take *options = take->options;
@@ -1326,19 +1316,22 @@ static void take_plain_sum_slot(const take_plain *take, size_t slot)
     bool number = list->kind.scalar;
     bool first = !number && take->results[at] == list->entries[0].object;
     bool is_out = take->outs && take->given[at];
-    bool as_it_is = first || (number && !options->writable);
-    bool handed = n == 1 && !options->scale.on && as_it_is;
-    if (stats || (!number && !handed)) {
-        fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options),
-                       number ? value : list->out, take->scratch, stats);
+    bool is_there = is_out && first && n == 1 && !options->scale.on;
+    char *out = list->out;
+    if (!out)
+        out = number ? take->number : list->entries[0].data;
+    bool made = list->out && !is_there;
+    if (stats || (!number && made)) {
+        fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options), out,
+                       take->scratch, stats);
     }
     if (stats)
         take_keep_stats(b, slot, stats);
-    if (!handed)
+    if (made)
         fan_plain_count(b, list, n, first && !is_out, n == 1 && !is_out, false);
 }
 
-static void take_plain_sum(const take_plain *take)
+static void take_plain_sum(take_plain *take)
 {
     bool far = take_is_far(take);
     for (size_t i = take->span.first; i < take->span.end; i++) {
@@ -1447,8 +1440,8 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
     fan_dtype acc = fan_plain_accum(b, slot);
     void *to = take_plain_place(b, slot, options, n, acc);
     bool first = to == list->entries[0].object;
-    bool sums = n > 1 || !first;
-    bool reads = sums || options->scale.on || options->writable;
+    bool sums = list->out;
+    bool reads = sums || options->writable;
     bool good = to && fan_plain_has_values(b, list, n, first);
     if (good && reads)
         good = fan_plain_all_unchanged(b, list, n);
@@ -1464,25 +1457,18 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
         return true;
     }
     fan_plain_release(b, span);
-    if (to && !first)
-        b->frontend->drop(to);
-    if (b->frontend->clear_error)
-        b->frontend->clear_error();
+    fan_plain_give_up(b, first ? NULL : to);
     return false;
 }
 
 /* As if there had been no take. The general path reports what is wrong, if anything is. */
 static void take_plain_undo(const take_plain *take)
 {
-    const fan_frontend *frontend = take->b->frontend;
     take_plain_give_back(take->b, take->span);
     for (size_t i = 0; i < take->span.end - take->span.first; i++) {
-        if (take->results[i])
-            frontend->drop(take->results[i]);
+        fan_plain_give_up(take->b, take->results[i]);
         take->results[i] = NULL;
     }
-    if (frontend->clear_error)
-        frontend->clear_error();
 }
 
 bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,

@@ -21,7 +21,7 @@ static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, co
     bool adds = fan_slot_waiting(s) || state->arriving;
     fan_target_facts facts = {.idle = !s->busy && !adds,
                               .reuse = FAN_REUSE_HELD,
-                              .complete = key < 0 || (uint64_t)key == state->next_key,
+                              .complete = fan_key_is_next(state->next_key, key),
                               .producer = fan_stream_id_of(P),
                               .accum = fan_stream_id_of(state->accum)};
     if (!item)
@@ -184,10 +184,9 @@ static fan_status target_record(fan_buffer *b, const fan_target *t, fan_event **
 {
     const fan_slot_state *state = b->slots[t->slot].state;
     const fan_item *sum = t->sum;
-    fan_sync_slot slot = {.consumer = fan_stream_id_of(state->consumer),
-                          .accum = fan_stream_id_of(state->accum),
-                          .ready = fan_stream_id_of(sum->producer),
-                          .has_event = sum->event != NULL};
+    fan_sync_slot slot = fan_slot_streams(state);
+    slot.ready = fan_stream_id_of(sum->producer);
+    slot.has_event = sum->event != NULL;
     fan_sync_fold plan = fan_sync_fold_plan(slot);
     *rules = plan.rules;
     if (!plan.slot.has_event)

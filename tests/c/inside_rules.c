@@ -91,7 +91,7 @@ static PyObject *sync_add(PyObject *Py_UNUSED(module), PyObject *args)
                           place_arg, &current, slot_arg, &slot))
         return NULL;
     p = fan_sync_add_plan(D, P, C, current, slot);
-    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", fan_sync_letter(p.how), "P",
+    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", fan_sync_letter(p.stream_case), "P",
                          place_of(p.producer), "slot", slot_of(p.slot), "record", truth(p.record),
                          "mark", truth(p.mark), "rules", rules_of(p.rules));
 }

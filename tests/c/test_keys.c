@@ -36,7 +36,6 @@ static void it_holds_what_was_put_and_not_removed(int64_t range, int64_t far)
             in[key] = true;
         }
         CHECK_INT(k->n, n);
-        CHECK(n == 0 || k->least <= key * far || !in[key]);
     }
     for (int64_t key = 0; key < range; key++)
         CHECK(fan_keys_has(k, key * far) == in[key]);
@@ -69,7 +68,7 @@ static void without_memory_nothing_happens(int64_t from)
         CHECK_INT(fan_keys_put(k, key), 0);
         CHECK_INT(k->n, key - from + 1);
     }
-    CHECK(put > 4000 && refused > 0 && k->least == from);
+    CHECK(put > 4000 && refused > 0);
     fan_keys_free(&k);
 }
 

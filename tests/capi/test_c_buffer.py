@@ -560,10 +560,11 @@ def test_a_deleter_may_wait_for_the_interpreter_of_a_thread_that_waits_for_the_b
     assert [t.calls for t in kept] == [1] * 300
 
 
-def test_counters_join_those_of_the_process_at_a_take() -> None:
+def test_counters_are_part_of_those_of_the_process() -> None:
     b, before = Buffer(1), fanin.counters().adds
     b.add(0, np.ones(3, F))
     b.add(0, np.ones(3, F))
+    assert fanin.counters().adds == before + 2
     b.take()
     assert fanin.counters().adds == before + 2 == before + b.counters()["adds"]
     b.add(0, np.ones(3, F))

@@ -528,7 +528,8 @@ def c_functions(text: str, file: str = "") -> list[Function]:
             found.append(Function(file, whole[1], at + 1, 1))
             head = at + 1
         elif opened < 0 and line == "{":
-            name = re.match(r"[\w\s*]*?(\w+)\s*\(", "\n".join(lines[head:at]))
+            declared = re.sub(r"__attribute__\(\([^;{}]*?\)\)", "", "\n".join(lines[head:at]))
+            name = re.match(r"[\w\s*]*?(\w+)\s*\(", declared)
             if name:
                 opened = at
         elif opened >= 0 and line.startswith("}"):

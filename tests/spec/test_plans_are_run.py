@@ -6,7 +6,9 @@ Whose field a name is, the compiler says (kit/tree.py); each checker has a plant
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -38,58 +40,278 @@ KNOWN_UNREAD: dict[str, str] = {}
 KNOWN_SETTERS: dict[str, str] = {}
 
 
-#: What a contribution's road asks -> the words by which it is asked, and the functions of buffer/ that answer it. Each
-#: function has its own subject: a contribution on its way in, plain entries, terms of a fold, an array of the taker's.
-QUESTIONS: dict[str, tuple[str, set[str]]] = {
-    "does it have the slot's shape (A9)?": (
-        r"\bfan_accum_fit\(",
-        {"fan_slot_takes", "add_check_shape", "take_zeros"},
+@dataclass(frozen=True)
+class Question:
+    """A question of a rule, and the one function that answers it for every contribution."""
+
+    rule: str
+    text: str
+    answer: str
+    #: functions that ask it: of the road of plain entries, and of the general one
+    asked: tuple[str, ...]
+    #: the words of an answer
+    words: str
+    #: a line that answers again
+    again: str
+    #: parts of the answer that have a name of their own, and what reads facts for it in the same words
+    parts: tuple[str, ...] = ()
+
+
+#: Each A-rule, and after them the questions beyond these that a contribution meets on both roads.
+QUESTIONS = [
+    Question(
+        "A1",
+        "do the terms' own operators make the sum (also A8)?",
+        "fan_accum_calls_out",
+        ("fan_accum", "batch_calls_out"),
+        r"\b(?:recording|create_graph) \|\|",
+        "return b->create_graph || state->objects;",
     ),
-    "may this memory be written (A6)?": (
-        r"\bfan_reusable\(",
-        {"fan_term_may_write", "fan_plain_may_write"},
+    *(
+        Question(
+            rule,
+            text,
+            "fan_accum",
+            ("fan_plan_plain_fold", "fold_accum"),
+            rf"\bFAN_A\({rule[1:]}\)",
+            f"plan.rules |= FAN_A({rule[1:]});",
+            ("accum_arrays",),
+        )
+        for rule, text in {
+            "A2": "what does a zero add?",
+            "A3": "is a dense operand written that comes to a sparse one?",
+            "A4": "or does the sum get memory of its own?",
+            "A5": "are two sparse ones merged?",
+            "A7": "does a sum get memory of its own?",
+            "A8": "is it the objects' own?",
+        }.items()
     ),
-    "does the buffer alone hold it (A6)?": (
-        r"->unshared\(",
-        {"fan_plain_unshared", "fan_term_may_write"},
+    Question(
+        "A6",
+        "may this memory be written?",
+        "fan_reusable",
+        ("fan_plain_may_write", "fan_term_may_write"),
+        r"\breturn FAN_REUSE_",
+        "return FAN_REUSE_HELD;",
     ),
-    "is it handed through (A14)?": (r"(?:return|[^=!]=) FAN_TAKE_HAND\b", {"fan_plan_take_way"}),
-    "is it copied into out= (D11)?": (r"\bout_overlaps_inputs \|\|", {"fan_plan_take_way"}),
-    "is it unchanged since it came?": (
-        r"->is_unchanged\(",
-        {
-            "fan_plain_unchanged",
-            "fan_value_unmoved",
-        },
+    Question(
+        "A6",
+        "can no other code reach it?",
+        "fan_reuse_free",
+        ("fan_reusable", "fan_plain_may_write"),
+        r"\|\| (?:\w+->)?donated\b|\bdonated \|\|",
+        "return first->owned || first->donated || first->alone;",
     ),
-    "how many are still to come (A16)?": (
+    Question(
+        "A9",
+        "does its shape fit?",
+        "fan_accum_fit",
+        ("fan_slot_takes", "add_check_shape"),
+        r"\bfan_broadcasts_from\(",
+        "return fan_broadcasts_from(ndim, shape, spec->ndim, spec->shape);",
+    ),
+    Question(
+        "A9",
+        "are two shapes the same?",
+        "fan_shape_same",
+        ("fan_plain_same", "fan_accum_fit"),
+        r"\bmemcmp\([^;]*\bshape\b|\bshape\[\w+\] [!=]= \w+(?:->\w+)?\[",
+        "return memcmp(a->shape, b->shape, sizeof b->shape) == 0;",
+    ),
+    Question(
+        "A10",
+        "does its dtype fit?",
+        "fan_accum_dtype_fit",
+        ("fan_slot_takes", "add_check_dtype"),
+        r"\bfan_dtype_can_cast\(|\bspec->dtype [!=]= (?!FAN_DT_NONE)",
+        "return spec->dtype == kind->dtype;",
+    ),
+    Question(
+        "A11",
+        "in which dtype does the sum run?",
+        "fan_accum_dtype",
+        ("fan_plain_accum", "fan_accum_dtype_of"),
+        r"\bfan_dtype_accumulate\(",
+        "return wish == FAN_DT_NONE ? fan_dtype_accumulate(dtype) : wish;",
+    ),
+    Question(
+        "A12",
+        "how does it get to the slot's device?",
+        "fan_accum_move",
+        ("fan_slot_takes", "add_check_device"),
+        r"\breturn FAN_MOVE_|[^=!]= FAN_MOVE_",
+        "out->to.move = FAN_MOVE_UPLOAD;",
+    ),
+    Question(
+        "A13",
+        "does the sum stay expanded? (Plain entries never are.)",
+        "fan_plan_fold",
+        ("fan_fold_decide",),
+        r"\bFAN_A\(13\)|\bexpanded = \w+->expanded\b",
+        "plan.expanded = facts->expanded;",
+    ),
+    Question(
+        "A14",
+        "is it handed through?",
+        "fan_plan_take",
+        ("take_plain_way", "take_plan_and_sum"),
+        r"(?:\breturn|[^=!]=) FAN_TAKE_HAND\b|\bhanded = |\bFAN_A\(14\)",
+        "bool handed = n == 1 && !options->scale.on;",
+        ("fan_plan_take_way",),
+    ),
+    Question(
+        "A15",
+        "which contributions may be summed now?",
+        "fan_list_ready",
+        ("budget_plain_prefix", "fan_slot_due"),
+        r"\bfan_entry_parked\(&\w+\[\w+\]\)",
+        "while (m < n && fan_entry_parked(&first[m]))",
+    ),
+    Question(
+        "A15",
+        "is it the next by its key?",
+        "fan_key_is_next",
+        ("add_plain_takes", "target_facts", "fan_list_ready"),
+        r"\bkey\)? [!=]= (?:\w+->)*next(?:_key)?\b|[!=]= (?:\w+->)*next_key\b"
+        r"|\bkey \+ 1 [!=]=|[!=]= [^;&|]*\bkey \+ 1\b",
+        "return (uint64_t)one->key == (uint64_t)first->key + 1;",
+    ),
+    Question(
+        "A15",
+        "is a key missing?",
+        "fan_keys_whole",
+        ("take_keys_whole", "take_has_all_keys"),
+        r"\blast \+ 1 [!=]=|\blast (?:- \w+ )?[!=]= [^;]*\bn\b",
+        "return last == state->next_key + n - 1;",
+    ),
+    Question(
+        "A15",
+        "are there keys and none in one slot?",
+        "fan_keys_mix",
+        ("add_plain_park", "add_check_key"),
+        r"(?:keyed > 0|key [<>]=? 0)\) [!=]= \(",
+        "return list->n && (list->entries[0].key < 0) != (one->key < 0);",
+    ),
+    Question(
+        "A16",
+        "has this key contributed?",
+        "fan_list_has",
+        ("add_check_key",),
+        r"<= fan_entry_key\(|fan_entry_key\([^;]*\) == key\b",
+        "return key <= fan_entry_key(&list->entries[0]);",
+        ("list_in_sum", "list_is_at"),
+    ),
+    Question(
+        "A16",
+        "how many are still to come?",
+        "fan_slot_missing",
+        ("add_plain_park", "add_check_key", "take_plain_claim_slot", "take_claim"),
         r"ount(?:\([^)]*\))? (?:[<>]=?|[!=]=|-) \w+->expected|->expected (?:[<>]=?|[!=]=|-) (?!0\b)",
-        {"fan_slot_missing"},
+        "return s->expected - fan_slot_count(s);",
     ),
-    "has its memory its value?": (r"->has_own_value\(", {"fan_plain_has_value"}),
-    "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_term_covers"}),
-    "is the budget passed?": (r"\bfan_budget_exceeded\(", {"fan_slot_due", "budget_plain_due"}),
-}
+    Question(
+        "D5",
+        "do its Python ints leave their dtype?",
+        "fan_int_run_leaves",
+        ("take_stays_in_int64", "budget_ints_wait", "dense_check_ints"),
+        r"\b__builtin_add_overflow\(\w*(?:total|sum|run)|\bsum >= half\b",
+        "if (__builtin_add_overflow(total, number, &total))",
+    ),
+    Question(
+        "D11",
+        "is it copied into out=?",
+        "fan_plan_take",
+        ("take_plain_way", "take_plan_and_sum"),
+        r"\bout_overlaps_inputs \|\|",
+        "bool copy = facts->out_overlaps_inputs || facts->stats;",
+        ("fan_plan_take_way",),
+    ),
+    Question(
+        "D35",
+        "which contribution is named that is not finite?",
+        "fan_sum_stats_blame",
+        ("take_keep_stats", "fan_fold_collect_stats", "commit_made_sum"),
+        r"\bhas_nonfinite = (?:true|\w+->nonfinite)",
+        "kept->has_nonfinite = true;",
+    ),
+    Question(
+        "S12",
+        "does a newer event cover it?",
+        "order_term_covers",
+        (),
+        r"\bfan_event_covers\(",
+        "if (fan_event_covers(a, b))",
+    ),
+    Question(
+        "Park and fold",
+        "is the budget passed?",
+        "fan_budget_exceeded",
+        ("budget_plain_due", "fan_slot_due"),
+        r"> b->limits\.|\bparked > alone\b",
+        "return parked > b->limits.held;",
+    ),
+    Question(
+        "Park and fold",
+        "can it be?",
+        "fan_budget_near",
+        ("add_plain_count", "add_plain_can", "fan_slot_due"),
+        r"[<>]=? b->(?:budget|fold_threshold)\b",
+        "bool due = parked + bytes > b->budget;",
+    ),
+    # Facts: of a value, and of a plain entry, which has none.
+    Question(
+        "A6", "does the buffer alone hold a value?", "fan_term_may_write", (), r"\bb->frontend->unshared\(",
+        "return b->frontend->unshared(one->object);",
+    ),
+    Question(
+        "A6", ".. and an entry?", "fan_plain_unshared", ("fan_plain_may_write", "fold_gather_plain"),
+        r"\bplain->unshared\(", "return b->frontend->plain->unshared(one->object);",
+    ),
+    Question(
+        "S2", "is a value unchanged since it came?", "fan_value_unmoved", ("fan_slot_check_unmoved",),
+        r"\bfrontend->is_unchanged\(", "return b->frontend->is_unchanged(value);",
+    ),
+    Question(
+        "S2", ".. and an entry?", "fan_plain_unchanged", ("fan_plain_all_unchanged", "add_plain_unchanged"),
+        r"\bplain->is_unchanged\(", "return b->frontend->plain->is_unchanged(one->object, kind, one->data);",
+    ),
+    Question(
+        "S2", "has its memory its value?", "fan_plain_has_value", ("fan_plain_has_values", "add_plain_begin"),
+        r"->has_own_value\(", "return plain->has_own_value(one->object);",
+    ),
+]  # fmt: skip
 
 
-def answered_twice(csrc: Path, questions: dict[str, tuple[str, set[str]]]) -> list[str]:
-    """Where a question of `questions` is asked beside the functions that answer it, and which of them ask no more."""
-    wrong, answering = [], {question: set[str]() for question in questions}
+def bodies(csrc: Path) -> dict[str, list[tuple[str, str]]]:
+    """The functions of buffer/ by name: their files and texts."""
+    found: dict[str, list[tuple[str, str]]] = {}
     for path in sorted(csrc.glob("buffer/*.[ch]")):
         text = path.read_text()
         lines = without_comments(text).split("\n")
         for f in c_functions(text):
             body = "\n".join(lines[f.line - 1 : f.line - 1 + f.lines])
-            for question, (words, owners) in questions.items():
-                if f.name not in words and re.search(words, body):
-                    answering[question].add(f.name)
-                    if f.name not in owners:
-                        wrong.append(f"buffer/{path.name}: {f.name} answers again: {question}")
-    return wrong + [
-        f"{question} {owner} does not answer it any more: take it off QUESTIONS"
-        for question, (_, owners) in questions.items()
-        for owner in sorted(owners - answering[question])
-    ]
+            found.setdefault(f.name, []).append((path.name, body))
+    return found
+
+
+def answered_twice(csrc: Path, questions: list[Question]) -> list[str]:
+    """Where a question is answered beside its answer, which answers are gone, and which functions ask no more."""
+    wrong, functions = [], bodies(csrc)
+    for q in questions:
+        own, said = {q.answer, *q.parts}, f"{q.rule}: {q.text}"
+        answering = set()
+        for name, places in functions.items():
+            for file, body in places:
+                if re.search(q.words, body.partition("{")[2]):
+                    answering.add(name)
+                    if name not in own:
+                        wrong.append(f"buffer/{file}: {name} answers again: {said}")
+        if not own & answering:
+            wrong.append(f"{q.answer} does not answer any more: {said}")
+        for name in q.asked:
+            if not any(re.search(rf"\b{q.answer}\(", body.partition("{")[2]) for _, body in functions.get(name, [])):
+                wrong.append(f"{name} does not call {q.answer} any more: {said}")
+    return wrong
 
 
 def unread(readers: dict[str, set[str]], known: dict[str, str]) -> list[str]:
@@ -244,26 +466,28 @@ def test_a_planted_comparison_of_places_is_found(line: str, found: bool, tmp_pat
     assert len(wrong) == found and all(w.startswith("buffer/fold.c:2: ") for w in wrong)
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("return fan_reusable(&facts) == FAN_REUSE_YES;", ["again answers again: is it free?"]),
-        ("return facts->reusable; /* fan_reusable(&facts) */", []),
-        ("", []),
-    ],
-)
-def test_a_planted_second_answer_is_found(line: str, found: list[str], tmp_path: Path) -> None:
-    (tmp_path / "buffer").mkdir()
-    (tmp_path / "buffer/once.c").write_text("bool once(const fan_reuse *f)\n{\n    return fan_reusable(f);\n}\n")
-    (tmp_path / "buffer/x.c").write_text(f"bool again(const fan_reuse *facts)\n{{\n    {line}\n}}\n")
-    questions = {"is it free?": (r"\bfan_reusable\(", {"once"})}
-    assert answered_twice(tmp_path, questions) == [f"buffer/x.c: {said}" for said in found]
-    (tmp_path / "buffer/x.c").write_text(f"bool again(const fan_reuse *facts) {{ {line} }}\n")
-    assert answered_twice(tmp_path, questions) == [f"buffer/x.c: {said}" for said in found]
-    (tmp_path / "buffer/once.c").write_text("")
-    assert (
-        answered_twice(tmp_path, questions)[-1] == "is it free? once does not answer it any more: take it off QUESTIONS"
-    )
+@pytest.mark.parametrize("q", QUESTIONS, ids=lambda q: f"{q.rule}-{q.answer}")
+def test_a_planted_second_answer_is_found(q: Question, tmp_path: Path) -> None:
+    """Beside the sources as they are; and an answer that is gone, and a road that no longer asks."""
+    shutil.copytree(CSRC / "buffer", tmp_path / "buffer")
+    file = tmp_path / "buffer" / "add.c"
+    text = file.read_text()
+    said = f"{q.rule}: {q.text}"
+    file.write_text(text + f"\nbool planted(const fan_buffer *b)\n{{\n    {q.again}\n}}\n")
+    assert answered_twice(tmp_path, [q]) == [f"buffer/add.c: planted answers again: {said}"]
+    file.write_text(text + f"\nbool planted(const fan_buffer *b)\n{{\n    return true; /* {q.again} */\n}}\n")
+    assert answered_twice(tmp_path, [q]) == []
+    gone = replace(q, answer="gone", parts=())
+    wrong = answered_twice(tmp_path, [gone])
+    assert f"gone does not answer any more: {said}" in wrong
+    assert {f"{name} does not call gone any more: {said}" for name in q.asked} <= set(wrong)
+
+
+def test_each_rule_has_its_question() -> None:
+    listed = {q.rule for q in QUESTIONS}
+    assert {f"A{n}" for n in range(1, 17)} <= listed
+    assert {f"A{n}" for n in range(1, 18)} - listed == {"A17"}, "as many as buffer/rules.h counts"
+    assert "#define FAN_A_RULES 16\n" in (CSRC / "buffer" / "rules.h").read_text()
 
 
 # The questions

@@ -24,7 +24,6 @@ struct fanin_buffer {
     fan_buffer *core;
     size_t nplain;      /* slots that take plain entries of this file: all; 0 of an InputBuffer */
     PyObject *python;   /* held: the InputBuffer whose core this is; NULL: made by buffer_new */
-    fan_counters total; /* of plain entries since the last take (fan_buffer_config) */
     atomic_size_t uses; /* the owner, until buffer_free, and each open target */
 };
 
@@ -326,8 +325,7 @@ static fan_status buffer_init(fanin_buffer *b, size_t slots, const fanin_buffer_
     fan_buffer_config config = {.slots = slots,
                                 .budget = FAN_BUDGET_AUTO,
                                 .accumulate = FAN_DT_NONE,
-                                .frontend = &frontend,
-                                .total = &b->total};
+                                .frontend = &frontend};
     fanin_buffer_options o;
     fan_slot_spec *specs = NULL;
     FAN_TRY(fan_api_options(options, sizeof o, sizeof o, "fanin_buffer_options", &o, err));
@@ -384,7 +382,6 @@ static void buffer_done(fanin_buffer *b)
     fan_api_place was = fan_api_releases_begin();
     if (!b->python) {
         fan_buffer_free(b->core);
-        fan_counters_join(&b->total);
         fan_api_lock_fini(&b->lock);
     } else if (fan_gil_enter(&gil)) {
         Py_DECREF(b->python);
@@ -925,7 +922,6 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
         status = call_begin(b, one ? span.first : SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = take_run(b, &t, sums, &err);
-        fan_counters_join(&b->total);
         call_end(b, &call, status, &err);
     }
     for (size_t i = 0; t.outs && i < t.n; i++)
@@ -1098,7 +1094,6 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
     fan_status status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_clear(b->core, &err);
-        fan_counters_join(&b->total);
         call_end(b, &call, status, &err);
     }
     return fan_api_fail(why, status, &err);
