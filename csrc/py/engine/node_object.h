@@ -255,8 +255,24 @@ void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *
 
 extern const fan_engine_frontend fan_python_engine;
 
-/* fan_task_begin_args: begins a pass with the arguments of a call, in the order of core.pyi; NULL
- * with an exception. */
+/* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as
+ * core.pyi declares them. */
+enum {
+    FAN_PASS_ROOTS,
+    FAN_PASS_INPUTS,
+    FAN_PASS_KEEP_GRAPH,
+    FAN_PASS_CREATE_GRAPH,
+    FAN_PASS_DETECT,
+    FAN_PASS_SCHEDULE,
+    FAN_PASS_PROGRESS,
+    FAN_PASS_ONE,
+    FAN_PASS_BUDGET,
+    FAN_PASS_WORKERS,
+    FAN_PASS_REDUCER,
+    FAN_PASS_ARGS
+};
+
+/* fan_task_begin_args: begins a pass with the arguments of a call; NULL with an exception. */
 fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture,
                                   size_t *nwanted);
 /* fan_task_run: runs it: 0, or -1 with an exception. fan_task_end: NULL: nothing; a live exception

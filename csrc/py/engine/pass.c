@@ -104,44 +104,25 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
     return made;
 }
 
-/* refuse_words: TypeError with a text, whose reference it takes; NULL: an exception is set. Returns
- * -1. */
-static int refuse_words(PyObject *text)
-{
-    if (text)
-        PyErr_SetObject(PyExc_TypeError, text);
-    Py_XDECREF(text);
-    return -1;
-}
-
-/* is_single: whether `o` is one node, or one tuple (node, slot) or (node, slot, gradient), where a
- * sequence of them is expected. */
-static bool is_single(PyObject *o)
-{
-    if (fan_node_arg(o))
-        return true;
-    if (!PyTuple_Check(o) || PyTuple_GET_SIZE(o) < 2 || !fan_node_arg(PyTuple_GET_ITEM(o, 0)))
-        return false;
-    PyObject *second = PyTuple_GET_ITEM(o, 1);
-    return !fan_node_arg(second) && !PyTuple_Check(second);
-}
-
-/* sequence_of: a tuple of the items; refuses a single node, which is iterable only by mistake. */
+/* sequence_of: a tuple of the items. Python reads, or refuses, other objects than a list and a
+ * tuple of nodes or tuples. */
 static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
 {
-    const char *call = parts->config.call;
-    if (is_single(o)) {
-        const char *advice = "input: give [leaf]";
-        if (strcmp(what, "roots") == 0)
-            advice = "root: give [(node, slot, gradient)]";
-        return fan_set_error(PyExc_TypeError, "%s: %s: expected a sequence, got one %s", call, what,
-                             advice);
+    bool usual = PyList_CheckExact(o) || PyTuple_CheckExact(o);
+    PyObject *first = o;
+    if (PyTuple_Check(o) && PyTuple_GET_SIZE(o) > 1) {
+        PyObject *second = PyTuple_GET_ITEM(o, 1);
+        usual = PyTuple_Check(second) || fan_node_arg(second);
+        first = PyTuple_GET_ITEM(o, 0);
     }
-    if (fan_is_array(o))
-        return refuse_words(fan_call("fanin._mistakes", "no_sequence", "(ssO)", call, what, o));
-    char named[64];
-    PyOS_snprintf(named, sizeof named, "%s: %s", call, what);
-    return fan_sequence_arg(o, named, out);
+    if (usual)
+        *out = PySequence_Tuple(o);
+    else
+        *out = fan_call("fanin._mistakes", "sequence", "(ssOOs)", parts->config.call, what, o,
+                        fan_or_none(fan_node_arg(first)), FAN_TYPE_TEXT(o));
+    if (!*out)
+        return -1;
+    return 0;
 }
 
 static int function_arg(const fan_backward_config *c, PyObject *o, const char *what, void **out)
@@ -152,22 +133,6 @@ static int function_arg(const fan_backward_config *c, PyObject *o, const char *w
     return fan_set_error(PyExc_TypeError, "%s: %s: expected a function, got %s", c->call, what,
                          FAN_TYPE_TEXT(o));
 }
-
-/* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as
- * core.pyi declares them. */
-enum {
-    ROOTS,
-    INPUTS,
-    KEEP_GRAPH,
-    CREATE_GRAPH,
-    DETECT,
-    SCHEDULE,
-    PROGRESS,
-    ONE,
-    BUDGET,
-    WORKERS,
-    REDUCER
-};
 
 /* flag_of: whether a flag is set; `otherwise`: if it is not given. */
 static bool flag_of(PyObject *given, bool otherwise)
@@ -181,13 +146,13 @@ static int pass_read_options(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
     const fan_state *st = fan_state_get();
-    c->create_graph = a[CREATE_GRAPH] == Py_True;
-    c->detect = flag_of(a[DETECT], st->detect);
+    c->create_graph = a[FAN_PASS_CREATE_GRAPH] == Py_True;
+    c->detect = flag_of(a[FAN_PASS_DETECT], st->detect);
     c->budget = st->budget;
-    if (fan_given(a[BUDGET]) && fan_buffer_budget_arg(a[BUDGET], &c->budget) < 0)
+    if (fan_given(a[FAN_PASS_BUDGET]) && fan_buffer_budget_arg(a[FAN_PASS_BUDGET], &c->budget) < 0)
         return -1;
     /* The nodes that create_graph records lead back over this graph. */
-    c->keep_graph = flag_of(a[KEEP_GRAPH], c->create_graph);
+    c->keep_graph = flag_of(a[FAN_PASS_KEEP_GRAPH], c->create_graph);
     return 0;
 }
 
@@ -195,11 +160,11 @@ static int pass_read_functions(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
     void *one = NULL;
-    if (function_arg(c, a[SCHEDULE], "schedule", &c->schedule) < 0)
+    if (function_arg(c, a[FAN_PASS_SCHEDULE], "schedule", &c->schedule) < 0)
         return -1;
-    if (function_arg(c, a[PROGRESS], "progress", &c->progress) < 0)
+    if (function_arg(c, a[FAN_PASS_PROGRESS], "progress", &c->progress) < 0)
         return -1;
-    if (function_arg(c, a[ONE], "one", &one) < 0)
+    if (function_arg(c, a[FAN_PASS_ONE], "one", &one) < 0)
         return -1;
     parts->one = one;
     return 0;
@@ -216,7 +181,7 @@ static int pass_read_workers(pass_parts *parts, PyObject *const *a)
     PyObject *workers = NULL;
     int64_t n = 1;
     if (!parts->is_walk)
-        workers = a[WORKERS];
+        workers = a[FAN_PASS_WORKERS];
     if (workers)
         n = fan_small_index(workers);
     if (!is_count_of_workers(n)) {
@@ -264,8 +229,8 @@ static int read_node(const pass_parts *parts, const char *what, size_t index, Py
                           Py_TYPE(node)->tp_name);
             got = text;
         }
-        return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", parts->config.call,
-                                     what, (Py_ssize_t)index, item, got));
+        return fan_drop_result(fan_call("fanin._mistakes", "no_node", "(ssnOs)", parts->config.call,
+                                        what, (Py_ssize_t)index, item, got));
     }
     if (!tuple)
         return 0;
@@ -334,15 +299,15 @@ static int pass_read_roots(pass_parts *parts)
 static int parse(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
-    bool no_inputs = a[INPUTS] == Py_None;
+    bool no_inputs = a[FAN_PASS_INPUTS] == Py_None;
     if (no_inputs && c->capture && strcmp(c->call, "grad") == 0)
         return fan_set_error(PyExc_TypeError, "grad() needs 'inputs'");
     if (pass_read_options(parts, a) < 0)
         return -1;
-    if (sequence_of(parts, "roots", a[ROOTS], &parts->roots) < 0)
+    if (sequence_of(parts, "roots", a[FAN_PASS_ROOTS], &parts->roots) < 0)
         return -1;
-    c->limited = fan_given(a[INPUTS]);
-    if (c->limited && sequence_of(parts, "inputs", a[INPUTS], &parts->inputs) < 0)
+    c->limited = fan_given(a[FAN_PASS_INPUTS]);
+    if (c->limited && sequence_of(parts, "inputs", a[FAN_PASS_INPUTS], &parts->inputs) < 0)
         return -1;
     if (pass_read_functions(parts, a) < 0 || pass_read_workers(parts, a) < 0)
         return -1;
@@ -425,10 +390,10 @@ static int backward_run(PyObject *const *a)
  * pass's exception is raised also if the reducer has another. */
 static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
-    PyObject *reducer = a[REDUCER];
+    PyObject *reducer = a[FAN_PASS_REDUCER];
     if (!fan_given(reducer))
         return fan_none_unless(backward_run(a) < 0);
-    if (a[CREATE_GRAPH] == Py_True)
+    if (a[FAN_PASS_CREATE_GRAPH] == Py_True)
         return PyErr_Format(
             PyExc_ValueError,
             "backward: a pass with reducer= cannot record itself (create_graph=True)");
