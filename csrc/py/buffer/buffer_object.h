@@ -75,6 +75,7 @@ typedef struct fan_slot_specs {
     fan_slot_spec *specs; /* NULL: nothing declared */
     /* of each spec: its combine, which the spec borrows; in the block of the specs */
     PyObject **held;
+    bool nones; /* a None declares nothing; else it is an error */
 } fan_slot_specs;
 /* fan_slot_specs_of: of a sequence of arrays and Slots, for a buffer of this name; *names: a tuple,
  * or NULL. */

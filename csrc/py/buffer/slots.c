@@ -215,6 +215,8 @@ static int spec_of(fan_slot_specs *d, size_t i, PyObject *item, const char *name
     fan_error_context w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
     int is_slot = 1;
     int bad;
+    if (d->nones && item == Py_None)
+        return 0;
     if ((PyObject *)Py_TYPE(item) != type)
         is_slot = PyObject_IsInstance(item, type);
     if (is_slot < 0)

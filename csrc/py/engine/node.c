@@ -196,28 +196,8 @@ static int is_single(PyObject *slots)
     return bare;
 }
 
-/* declare_sequence: a sequence of arrays, Slots and Nones; a None declares nothing. */
-static int declare_sequence(node_more *more, PyObject *slots, const char *name)
-{
-    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
-    PyObject *list = NULL;
-    if (type)
-        list = PySequence_List(slots);
-    for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
-        if (PyList_GET_ITEM(list, i) != Py_None)
-            continue;
-        PyObject *empty = PyObject_CallNoArgs(type);
-        if (!empty || PyList_SetItem(list, i, empty) < 0)
-            Py_CLEAR(list);
-    }
-    if (!list)
-        return -1;
-    int bad = fan_slot_specs_of(list, name, &more->slots, &more->names);
-    Py_DECREF(list);
-    return bad;
-}
-
-/* declare_other: what declare_arrays left: a single object, which is an error, or a sequence. */
+/* declare_other: what declare_arrays left: a single object, which is an error, or a sequence of
+ * arrays, Slots and Nones. */
 static int declare_other(node_more *more, PyObject *slots, const char *name)
 {
     int single = is_single(slots);
@@ -228,7 +208,13 @@ static int declare_other(node_more *more, PyObject *slots, const char *name)
             PyExc_TypeError,
             "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
             Py_TYPE(slots)->tp_name);
-    return declare_sequence(more, slots, name);
+    PyObject *list = PySequence_List(slots);
+    if (!list)
+        return -1;
+    more->slots.nones = true;
+    int bad = fan_slot_specs_of(list, name, &more->slots, &more->names);
+    Py_DECREF(list);
+    return bad;
 }
 
 /* is_count: whether there may be n declarations; `inputs` as inputs= gives it, 0: not given. */
