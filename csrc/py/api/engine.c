@@ -79,7 +79,7 @@ static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_
     a[FAN_PASS_INPUTS] = inputs_of(&o);
     a[FAN_PASS_WORKERS] = PyLong_FromUnsignedLong(o.workers);
     if (a[FAN_PASS_INPUTS] && a[FAN_PASS_WORKERS])
-        p = fan_task_begin_args(call, a, strcmp(call, "grad") == 0, nwanted);
+        p = fan_task_begin_args(call, a, nwanted);
     Py_DECREF(a[FAN_PASS_ROOTS]);
     Py_XDECREF(a[FAN_PASS_INPUTS]);
     Py_XDECREF(a[FAN_PASS_WORKERS]);

@@ -1,5 +1,8 @@
-/* carry: gradients on their way from node to node, as Python's objects: handed through, or added to
- * buffers and taken (engine/engine.h, fan_engine_frontend). */
+/* carry: gradients on their way from node to node, as Python's objects (engine/engine.h,
+ * fan_engine_frontend).
+ *
+ * The workers of a pass; gradients that are handed through; buffers, which gradients are added to
+ * and taken from; the call of a node's function; the table of all that. */
 #include "py/arrays/dlpack.h"
 #include "py/engine/node_object.h"
 

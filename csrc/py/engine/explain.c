@@ -1,4 +1,7 @@
-/* explain: errors and explanations of a pass, as Python exceptions and text (E11, E14, E17). */
+/* explain: errors and explanations of a pass, as Python exceptions and text.
+ *
+ * A gradient that is not finite (E11); the text of `explain` (E17); the notes that a pass adds to
+ * the error that ends it, and two errors in one (E14). */
 #include "py/engine/node_object.h"
 
 #include <stdio.h>

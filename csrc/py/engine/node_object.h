@@ -273,8 +273,7 @@ enum {
 };
 
 /* fan_task_begin_args: begins a pass with the arguments of a call; NULL with an exception. */
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture,
-                                  size_t *nwanted);
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *nwanted);
 /* fan_task_run: runs it: 0, or -1 with an exception. fan_task_end: NULL: nothing; a live exception
  * stays. */
 int fan_task_run(fan_backward *p);

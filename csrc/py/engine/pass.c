@@ -299,8 +299,7 @@ static int pass_read_roots(pass_parts *parts)
 static int parse(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
-    bool no_inputs = a[FAN_PASS_INPUTS] == Py_None;
-    if (no_inputs && c->capture && strcmp(c->call, "grad") == 0)
+    if (c->capture && a[FAN_PASS_INPUTS] == Py_None)
         return fan_set_error(PyExc_TypeError, "grad() needs 'inputs'");
     if (pass_read_options(parts, a) < 0)
         return -1;
@@ -330,12 +329,12 @@ static int parse(pass_parts *parts, PyObject *const *a)
     return pass_read_roots(parts);
 }
 
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture,
-                                  size_t *nwanted)
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *nwanted)
 {
-    pass_parts parts = {
-        .is_walk = strcmp(call, "walk") == 0,
-        .config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
+    pass_parts parts = {.is_walk = strcmp(call, "walk") == 0,
+                        .config = {.frontend = &fan_python_engine,
+                                   .call = call,
+                                   .capture = strcmp(call, "grad") == 0}};
     fan_backward *p = NULL;
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     if (parse(&parts, a) == 0) {
@@ -378,7 +377,7 @@ void fan_task_end(fan_backward *p)
 static int backward_run(PyObject *const *a)
 {
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("backward", a, false, &nwanted);
+    fan_backward *p = fan_task_begin_args("backward", a, &nwanted);
     if (!p)
         return -1;
     int bad = fan_task_run(p);
@@ -495,7 +494,7 @@ static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
 static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("grad", a, true, &nwanted);
+    fan_backward *p = fan_task_begin_args("grad", a, &nwanted);
     PyObject *sums = NULL;
     if (!p)
         return NULL;

@@ -1,4 +1,7 @@
-/* walk: `fanin.walk(roots)`: a pass whose nodes the caller runs (E16). */
+/* walk: `fanin.walk(roots)`: a pass whose nodes the caller runs (E16).
+ *
+ * First the end of a walk; then `next`, which prepares the sums of a node; then `give`, which
+ * delivers its gradients; last the type, the function and `explain`. */
 #include "py/engine/node_object.h"
 #include "py/base/args.h"
 
@@ -289,7 +292,7 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyTypeObject *type = fan_state_get()->walk_type;
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("walk", a, false, &nwanted);
+    fan_backward *p = fan_task_begin_args("walk", a, &nwanted);
     if (!p)
         return NULL;
     walk_object *self = (walk_object *)type->tp_alloc(type, 0);
