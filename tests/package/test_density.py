@@ -10,7 +10,19 @@ from kit.support import CSRC
 pytestmark = pytest.mark.tools
 
 #: The folders that are done.
-FOLDERS = ("array", "base", "buffer", "device", "engine", "py/api", "py/arrays", "py/device", "py/module")
+FOLDERS = (
+    "array",
+    "base",
+    "buffer",
+    "device",
+    "engine",
+    "py/api",
+    "py/arrays",
+    "py/buffer",
+    "py/device",
+    "py/engine",
+    "py/module",
+)
 
 
 def too_much(found: Density) -> list[str]:
