@@ -4,11 +4,11 @@
  * The workers of a pass; gradients that are handed through; buffers, which gradients are added to
  * and taken from; the call of a node's function; the table of all that. */
 #include "py/arrays/dlpack.h"
+#include "py/device/backends.h"
 #include "py/engine/node_object.h"
 
 #include "base/trace.h"
 #include "buffer/plain.h"
-#include "device/sim/sim.h"
 #include "base/fault.h"
 
 #include <string.h>
@@ -33,36 +33,28 @@ static PyObject *out_buffer_of(const fan_node *n, uint32_t slot)
 
 enum {
     CONTEXT,
-    MACHINE,
+    ENTERED,
     TRACES,
     PARTS
 };
 
-static void drop_machine(PyObject *capsule)
-{
-    fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine"));
-}
-
 static fan_status worker_new(void **worker, fan_error *err)
 {
-    fan_sim *m = fan_sim_entered(); /* this thread has entered it; NULL: none */
     PyObject *context = PyContext_CopyCurrent();
-    PyObject *machine = NULL;
+    PyObject *entered = NULL;
     PyObject *rings = NULL;
-    if (context && m)
-        machine = PyCapsule_New(m, "fanin.machine", drop_machine);
-    if (machine)
-        fan_sim_hold(m);
-    bool bad = PyErr_Occurred();
+    if (context)
+        entered = fan_backends_entered();
+    bool bad = !entered;
     if (!bad && fan_trace_on()) {
         rings = fan_call("fanin._trace.recording", "beside", "()");
         bad = !rings;
     }
     *worker = NULL;
     if (!bad)
-        *worker = PyTuple_Pack(PARTS, context, fan_or_none(machine), fan_or_none(rings));
+        *worker = PyTuple_Pack(PARTS, context, entered, fan_or_none(rings));
     Py_XDECREF(context);
-    Py_XDECREF(machine);
+    Py_XDECREF(entered);
     Py_XDECREF(rings);
     return status_of(!*worker, err);
 }
@@ -77,26 +69,15 @@ static void each_ring(PyObject *rings, const char *method)
     }
 }
 
-/* machine_of: borrowed; NULL: none. */
-static fan_sim *machine_of(PyObject *parts)
-{
-    PyObject *machine = PyTuple_GET_ITEM(parts, MACHINE);
-    if (machine == Py_None)
-        return NULL;
-    return PyCapsule_GetPointer(machine, "fanin.machine");
-}
-
 static bool worker_enter(void *worker)
 {
     PyObject *parts = worker;
-    fan_sim *m = machine_of(parts);
     if (fan_finalizing())
         return false;
     (void)PyGILState_Ensure(); /* a thread of the pool has none before */
     if (PyContext_Enter(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
-    if (m)
-        (void)fan_sim_enter(m, NULL);
+    fan_backends_enter(PyTuple_GET_ITEM(parts, ENTERED));
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "begin");
     return true;
 }
@@ -104,10 +85,8 @@ static bool worker_enter(void *worker)
 static void worker_leave(void *worker)
 {
     PyObject *parts = worker;
-    const fan_sim *m = machine_of(parts);
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "end");
-    if (m)
-        fan_sim_leave(m);
+    fan_backends_leave(PyTuple_GET_ITEM(parts, ENTERED));
     if (PyContext_Exit(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
     PyGILState_Release(PyGILState_UNLOCKED);
@@ -228,33 +207,16 @@ static void buffer_free(void *buffer)
 
 /* ---- added ---- */
 
-/* name_producer: V3: an error about the buffer's slot names the producer of the gradient. An error
- * about another buffer, which a callback used, stays as it is. */
-static void name_producer(const buffer_object *b, const fan_producer *producer)
+/* producer_text: V3. */
+static void producer_text(const void *source, char *buf, size_t size)
 {
-    PyObject *e = fan_exception_take();
-    PyObject *object = e ? PyObject_GetAttrString(e, "object") : NULL;
-    PyObject *reason = object ? PyObject_GetAttrString(e, "reason") : NULL;
-    bool about_slot = reason && PyUnicode_Check(object) && PyUnicode_Check(reason) &&
-                      PyObject_HasAttrString(e, "slot");
-    const char *name = about_slot ? PyUnicode_AsUTF8(object) : NULL;
-    PyErr_Clear();
-    if (name && strcmp(name, fan_buffer_name(b->core)) == 0) {
-        PyObject *place;
-        if (producer->node)
-            place = PyUnicode_FromFormat("%s%s returned an invalid gradient at index %u",
-                                         fan_from_hook(producer),
-                                         fan_node_name(producer->node).text, producer->index);
-        else
-            place = PyUnicode_FromFormat("%s was given an invalid gradient at index %u",
-                                         producer->call, producer->index);
-        fan_exception_replace_place(e, place, reason);
-        PyException_SetTraceback(e, Py_None);
-        Py_XDECREF(place);
-    }
-    Py_XDECREF(reason);
-    Py_XDECREF(object);
-    fan_exception_put(e);
+    const fan_producer *producer = source;
+    if (producer->node)
+        PyOS_snprintf(buf, size, "%s%s returned an invalid gradient at index %u",
+                      fan_from_hook(producer), fan_node_name(producer->node).text, producer->index);
+    else
+        PyOS_snprintf(buf, size, "%s was given an invalid gradient at index %u", producer->call,
+                      producer->index);
 }
 
 /* add_between: P is what is current where the gradient was made, unless producer->stream names it;
@@ -322,20 +284,24 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
     buffer_object *b = buffer;
     char *data = NULL;
     bool added = false;
-    int bad = 0;
+    fan_status status = FAN_OK;
     if (gradient)
         defined = &kind;
     if (!b->create_graph && (!gradient || fan_plain_import(gradient, &kind, &data))) {
         fan_entry one = fan_entry_of(gradient, data, key, false, false);
         one.alone = gradient && fan_alone(gradient, 1);
-        bad = fan_check(fan_plain_add(b->core, slot, defined, &one, &added, err), err);
+        status = fan_plain_add(b->core, slot, defined, &one, &added, err);
     }
-    if (!bad && !added)
-        bad = add_any(b, slot, key, gradient, producer);
-    if (!bad)
+    if (added && status == FAN_OK)
         return FAN_OK;
-    name_producer(b, producer);
-    return fan_from_python(err);
+    fan_error_producer named = {
+        .buffer = fan_buffer_name(b->core), .text = producer_text, .source = producer};
+    fan_error_producer_push(&named);
+    int bad = fan_check(status, err);
+    if (!bad)
+        bad = add_any(b, slot, key, gradient, producer);
+    fan_error_producer_pop(&named);
+    return status_of(bad < 0, err);
 }
 
 /* ---- taken ---- */
