@@ -1,7 +1,7 @@
 /* c_function: the functions of nodes in C.
  *
  * Values for the C API; a call with a node's sums; the Python type CFunction. */
-#include "py/engine/node_object.h"
+#include "py/engine/c_function.h"
 
 #include "base/mem.h"
 #include "device/cpu/recording.h"

@@ -68,17 +68,6 @@ static inline fan_slot_spec *fan_node_specs(const fan_node *n)
     return more->slots.specs;
 }
 
-/* fan_node_name: its name for messages: fan_node_name(n).text. */
-typedef struct fan_node_label {
-    char text[128];
-} fan_node_label;
-static inline fan_node_label fan_node_name(const fan_node *n)
-{
-    FAN_UNINITIALIZED fan_node_label name;
-    n->ops->text(n, name.text, sizeof name.text);
-    return name;
-}
-
 /* ---- guard.c ---- */
 
 /* A sum with other references, during a function that must not write it. */
