@@ -1,9 +1,12 @@
-"""Messages for mistakes that are easy to make. The core calls these functions after it has found an error."""
+"""Mistakes that are easy to make. The core calls these functions for arguments that are unusual, or wrong."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import numpy as np
 
 from ._interop.classes import is_torch
 from ._words import type_of
@@ -29,15 +32,26 @@ def _advice(what: str, item: object) -> str:
     return ""
 
 
-def no_node(call: str, what: str, index: int, item: object, got: str) -> str:
-    """The message for a root or an input of a pass (`what`) that has no node."""
-    return f"{call}: {what} {index}: expected {EXPECTED[what]}, got {got}{_advice(what, item)}"
+def no_node(call: str, what: str, index: int, item: object, got: str) -> NoReturn:
+    """Refuse a root or an input of a pass (`what`) that has no node."""
+    raise TypeError(f"{call}: {what} {index}: expected {EXPECTED[what]}, got {got}{_advice(what, item)}")
 
 
-def no_sequence(call: str, what: str, given: object) -> str:
-    """The message for an array in the place of the roots or inputs of a pass (`what`, in the plural)."""
-    advice = OF_TORCH if is_torch(given) else ""
-    return f"{call}: {what}: expected a sequence of {EXPECTED[what[:-1]]}, got {type_of(given)}{advice}"
+def sequence(call: str, what: str, given: Any, node: object, got: str) -> tuple[Any, ...]:
+    """Return the roots or inputs of a pass (`what`, in the plural) as a tuple.
+
+    `node`: the node, if `given` is a single root or input; `got`: what a message calls `given`.
+    """
+    if node is not None:
+        one = "root: give [(node, slot, gradient)]" if what == "roots" else "input: give [leaf]"
+        raise TypeError(f"{call}: {what}: expected a sequence, got one {one}")
+    if isinstance(given, np.ndarray) or hasattr(type(given), "__dlpack__"):
+        advice = OF_TORCH if is_torch(given) else ""
+        raise TypeError(f"{call}: {what}: expected a sequence of {EXPECTED[what[:-1]]}, got {type_of(given)}{advice}")
+    iterates = isinstance(given, Iterable) or hasattr(type(given), "__getitem__")
+    if not iterates or isinstance(given, str | bytes | dict | set | frozenset | np.generic):
+        raise TypeError(f"{call}: {what}: expected a sequence, got {got}")
+    return tuple(given)
 
 
 _warned: set[tuple[str, int, str]] = set()

@@ -454,7 +454,9 @@ static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_
 /* key_of: the key of an add; -1: it has none. */
 static inline int64_t key_of(const fanin_add_options *o)
 {
-    return o->flags & FANIN_ADD_KEY ? o->key : -1;
+    if (o->flags & FANIN_ADD_KEY)
+        return o->key;
+    return -1;
 }
 
 /* view_plain: the kind and the address of a plain entry of a view; false: it is none, as of memory
@@ -489,7 +491,9 @@ static inline void *object_of(const fanin_tensor *view, const fanin_value *value
 {
     if (view)
         return LENT;
-    return value && value->array ? fan_unboxed(fan_c_array(value)) : NULL;
+    if (!value || !value->array)
+        return NULL;
+    return fan_unboxed(fan_c_array(value));
 }
 
 /* add_plain: the plain entry of a gradient, both NULL: undefined; false: it, or its options, are
@@ -526,7 +530,9 @@ static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
 /* origin_on: the kind of array that Python gets for a sum. */
 static uint8_t origin_on(const fan_device *d)
 {
-    return d->backend->has_streams ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY;
+    if (d->backend->has_streams)
+        return FAN_FROM_DEVICE_ARRAY;
+    return FAN_FROM_NDARRAY;
 }
 
 /* contribution_of: a gradient for the general path; c->value and c->stream are the caller's to
@@ -572,8 +578,11 @@ static fan_status add_checked(fanin_buffer *b, size_t slot, const fan_plain_kind
     bool added = false;
     FAN_TRY(call_begin(b, slot, FAN_SCHED_WRITE, &call, err));
     fan_status status = FAN_OK;
-    if (plain) /* a scheduled thread has not tried it yet */
-        status = fan_plain_add(b->core, slot, plain->object ? kind : NULL, plain, &added, err);
+    if (plain) { /* a scheduled thread has not tried it yet */
+        if (!plain->object)
+            kind = NULL;
+        status = fan_plain_add(b->core, slot, kind, plain, &added, err);
+    }
     if (!added && status == FAN_OK)
         status = fan_add_used(b->core, slot, c, err);
     call_end(b, &call, status, err);
@@ -585,16 +594,18 @@ static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     fan_entry one;
+    fan_entry *plain = NULL;
     fan_contribution c = {.value = {.dtype = FAN_DT_NONE}};
     fanin_add_options o;
-    bool plain = slot < b->nplain && add_plain(view, value, given, &kind, &one);
+    if (slot < b->nplain && add_plain(view, value, given, &kind, &one))
+        plain = &one;
     fan_api_place was = fan_api_releases_begin();
     fan_error_clear(err);
     fan_status status = add_options(given, true, &o, err);
     if (status == FAN_OK)
         status = contribution_of(b, view, value, &o, &c, err);
     if (status == FAN_OK)
-        status = add_checked(b, slot, &kind, plain ? &one : NULL, &c, err);
+        status = add_checked(b, slot, &kind, plain, &c, err);
     contribution_drop(&c);
     fan_api_releases_end(was);
     return status;
@@ -788,7 +799,9 @@ static fan_plain_where take_out_at(void *ctx, size_t slot, const fan_plain_kind 
 /* device_near: the device of the buffer's stream; NULL: it has none. */
 static fan_device *device_near(const fanin_buffer *b)
 {
-    return b->core->stream ? b->core->stream->device : NULL;
+    if (!b->core->stream)
+        return NULL;
+    return b->core->stream->device;
 }
 
 /* take_outs: reads the caller's memory for the sums. */
@@ -1132,8 +1145,10 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
     }
     if (status != FAN_OK)
         return fan_api_fail(why, status, &err);
-    fanin_stats whole = {.struct_size = size, .first_bad_key = some && bad ? key : -1};
+    fanin_stats whole = {.struct_size = size, .first_bad_key = -1};
     if (some) {
+        if (bad)
+            whole.first_bad_key = key;
         whole.count = s.count;
         whole.sumsq = fan_stats_sumsq(&s);
         whole.absmax = s.absmax;
@@ -1203,8 +1218,10 @@ fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot)
     PyObject *slot_name = NULL;
     if (FAN_CHECK(explain_read(b, slot, &v, &items, &poisoned, &err)) < 0)
         return NULL;
-    if (v.poisoned)
-        v.poisoned = poisoned ? poisoned : "out of memory for the reason";
+    if (poisoned)
+        v.poisoned = poisoned;
+    else if (v.poisoned)
+        v.poisoned = "out of memory for the reason";
     const char *name = b->core->slots[slot].spec->name;
     if (name)
         slot_name = str_of(name);

@@ -13,12 +13,6 @@ static fan_status root_check(const fanin_root *given, fanin_root *r, fan_error *
     return FAN_OK;
 }
 
-/* object_or_none: borrowed. */
-static PyObject *object_or_none(fanin_object *o)
-{
-    return o ? (PyObject *)o : Py_None;
-}
-
 /* host_to_python: the object of a value on the host; None of an undefined one, and of NULL. */
 static PyObject *host_to_python(const fanin_value *v)
 {
@@ -33,7 +27,7 @@ static PyObject *root_of(const fanin_root *given)
     fanin_root r;
     if (FAN_CHECK(root_check(given, &r, &err)) < 0)
         return NULL;
-    return Py_BuildValue("(OIN)", object_or_none(r.node), (unsigned)r.slot,
+    return Py_BuildValue("(OIN)", fan_or_none(r.node), (unsigned)r.slot,
                          host_to_python(r.gradient));
 }
 
@@ -44,7 +38,7 @@ static PyObject *inputs_of(const fanin_pass_options *o)
         Py_RETURN_NONE;
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < o->ninputs; i++)
-        fan_list_add(&list, Py_BuildValue("(OI)", object_or_none(o->inputs[i].next),
+        fan_list_add(&list, Py_BuildValue("(OI)", fan_or_none(o->inputs[i].next),
                                           (unsigned)o->inputs[i].slot));
     return list;
 }
@@ -61,48 +55,34 @@ static fan_status pass_options(const fanin_pass_options *given, fanin_pass_optio
 static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_t n,
                                 const fanin_pass_options *given, size_t *nwanted)
 {
-    /* The parameters of backward, in the order of core.pyi. */
-    enum {
-        ROOTS,
-        INPUTS,
-        KEEP_GRAPH,
-        CREATE_GRAPH,
-        DETECT,
-        SCHEDULE,
-        PROGRESS,
-        ONE,
-        BUDGET,
-        WORKERS,
-        REDUCER,
-        ALL
-    };
-    PyObject *a[ALL];
+    PyObject *a[FAN_PASS_ARGS];
     fanin_pass_options o;
     fan_backward *p = NULL;
     if (FAN_CHECK(pass_options(given, &o, &err)) < 0)
         return NULL;
-    for (int i = 0; i < ALL; i++)
+    for (int i = 0; i < FAN_PASS_ARGS; i++)
         a[i] = Py_None;
     if (o.flags & FANIN_PASS_KEEP_GRAPH)
-        a[KEEP_GRAPH] = Py_True;
+        a[FAN_PASS_KEEP_GRAPH] = Py_True;
     if (o.flags & FANIN_PASS_DETECT)
-        a[DETECT] = Py_True;
-    a[ROOTS] = PyList_New(0);
-    for (size_t i = 0; a[ROOTS] && i < n; i++) { /* each has the size of its author's version */
+        a[FAN_PASS_DETECT] = Py_True;
+    a[FAN_PASS_ROOTS] = PyList_New(0);
+    for (size_t i = 0; a[FAN_PASS_ROOTS] && i < n;
+         i++) { /* each has the size of its author's version */
         const char *root = (const char *)roots + i * roots->struct_size;
-        fan_list_add(&a[ROOTS], root_of((const void *)root));
+        fan_list_add(&a[FAN_PASS_ROOTS], root_of((const void *)root));
     }
-    if (!a[ROOTS])
+    if (!a[FAN_PASS_ROOTS])
         return NULL;
     if (!o.workers)
         o.workers = 1;
-    a[INPUTS] = inputs_of(&o);
-    a[WORKERS] = PyLong_FromUnsignedLong(o.workers);
-    if (a[INPUTS] && a[WORKERS])
-        p = fan_task_begin_args(call, a, strcmp(call, "grad") == 0, nwanted);
-    Py_DECREF(a[ROOTS]);
-    Py_XDECREF(a[INPUTS]);
-    Py_XDECREF(a[WORKERS]);
+    a[FAN_PASS_INPUTS] = inputs_of(&o);
+    a[FAN_PASS_WORKERS] = PyLong_FromUnsignedLong(o.workers);
+    if (a[FAN_PASS_INPUTS] && a[FAN_PASS_WORKERS])
+        p = fan_task_begin_args(call, a, nwanted);
+    Py_DECREF(a[FAN_PASS_ROOTS]);
+    Py_XDECREF(a[FAN_PASS_INPUTS]);
+    Py_XDECREF(a[FAN_PASS_WORKERS]);
     return p;
 }
 
@@ -168,7 +148,7 @@ fanin_object *fan_api_leaf_new(const fanin_value *array, fanin_object *name)
     PyObject *x = host_to_python(array);
     PyObject *names = Py_BuildValue("(s)", "name");
     if (x && names) {
-        PyObject *args[] = {x, object_or_none(name)};
+        PyObject *args[] = {x, fan_or_none(name)};
         leaf = PyObject_Vectorcall((PyObject *)fan_state_get()->leaf_type, args, 1, names);
     }
     Py_XDECREF(names);

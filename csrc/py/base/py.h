@@ -286,6 +286,49 @@ void fan_iteration_failed(const char *iteration, PyObject *end);
         Py_DECREF(type);                 \
     }
 
+/* fan_or_none: the object, or None for NULL; borrowed. fan_take_or_none: the same of a reference,
+ * which it takes, as a reference. fan_given: an argument; NULL if the caller did not give it, or
+ * gave None; borrowed. */
+static inline PyObject *fan_or_none(void *object)
+{
+    if (object)
+        return (PyObject *)object;
+    return Py_None;
+}
+static inline PyObject *fan_take_or_none(void *object)
+{
+    if (object)
+        return (PyObject *)object;
+    return Py_NewRef(Py_None);
+}
+static inline PyObject *fan_given(PyObject *argument)
+{
+    if (argument == Py_None)
+        return NULL;
+    return argument;
+}
+/* fan_none_unless: None, or NULL after a failure. fan_drop_result: drops the result of a call: 0,
+ * or -1 for NULL. */
+static inline PyObject *fan_none_unless(bool bad)
+{
+    if (bad)
+        return NULL;
+    return Py_NewRef(Py_None);
+}
+static inline int fan_drop_result(PyObject *result)
+{
+    if (!result)
+        return -1;
+    Py_DECREF(result);
+    return 0;
+}
+/* fan_no_memory: raises MemoryError, and returns -1. */
+static inline int fan_no_memory(void)
+{
+    (void)PyErr_NoMemory();
+    return -1;
+}
+
 /* fan_device_name: fan_device_text as a str. */
 static inline PyObject *fan_device_name(const fan_device *d)
 {

@@ -11,10 +11,10 @@ int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, b
     *copied = copy == Py_True;
     if (!*donated || !*copied)
         return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "%s: donate=True gives the array away, copy=True keeps it yours: give one of them",
-                 fan_buffer_name(self->core));
-    return -1;
+    return fan_set_error(
+        PyExc_ValueError,
+        "%s: donate=True gives the array away, copy=True keeps it yours: give one of them",
+        fan_buffer_name(self->core));
 }
 
 /* conformed: A9 and A10 by the array's own operators, for a slot of a buffer that records itself;
@@ -24,10 +24,10 @@ static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gra
     PyObject *arrays = fan_arrays();
     PyObject *pair = PyTuple_GET_ITEM(self->declared, (Py_ssize_t)slot);
     PyObject *result = NULL;
-    PyObject *answer = NULL;
-    if (arrays)
-        answer = PyObject_CallMethod(arrays, "conform", "OOO", gradient, PyTuple_GET_ITEM(pair, 0),
-                                     PyTuple_GET_ITEM(pair, 1));
+    if (!arrays)
+        return NULL;
+    PyObject *answer = PyObject_CallMethod(arrays, "conform", "OOO", gradient,
+                                           PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1));
     if (!answer)
         return NULL;
     if (PyTuple_GET_SIZE(answer) == 1) /* Conformed or Refused (_interop/records.py) */
@@ -82,25 +82,32 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
                         fan_contribution *c)
 {
     fan_error_context w = fan_slot_context(self, slot);
-    unsigned flags = self->flags ? self->flags[slot] : 0;
+    unsigned flags = 0;
     PyObject *own = NULL;
     int bad = 0;
+    if (self->flags)
+        flags = self->flags[slot];
     c->key = -1;
     w.stream = c->stream;
     if (fan_is_no_gradient(gradient))
         gradient = Py_None;
     fan_error_context_push(&w);
-    if (fan_is_given(key))
+    if (fan_given(key))
         bad = fan_index(key, "key", PyExc_ValueError, &c->key);
     w.key = c->key;
-    if (!bad)
-        own = (flags & FAN_DECLARED) ? conformed(self, slot, gradient) : Py_NewRef(gradient);
-    bad = own ? fan_import(own, self->create_graph, (flags & FAN_HAS_COMBINE) != 0, &c->value) : -1;
+    if (!bad && (flags & FAN_DECLARED))
+        own = conformed(self, slot, gradient);
+    else if (!bad)
+        own = Py_NewRef(gradient);
+    if (own)
+        bad = fan_import(own, self->create_graph, flags & FAN_HAS_COMBINE, &c->value);
+    else
+        bad = -1;
     if (!bad)
         bad = check_contribution(&c->value, own, flags);
     fan_error_context_pop(&w);
     Py_XDECREF(own);
-    return bad ? -1 : 0;
+    return bad;
 }
 
 fan_status fan_add_used(fan_buffer *core, size_t slot, fan_contribution *c, fan_error *err)
@@ -155,8 +162,10 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
         } else if (name == st->str_donate || name == st->str_copy) {
             if (value != Py_True && value != Py_False)
                 return false;
-            bool *flag = name == st->str_donate ? &options->donate : &options->copy;
-            *flag = value == Py_True;
+            if (name == st->str_donate)
+                options->donate = value == Py_True;
+            else
+                options->copy = value == Py_True;
         } else if (name != st->str_stream || value != Py_None) {
             return false;
         }
@@ -182,33 +191,41 @@ static inline __attribute__((always_inline)) int add_entry(fan_buffer *core, siz
 int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
+    const fan_plain_kind *defined = NULL;
     Py_ssize_t slot = fan_small_index(args[0]);
-    PyObject *gradient = args[1] == Py_None ? NULL : args[1];
+    PyObject *gradient = fan_given(args[1]);
     add_options options = {.key = -1};
     char *data = NULL;
     if (slot < 0 || (size_t)slot >= self->n || self->create_graph)
         return 0;
     if (kwnames && !add_options_of(args + 2, kwnames, &options))
         return 0;
-    if (gradient && !fan_plain_import_as(gradient, true, &kind, &data))
-        return 0;
+    if (gradient) {
+        if (!fan_plain_import_as(gradient, true, &kind, &data))
+            return 0;
+        defined = &kind;
+    }
     fan_entry one = fan_entry_of(gradient, data, options.key, gradient && options.donate, false);
     one.copy = options.copy;
     one.alone = gradient && fan_alone(gradient, 1);
-    return add_entry(self->core, (size_t)slot, gradient ? &kind : NULL, &one);
+    return add_entry(self->core, (size_t)slot, defined, &one);
 }
 
 int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
-    PyObject *defined = gradient == Py_None ? NULL : gradient;
+    const fan_plain_kind *defined = NULL;
+    PyObject *given = fan_given(gradient);
     char *data = NULL;
     if (key > FAN_ENTRY_KEY_MAX)
         return 0;
-    if (defined && !fan_plain_import_as(defined, true, &kind, &data))
-        return 0;
-    fan_entry one = fan_entry_of(defined, data, key, false, false);
-    return add_entry(core, 0, defined ? &kind : NULL, &one);
+    if (given) {
+        if (!fan_plain_import_as(given, true, &kind, &data))
+            return 0;
+        defined = &kind;
+    }
+    fan_entry one = fan_entry_of(given, data, key, false, false);
+    return add_entry(core, 0, defined, &one);
 }
 
 /* ---- all others ---- */
@@ -230,7 +247,7 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
         return NULL;
     if (fan_add_flags(self, a[DONATE], a[COPY], &c.donate, &c.copy) < 0)
         return NULL;
-    if (fan_is_given(a[STREAM])) {
+    if (fan_given(a[STREAM])) {
         fan_error_context w = fan_slot_context(self, slot);
         fan_error_context_push(&w);
         int wrong = fan_stream_arg(a[STREAM], &c.stream);
@@ -245,15 +262,15 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
     fan_stream_drop(c.stream);
-    if (bad)
-        return NULL;
-    Py_RETURN_NONE;
+    return fan_none_unless(bad);
 }
 
 int fan_buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                         PyObject **result)
 {
-    int added = nargs == 2 ? fan_buffer_add_plain(fan_buffer_self(o), args, kwnames) : 0;
+    if (nargs != 2)
+        return 0;
+    int added = fan_buffer_add_plain(fan_buffer_self(o), args, kwnames);
     if (added > 0)
         *result = Py_NewRef(Py_None);
     return added != 0;

@@ -22,21 +22,24 @@ static int batch_begin(fan_batch_args *args, PyObject *slots, PyObject *gradient
         return -1;
     if (fan_sequence_arg(gradients, "gradients", &args->gradients) < 0)
         return -1;
-    if (fan_is_given(keys) && fan_sequence_arg(keys, "keys", &args->keys) < 0)
+    if (fan_given(keys) && fan_sequence_arg(keys, "keys", &args->keys) < 0)
         return -1;
     args->n = PyTuple_GET_SIZE(args->slots);
     Py_ssize_t other = PyTuple_GET_SIZE(args->gradients);
     const char *what = "gradient";
-    if (other == args->n && args->keys) {
-        other = PyTuple_GET_SIZE(args->keys);
-        what = "key";
+    const char *and_keys = "";
+    if (args->keys) {
+        and_keys = " and keys";
+        if (other == args->n) {
+            other = PyTuple_GET_SIZE(args->keys);
+            what = "key";
+        }
     }
     if (other == args->n)
         return 0;
     return fan_refuse(PyExc_ValueError,
                       "expected as many slots as gradients%s, got %zd slot%s and %zd %s%s",
-                      args->keys ? " and keys" : "", args->n, FAN_PLURAL(args->n), other, what,
-                      FAN_PLURAL(other));
+                      and_keys, args->n, FAN_PLURAL(args->n), other, what, FAN_PLURAL(other));
 }
 
 typedef struct slot_order {
@@ -48,34 +51,20 @@ static int by_slot(const void *a, const void *b)
     const slot_order *x = a;
     const slot_order *y = b;
     if (x->slot != y->slot)
-        return x->slot < y->slot ? -1 : 1;
+        return (x->slot > y->slot) - (x->slot < y->slot);
     return (x->at > y->at) - (x->at < y->at);
-}
-
-/* batch_push: as add_on: each gradient is ready on its library's current stream, and the first of a
- * device names that of the device. */
-static fan_status batch_push(fan_contribution *c, fan_stream **own, size_t n, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    for (size_t i = n; i-- > 0;) {
-        if (!own[i])
-            continue;
-        if (!c[i].stream)
-            c[i].stream = own[i];
-        if (status == FAN_OK)
-            status = fan_stream_push(own[i], err);
-    }
-    return status;
 }
 
 fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t *slots, size_t n,
                              fan_error *err)
 {
-    slot_order *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
-    size_t *order = fan_alloc((n ? n : 1) * sizeof *order);
+    slot_order *sorted = fan_alloc(n * sizeof *sorted);
+    size_t *order = fan_alloc(n * sizeof *order);
     size_t used = 0;
-    fan_status status = sorted && order ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    if (status == FAN_OK) {
+    fan_status status = FAN_OK;
+    if (!sorted || !order) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    } else {
         for (size_t i = 0; i < n; i++)
             sorted[i] = (slot_order){slots[i], i};
         qsort(sorted, n, sizeof *sorted, by_slot);
@@ -98,53 +87,66 @@ fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t
     return status;
 }
 
-static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *stream, bool donate,
-                     bool copy)
+/* batch_add: as add_on: each gradient is ready on its library's current stream, and the first of a
+ * device names that of the device. The caller pops these streams. */
+static fan_status batch_add(fan_buffer *core, fan_contribution *c, const size_t *slots,
+                            fan_stream **own, size_t n, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t i = n; i-- > 0;) {
+        if (!own[i])
+            continue;
+        if (!c[i].stream)
+            c[i].stream = own[i];
+        if (status == FAN_OK)
+            status = fan_stream_push(own[i], err);
+    }
+    FAN_TRY(status);
+    return fan_add_many_used(core, c, slots, n, err);
+}
+
+/* batch_read: reads gradient k, and a hold on the current stream of its library. */
+static int batch_read(buffer_object *self, const fan_batch_args *t, Py_ssize_t k, size_t *slot,
+                      fan_contribution *c, fan_stream **own)
+{
+    fan_stream *last = NULL;
+    PyObject *key = NULL;
+    if (k)
+        last = own[-1];
+    if (t->keys)
+        key = PyTuple_GET_ITEM(t->keys, k);
+    if (fan_slot_of_add(self, PyTuple_GET_ITEM(t->slots, k), "add_many(slots, gradients)", slot) <
+        0)
+        return -1;
+    PyObject *gradient = Py_NewRef(PyTuple_GET_ITEM(t->gradients, k));
+    int bad = fan_contribution_of(self, *slot, gradient, key, c);
+    Py_DECREF(gradient);
+    if (!bad)
+        bad = fan_library_stream(&c->value, last, own);
+    return bad;
+}
+
+/* batch_any: by the general path; `options`: the stream and flags of all contributions. */
+static int batch_any(buffer_object *self, const fan_batch_args *t, const fan_contribution *options)
 {
     size_t n = (size_t)t->n;
-    size_t made = 0;
-    fan_contribution *c = fan_calloc((n ? n : 1) * sizeof *c);
-    size_t *slots = fan_alloc((n ? n : 1) * sizeof *slots);
+    fan_contribution *c = fan_calloc(n * sizeof *c);
+    size_t *slots = fan_alloc(n * sizeof *slots);
     fan_memory_leave_begin();
     /* current streams of the gradients' libraries */
-    fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own);
-    FAN_UNINITIALIZED fan_error err;
-    int result = -1;
+    fan_stream **own = fan_calloc(n * sizeof *own);
+    int bad = 0;
     if (!c || !slots || !own) {
-        PyErr_NoMemory();
-        goto done;
+        bad = fan_no_memory();
+        n = 0;
     }
-    for (; made < n; made++) {
-        Py_ssize_t k = (Py_ssize_t)made;
-        if (fan_slot_of_add(self, PyTuple_GET_ITEM(t->slots, k), "add_many(slots, gradients)",
-                            &slots[made]) < 0)
-            goto done;
-        c[made] = (fan_contribution){.key = -1,
-                                     .stream = stream,
-                                     .donate = donate,
-                                     .copy = copy,
-                                     .value = {.dtype = FAN_DT_NONE}};
-        PyObject *gradient = Py_NewRef(PyTuple_GET_ITEM(t->gradients, k));
-        int bad = fan_contribution_of(self, slots[made], gradient,
-                                      t->keys ? PyTuple_GET_ITEM(t->keys, k) : NULL, &c[made]);
-        Py_DECREF(gradient);
-        if (!bad)
-            bad = fan_library_stream(&c[made].value, made ? own[made - 1] : NULL, &own[made]);
-        if (bad) {
-            made++;
-            goto done;
-        }
+    for (size_t i = 0; i < n && !bad; i++) {
+        c[i] = *options;
+        bad = batch_read(self, t, (Py_ssize_t)i, &slots[i], &c[i], &own[i]);
     }
-    fan_error_clear(&err);
-    fan_status status = batch_push(c, own, n, &err);
-    if (status == FAN_OK)
-        status = fan_add_many_used(self->core, c, slots, n, &err);
-    if (status == FAN_OK)
-        result = 0;
-    else
-        fan_raise(status, &err);
-done:
-    for (size_t i = 0; i < made; i++) {
+    if (!bad)
+        bad = FAN_CHECK(batch_add(self->core, c, slots, own, n, &err));
+    for (size_t i = 0; i < n; i++) {
         if (c[i].value.form != FAN_FORM_UNDEFINED)
             fan_value_drop(&fan_python, &c[i].value);
         if (own[i])
@@ -155,7 +157,7 @@ done:
     fan_free(slots);
     fan_free(own);
     fan_memory_leave_end();
-    return result;
+    return bad;
 }
 
 /* ---- plain contributions (buffer/plain.h) ---- */
@@ -198,7 +200,7 @@ static void *source_again(void *ctx, size_t k, size_t *slot)
     const fan_batch_args *args = ((const batch_source *)ctx)->args;
     PyObject *gradient = PyTuple_GET_ITEM(args->gradients, (Py_ssize_t)k);
     *slot = (size_t)fan_small_index(PyTuple_GET_ITEM(args->slots, (Py_ssize_t)k));
-    return gradient == Py_None ? NULL : gradient;
+    return fan_given(gradient);
 }
 
 /* source_prefetch: what is needed AHEAD gradients later. */
@@ -232,29 +234,29 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
         COPY
     };
     buffer_object *self = fan_buffer_self(o);
-    bool donate, copy;
-    if (fan_add_flags(self, a[DONATE], a[COPY], &donate, &copy) < 0)
+    fan_contribution options = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
+    if (fan_add_flags(self, a[DONATE], a[COPY], &options.donate, &options.copy) < 0)
         return NULL;
     fan_batch_args args = {.slots = NULL};
-    fan_stream *stream = NULL;
-    fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    fan_error_context w = fan_buffer_context(self);
     bool added = false;
     fan_error_context_push(&w);
     int bad = batch_begin(&args, a[SLOTS], a[GRADIENTS], a[KEYS]);
     if (!bad)
-        bad = fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &stream);
-    if (!bad && !stream && !copy && !self->create_graph) {
-        batch_source source = {&args, self, donate};
+        bad = fan_stream_arg(fan_or_none(a[STREAM]), &options.stream);
+    bool may_be_plain = !options.stream && !options.copy && !self->create_graph;
+    if (!bad && may_be_plain) {
+        batch_source source = {&args, self, options.donate};
         fan_plain_batch batch = {(size_t)args.n, self->n >= FAR,  source_read,
                                  source_again,   source_prefetch, &source};
         bad = FAN_CHECK(fan_plain_add_many(self->core, &batch, &added, &err));
     }
     if (!bad && !added)
-        bad = batch_any(self, &args, stream, donate, copy);
+        bad = batch_any(self, &args, &options);
     fan_error_context_pop(&w);
-    fan_stream_drop(stream);
+    fan_stream_drop(options.stream);
     Py_XDECREF(args.slots);
     Py_XDECREF(args.gradients);
     Py_XDECREF(args.keys);
-    return bad ? NULL : Py_NewRef(Py_None);
+    return fan_none_unless(bad);
 }

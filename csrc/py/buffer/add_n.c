@@ -22,15 +22,17 @@ static int add_one(fan_buffer *core, PyObject *array, int64_t key)
     if (fan_is_no_gradient(array))
         array = Py_None;
     int added = fan_plain_add_only(core, array, key);
-    if (added != 0)
-        return added < 0 ? -1 : 0;
+    if (added > 0)
+        return 0;
+    if (added < 0)
+        return -1;
     fan_contribution c = {.key = key};
     int bad = fan_import(array, false, false, &c.value);
     if (!bad)
         bad = fan_add_on(core, 0, &c);
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
-    return bad < 0 ? -1 : 0;
+    return bad;
 }
 
 static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
@@ -119,7 +121,9 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
         return NULL;
     for (Py_ssize_t i = 0; i < n; i++)
         held[i] = Py_NewRef(items[i]);
-    PyObject *sum = out ? Py_NewRef(out) : fan_plain_fresh(held[0], &kind, &to);
+    PyObject *sum = Py_XNewRef(out);
+    if (!out)
+        sum = fan_plain_fresh(held[0], &kind, &to);
     if (sum && kind.check_at_use && !all_readable(held, (size_t)n, &kind, src))
         Py_CLEAR(sum);
     if (sum)
@@ -140,18 +144,21 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
     int bare = fan_is_bare(a->arrays);
     if (bare < 0)
         return -1;
+    const char *advice = "";
+    if (bare)
+        advice = ": give list(x) or [x, ..]";
     bool is_text = PyUnicode_Check(a->arrays) || PyBytes_Check(a->arrays);
     bool is_list = Py_TYPE(a->arrays)->tp_iter && !PyDict_Check(a->arrays);
     if (bare || is_text || !is_list)
         return fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s",
-                          Py_TYPE(a->arrays)->tp_name, bare ? ": give list(x) or [x, ..]" : "");
+                          Py_TYPE(a->arrays)->tp_name, advice);
     *items = PySequence_Tuple(a->arrays);
     if (!*items)
         return -1;
     if (PyTuple_GET_SIZE(*items) == 0)
         return fan_refuse(PyExc_ValueError,
                           "expected at least one array: the sum of none has no shape and no dtype");
-    if (!a->keys || a->keys == Py_None)
+    if (!fan_given(a->keys))
         return 0;
     if (fan_sequence_arg(a->keys, "keys", keys) < 0)
         return -1;
@@ -164,13 +171,17 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
 /* take_sum: the sum of the buffer's one slot. */
 static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 {
-    PyObject *out = a->out ? a->out : Py_None;
-    PyObject *scale = a->scale ? a->scale : Py_None;
+    PyObject *out = fan_or_none(a->out);
+    PyObject *scale = fan_or_none(a->scale);
     PyObject *sum = fan_plain_take_only(core, out, scale);
     if (sum)
         return sum;
-    PyObject *outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
-    PyObject *list = outs ? fan_take_all(core, NULL, NULL, NULL, outs, scale, true) : NULL;
+    PyObject *outs = Py_NewRef(Py_None);
+    PyObject *list = NULL;
+    if (out != Py_None)
+        Py_SETREF(outs, PyTuple_Pack(1, out));
+    if (outs)
+        list = fan_take_all(core, NULL, NULL, NULL, outs, scale, true);
     if (list)
         sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(outs);
@@ -183,7 +194,7 @@ static PyObject *add_n_any(const add_n_args *a)
     PyObject *items = NULL;
     PyObject *keys = NULL;
     PyObject *sum = NULL;
-    PyObject *accumulate = a->accumulate ? a->accumulate : Py_None;
+    PyObject *accumulate = fan_or_none(a->accumulate);
     fan_buffer_config config = {.slots = 1,
                                 .budget = UINT64_MAX,
                                 .accumulate = FAN_DT_NONE,
@@ -230,7 +241,7 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
     const add_n_args a = {values[0], values[1], values[2], values[3], values[4], values[5]};
     bool has_options = a.keys || a.accumulate || a.scale || a.stats;
     if (!has_options) {
-        PyObject *sum = add_n_plain(a.arrays, a.out == Py_None ? NULL : a.out);
+        PyObject *sum = add_n_plain(a.arrays, fan_given(a.out));
         if (sum || PyErr_Occurred())
             return sum;
     }

@@ -100,7 +100,9 @@ static PyObject *buffer_make(PyTypeObject *type, const fan_buffer_config *config
     PyObject *reused = NULL;
     if (fan_buffer_reusable(config))
         reused = freelist_take(type, config->slots, config->budget);
-    buffer_object *self = fan_buffer_self(reused ? reused : type->tp_alloc(type, 0));
+    buffer_object *self = fan_buffer_self(reused);
+    if (!reused)
+        self = fan_buffer_self(type->tp_alloc(type, 0));
     if (!self)
         return NULL;
     fan_error_clear(&err);
@@ -133,7 +135,9 @@ static PyObject *declared_make(PyTypeObject *type, const fan_slot_specs *d, PyOb
         }
     }
     config->slots = d->n;
-    config->specs = open ? open : d->specs;
+    config->specs = d->specs;
+    if (open)
+        config->specs = open;
     buffer_object *self = (buffer_object *)buffer_make(type, config);
     if (self) {
         self->names = Py_XNewRef(names);
@@ -155,14 +159,12 @@ PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buff
 /* config_read: reads the arguments after `slots` and `name`. 0, or -1 with an exception. */
 static int config_read(PyObject *const *a, fan_buffer_config *config)
 {
-    PyObject *accumulate = a[ACCUMULATE] ? a[ACCUMULATE] : Py_None;
-    PyObject *stream = a[STREAM] ? a[STREAM] : Py_None;
-    bool has_budget = a[BUDGET] && a[BUDGET] != Py_None;
-    if (has_budget && fan_buffer_budget_arg(a[BUDGET], &config->budget) < 0)
+    PyObject *accumulate = fan_or_none(a[ACCUMULATE]);
+    if (fan_given(a[BUDGET]) && fan_buffer_budget_arg(a[BUDGET], &config->budget) < 0)
         return -1;
     if (fan_accumulate_arg(accumulate, &config->accumulate, &config->exact) < 0)
         return -1;
-    return fan_stream_arg(stream, &config->stream);
+    return fan_stream_arg(fan_or_none(a[STREAM]), &config->stream);
 }
 
 static PyObject *buffer_new(PyTypeObject *type, PyObject *const *a)
@@ -178,9 +180,10 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *const *a)
     PyObject *text = NULL;
     PyObject *names = NULL;
     PyObject *self = NULL;
-    if (a[NAME] && a[NAME] != Py_None) {
+    if (fan_given(a[NAME])) {
         text = PyObject_Str(a[NAME]);
-        config.name = text ? fan_text_arg(text) : NULL;
+        if (text)
+            config.name = fan_text_arg(text);
         if (!config.name)
             goto done;
         w.buffer = config.name;
@@ -231,7 +234,9 @@ static int buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf,
 {
     bool single = PyVectorcall_NARGS(nargsf) == 1;
     bool counted = single && PyLong_CheckExact(args[0]);
-    Py_ssize_t n = counted ? PyLong_AsSsize_t(args[0]) : -1;
+    Py_ssize_t n = -1;
+    if (counted)
+        n = PyLong_AsSsize_t(args[0]);
     uint64_t budget = fan_state_get()->budget;
     bool plain = n >= 0 && n <= INT32_MAX;
     if (plain && kwnames)
@@ -264,7 +269,9 @@ static void buffer_dealloc(PyObject *o)
     PyObject_GC_UnTrack(o);
     if (self->weakrefs)
         PyObject_ClearWeakRefs(o);
-    PyObject *live = PyErr_Occurred() ? fan_exception_take() : NULL;
+    PyObject *live = NULL;
+    if (PyErr_Occurred())
+        live = fan_exception_take();
     bool kept = freelist_put(self);
     if (!kept && self->core)
         fan_buffer_free(self->core);
@@ -301,7 +308,9 @@ static int buffer_traverse(PyObject *o, visitproc visit, void *arg)
     visitor v = {visit, arg};
     fan_buffer *core = fan_buffer_self(o)->core;
     Py_VISIT(Py_TYPE(o));
-    return core ? fan_buffer_visit(core, visit_object, &v) : 0;
+    if (!core)
+        return 0;
+    return fan_buffer_visit(core, visit_object, &v);
 }
 
 /* ---- explain, repr, counters ---- */
@@ -340,7 +349,7 @@ static void put_unsigned(PyObject **dict, const char *name, uint64_t number)
 
 static void put_text(PyObject **dict, const char *name, const char *text)
 {
-    put(dict, name, text ? PyUnicode_FromString(text) : Py_NewRef(Py_None));
+    put(dict, name, Py_BuildValue("z", text));
 }
 
 static PyObject *item_describe(const fan_item_view *item)
@@ -417,7 +426,7 @@ PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const f
     PyObject *view = slot_describe(v);
     put_text(&view, "buffer", buffer);
     put_unsigned(&view, "slot", slot);
-    put(&view, "name", Py_NewRef(name ? name : Py_None));
+    put(&view, "name", Py_NewRef(fan_or_none(name)));
     put(&view, "items", list);
     if (!view)
         return NULL;
@@ -472,9 +481,13 @@ static PyObject *buffer_repr(PyObject *o)
 static PyObject *counters_of(PyObject **cache, const char *name, const void *numbers, size_t size)
 {
     PyObject *type = fan_lazy(cache, "fanin.options", name);
-    PyObject *fields = type ? fan_ints((int)(size / sizeof(int64_t)), numbers) : NULL;
-    PyObject *made = fields ? PyObject_CallObject(type, fields) : NULL;
-    Py_XDECREF(fields);
+    if (!type)
+        return NULL;
+    PyObject *fields = fan_ints((int)(size / sizeof(int64_t)), numbers);
+    if (!fields)
+        return NULL;
+    PyObject *made = PyObject_CallObject(type, fields);
+    Py_DECREF(fields);
     return made;
 }
 
@@ -513,7 +526,7 @@ static PyObject *buffer_target(PyObject *o, PyObject *const *a)
         bad = fan_refuse(
             PyExc_ValueError,
             "target() lends memory, and a buffer with create_graph sums by the arrays' own +");
-    if (!bad && a[KEY] && a[KEY] != Py_None)
+    if (!bad && fan_given(a[KEY]))
         bad = fan_index(a[KEY], "key", PyExc_ValueError, &key);
     if (!bad && a[ON])
         bad = fan_stream_arg(a[ON], &stream);

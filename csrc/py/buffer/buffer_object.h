@@ -39,26 +39,25 @@ static inline buffer_object *fan_buffer_self(PyObject *o)
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
 PyObject *fan_add_two(PyObject *a, PyObject *b); /* add_n([a, b]) */
 
-/* fan_is_given: whether the caller gave an optional argument, and it is not None. */
-static inline bool fan_is_given(const PyObject *o)
-{
-    return o && o != Py_None;
-}
-
 /* ---- slots.c ---- */
 
 /* fan_name_at: of a tuple of str or None, or NULL; borrowed, NULL: none. fan_slot_name: of a slot.
  * fan_slot_arg: S1. */
 static inline PyObject *fan_name_at(PyObject *names, size_t slot)
 {
-    PyObject *name = names ? PyTuple_GET_ITEM(names, (Py_ssize_t)slot) : NULL;
-    return name == Py_None ? NULL : name;
+    if (!names)
+        return NULL;
+    return fan_given(PyTuple_GET_ITEM(names, (Py_ssize_t)slot));
 }
 static inline PyObject *fan_slot_name(const buffer_object *self, size_t slot)
 {
     return fan_name_at(self->names, slot);
 }
-/* fan_slot_context: for messages about a slot. */
+/* fan_buffer_context: for messages about the buffer. fan_slot_context: about one of its slots. */
+static inline fan_error_context fan_buffer_context(const buffer_object *self)
+{
+    return (fan_error_context){.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+}
 static inline fan_error_context fan_slot_context(const buffer_object *self, size_t slot)
 {
     return (fan_error_context){.buffer = fan_buffer_name(self->core),
@@ -76,6 +75,7 @@ typedef struct fan_slot_specs {
     fan_slot_spec *specs; /* NULL: nothing declared */
     /* of each spec: its combine, which the spec borrows; in the block of the specs */
     PyObject **held;
+    bool nones; /* a None declares nothing; else it is an error */
 } fan_slot_specs;
 /* fan_slot_specs_of: of a sequence of arrays and Slots, for a buffer of this name; *names: a tuple,
  * or NULL. */

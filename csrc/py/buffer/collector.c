@@ -50,20 +50,21 @@ static PyObject *collect(PyObject *hook, PyObject *gradients)
     PyObject *gradient = PyTuple_GET_ITEM(gradients, 0);
     if (gradient == Py_None)
         return Py_NewRef(nothing);
-    int added = fan_sched_active() ? 0 : plain_add(hook, gradient);
+    int added = 0;
+    if (!fan_sched_active())
+        added = plain_add(hook, gradient);
     if (added > 0) {
         PyByteArray_AS_STRING(PyTuple_GET_ITEM(hook, CAME))[PyLong_AsSsize_t(slot)] = 1;
         return Py_NewRef(nothing);
     }
-    PyObject *error = added < 0 ? fan_exception_take() : Py_NewRef(Py_None);
-    if (!error)
-        return NULL;
+    PyObject *error = NULL;
+    if (added < 0)
+        error = fan_exception_take();
     PyObject *answer = PyObject_CallFunction(PyTuple_GET_ITEM(hook, OTHERWISE), "OOnO", slot,
-                                             gradient, Py_REFCNT(gradient), error);
-    Py_DECREF(error);
-    if (!answer)
+                                             gradient, Py_REFCNT(gradient), fan_or_none(error));
+    Py_XDECREF(error);
+    if (fan_drop_result(answer) < 0)
         return NULL;
-    Py_DECREF(answer);
     return Py_NewRef(nothing);
 }
 
@@ -84,16 +85,17 @@ static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *const *a)
         return PyErr_Format(PyExc_ValueError, "_collectors: expected one item for each slot");
     PyObject *copy = PyTuple_Pack(1, state->str_copy);
     PyObject *nothing = PyTuple_Pack(1, Py_None);
-    PyObject *hooks = copy && nothing ? PyList_New(n) : NULL;
+    PyObject *hooks = NULL;
+    if (copy && nothing)
+        hooks = PyList_New(0);
     for (Py_ssize_t i = 0; hooks && i < n; i++) {
         PyObject *self = Py_BuildValue("(OnOOOOO)", buffer, i, PyList_GET_ITEM(small, i), came,
                                        otherwise, copy, nothing);
-        PyObject *hook = self ? PyCFunction_New(&hook_def, self) : NULL;
+        PyObject *hook = NULL;
+        if (self)
+            hook = PyCFunction_New(&hook_def, self);
         Py_XDECREF(self);
-        if (hook)
-            PyList_SET_ITEM(hooks, i, hook);
-        else
-            Py_CLEAR(hooks);
+        fan_list_add(&hooks, hook);
     }
     Py_XDECREF(copy);
     Py_XDECREF(nothing);

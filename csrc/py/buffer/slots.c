@@ -11,7 +11,7 @@
 
 int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
 {
-    fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    fan_error_context w = fan_buffer_context(self);
     int64_t i = 0;
     fan_error_context_push(&w);
     int result = fan_slot_index(o, "slot", &i);
@@ -30,7 +30,7 @@ int fan_slot_of_add(const buffer_object *self, PyObject *o, const char *call, si
 {
     int bad = fan_slot_arg(self, o, out);
     if (bad && fan_is_array(o)) {
-        fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+        fan_error_context w = fan_buffer_context(self);
         PyErr_Clear();
         fan_error_context_push(&w);
         fan_refuse(PyExc_TypeError,
@@ -54,11 +54,9 @@ void fan_slot_specs_fini(fan_slot_specs *d)
 
 int fan_slot_spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape)
 {
-    int64_t *copy = fan_alloc(sizeof *copy * (size_t)(ndim ? ndim : 1));
-    if (!copy) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    int64_t *copy = fan_alloc(sizeof *copy * (size_t)ndim);
+    if (!copy)
+        return fan_no_memory();
     if (ndim)
         memcpy(copy, shape, sizeof *copy * (size_t)ndim);
     spec->has_shape = true;
@@ -99,7 +97,8 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
             "expected an example array or a fanin.Slot, got %s; fanin.Slot() declares nothing",
             FAN_TYPE_TEXT(item));
     spec->dtype = v.dtype;
-    spec->device = v.device ? fan_device_hold(v.device) : NULL;
+    if (v.device)
+        spec->device = fan_device_hold(v.device);
     fan_value_drop(&fan_python, &v);
     return result;
 }
@@ -143,7 +142,7 @@ static int slot_words_of(PyObject *item, PyObject **words)
         PyObject *word = PyObject_GetAttr(item, names[i]);
         if (!word)
             return -1;
-        Py_XSETREF(words[i], word == Py_None ? NULL : Py_NewRef(word));
+        Py_XSETREF(words[i], Py_XNewRef(fan_given(word)));
         Py_DECREF(word);
     }
     return 0;
@@ -152,7 +151,9 @@ static int slot_words_of(PyObject *item, PyObject **words)
 static int spec_shape_of(PyObject *shape, fan_slot_spec *spec)
 {
     FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM];
-    Py_ssize_t n = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : FAN_MAX_NDIM + 1;
+    Py_ssize_t n = FAN_MAX_NDIM + 1;
+    if (PyTuple_Check(shape))
+        n = PyTuple_GET_SIZE(shape);
     if (n > FAN_MAX_NDIM)
         return fan_refuse(PyExc_ValueError, "expected a shape of at most %d axes, got %R",
                           FAN_MAX_NDIM, shape);
@@ -181,7 +182,7 @@ static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, Py
     }
     for (size_t i = 0; i < WORDS; i++)
         Py_XDECREF(w[i]);
-    return bad ? -1 : 0;
+    return bad;
 }
 
 /* spec_named: slot i of d is called `own`; *names becomes a tuple where it is NULL. */
@@ -201,7 +202,9 @@ static int spec_named(fan_slot_specs *d, size_t i, PyObject *own, PyObject **nam
     }
     Py_SETREF(PyTuple_GET_ITEM(*names, (Py_ssize_t)i), text);
     d->specs[i].name = fan_text_arg(text);
-    return d->specs[i].name ? 0 : -1;
+    if (!d->specs[i].name)
+        return -1;
+    return 0;
 }
 
 /* spec_of: what `item`, for slot i of a buffer of this name, declares. */
@@ -210,10 +213,14 @@ static int spec_of(fan_slot_specs *d, size_t i, PyObject *item, const char *name
     PyObject *type = fan_state_get()->slot_type;
     PyObject *own = NULL;
     fan_error_context w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
-    int is_slot = (PyObject *)Py_TYPE(item) == type ? 1 : PyObject_IsInstance(item, type);
+    int is_slot = 1;
+    int bad;
+    if (d->nones && item == Py_None)
+        return 0;
+    if ((PyObject *)Py_TYPE(item) != type)
+        is_slot = PyObject_IsInstance(item, type);
     if (is_slot < 0)
         return -1;
-    int bad;
     fan_error_context_push(&w);
     if (is_slot)
         bad = spec_of_slot(item, &d->specs[i], &d->held[i], &own);
@@ -235,9 +242,9 @@ static bool is_sequence(PyObject *o)
 
 int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names)
 {
-    int bare = -1;
-    if (fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot"))
-        bare = fan_is_bare(slots);
+    if (!fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot"))
+        return -1;
+    int bare = fan_is_bare(slots);
     if (bare < 0)
         return -1;
     if (bare)
@@ -245,20 +252,19 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
                           "slots: expected a count or a sequence of arrays and Slots, got one "
                           "%.200s: give [array]",
                           Py_TYPE(slots)->tp_name);
-    PyObject *fast = is_sequence(slots) ? PySequence_Tuple(slots) : NULL;
-    if (!fast) {
-        if (!PyErr_Occurred())
-            fan_refuse(PyExc_TypeError,
-                       "slots: expected a count or a sequence of arrays and Slots, got %s",
-                       FAN_TYPE_TEXT(slots));
+    if (!is_sequence(slots))
+        return fan_refuse(PyExc_TypeError,
+                          "slots: expected a count or a sequence of arrays and Slots, got %s",
+                          FAN_TYPE_TEXT(slots));
+    PyObject *fast = PySequence_Tuple(slots);
+    if (!fast)
         return -1;
-    }
-    int result = -1;
+    int bad = 0;
     size_t n = (size_t)PyTuple_GET_SIZE(fast);
     d->specs = fan_alloc(n * (sizeof *d->specs + sizeof *d->held));
     if (!d->specs) {
-        PyErr_NoMemory();
-        goto done;
+        Py_DECREF(fast);
+        return fan_no_memory();
     }
     d->held = (PyObject **)(void *)(d->specs + n);
     d->n = n;
@@ -266,28 +272,40 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
         d->specs[i] = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
         d->held[i] = NULL;
     }
-    for (size_t i = 0; i < n; i++) {
-        if (spec_of(d, i, PyTuple_GET_ITEM(fast, (Py_ssize_t)i), name, names) < 0)
-            goto done;
-    }
-    result = 0;
-done:
+    for (size_t i = 0; i < n && !bad; i++)
+        bad = spec_of(d, i, PyTuple_GET_ITEM(fast, (Py_ssize_t)i), name, names);
     Py_DECREF(fast);
-    return result;
+    return bad;
+}
+
+/* declared_set: writes the shape and dtype of a slot to the tuple that conversions read. */
+static int declared_set(buffer_object *self, size_t slot, const fan_slot_spec *spec)
+{
+    const char *dtype = NULL;
+    PyObject *shape = NULL;
+    if (spec->dtype != FAN_DT_NONE)
+        dtype = fan_dtype_name(spec->dtype);
+    if (spec->has_shape) {
+        shape = fan_ints(spec->ndim, spec->shape);
+        if (!shape)
+            return -1;
+    }
+    PyObject *pair = Py_BuildValue("(Nz)", fan_take_or_none(shape), dtype);
+    if (!pair)
+        return -1;
+    PyTuple_SET_ITEM(self->declared, (Py_ssize_t)slot, pair);
+    return 0;
 }
 
 int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
 {
     if (!d->specs)
         return 0;
-    if (self->n <= sizeof self->few_flags) {
-        self->flags = memset(self->few_flags, 0, sizeof self->few_flags);
-    } else {
+    self->flags = memset(self->few_flags, 0, sizeof self->few_flags);
+    if (self->n > sizeof self->few_flags) {
         self->flags = fan_calloc(self->n);
-        if (!self->flags) {
-            PyErr_NoMemory();
-            return -1;
-        }
+        if (!self->flags)
+            return fan_no_memory();
     }
     if (self->create_graph) {
         self->declared = PyTuple_New((Py_ssize_t)self->n);
@@ -296,24 +314,17 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
     }
     for (size_t i = 0; i < self->n; i++) {
         const fan_slot_spec *spec = &d->specs[i];
-        bool has_dtype = spec->dtype != FAN_DT_NONE;
-        bool declares = spec->has_shape || has_dtype;
+        bool declares = spec->has_shape || spec->dtype != FAN_DT_NONE;
         if (spec->combine)
             self->flags[i] |= FAN_HAS_COMBINE;
         if (fan_dtype_of_ml_dtypes(spec->dtype))
             self->flags[i] |= FAN_LOW_DTYPE;
-        if (declares && !self->create_graph && !spec->combine)
-            self->flags[i] |= FAN_NUMBERS;
-        if (!self->declared)
-            continue;
-        if (declares)
+        if (declares && self->declared)
             self->flags[i] |= FAN_DECLARED;
-        PyObject *shape = spec->has_shape ? fan_ints(spec->ndim, spec->shape) : Py_NewRef(Py_None);
-        const char *dtype = has_dtype ? fan_dtype_name(spec->dtype) : NULL;
-        PyObject *pair = shape ? Py_BuildValue("(Nz)", shape, dtype) : NULL;
-        if (!pair)
+        else if (declares && !spec->combine)
+            self->flags[i] |= FAN_NUMBERS;
+        if (self->declared && declared_set(self, i, spec) < 0)
             return -1;
-        PyTuple_SET_ITEM(self->declared, (Py_ssize_t)i, pair);
     }
     return 0;
 }

@@ -34,12 +34,14 @@ static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size
     int bare = fan_is_bare(out);
     if (bare < 0)
         return -1;
+    const char *advice = bare ? ": give [array]" : "";
+    const char *ending = n == 1 ? "y" : "ies";
     if (!PyList_Check(out) && !PyTuple_Check(out))
         return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got %s%s",
-                          n, FAN_TYPE_TEXT(out), bare ? ": give [array]" : "");
+                          n, FAN_TYPE_TEXT(out), advice);
     if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
         return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd",
-                          n, n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
+                          n, ending, PySequence_Fast_GET_SIZE(out));
     for (size_t i = 0; i < n; i++) {
         if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
             return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
@@ -52,7 +54,7 @@ static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size
 
 static fan_value *new_values(size_t n)
 {
-    fan_value *v = fan_calloc(sizeof *v * (n ? n : 1));
+    fan_value *v = fan_calloc(n * sizeof *v);
     for (size_t i = 0; v && i < n; i++)
         v[i].dtype = FAN_DT_NONE;
     if (!v)
@@ -81,10 +83,12 @@ static fan_status report_write(const fan_value *out, fan_error *err)
     if (out->origin < FAN_FROM_FOREIGN)
         return FAN_OK;
     PyObject *arrays = fan_arrays();
-    PyObject *wrote =
-        arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
-    Py_XDECREF(wrote);
-    return wrote ? FAN_OK : fan_from_python(err);
+    PyObject *wrote = NULL;
+    if (arrays)
+        wrote = PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object);
+    if (fan_drop_result(wrote) < 0)
+        return fan_from_python(err);
+    return FAN_OK;
 }
 
 static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *err)
@@ -117,22 +121,21 @@ static int import_outs(fan_buffer *core, const size_t *only, PyObject *slot_name
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names,
                        fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
 {
-    size_t n = only ? 1 : fan_buffer_slots(core);
+    size_t n = fan_buffer_slots(core);
+    shown to = {.list = NULL};
+    fan_take options = {
+        .one = only != NULL, .stream = stream, .writable = writable, .show = show, .ctx = &to};
+    if (only) {
+        n = 1;
+        options.slot = *only;
+    }
     fan_value *outs = NULL;
     fan_value *results = new_values(n);
-    PyObject *list = results ? PyList_New((Py_ssize_t)n) : NULL;
-    shown to = {.list = list};
-    fan_take options = {.one = only != NULL,
-                        .slot = only ? *only : 0,
-                        .stream = stream,
-                        .writable = writable,
-                        .show = show,
-                        .ctx = &to};
-    FAN_UNINITIALIZED fan_error err;
-    fan_status status = FAN_OK;
     bool done = false;
+    if (results)
+        to.list = PyList_New((Py_ssize_t)n);
     fan_memory_leave_begin();
-    if (!list || fan_scale_arg(scale, &options) < 0)
+    if (!to.list || fan_scale_arg(scale, &options) < 0)
         goto done;
     bool is_list = PyList_Check(out) || PyTuple_Check(out);
     if (only && is_list) {
@@ -148,15 +151,11 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
         to.outs = outs;
         options.out = outs;
     }
-    fan_error_clear(&err);
-    status = fan_buffer_take(core, &options, results, &err);
-    if (status != FAN_OK) {
-        fan_raise(status, &err);
+    if (FAN_CHECK(fan_buffer_take(core, &options, results, &err)) < 0)
         goto done;
-    }
     for (size_t i = 0; i < n; i++) {
-        if (!PyList_GET_ITEM(list, (Py_ssize_t)i)) /* the caller's own array, or None */
-            PyList_SET_ITEM(list, (Py_ssize_t)i, fan_export(&results[i]));
+        if (!PyList_GET_ITEM(to.list, (Py_ssize_t)i)) /* the caller's own array, or None */
+            PyList_SET_ITEM(to.list, (Py_ssize_t)i, fan_export(&results[i]));
     }
     done = true;
 done:
@@ -164,8 +163,8 @@ done:
     free_values(results, n);
     fan_memory_leave_end();
     if (!done)
-        Py_CLEAR(list);
-    return list;
+        Py_CLEAR(to.list);
+    return to.list;
 }
 
 /* refuse_stream: names the parameter that a number or a sequence was meant for; other errors
@@ -200,25 +199,26 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
         WRITABLE
     };
     const buffer_object *self = fan_buffer_self(o);
-    fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    fan_error_context w = fan_buffer_context(self);
     size_t slot = 0;
-    bool one = fan_is_given(a[SLOT]);
-    if (one && fan_slot_arg(self, a[SLOT], &slot) < 0)
-        return NULL;
+    const size_t *only = NULL;
+    if (fan_given(a[SLOT])) {
+        if (fan_slot_arg(self, a[SLOT], &slot) < 0)
+            return NULL;
+        only = &slot;
+    }
     fan_stream *stream = NULL;
     PyObject *list = NULL;
     fan_error_context_push(&w);
-    if (fan_is_given(a[STREAM]) && fan_stream_arg(a[STREAM], &stream) < 0) {
+    if (fan_given(a[STREAM]) && fan_stream_arg(a[STREAM], &stream) < 0) {
         refuse_stream(a[STREAM]);
     } else {
-        PyObject *out = a[OUT] ? a[OUT] : Py_None;
-        PyObject *scale = a[SCALE] ? a[SCALE] : Py_None;
-        list = fan_take_all(self->core, one ? &slot : NULL, self->names, stream, out, scale,
-                            a[WRITABLE] == Py_True);
+        list = fan_take_all(self->core, only, self->names, stream, fan_or_none(a[OUT]),
+                            fan_or_none(a[SCALE]), a[WRITABLE] == Py_True);
     }
     fan_error_context_pop(&w);
     fan_stream_drop(stream);
-    if (one && list)
+    if (only && list)
         Py_SETREF(list, Py_NewRef(PyList_GET_ITEM(list, 0)));
     return list;
 }
@@ -252,7 +252,9 @@ static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kin
     /* it became shorter meanwhile */
     if (!to->one && (Py_ssize_t)slot >= PySequence_Fast_GET_SIZE(to->out))
         return FAN_PLAIN_REFUSED;
-    PyObject *o = to->one ? to->out : PySequence_Fast_GET_ITEM(to->out, (Py_ssize_t)slot);
+    PyObject *o = to->out;
+    if (!to->one)
+        o = PySequence_Fast_GET_ITEM(o, (Py_ssize_t)slot);
     if (o == Py_None)
         return FAN_PLAIN_NOWHERE;
     Py_INCREF(o); /* this calls its library, which may remove it from the list */
@@ -289,7 +291,7 @@ static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject
         PyObject *name = PyTuple_GET_ITEM(kwnames, i);
         PyObject *value = values[i];
         if (name == st->str_out) {
-            *out = value == Py_None ? NULL : value;
+            *out = fan_given(value);
         } else if (name == st->str_scale) {
             if (!scale_of(value, options))
                 return false;
@@ -317,7 +319,7 @@ static PyObject *take_one(fan_buffer *core, const fan_take *options, const fan_p
     void *sum = NULL;
     if (!fan_plain_take(core, (fan_span){options->slot, options->slot + 1}, options, places, &sum))
         return NULL;
-    return sum ? sum : Py_NewRef(Py_None);
+    return fan_take_or_none(sum);
 }
 
 static PyObject *take_each(buffer_object *self, const fan_take *options,
@@ -325,10 +327,11 @@ static PyObject *take_each(buffer_object *self, const fan_take *options,
 {
     /* Before a slot is claimed: this may collect garbage, whose finalizers may call add. */
     PyObject *list = PyList_New((Py_ssize_t)self->n);
-    PyObject **items = list ? PySequence_Fast_ITEMS(list) : NULL;
-    if (!list ||
-        !fan_plain_take(self->core, (fan_span){0, self->n}, options, places, (void **)items)) {
-        Py_XDECREF(list);
+    if (!list)
+        return NULL;
+    PyObject **items = PySequence_Fast_ITEMS(list);
+    if (!fan_plain_take(self->core, (fan_span){0, self->n}, options, places, (void **)items)) {
+        Py_DECREF(list);
         return NULL;
     }
     for (size_t i = 0; i < self->n; i++) {
@@ -350,8 +353,10 @@ static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject
         return NULL;
     out_args to = {out, options.one};
     fan_plain_outs all = {outs_at, &to};
-    const fan_plain_outs *places = out ? &all : NULL;
+    const fan_plain_outs *places = NULL;
     PyObject *sums;
+    if (out)
+        places = &all;
     if (options.one)
         sums = take_one(self->core, &options, places);
     else
@@ -365,10 +370,13 @@ PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
 {
     fan_take options = {.one = true, .writable = true};
     out_args to = {out, true};
-    fan_plain_outs places = {outs_at, &to};
+    fan_plain_outs all = {outs_at, &to};
+    const fan_plain_outs *places = NULL;
     PyObject *sum = NULL;
+    if (out != Py_None)
+        places = &all;
     if (scale_of(scale, &options))
-        sum = take_one(core, &options, out == Py_None ? NULL : &places);
+        sum = take_one(core, &options, places);
     if (!sum && PyErr_Occurred())
         PyErr_Clear(); /* as above */
     return sum;
@@ -393,11 +401,13 @@ PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
         return NULL;
     if (!some)
         Py_RETURN_NONE;
-    bool has_key = bad && bad_key >= 0;
-    PyObject *key = has_key ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);
-    if (!key)
-        return NULL;
-    return PyObject_CallFunction(type, "KddKNd", (unsigned long long)stats.count,
-                                 fan_stats_sumsq(&stats), stats.absmax,
-                                 (unsigned long long)stats.nonfinite, key, fan_stats_norm(&stats));
+    PyObject *key = NULL;
+    if (bad && bad_key >= 0) {
+        key = PyLong_FromLongLong(bad_key);
+        if (!key)
+            return NULL;
+    }
+    return PyObject_CallFunction(
+        type, "KddKNd", (unsigned long long)stats.count, fan_stats_sumsq(&stats), stats.absmax,
+        (unsigned long long)stats.nonfinite, fan_take_or_none(key), fan_stats_norm(&stats));
 }

@@ -34,23 +34,24 @@ PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream 
     self->buffer = Py_NewRef(buffer);
     self->slot = slot;
     self->key = key;
-    self->stream = stream ? fan_stream_hold(stream) : NULL;
+    if (stream)
+        self->stream = fan_stream_hold(stream);
     return (PyObject *)self;
 }
 
 static int end(target_object *self, bool good)
 {
     FAN_UNINITIALIZED fan_error err;
-    bool device = self->t.device->backend->has_streams;
+    fan_origin origin = FAN_FROM_NDARRAY;
+    if (self->t.device->backend->has_streams)
+        origin = FAN_FROM_DEVICE_ARRAY;
     self->state = OVER;
     fan_error_clear(&err);
     fan_status status =
-        fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good,
-                              device ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY, &err);
-    if (status == FAN_OK || !good)
+        fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good, origin, &err);
+    if (!good)
         return 0;
-    fan_raise(status, &err);
-    return -1;
+    return fan_check(status, &err);
 }
 
 /* lent_wrap: the lent array as a Python object; new reference; NULL with an exception. */
@@ -69,11 +70,9 @@ static PyObject *lent_wrap(const target_object *self)
 static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
 {
     target_object *self = of(o);
-    if (self->state != FRESH) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "a target is entered once; make another with buffer.target()");
-        return NULL;
-    }
+    if (self->state != FRESH)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "a target is entered once; make another with buffer.target()");
     if (FAN_CHECK(fan_buffer_target(fan_buffer_of(self->buffer), self->slot, self->key,
                                     self->stream, &self->t, &err)) < 0)
         return NULL;
@@ -93,10 +92,8 @@ static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *target_exit(PyObject *o, PyObject *const *a)
 {
     target_object *self = of(o);
-    if (self->state != LENT) {
-        PyErr_SetString(PyExc_RuntimeError, "this target was not entered");
-        return NULL;
-    }
+    if (self->state != LENT)
+        return PyErr_Format(PyExc_RuntimeError, "this target was not entered");
     if (end(self, a[0] == Py_None) < 0)
         return NULL;
     Py_RETURN_FALSE;

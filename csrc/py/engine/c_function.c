@@ -19,33 +19,39 @@ static function_object *function_cast(PyObject *o)
 
 /* ---- values ---- */
 
-static const char *node_text(const fan_node *n, char *buf, size_t size)
+/* text_of: the name of a node; NULL: none. */
+static fan_node_label text_of(const fan_node *n)
 {
     if (n)
-        n->ops->text(n, buf, size);
-    else
-        PyOS_snprintf(buf, size, "a function in C");
-    return buf;
+        return fan_node_name(n);
+    return (fan_node_label){"a function in C"};
 }
 
 int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
 {
-    fan_dtype dtype =
-        PyArray_CheckExact(o) ? fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) : FAN_DT_NONE;
+    fan_dtype dtype = FAN_DT_NONE;
     fan_array *a = NULL;
     fan_value v;
-    char name[128];
-    int bad = dtype == FAN_DT_NONE ? 0 : fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
-    fan_c_show(bad ? NULL : a, out);
-    if (a || bad || fan_is_no_gradient(o))
-        return bad;
+    int bad = 0;
+    fan_c_show(NULL, out);
+    if (PyArray_CheckExact(o))
+        dtype = fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o));
+    if (dtype != FAN_DT_NONE) {
+        if (fan_view_ndarray((PyArrayObject *)o, dtype, true, &a) < 0)
+            return -1;
+        fan_c_show(a, out);
+        return 0;
+    }
+    if (fan_is_no_gradient(o))
+        return 0;
     if (fan_import(o, false, true, &v) < 0)
         return -1;
-    if (v.form == FAN_FORM_DENSE && !(v.device && v.device->backend->has_streams))
+    bool has_streams = v.device && v.device->backend->has_streams;
+    if (v.form == FAN_FORM_DENSE && !has_streams)
         fan_c_show(fan_array_hold(v.array), out);
     else
-        bad = fan_set_error(PyExc_TypeError, "%s takes arrays on the CPU, got %s",
-                            node_text(n, name, sizeof name), FAN_TYPE_TEXT(o));
+        bad = fan_set_error(PyExc_TypeError, "%s takes arrays on the CPU, got %s", text_of(n).text,
+                            FAN_TYPE_TEXT(o));
     fan_value_release(&v);
     return bad;
 }
@@ -58,20 +64,18 @@ __attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fani
 {
     const fan_status core = fan_api_core_status(status);
     FAN_UNINITIALIZED fan_error failed;
-    char name[128];
+    const char *text = "its function failed without a message";
     if (status == FANIN_ERR_PYTHON && PyErr_Occurred())
         return -1;
-    if (status == FANIN_ERR_NOMEM && !err->text[0]) {
-        PyErr_NoMemory();
-    } else if (core == FAN_ERR_EXTERN) {
-        PyErr_Format(PyExc_SystemError, "%s: its function returned %d without an exception",
-                     node_text(n, name, sizeof name), (int)status);
-    } else {
-        (void)fan_fail(&failed, core, "%s: %.500s", node_text(n, name, sizeof name),
-                       err->text[0] ? err->text : "its function failed without a message");
-        (void)fan_raise(core, &failed);
-    }
-    return -1;
+    if (err->text[0])
+        text = err->text;
+    else if (status == FANIN_ERR_NOMEM)
+        return fan_no_memory();
+    if (core == FAN_ERR_EXTERN)
+        return fan_set_error(PyExc_SystemError, "%s: its function returned %d without an exception",
+                             text_of(n).text, (int)status);
+    (void)fan_fail(&failed, core, "%s: %.500s", text_of(n).text, text);
+    return fan_check(core, &failed);
 }
 
 /* call_function: 0, or -1 with an exception. */
@@ -80,30 +84,38 @@ static int call_function(const function_object *f, const fan_node *n, const fani
 {
     FAN_UNINITIALIZED fanin_error err;
     /* a recording cannot contain its work */
-    if (fan_storage_redirected() && fan_recording_here()) {
-        char name[128];
-        fan_error why = {0};
-        (void)fan_fail(
-            &why, FAN_ERR_CAPTURE,
+    if (fan_storage_redirected() && fan_recording_here())
+        return fan_set_error(
+            fan_state_get()->capture_error,
             "%s: a node's function in C cannot be recorded: a replay would not run it again",
-            node_text(n, name, sizeof name));
-        (void)fan_raise(FAN_ERR_CAPTURE, &why);
-        return -1;
-    }
-    void *left = f->flags & FANIN_LONG ? fan_allow_threads_begin() : NULL;
+            text_of(n).text);
+    void *left = NULL;
+    if (f->flags & FANIN_LONG)
+        left = fan_allow_threads_begin();
     err.text[0] = '\0';
     fanin_status status = f->call(f->ctx, sums, f->inputs, out, f->gradients, &err);
     if (left)
         fan_allow_threads_end(left);
     err.text[sizeof err.text - 1] = '\0';
-    if (status == FANIN_OK && !PyErr_Occurred())
-        return 0;
-    return raise_failure(n, status == FANIN_OK ? FANIN_ERR_PYTHON : status, &err);
+    if (status == FANIN_OK) {
+        if (!PyErr_Occurred())
+            return 0;
+        status = FANIN_ERR_PYTHON;
+    }
+    return raise_failure(n, status, &err);
 }
 
 static inline bool is_object(const void *sum)
 {
     return sum && !fan_is_unboxed(sum);
+}
+
+/* array_of: of an unboxed sum, or of none, which is NULL. */
+static inline fan_array *array_of(void *sum)
+{
+    if (!sum)
+        return NULL;
+    return fan_unboxed_array(sum);
 }
 
 /* call_with: converts the sums; Python objects get holds of their own. */
@@ -117,7 +129,7 @@ static int call_with(const function_object *f, const fan_node *n, void **sums, f
             if (!bad)
                 imported = k + 1;
         } else {
-            fan_c_show(sums[k] ? fan_unboxed_array(sums[k]) : NULL, &values[k]);
+            fan_c_show(array_of(sums[k]), &values[k]);
         }
     }
     if (!bad)
@@ -135,18 +147,14 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
     FAN_UNINITIALIZED fanin_value on_stack[VALUES_ON_STACK];
     fanin_value *values = on_stack;
     size_t all = (size_t)f->inputs + ngradients;
-    if (n && ngradients != f->gradients) {
-        char name[128];
+    if (n && ngradients != f->gradients)
         return fan_set_error(PyExc_ValueError,
                              "%s returned an invalid number of gradients: expected %u, got %u",
-                             node_text(n, name, sizeof name), ngradients, f->gradients);
-    }
+                             fan_node_name(n).text, ngradients, f->gradients);
     if (all > VALUES_ON_STACK) {
         values = fan_alloc(all * sizeof *values);
-        if (!values) {
-            PyErr_NoMemory();
-            return -1;
-        }
+        if (!values)
+            return fan_no_memory();
     }
     fanin_value *out = values + f->inputs;
     for (uint32_t i = 0; i < ngradients; i++)
@@ -161,19 +169,20 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
 
 /* ---- CFunction ---- */
 
-/* results: the gradients as a Python function returns them: a single one, or a tuple; takes their
- * holds. */
-static PyObject *results(void **gradients, uint32_t n)
+/* run: calls it with sums, and returns the gradients as a Python function does: a single one, or a
+ * tuple. `gradients` are all NULL before. */
+static PyObject *run(const function_object *f, void **sums, void **gradients)
 {
+    uint32_t n = f->gradients;
     PyObject *all = NULL;
-    bool bad = fan_box_all(gradients, n) < 0;
+    bool bad = fan_function_run(f, NULL, sums, gradients, n) < 0 || fan_box_all(gradients, n) < 0;
     if (!bad && n == 1)
-        return gradients[0] ? gradients[0] : Py_NewRef(Py_None);
+        return fan_take_or_none(gradients[0]);
     if (!bad)
         all = PyTuple_New(n);
     for (uint32_t i = 0; i < n; i++) {
         if (all)
-            PyTuple_SET_ITEM(all, i, gradients[i] ? (PyObject *)gradients[i] : Py_NewRef(Py_None));
+            PyTuple_SET_ITEM(all, i, fan_take_or_none(gradients[i]));
         else if (gradients[i])
             fan_object_drop(gradients[i]);
     }
@@ -190,30 +199,24 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
     void **sums = fan_calloc(((size_t)f->inputs + f->gradients) * sizeof *sums);
     if (!sums)
         return PyErr_NoMemory();
-    void **gradients = sums + f->inputs;
     for (Py_ssize_t i = 0; i < n; i++)
-        sums[i] = args[i] == Py_None ? NULL : args[i];
-    PyObject *made = NULL;
-    if (fan_function_run(f, NULL, sums, gradients, f->gradients) == 0) {
-        made = results(gradients, f->gradients);
-    } else {
-        for (uint32_t i = 0; i < f->gradients; i++) {
-            if (gradients[i])
-                fan_object_drop(gradients[i]);
-        }
-    }
+        sums[i] = fan_given(args[i]);
+    PyObject *made = run(f, sums, sums + f->inputs);
     fan_free(sums);
     return made;
 }
 
 PyObject *fan_function_new(const fanin_function *given)
 {
+    size_t size = 0;
     fanin_function f;
-    if (!given || given->struct_size != sizeof f)
+    if (given)
+        size = given->struct_size;
+    if (size != sizeof f)
         return PyErr_Format(
             PyExc_ValueError,
             "function_new: struct_size: expected sizeof(fanin_function), %zu, got %zu", sizeof f,
-            given ? given->struct_size : 0);
+            size);
     f = *given;
     if (f.reserved)
         return PyErr_Format(PyExc_ValueError, "function_new: reserved: expected 0, got %u",

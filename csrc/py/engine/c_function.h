@@ -7,6 +7,17 @@
 
 #include <fanin.h>
 
+/* fan_node_name: the name of a node for messages: fan_node_name(n).text. */
+typedef struct fan_node_label {
+    char text[128];
+} fan_node_label;
+static inline fan_node_label fan_node_name(const fan_node *n)
+{
+    FAN_UNINITIALIZED fan_node_label name;
+    n->ops->text(n, name.text, sizeof name.text);
+    return name;
+}
+
 typedef struct function_object {
     PyObject_HEAD vectorcallfunc vectorcall;
     fanin_node_fn call;

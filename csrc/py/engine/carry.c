@@ -1,5 +1,8 @@
-/* carry: gradients on their way from node to node, as Python's objects: handed through, or added to
- * buffers and taken (engine/engine.h, fan_engine_frontend). */
+/* carry: gradients on their way from node to node, as Python's objects (engine/engine.h,
+ * fan_engine_frontend).
+ *
+ * The workers of a pass; gradients that are handed through; buffers, which gradients are added to
+ * and taken from; the call of a node's function; the table of all that. */
 #include "py/arrays/facts.h"
 #include "py/device/backends.h"
 #include "py/engine/node_object.h"
@@ -9,6 +12,22 @@
 #include "base/fault.h"
 
 #include <string.h>
+
+static fan_status status_of(bool bad, fan_error *err)
+{
+    if (bad)
+        return fan_from_python(err);
+    return FAN_OK;
+}
+
+/* out_buffer_of: memory for the sum of a slot; borrowed, NULL: fresh. */
+static PyObject *out_buffer_of(const fan_node *n, uint32_t slot)
+{
+    const node_more *more = fan_node_object(n)->more;
+    if (!more || !more->out_buffers)
+        return NULL;
+    return PyTuple_GET_ITEM(more->out_buffers, (Py_ssize_t)slot);
+}
 
 /* ---- workers ---- */
 
@@ -22,16 +41,22 @@ enum {
 static fan_status worker_new(void **worker, fan_error *err)
 {
     PyObject *context = PyContext_CopyCurrent();
-    PyObject *entered = context ? fan_backends_entered() : NULL;
+    PyObject *entered = NULL;
     PyObject *rings = NULL;
-    if (entered)
-        rings = fan_trace_on() ? fan_call("fanin._trace.recording", "beside", "()")
-                               : Py_NewRef(Py_None);
-    *worker = rings ? PyTuple_Pack(PARTS, context, entered, rings) : NULL;
+    if (context)
+        entered = fan_backends_entered();
+    bool bad = !entered;
+    if (!bad && fan_trace_on()) {
+        rings = fan_call("fanin._trace.recording", "beside", "()");
+        bad = !rings;
+    }
+    *worker = NULL;
+    if (!bad)
+        *worker = PyTuple_Pack(PARTS, context, entered, fan_or_none(rings));
     Py_XDECREF(context);
     Py_XDECREF(entered);
     Py_XDECREF(rings);
-    return *worker ? FAN_OK : fan_from_python(err);
+    return status_of(!*worker, err);
 }
 
 static void each_ring(PyObject *rings, const char *method)
@@ -71,16 +96,15 @@ static void worker_leave(void *worker)
 
 static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
 {
-    const node_more *more = fan_node_object(to)->more;
+    const fan_slot_spec *spec = fan_node_specs(to);
     const fan_facts facts = fan_facts_of(gradient);
     if (FAN_FAULT(HAND_WITHOUT_WAIT) && facts.is == FAN_IS_ARRAY)
         return true;
-    if (facts.is != FAN_IS_UNBOXED && fan_node_out_buffer(to, slot))
+    if (facts.is != FAN_IS_UNBOXED && out_buffer_of(to, slot))
         return false;
     if (facts.dtype == FAN_DT_NONE)
         return false;
-    if (more && more->slots.specs &&
-        !fan_slot_takes(&more->slots.specs[slot], facts.dtype, facts.ndim, facts.shape))
+    if (spec && !fan_slot_takes(spec + slot, facts.dtype, facts.ndim, facts.shape))
         return false;
     if (facts.is == FAN_IS_TENSOR)
         return fan_plain_is_detached(gradient) && fan_plain_has_own_value(gradient);
@@ -103,30 +127,34 @@ static int on_host(PyObject *gradient)
     if (is != FAN_IS_TENSOR)
         return 0;
     PyObject *is_cpu = PyObject_GetAttrString(gradient, "is_cpu");
-    Py_XDECREF(is_cpu);
-    return is_cpu ? is_cpu == Py_True : -1;
+    if (fan_drop_result(is_cpu) < 0)
+        return -1;
+    return is_cpu == Py_True;
 }
 
 static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)
 {
     *value = (fan_value){.dtype = FAN_DT_NONE};
     *current = NULL;
-    int host = gradient ? on_host(gradient) : 1;
-    if (host < 0 || (!host && fan_import(gradient, false, true, value) < 0))
-        return fan_from_python(err);
-    if (host)
+    if (!gradient)
         return FAN_OK;
-    if (value->device && value->device->backend->has_streams) {
+    int host = on_host(gradient);
+    if (host)
+        return status_of(host < 0, err);
+    if (fan_import(gradient, false, true, value) < 0)
+        return fan_from_python(err);
+    bool has_streams = value->device && value->device->backend->has_streams;
+    if (has_streams) {
         if (fan_library_stream(value, NULL, current) < 0)
             PyErr_Clear(); /* the library has none */
         if (!*current)
             *current = fan_stream_current(value->device);
         if (*current)
             return FAN_OK;
-        fan_value_release(value);
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the current stream");
     }
     fan_value_release(value);
+    if (has_streams)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the current stream");
     return FAN_OK;
 }
 
@@ -135,15 +163,19 @@ static fan_status place(void *gradient, fan_value *value, fan_stream **current, 
 static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fan_stream *consumer,
                              void *gradient, void **buffer, fan_error *err)
 {
-    int host = n->inputs == 1 && gradient ? on_host(gradient) : 0;
-    if (host < 0)
-        return fan_from_python(err);
-    fan_buffer_config config = {.stream = host ? NULL : consumer,
+    fan_buffer_config config = {.stream = consumer,
                                 .create_graph = c->create_graph,
                                 .stats = c->detect,
                                 .budget = c->budget};
+    int host = 0;
+    if (n->inputs == 1 && gradient)
+        host = on_host(gradient);
+    if (host < 0)
+        return fan_from_python(err);
+    if (host)
+        config.stream = NULL;
     *buffer = fan_node_buffer(fan_node_object(n), config);
-    return *buffer ? FAN_OK : fan_from_python(err);
+    return status_of(!*buffer, err);
 }
 
 static void buffer_free(void *buffer)
@@ -157,11 +189,9 @@ static void buffer_free(void *buffer)
 static void producer_text(const void *source, char *buf, size_t size)
 {
     const fan_producer *producer = source;
-    char name[128];
     if (producer->node)
         PyOS_snprintf(buf, size, "%s%s returned an invalid gradient at index %u",
-                      FAN_FROM_HOOK(producer), fan_node_name(producer->node, name, sizeof name),
-                      producer->index);
+                      fan_from_hook(producer), fan_node_name(producer->node).text, producer->index);
     else
         PyOS_snprintf(buf, size, "%s was given an invalid gradient at index %u", producer->call,
                       producer->index);
@@ -180,14 +210,12 @@ static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c,
             return -1;
         if (!current)
             current = fan_stream_current(d);
-        if (!current) {
-            PyErr_NoMemory();
-            return -1;
-        }
+        if (!current)
+            return fan_no_memory();
     }
-    c->stream = NULL;
-    if (has_streams)
-        c->stream = current ? current : producer->stream;
+    c->stream = current;
+    if (has_streams && !current)
+        c->stream = producer->stream;
     fan_streams_outer outer;
     fan_streams_enter(producer->to, &outer);
     int bad = fan_add_on(b->core, slot, c);
@@ -215,7 +243,7 @@ static int add_any(buffer_object *b, uint32_t slot, uint32_t key, void *given,
     PyObject *number = PyLong_FromUnsignedLong(key);
     int bad = -1;
     if (number)
-        bad = fan_contribution_of(b, slot, gradient ? (PyObject *)gradient : Py_None, number, &c);
+        bad = fan_contribution_of(b, slot, fan_or_none(gradient), number, &c);
     if (!bad)
         bad = add_between(b, slot, &c, producer);
     if (c.value.form != FAN_FORM_UNDEFINED)
@@ -223,21 +251,24 @@ static int add_any(buffer_object *b, uint32_t slot, uint32_t key, void *given,
     Py_XDECREF(number);
     if (gradient != given)
         fan_object_drop(gradient);
-    return bad ? -1 : 0;
+    return bad;
 }
 
 static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
                       const fan_producer *producer, fan_error *err)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
+    const fan_plain_kind *defined = NULL;
     buffer_object *b = buffer;
     char *data = NULL;
     bool added = false;
     fan_status status = FAN_OK;
+    if (gradient)
+        defined = &kind;
     if (!b->create_graph && (!gradient || fan_plain_import(gradient, &kind, &data))) {
         fan_entry one = fan_entry_of(gradient, data, key, false, false);
         one.alone = gradient && fan_alone(gradient, 1);
-        status = fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one, &added, err);
+        status = fan_plain_add(b->core, slot, defined, &one, &added, err);
     }
     if (added && status == FAN_OK)
         return FAN_OK;
@@ -248,14 +279,14 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
     if (!bad)
         bad = add_any(b, slot, key, gradient, producer);
     fan_error_producer_pop(&named);
-    return bad < 0 ? fan_from_python(err) : FAN_OK;
+    return status_of(bad < 0, err);
 }
 
 /* ---- taken ---- */
 
 static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err)
 {
-    PyObject *out = fan_node_out_buffer(n, slot);
+    PyObject *out = out_buffer_of(n, slot);
     const fan_take options = {.one = true, .slot = slot};
     buffer_object *b = buffer;
     const size_t only = slot;
@@ -263,8 +294,7 @@ static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **su
     if (plain && fan_plain_take(b->core, (fan_span){slot, only + 1}, &options, NULL, sum))
         return FAN_OK;
     PyErr_Clear(); /* the general path raises the error again, if it is one */
-    PyObject *list =
-        fan_take_all(b->core, &only, b->names, NULL, out ? out : Py_None, Py_None, false);
+    PyObject *list = fan_take_all(b->core, &only, b->names, NULL, fan_or_none(out), Py_None, false);
     if (!list)
         return fan_from_python(err);
     if (PyList_GET_ITEM(list, 0) != Py_None)
@@ -275,23 +305,13 @@ static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **su
 
 /* ---- nodes ---- */
 
-static fan_status status_of(int bad, fan_error *err)
-{
-    return bad < 0 ? fan_from_python(err) : FAN_OK;
-}
-
 /* lost_fn: the error of a node without its function; -1. */
 __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
 {
-    FAN_UNINITIALIZED fan_error err;
-    char name[128];
-    fan_error_clear(&err);
     if (self->node.freed_by)
-        fan_raise(fan_node_freed(&self->node, &err), &err);
-    else
-        PyErr_Format(PyExc_RuntimeError, "the garbage collector has cleared the function of %s",
-                     fan_node_name(&self->node, name, sizeof name));
-    return -1;
+        return FAN_CHECK(fan_node_freed(&self->node, &err));
+    return fan_set_error(PyExc_RuntimeError, "the garbage collector has cleared the function of %s",
+                         fan_node_name(&self->node).text);
 }
 
 /* warn_undefined: under debug=True, warns of a function all of whose gradients are needed, and
@@ -305,11 +325,9 @@ static int warn_undefined(const fan_node *n, PyObject *fn, void *const *gradient
         if (gradients[i] || !fan_backward_needs(n, i))
             return 0;
     }
-    char name[128];
-    PyObject *none = fan_call("fanin._mistakes", "warn_undefined", "(Os)", fn,
-                              fan_node_name(n, name, sizeof name));
-    Py_XDECREF(none);
-    return none ? 0 : -1;
+    PyObject *none =
+        fan_call("fanin._mistakes", "warn_undefined", "(Os)", fn, fan_node_name(n).text);
+    return fan_drop_result(none);
 }
 
 static int run_in_python(node_object *self, void **sums, void **gradients, uint32_t ngradients)
@@ -323,30 +341,23 @@ static int run_in_python(node_object *self, void **sums, void **gradients, uint3
     if (n > FAN_SUMS_ON_STACK) {
         args = fan_alloc((n + 1) * sizeof *args);
         if (!args) {
-            PyErr_NoMemory();
             (void)fan_guards_end(&guards, NULL);
-            return -1;
+            return fan_no_memory();
         }
     }
     for (uint32_t i = 0; i < n; i++)
-        args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
+        args[i + 1] = fan_or_none(sums[i]);
     PyObject *fn = Py_NewRef(self->fn);
     PyObject *result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     if (args != on_stack)
         fan_free(args);
     if (fan_guards_end(&guards, &self->node) < 0)
         Py_CLEAR(result);
-    int bad = result ? 0 : -1;
-    if (result) {
-        bool several = PyTuple_Check(result) || PyList_Check(result);
-        if (ngradients == 1 && !several && result != Py_None) { /* the usual case */
-            gradients[0] = result;
-        } else {
-            bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
-            if (!bad)
-                bad = warn_undefined(&self->node, fn, gradients, ngradients);
-        }
-    }
+    int bad = -1;
+    if (result)
+        bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
+    if (!bad)
+        bad = warn_undefined(&self->node, fn, gradients, ngradients);
     Py_DECREF(fn);
     return bad;
 }
@@ -424,7 +435,9 @@ static fan_status check_signals(fan_error *err)
 static const void *group(const fan_node *n)
 {
     const node_more *more = fan_node_object(n)->more;
-    return more ? more->group : NULL;
+    if (!more)
+        return NULL;
+    return more->group;
 }
 
 static void error_put(void *error)
@@ -436,32 +449,31 @@ static void error_put(void *error)
 static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan_error *err)
 {
     PyObject *list = PyList_New(0);
+    PyObject *one = NULL;
     size_t at = 0;
-    fan_status status = FAN_ERR_EXTERN;
+    bool found = false;
     for (const fan_node *n; list && (n = fan_backward_ready(p, &at)); at++)
         fan_list_add(&list, Py_NewRef((PyObject *)fan_node_object(n)));
     PyObject *ready = fan_tuple_of(list);
-    PyObject *one = ready ? PyObject_CallOneArg((PyObject *)schedule, ready) : NULL;
+    if (ready)
+        one = PyObject_CallOneArg((PyObject *)schedule, ready);
     at = 0;
-    for (const fan_node *n; one && status != FAN_OK && (n = fan_backward_ready(p, &at)); at++) {
-        if ((PyObject *)fan_node_object(n) == one) {
-            *place = at;
-            status = FAN_OK;
-        }
+    for (const fan_node *n; one && !found && (n = fan_backward_ready(p, &at)); at++) {
+        found = (PyObject *)fan_node_object(n) == one;
+        *place = at;
     }
-    if (one && status != FAN_OK)
+    if (one && !found)
         PyErr_Format(PyExc_ValueError, "schedule: expected one of the %zd ready nodes, got %R",
                      PyTuple_GET_SIZE(ready), one);
     Py_XDECREF(one);
     Py_XDECREF(ready);
-    return status == FAN_OK ? FAN_OK : fan_from_python(err);
+    return status_of(!found, err);
 }
 
 static fan_status progress(void *progress, uint32_t ran, uint32_t all, fan_error *err)
 {
     PyObject *none = PyObject_CallFunction((PyObject *)progress, "II", ran, all);
-    Py_XDECREF(none);
-    return none ? FAN_OK : fan_from_python(err);
+    return status_of(fan_drop_result(none) < 0, err);
 }
 
 const fan_engine_frontend fan_python_engine = {

@@ -1,4 +1,7 @@
-/* explain: errors and explanations of a pass, as Python exceptions and text (E11, E14, E17). */
+/* explain: errors and explanations of a pass, as Python exceptions and text.
+ *
+ * A gradient that is not finite (E11); the text of `explain` (E17); the notes that a pass adds to
+ * the error that ends it, and two errors in one (E14). */
 #include "py/engine/node_object.h"
 
 #include <stdio.h>
@@ -26,37 +29,41 @@ fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *fo
 /* call_site_of: where a node was made; borrowed; NULL: unknown. */
 static PyObject *call_site_of(const fan_node *n)
 {
-    return fan_node_object(n)->more ? fan_node_object(n)->more->call_site : NULL;
+    const node_more *more = fan_node_object(n)->more;
+    if (!more)
+        return NULL;
+    return more->call_site;
 }
 
 fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer,
                                  fan_error *err)
 {
-    char to[128], name[128], elements[96];
-    const fan_node *from = producer ? producer->node : NULL;
-    PyObject *call_site = from ? call_site_of(from) : NULL;
-    fan_node_name(found->to, to, sizeof to);
+    const fan_node_label to = fan_node_name(found->to);
+    char elements[96];
     PyOS_snprintf(elements, sizeof elements, "%llu of %llu element%s",
                   (unsigned long long)found->elements, (unsigned long long)found->total,
                   FAN_PLURAL(found->total));
-    if (!producer)
+    if (!producer) {
         PyErr_Format(
             PyExc_FloatingPointError,
             "%s: the sum in slot %u is not finite, but all of its gradients are: it overflows (%s)",
-            to, found->slot, elements);
-    else if (from)
+            to.text, found->slot, elements);
+    } else if (producer->node) {
+        PyObject *call_site = call_site_of(producer->node);
+        const char *made = "its place is recorded for nodes made under ";
+        if (call_site)
+            made = "it was made at ";
         PyErr_Format(PyExc_FloatingPointError,
                      "%s%s returned a gradient that is not finite at index %u: an inf or NaN in %s "
-                     "of the sum in slot %u "
-                     "of %s; %s%V",
-                     FAN_FROM_HOOK(producer), fan_node_name(from, name, sizeof name),
-                     producer->index, elements, found->slot, to,
-                     call_site ? "it was made at " : "its place is recorded for nodes made under ",
-                     call_site, "fanin.set_options(detect=True)");
-    else
+                     "of the sum in slot %u of %s; %s%V",
+                     fan_from_hook(producer), fan_node_name(producer->node).text, producer->index,
+                     elements, found->slot, to.text, made, call_site,
+                     "fanin.set_options(detect=True)");
+    } else {
         PyErr_Format(PyExc_FloatingPointError,
                      "%s was given a gradient that is not finite at index %u: an inf or NaN in %s",
                      producer->call, producer->index, elements);
+    }
     return fan_from_python(err);
 }
 
@@ -82,24 +89,25 @@ PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only)
 
 /* ---- E14: the error that ends a pass ---- */
 
-#define MOST_NOTES 16
-#define FOLDED ".. and %u notes more, of the passes around these"
+enum {
+    MOST_NOTES = 16
+};
 
 /* An attribute of an exception: when passes added their notes (fan_mark_new). An exception that is
  * raised again has those of passes that were over when this one began. */
-#define STAMPS "__fanin_notes__"
+static const char stamps_name[] = "__fanin_notes__";
 
 /* note_stamps: The dict of an exception from notes to their stamps; new reference; NULL: none can
  * be kept. */
 static PyObject *note_stamps(PyObject *e)
 {
-    PyObject *stamps = PyObject_GetAttrString(e, STAMPS);
+    PyObject *stamps = PyObject_GetAttrString(e, stamps_name);
     PyErr_Clear();
     if (stamps && PyDict_CheckExact(stamps))
         return stamps;
     Py_XDECREF(stamps);
     stamps = PyDict_New();
-    if (stamps && PyObject_SetAttrString(e, STAMPS, stamps) < 0)
+    if (stamps && PyObject_SetAttrString(e, stamps_name, stamps) < 0)
         Py_CLEAR(stamps);
     PyErr_Clear();
     return stamps;
@@ -107,7 +115,9 @@ static PyObject *note_stamps(PyObject *e)
 
 static void note_stamp(PyObject *stamps, PyObject *note)
 {
-    PyObject *now = stamps && note ? PyLong_FromUnsignedLongLong(fan_mark_new()) : NULL;
+    if (!stamps || !note)
+        return;
+    PyObject *now = PyLong_FromUnsignedLongLong(fan_mark_new());
     if (now)
         (void)PyDict_SetItem(stamps, note, now);
     Py_XDECREF(now);
@@ -121,8 +131,7 @@ static void notes_forget(PyObject *notes, PyObject *stamps, uint64_t began)
     for (Py_ssize_t i = 0; all && i < PyList_GET_SIZE(all); i++) {
         PyObject *note = PyTuple_GET_ITEM(PyList_GET_ITEM(all, i), 0);
         PyObject *stamp = PyTuple_GET_ITEM(PyList_GET_ITEM(all, i), 1);
-        unsigned long long added = PyLong_Check(stamp) ? PyLong_AsUnsignedLongLong(stamp) : 0;
-        if (added > began)
+        if (PyLong_Check(stamp) && PyLong_AsUnsignedLongLong(stamp) > began)
             continue;
         Py_ssize_t at = PySequence_Index(notes, note);
         if (at >= 0)
@@ -142,11 +151,14 @@ static void notes_fold(PyObject *notes, PyObject *stamps)
     Py_ssize_t at = PyList_GET_SIZE(notes);
     while (at > 0 && n == 0) {
         PyObject *one = PyList_GET_ITEM(notes, --at);
-        const char *words = PyUnicode_Check(one) ? PyUnicode_AsUTF8(one) : NULL;
+        const char *words = NULL;
+        if (PyUnicode_Check(one))
+            words = PyUnicode_AsUTF8(one);
         if (!words || sscanf(words, ".. and %u notes more", &n) != 1)
             n = 0;
     }
-    PyObject *text = PyUnicode_FromFormat(FOLDED, n + 1);
+    PyObject *text =
+        PyUnicode_FromFormat(".. and %u notes more, of the passes around these", n + 1);
     if (text && n) {
         if (stamps)
             (void)PyDict_DelItem(stamps, PyList_GET_ITEM(notes, at));
@@ -164,44 +176,50 @@ static void notes_fold(PyObject *notes, PyObject *stamps)
  * add a thousand. */
 static void add_note(const fan_backward *p, PyObject *e, PyObject *note)
 {
-    bool any = note && e && PyUnicode_GET_LENGTH(note);
-    PyObject *notes = any ? PyObject_GetAttrString(e, "__notes__") : NULL;
     PyErr_Clear(); /* only the error itself counts, here and below */
-    PyObject *stamps = any ? note_stamps(e) : NULL;
+    if (!note || !e || !PyUnicode_GET_LENGTH(note)) {
+        Py_XDECREF(note);
+        return;
+    }
+    PyObject *notes = PyObject_GetAttrString(e, "__notes__");
+    PyErr_Clear();
+    PyObject *stamps = note_stamps(e);
     bool list = notes && PyList_Check(notes);
     if (list && stamps)
         notes_forget(notes, stamps, fan_backward_id(p));
     bool exists = list && PySequence_Contains(notes, note) == 1;
     PyErr_Clear();
-    if (any && !exists && list && PyList_GET_SIZE(notes) >= MOST_NOTES) {
+    if (!exists && list && PyList_GET_SIZE(notes) >= MOST_NOTES) {
         notes_fold(notes, stamps);
-    } else if (any && !exists) {
+    } else if (!exists) {
         fan_exception_note(e, Py_NewRef(note));
         note_stamp(stamps, note);
     }
     PyErr_Clear();
     Py_XDECREF(stamps);
     Py_XDECREF(notes);
-    Py_XDECREF(note);
+    Py_DECREF(note);
 }
 
 /* note_of_node: "in NAME (node 3, made at file.py:3): 1 of 2 nodes had run"; a node without a name
  * has its number in its text. */
 static PyObject *note_of_node(const fan_node *n, uint32_t ran, uint32_t all)
 {
+    const fan_node_label name = fan_node_name(n);
+    const char *word = n->ops->leaf ? "leaf" : "node";
     PyObject *call_site = call_site_of(n);
-    char name[128];
     char number[32] = "";
-    fan_node_name(n, name, sizeof name);
     if (fan_node_object(n)->name)
-        PyOS_snprintf(number, sizeof number, n->ops->leaf ? "leaf %llu" : "node %llu",
-                      (unsigned long long)n->number);
+        PyOS_snprintf(number, sizeof number, "%s %llu", word, (unsigned long long)n->number);
     if (!number[0] && !call_site)
-        return PyUnicode_FromFormat("in %s: %u of %u nodes had run", name, ran, all);
+        return PyUnicode_FromFormat("in %s: %u of %u nodes had run", name.text, ran, all);
     if (!call_site)
-        return PyUnicode_FromFormat("in %s (%s): %u of %u nodes had run", name, number, ran, all);
-    return PyUnicode_FromFormat("in %s (%s%smade at %U): %u of %u nodes had run", name, number,
-                                number[0] ? ", " : "", call_site, ran, all);
+        return PyUnicode_FromFormat("in %s (%s): %u of %u nodes had run", name.text, number, ran,
+                                    all);
+    if (number[0])
+        fan_append(number, sizeof number, ", ");
+    return PyUnicode_FromFormat("in %s (%smade at %U): %u of %u nodes had run", name.text, number,
+                                call_site, ran, all);
 }
 
 void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status,
@@ -211,13 +229,12 @@ void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan
     (void)fan_backward_at(p, &ran_now, &all);
     fan_raise(status, err);
     PyObject *e = fan_exception_take();
+    const char *where = fan_backward_seeded(p) ? "between nodes" : "in the roots";
     PyObject *note;
     if (n)
         note = note_of_node(n, ran, all);
     else
-        note = PyUnicode_FromFormat("%s: %u of %u nodes had run",
-                                    fan_backward_seeded(p) ? "between nodes" : "in the roots", ran,
-                                    all);
+        note = PyUnicode_FromFormat("%s: %u of %u nodes had run", where, ran, all);
     add_note(p, e, note);
     return e;
 }
@@ -242,7 +259,7 @@ static void note_other(PyObject *e, PyObject *other)
 {
     PyObject *notes = PyObject_GetAttrString(other, "__notes__");
     PyErr_Clear();
-    PyObject *text = PyUnicode_FromFormat("beside it: %R, %S", other, notes ? notes : Py_None);
+    PyObject *text = PyUnicode_FromFormat("beside it: %R, %S", other, fan_or_none(notes));
     PyObject *stamps = note_stamps(e);
     note_stamp(stamps, text);
     fan_exception_note(e, text);
@@ -256,8 +273,12 @@ void *fan_error_both(void *first, void *second)
 {
     bool swap = PyErr_GivenExceptionMatches(first, PyExc_Exception) &&
                 !PyErr_GivenExceptionMatches(second, PyExc_Exception);
-    PyObject *e = swap ? second : first;
-    PyObject *other = swap ? first : second;
+    PyObject *e = first;
+    PyObject *other = second;
+    if (swap) {
+        e = second;
+        other = first;
+    }
     if (e != other) /* else two nodes raised one object */
         note_other(e, other);
     Py_DECREF(other);
@@ -269,10 +290,14 @@ void fan_error_orphaned(void *error)
 {
     PyObject *e = error;
     PyObject *text = PyUnicode_FromFormat("%s: %S", Py_TYPE(e)->tp_name, e);
-    const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
+    const char *words = NULL;
+    if (text)
+        words = PyUnicode_AsUTF8(text);
+    if (!words)
+        words = Py_TYPE(e)->tp_name;
     const char *const parts[] = {"fanin: a fork on a worker of a pass: the pass cannot continue in "
                                  "this child process, which ends: ",
-                                 words ? words : Py_TYPE(e)->tp_name, "\n"};
+                                 words, "\n"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (write(STDERR_FILENO, parts[i], strlen(parts[i])) < 0)
             break;

@@ -45,13 +45,13 @@ static bool is_view(PyObject *tensor)
     return view;
 }
 
-/* is_unique: whether an array and its memory have only the caller's `refs`. */
-static bool is_unique(PyObject *o, Py_ssize_t refs)
+/* is_unique: whether an array and its memory have only the caller's reference. */
+static bool is_unique(PyObject *o)
 {
-    if (fan_alone(o, refs))
+    if (fan_alone(o, 1))
         return true;
     PyObject *base = PyArray_BASE((PyArrayObject *)o);
-    if (Py_REFCNT(o) != refs || !base || Py_REFCNT(base) != 1)
+    if (Py_REFCNT(o) != 1 || !base || Py_REFCNT(base) != 1)
         return false;
     if (!PyCapsule_IsValid(base, FAN_ARRAY_CAPSULE))
         return false;
@@ -88,8 +88,9 @@ static bool begin_one(fan_guard *g, PyObject *o)
 {
     if (PyArray_Check(o)) {
         bool writable = PyArray_ISWRITEABLE((PyArrayObject *)o);
-        bool needs_none = writable ? is_unique(o, 1) : !other_of(o);
-        if (needs_none)
+        if (writable && is_unique(o))
+            return false;
+        if (!writable && !other_of(o))
             return false;
         guard_push(g, (PyArrayObject *)o, writable);
         return true;
@@ -110,7 +111,9 @@ static fan_guard *guard_at(fan_guards *all, uint32_t i)
 {
     if (i < FAN_GUARDS_INSIDE)
         return &all->inside[i];
-    return all->more ? &all->more[i - FAN_GUARDS_INSIDE] : NULL;
+    if (!all->more)
+        return NULL;
+    return &all->more[i - FAN_GUARDS_INSIDE];
 }
 
 int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n)
@@ -146,7 +149,6 @@ static int tensor_written(const fan_guard *g, const fan_node *n)
     PyObject *live = fan_exception_take();
     long long version;
     bool written = is_version(g->object, &version) && version != g->version;
-    char name[128];
     fan_exception_put(live);
     if (live || !written || !n)
         return 0;
@@ -154,7 +156,7 @@ static int tensor_written(const fan_guard *g, const fan_node *n)
                          "%s wrote into the sum of its slot %u, which has other references, so "
                          "their values changed: return a new "
                          "tensor, g * 2 instead of g.mul_(2) (E4)",
-                         fan_node_name(n, name, sizeof name), g->slot);
+                         fan_node_name(n).text, g->slot);
 }
 
 /* guard_pop: gives the array its flag back, or leaves that to another guard of the same array. */

@@ -36,6 +36,37 @@ static PyObject *tuple_quietly(Py_ssize_t n)
     return all;
 }
 
+static Py_ssize_t hooks_count(PyObject *hooks)
+{
+    if (!hooks)
+        return 0;
+    return PyTuple_GET_SIZE(hooks);
+}
+
+/* hooks_replace: *hooks becomes a tuple with `hook` in place of the item at `at`, or after all of
+ * them; hook NULL: without that item. */
+static int hooks_replace(PyObject **hooks, Py_ssize_t at, PyObject *hook)
+{
+    PyObject *before = *hooks;
+    PyObject *all = NULL;
+    Py_ssize_t n = hooks_count(before);
+    Py_ssize_t put = 0;
+    if (hook || n > 1) {
+        all = tuple_quietly(hook ? n + 1 : n - 1);
+        if (!all)
+            return -1;
+    }
+    for (Py_ssize_t i = 0; all && i < n; i++) {
+        if (i != at)
+            PyTuple_SET_ITEM(all, put++, Py_NewRef(PyTuple_GET_ITEM(before, i)));
+    }
+    if (hook)
+        PyTuple_SET_ITEM(all, put, Py_NewRef(hook));
+    *hooks = all;
+    Py_XDECREF(before);
+    return 0;
+}
+
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot)
 {
     PyObject *type = fan_lazy(&fan_state_get()->hook_type, "fanin._engine", "HookHandle");
@@ -43,25 +74,17 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
         return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s",
                             FAN_TYPE_TEXT(fn));
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
-    node_more *more = type ? fan_node_more(owner) : NULL;
-    PyObject *hook = more ? Py_BuildValue("(OI)", fn, slot) : NULL;
-    PyObject *node = hook ? PyWeakref_NewRef((PyObject *)owner, NULL) : NULL;
-    PyObject *handle = node ? PyObject_CallFunctionObjArgs(type, node, hook, NULL) : NULL;
-    /* read here: garbage collection may have run */
-    PyObject *before = handle ? more->hooks[when] : NULL;
-    Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
-    PyObject *all = handle ? tuple_quietly(n + 1) : NULL;
-    if (all) {
-        for (Py_ssize_t i = 0; i < n; i++)
-            PyTuple_SET_ITEM(all, i, Py_NewRef(PyTuple_GET_ITEM(before, i)));
-        PyTuple_SET_ITEM(all, n, Py_NewRef(hook));
-        more->hooks[when] = all;
-        Py_XDECREF(before);
-    } else {
+    if (!type || !fan_node_more(owner))
+        return NULL;
+    PyObject *hook = Py_BuildValue("(OI)", fn, slot);
+    if (!hook)
+        return NULL;
+    PyObject *handle =
+        PyObject_CallFunction(type, "NO", PyWeakref_NewRef((PyObject *)owner, NULL), hook);
+    PyObject **hooks = &owner->more->hooks[when];
+    if (handle && hooks_replace(hooks, hooks_count(*hooks), hook) < 0)
         Py_CLEAR(handle);
-    }
-    Py_XDECREF(node);
-    Py_XDECREF(hook);
+    Py_DECREF(hook);
     return handle;
 }
 
@@ -69,31 +92,47 @@ PyObject *fan_hooks_remove(node_object *owner, PyObject *hook)
 {
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     for (int when = 0; owner->more && when < FAN_HOOK_TIMES; when++) {
-        PyObject *before = owner->more->hooks[when];
-        PyObject *all = NULL;
-        Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
+        PyObject **hooks = &owner->more->hooks[when];
+        Py_ssize_t n = hooks_count(*hooks);
         Py_ssize_t at = 0;
-        while (at < n && PyTuple_GET_ITEM(before, at) != hook)
+        while (at < n && PyTuple_GET_ITEM(*hooks, at) != hook)
             at++;
-        if (at == n)
-            continue;
-        if (n > 1) {
-            all = tuple_quietly(n - 1);
-            if (!all)
-                return NULL;
-        }
-        for (Py_ssize_t i = 0; all && i < n; i++) {
-            if (i != at)
-                PyTuple_SET_ITEM(all, i < at ? i : i - 1, Py_NewRef(PyTuple_GET_ITEM(before, i)));
-        }
-        owner->more->hooks[when] = all;
-        Py_DECREF(before);
-        break;
+        if (at < n)
+            return fan_none_unless(hooks_replace(hooks, at, NULL) < 0);
     }
     Py_RETURN_NONE;
 }
 
 /* ---- what functions and hooks return ---- */
+
+/* What value_text returns. */
+typedef struct fan_value_label {
+    char text[256];
+} fan_value_label;
+
+/* refuse_number: the error of a result that holds another number of gradients. */
+__attribute__((noinline, cold)) static void refuse_number(PyObject *result, const fan_node *n,
+                                                          const char *who, uint32_t expected)
+{
+    const fan_node_label name = fan_node_name(n);
+    const char *advice = "";
+    if (!who)
+        who = name.text;
+    if (result == Py_None)
+        advice = ": does it lack a return?";
+    if (PyTuple_Check(result) || PyList_Check(result))
+        PyErr_Format(PyExc_ValueError,
+                     "%s returned an invalid number of gradients: expected %u, got %zd", who,
+                     expected, PySequence_Fast_GET_SIZE(result));
+    else if (expected == 0)
+        PyErr_Format(PyExc_ValueError,
+                     "%s returned an invalid number of gradients: expected 0, got %s", who,
+                     FAN_TYPE_TEXT(result));
+    else
+        PyErr_Format(PyExc_TypeError,
+                     "%s returned an invalid number of gradients: expected a tuple of %u, got %s%s",
+                     who, expected, FAN_TYPE_TEXT(result), advice);
+}
 
 int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients,
                      uint32_t ngradients)
@@ -102,30 +141,14 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
     if (several && PySequence_Fast_GET_SIZE(result) == (Py_ssize_t)ngradients) {
         for (uint32_t i = 0; i < ngradients; i++) {
             PyObject *one = PySequence_Fast_GET_ITEM(result, (Py_ssize_t)i);
-            gradients[i] = one == Py_None ? NULL : Py_NewRef(one);
+            gradients[i] = Py_XNewRef(fan_given(one));
         }
         Py_DECREF(result);
         return 0;
     }
     bool one = ngradients == 1 || (ngradients == 0 && result == Py_None);
     if (several || !one) {
-        char name[128];
-        if (!who)
-            who = fan_node_name(n, name, sizeof name);
-        if (several)
-            PyErr_Format(PyExc_ValueError,
-                         "%s returned an invalid number of gradients: expected %u, got %zd", who,
-                         ngradients, PySequence_Fast_GET_SIZE(result));
-        else if (ngradients == 0)
-            PyErr_Format(PyExc_ValueError,
-                         "%s returned an invalid number of gradients: expected 0, got %s", who,
-                         FAN_TYPE_TEXT(result));
-        else
-            PyErr_Format(
-                PyExc_TypeError,
-                "%s returned an invalid number of gradients: expected a tuple of %u, got %s%s", who,
-                ngradients, FAN_TYPE_TEXT(result),
-                result == Py_None ? ": does it lack a return?" : "");
+        refuse_number(result, n, who, ngradients);
         Py_DECREF(result);
         return -1;
     }
@@ -138,22 +161,26 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
 
 /* value_text: for a message, the shape, dtype and device of a value, or the class of an object
  * without them. */
-static char *value_text(PyObject *o, const fan_value *v, char *buf, size_t size)
+static fan_value_label value_text(PyObject *o, const fan_value *v)
 {
+    fan_value_label made;
     const int64_t *shape;
+    const char *word = "";
     char device[32], text[160];
     int ndim = fan_value_shape(v, &shape);
     if (ndim < 0) {
-        const char *advice =
-            PyArray_Check(o) ? ", which sums by its own +: return np.asarray(x)" : "";
-        PyOS_snprintf(buf, size, "%s%s", FAN_TYPE_TEXT(o), advice);
-        return buf;
+        if (PyArray_Check(o))
+            word = ", which sums by its own +: return np.asarray(x)";
+        PyOS_snprintf(made.text, sizeof made.text, "%s%s", FAN_TYPE_TEXT(o), word);
+        return made;
     }
+    if (v->form == FAN_FORM_SPARSE)
+        word = "sparse ";
     fan_device *where = v->device ? v->device : fan_cpu();
-    PyOS_snprintf(buf, size, "%s%s %s on %s", v->form == FAN_FORM_SPARSE ? "sparse " : "",
+    PyOS_snprintf(made.text, sizeof made.text, "%s%s %s on %s", word,
                   fan_shape_text(ndim, shape, text, sizeof text), fan_dtype_name(v->dtype),
                   fan_device_text(where, device, sizeof device));
-    return buf;
+    return made;
 }
 
 static bool same_plain(PyObject *was, PyObject *is)
@@ -194,59 +221,61 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
         fan_value_release(&a);
         return -1;
     }
-    bool good = same_value(&a, &b);
-    if (!good) {
-        char before[256], now[256];
-        value_text(was, &a, before, sizeof before);
-        bool is_object = b.form == FAN_FORM_OBJECT && PyArray_Check(is);
-        PyArray_Descr *dtype = is_object ? PyArray_DESCR((PyArrayObject *)is) : NULL;
-        bool cannot_sum = dtype && fan_dtype_of_descr(dtype) == FAN_DT_NONE;
-        if (cannot_sum && a.form != FAN_FORM_OBJECT)
-            PyErr_Format(fan_state_get()->dtype_error,
-                         "%s returned an invalid gradient%s: expected %s, got an array of dtype "
-                         "%S: x.astype(..)",
-                         who, at, before, (PyObject *)dtype);
+    int bad = 0;
+    if (!same_value(&a, &b)) {
+        const fan_value_label before = value_text(was, &a);
+        bool objects = b.form == FAN_FORM_OBJECT && a.form != FAN_FORM_OBJECT && PyArray_Check(is);
+        PyArray_Descr *dtype = NULL;
+        if (objects)
+            dtype = PyArray_DESCR((PyArrayObject *)is);
+        if (dtype && fan_dtype_of_descr(dtype) == FAN_DT_NONE)
+            bad = fan_set_error(fan_state_get()->dtype_error,
+                                "%s returned an invalid gradient%s: expected %s, got an array of "
+                                "dtype %S: x.astype(..)",
+                                who, at, before.text, (PyObject *)dtype);
         else
-            PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s",
-                         who, at, before, value_text(is, &b, now, sizeof now));
+            bad = fan_set_error(PyExc_ValueError,
+                                "%s returned an invalid gradient%s: expected %s, got %s", who, at,
+                                before.text, value_text(is, &b).text);
     }
     fan_value_release(&a);
     fan_value_release(&b);
-    return good ? 0 : -1;
+    return bad;
 }
 
 /* sum_replace: *sum becomes `to`, whose hold it takes. Undefined sums stay undefined, and defined
  * ones defined. `at`: the index in the hook's result, " at index 1"; "": there is none. */
 static int sum_replace(void **sum, PyObject *to, const char *who, const char *at)
 {
-    void *was = *sum;
+    PyObject *was = *sum;
     bool none = fan_is_no_gradient(to);
+    int bad = 0;
     if (!was != none) {
-        const char *got = none && to != Py_None ? "an array of float0" : FAN_TYPE_TEXT(to);
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s",
-                     who, at, was ? "a gradient, as there is a sum" : "None, as there is no sum",
-                     got);
-        Py_DECREF(to);
-        return -1;
+        const char *expected = "None, as there is no sum";
+        const char *got = FAN_TYPE_TEXT(to);
+        if (was)
+            expected = "a gradient, as there is a sum";
+        if (none && to != Py_None)
+            got = "an array of float0";
+        bad = fan_set_error(PyExc_ValueError,
+                            "%s returned an invalid gradient%s: expected %s, got %s", who, at,
+                            expected, got);
+    } else if (was && to != was) {
+        bad = check_replaced(was, to, who, at);
     }
-    if (!was) {
-        Py_DECREF(to);
-        return 0;
+    if (!bad && was) {
+        *sum = to;
+        to = was;
     }
-    if (to != was && check_replaced(was, to, who, at) < 0) {
-        Py_DECREF(to);
-        return -1;
-    }
-    *sum = to;
-    Py_DECREF((PyObject *)was);
-    return 0;
+    Py_DECREF(to);
+    return bad;
 }
 
 static PyObject *tuple_of(void **sums, uint32_t n)
 {
     PyObject *all = PyTuple_New(n);
     for (uint32_t i = 0; all && i < n; i++)
-        PyTuple_SET_ITEM(all, i, Py_NewRef(sums[i] ? (PyObject *)sums[i] : Py_None));
+        PyTuple_SET_ITEM(all, i, Py_NewRef(fan_or_none(sums[i])));
     return all;
 }
 
@@ -268,9 +297,9 @@ static int call_slot_hook(node_object *self, PyObject *hook, uint32_t slot, void
         Py_DECREF(to);
         return 0;
     }
-    char name[128], who[192];
+    char who[192];
     PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", slot,
-                  fan_node_name(&self->node, name, sizeof name));
+                  fan_node_name(&self->node).text);
     return sum_replace(sum, to, who, "");
 }
 
@@ -304,9 +333,13 @@ static int hooks_keep(node_object *self, void **sums)
     PyObject *kept = Py_XNewRef(self->more->kept);
     int bad = 0;
     for (uint32_t i = 0; kept && i < self->node.inputs && !bad; i++) {
-        PyObject *slot = sums[i] ? PyLong_FromUnsignedLong(i) : NULL;
-        PyObject *was = slot ? PyDict_GetItemWithError(kept, slot) : NULL;
+        if (!sums[i])
+            continue;
+        PyObject *slot = PyLong_FromUnsignedLong(i);
+        PyObject *was = NULL;
         PyObject *now = NULL;
+        if (slot)
+            was = PyDict_GetItemWithError(kept, slot);
         if (was) {
             Py_INCREF(was); /* an object's own + may change the dict */
             if (was == Py_None)
@@ -315,12 +348,15 @@ static int hooks_keep(node_object *self, void **sums)
                 now = fan_add_two(was, sums[i]);
             Py_DECREF(was);
         }
-        bad = PyErr_Occurred() || (now && PyDict_SetItem(kept, slot, now) < 0);
+        if (now)
+            bad = PyDict_SetItem(kept, slot, now);
+        else if (PyErr_Occurred())
+            bad = -1;
         Py_XDECREF(now);
         Py_XDECREF(slot);
     }
     Py_XDECREF(kept);
-    return bad ? -1 : 0;
+    return bad;
 }
 
 bool fan_hooks_produced(const void *node_hooks, uint32_t index)
@@ -335,22 +371,22 @@ int fan_hooks_of_node(node_object *self, void **node_hooks)
     if (!more || (!more->hooks[FAN_HOOK_PRE] && !more->hooks[FAN_HOOK_POST]))
         return 0;
     PyObject *all = tuple_quietly(3);
-    PyObject *pre = more->hooks[FAN_HOOK_PRE];
     PyObject *post = more->hooks[FAN_HOOK_POST];
+    PyObject *produced = NULL;
     uint32_t n = self->node.nedges;
-    PyObject *produced =
-        all && post ? PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n) : Py_NewRef(Py_None);
-    if (!all || !produced) {
-        Py_XDECREF(all);
-        Py_XDECREF(produced);
+    if (!all)
         return -1;
-    }
-    if (post)
-        /* whether a post-hook returned each gradient */
+    PyTuple_SET_ITEM(all, 0, Py_NewRef(fan_or_none(more->hooks[FAN_HOOK_PRE])));
+    PyTuple_SET_ITEM(all, 1, Py_NewRef(fan_or_none(post)));
+    if (post) { /* whether a post-hook returned each gradient */
+        produced = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n);
+        if (!produced) {
+            Py_DECREF(all);
+            return -1;
+        }
         memset(PyByteArray_AS_STRING(produced), 0, n);
-    PyTuple_SET_ITEM(all, 0, Py_NewRef(pre ? pre : Py_None));
-    PyTuple_SET_ITEM(all, 1, Py_NewRef(post ? post : Py_None));
-    PyTuple_SET_ITEM(all, 2, produced);
+    }
+    PyTuple_SET_ITEM(all, 2, fan_take_or_none(produced));
     *node_hooks = all;
     return 0;
 }
@@ -374,8 +410,9 @@ fan_status fan_hooks_sums(fan_node *n, void **sums, void **node_hooks, fan_error
 
 static PyObject *hooks_in(PyObject *node_hooks, Py_ssize_t which)
 {
-    PyObject *all = node_hooks ? PyTuple_GET_ITEM(node_hooks, which) : Py_None;
-    return all == Py_None ? NULL : all;
+    if (!node_hooks)
+        return NULL;
+    return fan_given(PyTuple_GET_ITEM(node_hooks, which));
 }
 
 /* call_pre: the result of a pre-hook; NULL with an exception. */
@@ -386,7 +423,9 @@ static PyObject *call_pre(const node_object *self, PyObject *hook, void **sums)
     if (fan_guards_begin(&guards, sums, n) < 0)
         return NULL;
     PyObject *all_sums = tuple_of(sums, n);
-    PyObject *to = all_sums ? PyObject_CallOneArg(hook_fn(hook), all_sums) : NULL;
+    PyObject *to = NULL;
+    if (all_sums)
+        to = PyObject_CallOneArg(hook_fn(hook), all_sums);
     if (fan_guards_end(&guards, &self->node) < 0)
         Py_CLEAR(to);
     Py_XDECREF(all_sums);
@@ -397,9 +436,8 @@ static PyObject *call_pre(const node_object *self, PyObject *hook, void **sums)
 static int replace_all(const node_object *self, void **sums, PyObject *to)
 {
     uint32_t n = self->node.inputs;
-    char name[128], who[192], at[24];
-    PyOS_snprintf(who, sizeof who, "a pre-hook of %s",
-                  fan_node_name(&self->node, name, sizeof name));
+    char who[192], at[24];
+    PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_name(&self->node).text);
     if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n)
         return fan_set_error(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n,
                              FAN_PLURAL(n), FAN_TYPE_TEXT(to));
@@ -461,9 +499,8 @@ static int gradients_replace(const node_object *self, PyObject *result, PyObject
         gradients[k] = NULL;
         Py_XDECREF(was);
     }
-    char name[128], who[192];
-    PyOS_snprintf(who, sizeof who, "a post-hook of %s",
-                  fan_node_name(&self->node, name, sizeof name));
+    char who[192];
+    PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_name(&self->node).text);
     if (fan_gradients_of(result, &self->node, who, gradients, ngradients) < 0)
         return -1;
     for (uint32_t k = 0; k < ngradients; k++) {
@@ -486,8 +523,7 @@ int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **
             char *produced = PyByteArray_AS_STRING(PyTuple_GET_ITEM(node_hooks, 2));
             bad = gradients_replace(self, to, were, gradients, ngradients, produced);
         } else {
-            bad = to ? 0 : -1;
-            Py_XDECREF(to);
+            bad = fan_drop_result(to);
         }
         Py_XDECREF(were);
     }

@@ -19,8 +19,7 @@ static leaf_object *leaf_cast(PyObject *o)
 
 static const fan_slot_spec *spec_of(const leaf_object *self)
 {
-    const node_more *more = self->base.more;
-    return more && more->slots.specs ? &more->slots.specs[0] : NULL;
+    return fan_node_specs(&self->base.node);
 }
 
 /* ---- read and write the gradient ---- */
@@ -29,8 +28,9 @@ static const fan_slot_spec *spec_of(const leaf_object *self)
 static PyObject *grad_read(leaf_object *self)
 {
     fan_leaf_touch(&self->claim, FAN_SCHED_READ);
-    PyObject *grad =
-        self->outside ? PyObject_GetAttrString(self->array, "grad") : Py_XNewRef(self->grad);
+    if (!self->outside)
+        return Py_XNewRef(self->grad);
+    PyObject *grad = PyObject_GetAttrString(self->array, "grad");
     if (grad == Py_None)
         Py_CLEAR(grad);
     return grad;
@@ -41,7 +41,7 @@ static int grad_write(leaf_object *self, PyObject *grad)
 {
     fan_leaf_touch(&self->claim, FAN_SCHED_WRITE);
     if (self->outside) {
-        int bad = PyObject_SetAttrString(self->array, "grad", grad ? grad : Py_None);
+        int bad = PyObject_SetAttrString(self->array, "grad", fan_or_none(grad));
         Py_XDECREF(grad);
         return bad;
     }
@@ -70,26 +70,29 @@ static fan_leaf_form form_of_value(const fan_value *v, PyObject *o)
     if (v->form == FAN_FORM_OBJECT)
         return FAN_LEAF_OTHER;
     /* jax's arrays are never written */
-    bool fixed = v->form == FAN_FORM_DENSE && !v->array->writable && !PyArray_Check(o);
-    return fixed ? FAN_LEAF_OTHER : FAN_LEAF_DENSE;
+    if (v->form == FAN_FORM_DENSE && !v->array->writable && !PyArray_Check(o))
+        return FAN_LEAF_OTHER;
+    return FAN_LEAF_DENSE;
 }
 
 /* form_of: -1 with an exception. */
 static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
 {
-    if (!o) {
+    fan_value v;
+    *out = FAN_LEAF_DENSE;
+    if (!o)
         *out = FAN_LEAF_ABSENT;
-    } else if (PyArray_CheckExact(o)) {
-        *out = FAN_LEAF_DENSE;
-    } else if (is_number(o)) {
-        *out = PyArray_Check(self->array) ? FAN_LEAF_DENSE : FAN_LEAF_OTHER;
-    } else {
-        fan_value v;
-        if (fan_import(o, false, true, &v) < 0)
-            return -1;
-        *out = form_of_value(&v, o);
-        fan_value_release(&v);
+    if (!o || PyArray_CheckExact(o))
+        return 0;
+    if (is_number(o)) {
+        if (!PyArray_Check(self->array))
+            *out = FAN_LEAF_OTHER;
+        return 0;
     }
+    if (fan_import(o, false, true, &v) < 0)
+        return -1;
+    *out = form_of_value(&v, o);
+    fan_value_release(&v);
     return 0;
 }
 
@@ -146,7 +149,9 @@ static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
         return NULL;
     PyObject *copy =
         PyArray_NewLikeArray((PyArrayObject *)self->array, NPY_KEEPORDER, d, 0); /* takes d */
-    PyObject *from = copy ? PyArray_FROM_O(sum) : NULL;
+    PyObject *from = NULL;
+    if (copy)
+        from = PyArray_FROM_O(sum);
     if (!from || PyArray_CopyInto((PyArrayObject *)copy, (PyArrayObject *)from) < 0)
         Py_CLEAR(copy);
     Py_XDECREF(from);
@@ -183,23 +188,21 @@ static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum)
 {
     if (add_plain(grad, sum))
         return 0;
-    PyObject *same = fan_node_sum(&self->base, 0, grad, sum, (fan_sum_options){.out = grad});
-    Py_XDECREF(same);
-    return same ? 0 : -1;
+    return fan_drop_result(fan_node_sum(&self->base, 0, grad, sum, (fan_sum_options){.out = grad}));
 }
 
 static int add_wide(leaf_object *self, PyObject *wide, PyObject *sum)
 {
-    PyObject *method = PyObject_GetAttrString(wide, "add");
-    PyObject *args = method ? Py_BuildValue("(iO)", 0, sum) : NULL;
-    PyObject *copy = args ? Py_BuildValue("{sO}", "copy", Py_True) : NULL;
-    PyObject *none = copy ? PyObject_Call(method, args, copy) : NULL;
+    PyObject *const args[] = {wide, fan_state_get()->zero, sum, Py_True};
+    PyObject *method = PyUnicode_FromString("add");
+    PyObject *names = Py_BuildValue("(O)", fan_state_get()->str_copy);
+    PyObject *none = NULL;
+    if (method && names)
+        none = PyObject_VectorcallMethod(method, args, 3, names);
     Py_XDECREF(method);
-    Py_XDECREF(args);
-    Py_XDECREF(copy);
-    Py_XDECREF(none);
+    Py_XDECREF(names);
     self->stale |= none != NULL;
-    return none ? 0 : -1;
+    return fan_drop_result(none);
 }
 
 static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum,
@@ -226,7 +229,9 @@ static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, v
             fan_node_sum(&self->base, 0, grad, *sum, (fan_sum_options){.create_graph = recording});
         break;
     }
-    return made ? grad_write(self, made) : -1;
+    if (!made)
+        return -1;
+    return grad_write(self, made);
 }
 
 /* part_is_unique: an ndarray without other references, a tuple of such, or an immutable object. */
@@ -255,7 +260,9 @@ static bool parts_are_unique(PyObject *sum)
     PyObject *parts = NULL;
     bool ours = false;
     PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(sum), "__module__");
-    const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
+    const char *name = NULL;
+    if (module && PyUnicode_Check(module))
+        name = PyUnicode_AsUTF8(module);
     bool scipy = name && strncmp(name, "scipy.sparse.", 13) == 0;
     Py_XDECREF(module);
     if (strcmp(Py_TYPE(sum)->tp_name, "Sparse") == 0) {
@@ -273,9 +280,9 @@ static bool parts_are_unique(PyObject *sum)
     } else {
         PyObject *check =
             fan_lazy(&fan_state_get()->parts_alone, "fanin._interop.sharing", "has_parts_alone");
-        PyObject *answer = check ? PyObject_CallOneArg(check, sum) : NULL;
-        ours = answer == Py_True;
-        Py_XDECREF(answer);
+        if (check)
+            parts = PyObject_CallOneArg(check, sum);
+        ours = parts == Py_True;
     }
     Py_XDECREF(parts);
     PyErr_Clear();
@@ -284,7 +291,9 @@ static bool parts_are_unique(PyObject *sum)
 
 PyObject *fan_leaf_grad_now(leaf_object *self)
 {
-    return self->accumulate || self->wide ? NULL : grad_read(self);
+    if (self->accumulate || self->wide)
+        return NULL;
+    return grad_read(self);
 }
 
 /* claim: 0, or -1 with an exception. */
@@ -293,14 +302,10 @@ static int claim(leaf_object *self)
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
     fan_status status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
-    if (status == FAN_ERR_STATE) {
-        char name[128];
-        PyErr_Format(PyExc_RuntimeError, "%s: %s",
-                     fan_node_name(&self->base.node, name, sizeof name), err.text);
-    } else if (status != FAN_OK) {
-        fan_raise(status, &err);
-    }
-    return status == FAN_OK ? 0 : -1;
+    if (status == FAN_ERR_STATE)
+        return fan_set_error(PyExc_RuntimeError, "%s: %s", fan_node_name(&self->base.node).text,
+                             err.text);
+    return fan_check(status, &err);
 }
 
 static int call_with(leaf_object *self, PyObject *fn, void **sum)
@@ -315,8 +320,15 @@ static int call_with(leaf_object *self, PyObject *fn, void **sum)
     Py_DECREF(fn);
     if (fan_guards_end(&guards, &self->base.node) < 0)
         Py_CLEAR(ignored);
-    Py_XDECREF(ignored);
-    return ignored ? 0 : -1;
+    return fan_drop_result(ignored);
+}
+
+/* is_unshared: whether a sum, boxed or not, has only the caller's reference. */
+static bool is_unshared(void *sum)
+{
+    if (fan_is_unboxed(sum))
+        return fan_unboxed_is_unique(sum);
+    return fan_only_ours(sum, 1);
 }
 
 int fan_leaf_divert(leaf_object *self, void **sum)
@@ -324,9 +336,10 @@ int fan_leaf_divert(leaf_object *self, void **sum)
     PyObject *fn = PyTuple_GET_ITEM(self->divert, 0);
     PyObject *kept = PyTuple_GET_ITEM(self->divert, 1);
     PyObject *i = PyTuple_GET_ITEM(self->divert, 2);
-    bool unshared = fan_is_unboxed(*sum) ? fan_unboxed_is_unique(*sum) : fan_only_ours(*sum, 1);
-    bool can_keep = kept != Py_None && unshared && !fan_storage_redirected();
-    int full = can_keep ? PyDict_Contains(kept, i) : 1;
+    bool can_keep = kept != Py_None && is_unshared(*sum) && !fan_storage_redirected();
+    if (!can_keep)
+        return call_with(self, fn, sum);
+    int full = PyDict_Contains(kept, i);
     if (full < 0 || fan_box(sum) < 0)
         return -1;
     if (full || !same_layout(self, *sum))
@@ -367,7 +380,9 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
         return -1;
     fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
     PyObject *grad = grad_read(self);
-    int bad = !grad && PyErr_Occurred() ? -1 : read_facts(self, grad, sum, &facts);
+    int bad = -1;
+    if (grad || !PyErr_Occurred())
+        bad = read_facts(self, grad, sum, &facts);
     if (!bad)
         bad = run_plan(self, fan_plan_leaf(&facts).action, grad, sum, recording);
     Py_XDECREF(grad);
@@ -382,18 +397,17 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
 static int update_wide(leaf_object *self)
 {
     PyObject *now = PySequence_GetItem(self->wide, 0);
-    PyObject *same = NULL;
+    if (!now)
+        return -1;
     PyObject *grad = Py_XNewRef(self->grad);
-    fan_leaf_form form = FAN_LEAF_ABSENT;
-    int bad = now ? form_of(self, grad, &form) : -1;
-    if (!bad && form == FAN_LEAF_DENSE) {
-        same = fan_node_sum(&self->base, 0, now, NULL, (fan_sum_options){.out = grad});
-        bad = same ? 0 : -1;
-    } else if (!bad) {
-        Py_XSETREF(self->grad, now == Py_None ? NULL : Py_NewRef(now));
-    }
-    Py_XDECREF(same);
-    Py_XDECREF(now);
+    fan_leaf_form form;
+    int bad = form_of(self, grad, &form);
+    if (!bad && form == FAN_LEAF_DENSE)
+        bad = fan_drop_result(
+            fan_node_sum(&self->base, 0, now, NULL, (fan_sum_options){.out = grad}));
+    else if (!bad)
+        Py_XSETREF(self->grad, Py_XNewRef(fan_given(now)));
+    Py_DECREF(now);
     Py_XDECREF(grad);
     if (!bad)
         self->stale = false;
@@ -405,10 +419,8 @@ static int update_wide(leaf_object *self)
 static int update_on_stream(leaf_object *self, fan_stream *own)
 {
     fan_stream *reader = fan_stream_current(own->device);
-    if (!reader) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    if (!reader)
+        return fan_no_memory();
     int bad = 0;
     if (self->stale) {
         fan_streams_outer outer;
@@ -433,15 +445,13 @@ static int update_on_stream(leaf_object *self, fan_stream *own)
  * earlier call: 0, or -1 with an exception. */
 static int check_kernel(const leaf_object *self, const char *verb)
 {
-    char name[128];
     if (!fan_kernel_running())
         return 0;
     return fan_set_error(fan_state_get()->capture_error,
                          "%R %s .grad of %s inside of its function, but in a replay that is the "
                          "gradient of another call: pass "
                          "it among its reads or writes, tape.update(fn, [w.grad], ..)",
-                         fan_kernel_running(), verb,
-                         fan_node_name(&self->base.node, name, sizeof name));
+                         fan_kernel_running(), verb, fan_node_name(&self->base.node).text);
 }
 
 static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
@@ -460,10 +470,14 @@ static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
         else if (self->stale)
             bad = update_wide(self);
     }
-    PyObject *grad = bad ? NULL : grad_read(self);
+    PyObject *grad = NULL;
+    if (!bad)
+        grad = grad_read(self);
     if (claimed)
         fan_leaf_claim_end(&self->claim);
-    return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
+    if (PyErr_Occurred())
+        return grad;
+    return fan_take_or_none(grad);
 }
 
 /* check_array: a pass must be able to add to it in place (L5): 0, or -1 with an exception. */
@@ -472,16 +486,15 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
 {
     bool is_scalar = is_number(value) && PyArray_Check(self->array);
     if (v->form == FAN_FORM_OBJECT || is_scalar) {
-        bool objects = PyArray_Check(value);
         const char *advice = "np.array(x)";
-        if (objects)
+        if (PyArray_Check(value))
             advice = "x.astype(float)";
         else if (v->form == FAN_FORM_OBJECT)
             advice = "np.asarray(x)";
         return fan_set_error(
             PyExc_TypeError,
             "%s: grad: expected an array that can be added to in place, got %s%s: set %s", name,
-            FAN_TYPE_TEXT(value), objects ? " of objects" : "", advice);
+            FAN_TYPE_TEXT(value), PyArray_Check(value) ? " of objects" : "", advice);
     }
     if (PyArray_Check(value) && !fan_ndarray_may_write((PyArrayObject *)value))
         return fan_set_error(
@@ -532,19 +545,18 @@ static int check_value(const fan_slot_spec *spec, const fan_value *v, const char
 static int check_grad(const leaf_object *self, PyObject *value)
 {
     const fan_slot_spec *spec = spec_of(self);
-    char name[128];
     fan_value v;
-    fan_error_context w = {
-        .buffer = fan_node_name(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
+    const fan_node_label name = fan_node_name(&self->base.node);
+    fan_error_context w = {.buffer = name.text, .slot = -1, .key = -1};
     fan_error_context_push(&w);
     int bad = fan_import(value, false, false, &v);
     fan_error_context_pop(&w);
     if (bad < 0)
         return -1;
     if (self->arrays)
-        bad = check_array(self, value, &v, name);
+        bad = check_array(self, value, &v, name.text);
     if (!bad && spec)
-        bad = check_value(spec, &v, name);
+        bad = check_value(spec, &v, name.text);
     fan_value_release(&v);
     return bad;
 }
@@ -559,8 +571,10 @@ static int set_wide(leaf_object *self, PyObject *value)
     PyObject *dropped =
         PyObject_CallOneArg((PyObject *)fan_state_get()->buffer_type, self->wide_slots);
     PyObject *was = NULL;
-    int bad = dropped ? 0 : -1;
-    if (!bad && value)
+    int bad = -1;
+    if (dropped)
+        bad = 0;
+    if (dropped && value)
         bad = add_wide(self, dropped, value);
     self->stale = bad && stale;
     if (!bad) {
@@ -583,23 +597,21 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
         value = NULL;
     if (check_kernel(self, "sets") < 0)
         return -1;
-    if (self->accumulate) {
-        char name[128];
+    if (self->accumulate)
         return fan_set_error(PyExc_AttributeError,
                              "%s has no .grad: its accumulate= function takes the gradients",
-                             fan_node_name(&self->base.node, name, sizeof name));
-    }
-    if (value && self->divert) {
-        char name[128];
+                             fan_node_name(&self->base.node).text);
+    if (value && self->divert)
         return fan_set_error(PyExc_RuntimeError,
                              "%s: grad: a fanin.dist.Reducer collects its gradients now, and what "
-                             "is set here would be "
-                             "no sum over ranks: set it before or after the pass",
-                             fan_node_name(&self->base.node, name, sizeof name));
-    }
+                             "is set here would be no sum over ranks: set it before or after the "
+                             "pass",
+                             fan_node_name(&self->base.node).text);
     if (value && check_grad(self, value) < 0)
         return -1;
-    return self->wide ? set_wide(self, value) : grad_write(self, Py_XNewRef(value));
+    if (self->wide)
+        return set_wide(self, value);
+    return grad_write(self, Py_XNewRef(value));
 }
 
 static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure))
@@ -670,23 +682,25 @@ static PyObject *declared(const leaf_args *a)
         if (object)
             return fan_call("fanin.slots", "Slot", "()");
     }
-    return is_number(a->array) ? fan_call("fanin.slots", "Slot", "(())") : Py_NewRef(a->array);
+    if (is_number(a->array))
+        return fan_call("fanin.slots", "Slot", "(())");
+    return Py_NewRef(a->array);
 }
 
 /* declare_slot: the leaf's only slot, and its stream. */
 static int declare_slot(leaf_object *self, const leaf_args *a)
 {
-    PyObject *list = PyList_New(1);
-    PyObject *slot = list ? declared(a) : NULL;
-    int bad = -1;
-    if (slot) {
-        PyList_SET_ITEM(list, 0, slot);
-        uint32_t inputs = 1;
-        bad = fan_node_declare(&self->base, list, &inputs);
-        if (!bad)
-            bad = fan_node_place(&self->base, a->stream, NULL, list);
-    }
-    Py_XDECREF(list);
+    PyObject *slot = declared(a);
+    PyObject *list = NULL;
+    uint32_t inputs = 1;
+    if (slot)
+        list = Py_BuildValue("[N]", slot);
+    if (!list)
+        return -1;
+    int bad = fan_node_declare(&self->base, list, &inputs);
+    if (!bad)
+        bad = fan_node_place(&self->base, a->stream, NULL, list);
+    Py_DECREF(list);
     return bad;
 }
 
@@ -697,13 +711,12 @@ static int make_wide(leaf_object *self, PyObject *accumulate)
     if (spec->dtype == FAN_DT_NONE)
         return fan_set_error(PyExc_TypeError,
                              "accumulate: only an array's gradients are summed in another dtype");
-    fan_stream *own = fan_node_stream(&self->base.node);
     fan_device *where = spec->device ? spec->device : fan_cpu();
     char device[32];
     PyObject *pair =
         fan_call("fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape),
                  fan_dtype_name(spec->dtype), fan_device_text(where, device, sizeof device),
-                 accumulate, own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
+                 accumulate, fan_node_get_stream((PyObject *)self, NULL));
     if (!pair)
         return -1;
     self->wide = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
@@ -734,7 +747,7 @@ static bool is_function(PyObject *accumulate)
 static int fill_in(leaf_object *self, const leaf_args *a)
 {
     fan_dtype dtype = FAN_DT_NONE;
-    self->array = Py_NewRef(a->like ? Py_None : a->array);
+    self->array = Py_NewRef(fan_or_none(a->array));
     if (a->name && fan_node_set_name(&self->base, a->name) < 0)
         return -1;
     if (declare_slot(self, a) < 0)
@@ -745,9 +758,11 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     /* the gradient's dtype */
     fan_slot_spec *spec = &self->base.more->slots.specs[0];
     bool has_dtype = spec->dtype != FAN_DT_NONE;
+    char kind = 'f';
     if (dtype != FAN_DT_NONE)
         spec->dtype = dtype;
-    char kind = spec->dtype == FAN_DT_NONE ? 'f' : fan_dtype_kind(spec->dtype);
+    if (spec->dtype != FAN_DT_NONE)
+        kind = fan_dtype_kind(spec->dtype);
     if (kind != 'f' && kind != 'c')
         return fan_set_error(PyExc_ValueError,
                              "Leaf(): expected a gradient of real or complex floats, got %s: "
@@ -769,15 +784,10 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     return 0;
 }
 
-static PyObject *given(PyObject *o)
-{
-    return o == Py_None ? NULL : o;
-}
-
 static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
 {
-    const leaf_args a = {given(values[0]), given(values[1]), given(values[2]),
-                         given(values[3]), given(values[4]), given(values[5])};
+    const leaf_args a = {fan_given(values[0]), fan_given(values[1]), fan_given(values[2]),
+                         fan_given(values[3]), fan_given(values[4]), fan_given(values[5])};
     if (!a.array == !a.like)
         return PyErr_Format(
             PyExc_TypeError,
@@ -817,11 +827,11 @@ static PyObject *leaf_register_post_accumulate_grad_hook(PyObject *o, PyObject *
 static PyObject *leaf_repr(PyObject *o)
 {
     const fan_slot_spec *spec = spec_of(leaf_cast(o));
-    char name[128], shape[160];
-    fan_node_name(&leaf_cast(o)->base.node, name, sizeof name);
+    const fan_node_label name = fan_node_name(&leaf_cast(o)->base.node);
+    char shape[160];
     if (!spec || !spec->has_shape || spec->dtype == FAN_DT_NONE)
-        return PyUnicode_FromFormat("<fanin.Leaf %s>", name);
-    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", name,
+        return PyUnicode_FromFormat("<fanin.Leaf %s>", name.text);
+    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", name.text,
                                 fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
                                 fan_dtype_name(spec->dtype));
 }

@@ -23,8 +23,10 @@ static node_object *node_cast(PyObject *o)
 void fan_node_text(const fan_node *n, char *buf, size_t size)
 {
     node_object *self = fan_node_object(n);
+    const char *name = NULL;
     Py_ssize_t all;
-    const char *name = self->name ? PyUnicode_AsUTF8AndSize(self->name, &all) : NULL;
+    if (self->name)
+        name = PyUnicode_AsUTF8AndSize(self->name, &all);
     if (!name) {
         const char *type = Py_TYPE(self)->tp_name;
         if (n->ops->leaf)
@@ -138,16 +140,9 @@ node_object *fan_node_arg(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     if (type == st->node_type || type == st->leaf_type)
         return node_cast(o);
-    bool made = PyType_IsSubtype(type, st->node_type) && node_cast(o)->node.made;
-    return made ? node_cast(o) : NULL;
-}
-
-const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size)
-{
-    if (!PyObject_TypeCheck(node, fan_state_get()->node_type))
-        return fan_type_text(root, buf, size);
-    PyOS_snprintf(buf, size, "a %.160s whose Node.__init__ has not run", Py_TYPE(node)->tp_name);
-    return buf;
+    if (PyType_IsSubtype(type, st->node_type) && node_cast(o)->node.made)
+        return node_cast(o);
+    return NULL;
 }
 
 /* ---- the declarations of its slots ---- */
@@ -173,10 +168,8 @@ static int declare_arrays(fan_slot_specs *specs, PyObject *slots)
     if (!n)
         return 0;
     specs->specs = fan_calloc(n * sizeof *specs->specs);
-    if (!specs->specs) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    if (!specs->specs)
+        return fan_no_memory();
     specs->n = n;
     for (size_t i = 0; i < n; i++) {
         const PyArrayObject *array = (PyArrayObject *)items[i];
@@ -184,8 +177,8 @@ static int declare_arrays(fan_slot_specs *specs, PyObject *slots)
         spec->dtype = fan_dtype_of_descr(PyArray_DESCR(array));
         spec->accumulate = FAN_DT_NONE;
         spec->device = fan_device_hold(fan_cpu());
-        if (fan_slot_spec_shape(spec, PyArray_NDIM(array), (const int64_t *)PyArray_DIMS(array)) <
-            0)
+        const int64_t *shape = (const int64_t *)PyArray_DIMS(array);
+        if (fan_slot_spec_shape(spec, PyArray_NDIM(array), shape) < 0)
             return -1;
     }
     return 1;
@@ -203,24 +196,8 @@ static int is_single(PyObject *slots)
     return bare;
 }
 
-/* declare_sequence: a sequence of arrays, Slots and Nones; a None declares nothing. */
-static int declare_sequence(node_more *more, PyObject *slots, const char *name)
-{
-    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
-    PyObject *list = type ? PySequence_List(slots) : NULL;
-    for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
-        if (PyList_GET_ITEM(list, i) != Py_None)
-            continue;
-        PyObject *empty = PyObject_CallNoArgs(type);
-        if (!empty || PyList_SetItem(list, i, empty) < 0)
-            Py_CLEAR(list);
-    }
-    int bad = list ? fan_slot_specs_of(list, name, &more->slots, &more->names) : -1;
-    Py_XDECREF(list);
-    return bad;
-}
-
-/* declare_other: what declare_arrays left: a single object, which is an error, or a sequence. */
+/* declare_other: what declare_arrays left: a single object, which is an error, or a sequence of
+ * arrays, Slots and Nones. */
 static int declare_other(node_more *more, PyObject *slots, const char *name)
 {
     int single = is_single(slots);
@@ -231,7 +208,13 @@ static int declare_other(node_more *more, PyObject *slots, const char *name)
             PyExc_TypeError,
             "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
             Py_TYPE(slots)->tp_name);
-    return declare_sequence(more, slots, name);
+    PyObject *list = PySequence_List(slots);
+    if (!list)
+        return -1;
+    more->slots.nones = true;
+    int bad = fan_slot_specs_of(list, name, &more->slots, &more->names);
+    Py_DECREF(list);
+    return bad;
 }
 
 /* is_count: whether there may be n declarations; `inputs` as inputs= gives it, 0: not given. */
@@ -245,20 +228,21 @@ static bool is_count(size_t n, uint32_t inputs)
 int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
 {
     node_more *more = fan_node_more(self);
-    int arrays = more ? declare_arrays(&more->slots, slots) : -1;
+    if (!more)
+        return -1;
+    int arrays = declare_arrays(&more->slots, slots);
     if (arrays < 0)
         return -1;
 
     /* All else may fail with a message, for which the node's name is written. */
     int bad = 0;
     if (!arrays || !is_count(more->slots.n, *inputs)) {
-        char name[128];
-        fan_error_context w = {
-            .buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+        const fan_node_label name = fan_node_name(&self->node);
+        fan_error_context w = {.buffer = name.text, .slot = -1, .key = -1};
+        uint32_t expected = *inputs ? *inputs : 1;
         fan_error_context_push(&w);
         if (!arrays)
-            bad = declare_other(more, slots, name);
-        uint32_t expected = *inputs ? *inputs : 1;
+            bad = declare_other(more, slots, name.text);
         if (!bad && !is_count(more->slots.n, *inputs))
             bad =
                 fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu",
@@ -281,7 +265,9 @@ typedef struct place_args {
 
 static const fan_slot_specs *specs_of(const node_object *self)
 {
-    return self->more && self->more->slots.specs ? &self->more->slots : NULL;
+    if (!fan_node_specs(&self->node))
+        return NULL;
+    return &self->more->slots;
 }
 
 /* current_for: the current stream of a device, in the example array's library if it has one; a
@@ -354,8 +340,10 @@ static int place_by_slots(node_object *self, place_args *a, PyObject *slots)
             self->node.host = false;
         if (!has_streams)
             continue;
-        bool listed = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots);
-        a->stream = current_for(d, listed ? PyList_GET_ITEM(slots, (Py_ssize_t)i) : NULL);
+        PyObject *example = NULL;
+        if (slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots))
+            example = PyList_GET_ITEM(slots, (Py_ssize_t)i);
+        a->stream = current_for(d, example);
         if (!a->stream)
             return -1;
     }
@@ -377,7 +365,11 @@ static int place_in(node_object *self, place_args *a, PyObject *slots)
         if (!a->stream)
             return -1;
     }
-    int bad = a->stream ? check_slots(specs_of(self), a->stream) : place_by_slots(self, a, slots);
+    int bad;
+    if (a->stream)
+        bad = check_slots(specs_of(self), a->stream);
+    else
+        bad = place_by_slots(self, a, slots);
     if (bad < 0)
         return -1;
 
@@ -402,17 +394,16 @@ static int raise_about(const char *name, const char *what)
 
 int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots)
 {
-    if (!fan_is_given(stream) && !fan_is_given(device) && !specs_of(self)) /* the usual case */
+    if (!fan_given(stream) && !fan_given(device) && !specs_of(self)) /* the usual case */
         return FAN_CHECK(fan_stream_set_now(&self->node.streams, &err));
-    char name[128];
-    fan_error_context w = {
-        .buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    const fan_node_label name = fan_node_name(&self->node);
+    fan_error_context w = {.buffer = name.text, .slot = -1, .key = -1};
     place_args a = {0};
     if (fan_stream_arg(stream, &a.stream) < 0)
-        return raise_about(name, "stream");
+        return raise_about(name.text, "stream");
     if (fan_device_arg(device, &a.device) < 0) {
         fan_stream_drop(a.stream);
-        return raise_about(name, "device");
+        return raise_about(name.text, "device");
     }
     fan_error_context_push(&w);
     int bad = place_in(self, &a, slots);
@@ -425,9 +416,12 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
 
 /* ---- its edges ---- */
 
-static bool is_pair(PyObject *edge)
+/* node_of: the node of a pair (node, slot); borrowed; NULL: it is no such pair. */
+static node_object *node_of(PyObject *edge)
 {
-    return PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2;
+    if (!PyTuple_Check(edge) || PyTuple_GET_SIZE(edge) != 2)
+        return NULL;
+    return fan_node_arg(PyTuple_GET_ITEM(edge, 0));
 }
 
 /* edge_advice: what to give instead of an edge that is no pair of a node and a slot; "" where that
@@ -436,8 +430,9 @@ static const char *edge_advice(PyObject *edge)
 {
     if (fan_node_arg(edge))
         return ": give [(node, slot)]";
-    bool tuple = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge);
-    if (fan_is_array(tuple ? PyTuple_GET_ITEM(edge, 0) : edge))
+    if (PyTuple_Check(edge) && PyTuple_GET_SIZE(edge))
+        edge = PyTuple_GET_ITEM(edge, 0);
+    if (fan_is_array(edge))
         return ": arrays and tensors are no nodes; fanin.Leaf(array) makes one";
     return "";
 }
@@ -445,8 +440,7 @@ static const char *edge_advice(PyObject *edge)
 /* is_one_edge: whether a sequence of edges is a single edge, as in edges=(node, 0). */
 static bool is_one_edge(PyObject *edges)
 {
-    return is_pair(edges) && fan_node_arg(PyTuple_GET_ITEM(edges, 0)) &&
-           PyIndex_Check(PyTuple_GET_ITEM(edges, 1));
+    return node_of(edges) && PyIndex_Check(PyTuple_GET_ITEM(edges, 1));
 }
 
 /* edge_of_index: a slot that is another integer; NULL with an exception. */
@@ -454,14 +448,15 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
                                                                   PyObject *edge, size_t index,
                                                                   uint32_t *slot)
 {
-    char name[128], there[128];
-    node_object *to = is_pair(edge) ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
-    PyObject *which = to ? PyTuple_GET_ITEM(edge, 1) : NULL;
-    bool out_of_range = which && PyLong_CheckExact(which);
+    node_object *to = node_of(edge);
+    PyObject *which = NULL;
     int64_t i = 0;
     int bad = 0;
-    fan_error_context w = {
-        .buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    if (to)
+        which = PyTuple_GET_ITEM(edge, 1);
+    bool out_of_range = which && PyLong_CheckExact(which);
+    const fan_node_label name = fan_node_name(&self->node);
+    fan_error_context w = {.buffer = name.text, .slot = -1, .key = -1};
     fan_error_context_push(&w);
     if (!to) {
         bad = fan_refuse(PyExc_TypeError,
@@ -474,11 +469,12 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
     }
     if (out_of_range)
         bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R",
-                         index, to->node.inputs - 1, fan_node_name(&to->node, there, sizeof there),
-                         which);
+                         index, to->node.inputs - 1, fan_node_name(&to->node).text, which);
     fan_error_context_pop(&w);
     *slot = (uint32_t)i;
-    return bad ? NULL : to;
+    if (bad)
+        return NULL;
+    return to;
 }
 
 /* edge_arg: None, or (node, slot): borrowed. */
@@ -489,8 +485,10 @@ static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_n
     *next = NULL;
     if (edge == Py_None)
         return 0;
-    node_object *to = is_pair(edge) ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
-    Py_ssize_t i = to ? fan_small_index(PyTuple_GET_ITEM(edge, 1)) : -1;
+    node_object *to = node_of(edge);
+    Py_ssize_t i = -1;
+    if (to)
+        i = fan_small_index(PyTuple_GET_ITEM(edge, 1));
     if (i >= 0 && i < (Py_ssize_t)to->node.inputs) /* the usual case */
         *slot = (uint32_t)i;
     else
@@ -554,7 +552,9 @@ enum {
 int fan_node_set_name(node_object *self, PyObject *name)
 {
     self->name = PyObject_Str(name);
-    return self->name && fan_text_arg(self->name) ? 0 : -1;
+    if (!self->name || !fan_text_arg(self->name))
+        return -1;
+    return 0;
 }
 
 static int set_group(node_object *self, PyObject *group)
@@ -585,14 +585,19 @@ static int set_call_site(node_object *self)
     if (!line[0])
         return 0;
     more->call_site = PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace");
-    return more->call_site ? 0 : -1;
+    if (!more->call_site)
+        return -1;
+    return 0;
 }
 
 /* inputs_arg: inputs=; 0: not given. */
 static int inputs_arg(PyObject *given, uint32_t *inputs)
 {
-    int64_t n = given ? fan_small_index(given) : 0;
-    if (given && (PyList_Check(given) || PyTuple_Check(given)))
+    *inputs = 0;
+    if (!given)
+        return 0;
+    int64_t n = fan_small_index(given);
+    if (PyList_Check(given) || PyTuple_Check(given))
         return fan_set_error(
             PyExc_TypeError,
             "Node: inputs: expected a number of gradients, got %s: edges are given "
@@ -600,7 +605,7 @@ static int inputs_arg(PyObject *given, uint32_t *inputs)
             FAN_TYPE_TEXT(given));
     if (n < 0 && fan_index(given, "inputs", NULL, &n) < 0)
         return -1;
-    if (given && (n < 1 || n >= INT32_MAX))
+    if (n < 1 || n >= INT32_MAX)
         return fan_set_error(PyExc_ValueError,
                              "inputs: expected a number of gradients from 1 to %d, got %R",
                              INT32_MAX - 1, given);
@@ -610,43 +615,44 @@ static int inputs_arg(PyObject *given, uint32_t *inputs)
 
 static int fill_in(node_object *self, PyObject *const *a)
 {
-    bool has_release = fan_is_given(a[RELEASE]);
+    PyObject *release = fan_given(a[RELEASE]);
     if (!PyCallable_Check(a[FN]))
         return fan_set_error(PyExc_TypeError, "fn: expected a function, got %s",
                              FAN_TYPE_TEXT(a[FN]));
-    if (has_release && !PyCallable_Check(a[RELEASE]))
+    if (release && !PyCallable_Check(release))
         return fan_set_error(PyExc_TypeError, "release: expected a function, got %s",
-                             FAN_TYPE_TEXT(a[RELEASE]));
-    if (fan_is_given(a[NAME]) && fan_node_set_name(self, a[NAME]) < 0)
+                             FAN_TYPE_TEXT(release));
+    if (fan_given(a[NAME]) && fan_node_set_name(self, a[NAME]) < 0)
         return -1;
 
     /* the slots and their place */
     uint32_t inputs;
     if (inputs_arg(a[INPUTS], &inputs) < 0)
         return -1;
-    if (fan_is_given(a[SLOTS]) && fan_node_declare(self, a[SLOTS], &inputs) < 0)
+    if (fan_given(a[SLOTS]) && fan_node_declare(self, a[SLOTS], &inputs) < 0)
         return -1;
     bool placed = a[STREAM] || a[DEVICE] || a[SLOTS];
     if ((placed || fan_streams_in_use()) &&
         fan_node_place(self, a[STREAM], a[DEVICE], a[SLOTS]) < 0)
         return -1;
-    if (fan_is_given(a[GROUP]) && set_group(self, a[GROUP]) < 0)
+    if (fan_given(a[GROUP]) && set_group(self, a[GROUP]) < 0)
         return -1;
     if (fan_is_function(a[FN])) {
         uint32_t takes = ((function_object *)a[FN])->inputs;
-        char name[128];
         if (inputs && inputs != takes)
             return fan_set_error(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
-                                 fan_node_name(&self->node, name, sizeof name), takes, inputs);
+                                 fan_node_name(&self->node).text, takes, inputs);
         inputs = takes;
     }
-    self->node.inputs = inputs ? inputs : 1;
+    if (!inputs)
+        inputs = 1;
+    self->node.inputs = inputs;
     if (fan_state_get()->detect && set_call_site(self) < 0)
         return -1;
 
     self->fn = Py_NewRef(a[FN]);
-    self->release = has_release ? Py_NewRef(a[RELEASE]) : NULL;
-    if (fan_is_given(a[EDGES]) && link_edges(self, a[EDGES]) < 0)
+    self->release = Py_XNewRef(release);
+    if (fan_given(a[EDGES]) && link_edges(self, a[EDGES]) < 0)
         return -1;
     self->node.made = true;
     return 0;
@@ -678,17 +684,19 @@ static PyObject *node_new(PyTypeObject *type, PyObject *const *values)
 /* link_edge: edge i of a node that the C API makes. */
 static int link_edge(node_object *self, const fanin_edge *edge, size_t i)
 {
-    char name[128];
-    node_object *to = edge->next ? fan_node_arg((PyObject *)edge->next) : NULL;
-    if (edge->next && !to)
+    if (!edge->next) {
+        fan_node_link(&self->node, NULL, edge->slot);
+        return 0;
+    }
+    node_object *to = fan_node_arg((PyObject *)edge->next);
+    if (!to)
         return fan_set_error(PyExc_TypeError,
                              "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
-                             fan_node_name(&self->node, name, sizeof name), i);
-    if (to && edge->slot >= to->node.inputs)
+                             fan_node_name(&self->node).text, i);
+    if (edge->slot >= to->node.inputs)
         return fan_set_error(PyExc_IndexError, "%s: edge %zu: expected a slot from 0 to %u, got %u",
-                             fan_node_name(&self->node, name, sizeof name), i, to->node.inputs - 1,
-                             edge->slot);
-    fan_node_link(&self->node, to ? &to->node : NULL, edge->slot);
+                             fan_node_name(&self->node).text, i, to->node.inputs - 1, edge->slot);
+    fan_node_link(&self->node, &to->node, edge->slot);
     return 0;
 }
 
@@ -701,7 +709,9 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
     self->node.host = true;
     self->node.made = true;
     self->fn = Py_NewRef((PyObject *)fn);
-    int bad = name ? fan_node_set_name(self, name) : 0;
+    int bad = 0;
+    if (name)
+        bad = fan_node_set_name(self, name);
     if (!bad)
         bad = FAN_CHECK(fan_node_room(&self->node, nedges, &err));
     for (size_t i = 0; i < nedges && !bad; i++)
@@ -724,27 +734,22 @@ int fan_node_release(node_object *self)
         return 0;
     PyObject *ignored = PyObject_CallNoArgs(release);
     Py_DECREF(release);
-    Py_XDECREF(ignored);
-    return ignored ? 0 : -1;
+    return fan_drop_result(ignored);
 }
 
 /* ---- Node ---- */
 
-/* or_none: a new reference. */
-static PyObject *or_none(PyObject *o)
-{
-    return Py_NewRef(o ? o : Py_None);
-}
-
 static PyObject *node_get_fn(PyObject *o, void *Py_UNUSED(closure))
 {
-    return or_none(node_cast(o)->fn);
+    return Py_NewRef(fan_or_none(node_cast(o)->fn));
 }
 
 static PyObject *node_get_group(PyObject *o, void *Py_UNUSED(closure))
 {
     const node_more *more = node_cast(o)->more;
-    return or_none(more ? more->group : NULL);
+    if (!more)
+        Py_RETURN_NONE;
+    return Py_NewRef(fan_or_none(more->group));
 }
 
 static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
@@ -765,7 +770,9 @@ static PyObject *node_get_freed(PyObject *o, void *Py_UNUSED(closure))
 static PyObject *node_get_edges(PyObject *o, void *Py_UNUSED(closure))
 {
     PyObject *type = fan_lazy(&fan_state_get()->edges_type, "fanin._engine", "Edges");
-    return type ? PyObject_CallOneArg(type, o) : NULL;
+    if (!type)
+        return NULL;
+    return PyObject_CallOneArg(type, o);
 }
 
 static PyObject *node_edges(PyObject *o, PyObject *Py_UNUSED(none))
@@ -797,12 +804,14 @@ static PyObject *node_append_edge(PyObject *o, PyObject *edge)
 PyObject *fan_node_get_stream(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_stream *own = fan_node_stream(&((const node_object *)o)->node);
-    return own ? fan_stream_wrap(own) : Py_NewRef(Py_None);
+    if (!own)
+        Py_RETURN_NONE;
+    return fan_stream_wrap(own);
 }
 
 PyObject *fan_node_get_name(PyObject *o, void *Py_UNUSED(closure))
 {
-    return or_none(node_cast(o)->name);
+    return Py_NewRef(fan_or_none(node_cast(o)->name));
 }
 
 PyObject *fan_node_get_number(PyObject *o, void *Py_UNUSED(closure))
@@ -816,27 +825,22 @@ static PyObject *node_needs(PyObject *o, PyObject *which)
     int64_t i = 0;
     if (fan_index(which, "edge", PyExc_IndexError, &i) < 0)
         return NULL;
-    if (i >= (int64_t)n->nedges) {
-        char name[128];
-        return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld",
-                            fan_node_name(n, name, sizeof name), n->nedges, FAN_PLURAL(n->nedges),
-                            (long long)i);
-    }
+    if (i >= (int64_t)n->nedges)
+        return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld", fan_node_name(n).text,
+                            n->nedges, FAN_PLURAL(n->nedges), (long long)i);
     return PyBool_FromLong(fan_backward_needs(n, (uint32_t)i));
 }
 
 /* slot_arg: one of the node's; NULL: its first. */
 static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
 {
-    char name[128];
     *slot = 0;
     if (given && fan_slot_index(given, "slot", slot) < 0)
         return -1;
     if (*slot < (int64_t)self->node.inputs)
         return 0;
     return fan_set_error(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
-                         fan_node_name(&self->node, name, sizeof name), self->node.inputs - 1,
-                         (long long)*slot);
+                         fan_node_name(&self->node).text, self->node.inputs - 1, (long long)*slot);
 }
 
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a)
@@ -858,9 +862,11 @@ static PyObject *node_retain_grad(PyObject *o, PyObject *const *a)
         return NULL;
     if (!more->kept)
         more->kept = PyDict_New();
-    PyObject *there = more->kept ? PyDict_SetDefault(more->kept, key, Py_None) : NULL;
+    PyObject *there = NULL;
+    if (more->kept)
+        there = PyDict_SetDefault(more->kept, key, Py_None);
     Py_DECREF(key);
-    return there ? Py_NewRef(Py_None) : NULL;
+    return fan_none_unless(!there);
 }
 
 /* kept_sum: new reference; NULL with an exception. */
@@ -869,9 +875,13 @@ static PyObject *kept_sum(const node_more *more, uint32_t index)
     if (!more || !more->kept)
         return Py_NewRef(Py_None);
     PyObject *slot = PyLong_FromUnsignedLong(index);
-    PyObject *sum = slot ? PyDict_GetItemWithError(more->kept, slot) : NULL;
-    Py_XDECREF(slot);
-    return PyErr_Occurred() ? NULL : or_none(sum);
+    if (!slot)
+        return NULL;
+    PyObject *sum = PyDict_GetItemWithError(more->kept, slot);
+    Py_DECREF(slot);
+    if (!sum && PyErr_Occurred())
+        return NULL;
+    return Py_NewRef(fan_or_none(sum));
 }
 
 static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
@@ -894,18 +904,20 @@ static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
 static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
     const node_more *more = node_cast(o)->more;
-    PyObject *kept = more ? more->kept : NULL;
     if (value != Py_None)
         return fan_set_error(
             PyExc_TypeError,
             "grad: expected None, which forgets the sums that retain_grad() has kept");
-    if (!kept)
+    if (!more || !more->kept)
         return 0;
+    PyObject *kept = more->kept;
     PyObject *slots = PyDict_Keys(kept);
-    int bad = slots ? 0 : -1;
+    if (!slots)
+        return -1;
+    int bad = 0;
     for (Py_ssize_t i = 0; !bad && i < PyList_GET_SIZE(slots); i++)
         bad = PyDict_SetItem(kept, PyList_GET_ITEM(slots, i), Py_None);
-    Py_XDECREF(slots);
+    Py_DECREF(slots);
     return bad;
 }
 
@@ -924,7 +936,7 @@ static PyObject *node_free(PyObject *o, PyObject *Py_UNUSED(none))
     node_object *self = node_cast(o);
     if (!self->node.freed_by)
         self->node.freed_by = FAN_FREED_BY_USER;
-    return fan_node_release(self) < 0 ? NULL : Py_NewRef(Py_None);
+    return fan_none_unless(fan_node_release(self) < 0);
 }
 
 /* node_sum_into: of a tuple with memory for each slot's sum. */
@@ -955,11 +967,9 @@ static PyObject *node_repr(PyObject *o)
         class_name = type->tp_name;
         space = " ";
     }
-    char name[128];
     return PyUnicode_FromFormat("<%s%s%s, %u input%s, %u edge%s%s>", class_name, space,
-                                fan_node_name(n, name, sizeof name), n->inputs,
-                                FAN_PLURAL(n->inputs), n->nedges, FAN_PLURAL(n->nedges),
-                                n->freed_by ? ", freed" : "");
+                                fan_node_name(n).text, n->inputs, FAN_PLURAL(n->inputs), n->nedges,
+                                FAN_PLURAL(n->nedges), n->freed_by ? ", freed" : "");
 }
 
 static PyObject *node_remove_hook(PyObject *o, PyObject *hook)

@@ -2,26 +2,29 @@
  * buffer. */
 #include "py/engine/node_object.h"
 
-buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
+buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config config)
 {
-    char name[128];
-    const node_more *more = n->more;
-    /* its lines bear the node's name */
-    bool traced = atomic_load_explicit(&fan_traces, memory_order_relaxed);
-    bool has_specs = more && more->slots.specs;
-    bool has_options = how.create_graph || how.stats || how.stream;
-    if (has_specs || has_options || traced) {
-        const fan_slot_specs none = {.n = n->node.inputs};
-        const fan_slot_specs *slots = has_specs ? &more->slots : &none;
-        how.name = fan_node_name(&n->node, name, sizeof name);
-        how.leaf = how.stream && n->node.ops->leaf;
-        buffer_object *made =
-            (buffer_object *)fan_buffer_declared(slots, more ? more->names : NULL, how);
-        if (made && !how.create_graph && n->node.ops->leaf && ((const leaf_object *)n)->arrays)
-            made->flags[0] |= FAN_ARRAYS;
-        return made;
+    const fan_slot_specs none = {.n = n->node.inputs};
+    const fan_slot_specs *slots = &none;
+    PyObject *names = NULL;
+    bool is_leaf = n->node.ops->leaf;
+    if (fan_node_specs(&n->node)) {
+        slots = &n->more->slots;
+        names = n->more->names;
     }
-    return (buffer_object *)fan_buffer_plain(n->node.inputs, how.budget);
+    /* the lines of a trace bear the node's name */
+    bool traced = atomic_load_explicit(&fan_traces, memory_order_relaxed);
+    bool has_options = config.create_graph || config.stats || config.stream;
+    if (slots == &none && !has_options && !traced)
+        return (buffer_object *)fan_buffer_plain(none.n, config.budget);
+    const fan_node_label name = fan_node_name(&n->node);
+    config.name = name.text;
+    config.leaf = config.stream && is_leaf;
+    buffer_object *made = (buffer_object *)fan_buffer_declared(slots, names, config);
+    bool in_place = is_leaf && !config.create_graph;
+    if (made && in_place && ((const leaf_object *)n)->arrays)
+        made->flags[0] |= FAN_ARRAYS;
+    return made;
 }
 
 PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two,
@@ -30,25 +33,26 @@ PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObjec
     fan_buffer_config config = {.create_graph = options.create_graph,
                                 .budget = fan_state_get()->budget};
     buffer_object *buffer = fan_node_buffer(n, config);
-    PyObject *gradients[2] = {one, two};
-    PyObject *out = options.out ? options.out : Py_None;
+    PyObject *gradients[] = {one, two, NULL};
     PyObject *list = NULL;
     PyObject *sum = NULL;
-    bool failed = !buffer;
-    for (int i = 0; i < 2 && gradients[i] && !failed; i++) {
+    int bad = 0;
+    if (!buffer)
+        return NULL;
+    for (PyObject **next = gradients; *next && !bad; next++) {
         fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
-        failed = fan_contribution_of(buffer, slot, gradients[i], NULL, &c) < 0;
-        if (!failed)
-            failed = fan_add_on(buffer->core, slot, &c) < 0;
+        bad = fan_contribution_of(buffer, slot, *next, NULL, &c);
+        if (!bad)
+            bad = fan_add_on(buffer->core, slot, &c);
         if (c.value.form != FAN_FORM_UNDEFINED)
             fan_value_drop(&fan_python, &c.value);
     }
-    if (!failed)
-        list =
-            fan_take_all(buffer->core, &slot, buffer->names, NULL, out, Py_None, options.writable);
+    if (!bad)
+        list = fan_take_all(buffer->core, &slot, buffer->names, NULL, fan_or_none(options.out),
+                            Py_None, options.writable);
     if (list)
         sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(list);
-    Py_XDECREF((PyObject *)buffer);
+    Py_DECREF((PyObject *)buffer);
     return sum;
 }

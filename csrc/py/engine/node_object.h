@@ -59,18 +59,13 @@ static inline node_object *fan_node_object(const fan_node *n)
     return (node_object *)(void *)((char *)(uintptr_t)n - offsetof(node_object, node));
 }
 
-/* fan_node_out_buffer: memory for the sum of a slot; borrowed, NULL: fresh. */
-static inline PyObject *fan_node_out_buffer(const fan_node *n, uint32_t slot)
+/* fan_node_specs: the declarations of its slots. NULL: it declares nothing. */
+static inline fan_slot_spec *fan_node_specs(const fan_node *n)
 {
     const node_more *more = fan_node_object(n)->more;
-    return more && more->out_buffers ? PyTuple_GET_ITEM(more->out_buffers, (Py_ssize_t)slot) : NULL;
-}
-
-/* fan_node_name: the name for messages, in buf, which is returned. */
-static inline const char *fan_node_name(const fan_node *n, char *buf, size_t size)
-{
-    n->ops->text(n, buf, size);
-    return buf;
+    if (!more)
+        return NULL;
+    return more->slots.specs;
 }
 
 /* ---- guard.c ---- */
@@ -101,21 +96,29 @@ int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n);
 int fan__guards_end(fan_guards *all, const fan_node *n);
 
 /* fan_guards_begin: guards, until fan_guards_end, those of these objects that have references
- * besides the caller's one; skips NULLs. *all must not move meanwhile. -1 with an exception: there
- * is nothing to end. fan_guards_end: -1 with an exception if a tensor was written; 0 if an
- * exception is live already, which stays. The inline part is the usual case: one ndarray. */
+ * besides the caller's one; skips NULLs. *all must not move meanwhile.
+ *   0: begun
+ *   -1, with an exception: there is nothing to end
+ * fan_guards_end:
+ *   0: ended; an exception that is live already stays
+ *   -1, with an exception: a tensor was written
+ * The inline part is the usual case: one ndarray. */
 static inline int fan_guards_begin(fan_guards *all, void *const *sums, uint32_t n)
 {
-    PyArrayObject *a =
-        n == 1 && sums[0] && !fan_is_unboxed(sums[0]) && PyArray_CheckExact((PyObject *)sums[0])
-            ? (PyArrayObject *)sums[0]
-            : NULL;
-    if (!a || !PyArray_CHKFLAGS(a, NPY_ARRAY_WRITEABLE) || FAN_FAULT(SUM_UNGUARDED))
+    if (n != 1 || !sums[0])
+        return fan__guards_begin(all, sums, n);
+    PyArrayObject *a = sums[0];
+    if (fan_is_unboxed(a) || !PyArray_CheckExact((PyObject *)a))
+        return fan__guards_begin(all, sums, n);
+    if (!PyArray_CHKFLAGS(a, NPY_ARRAY_WRITEABLE) || FAN_FAULT(SUM_UNGUARDED))
+        return fan__guards_begin(all, sums, n);
+    bool shared = Py_REFCNT(a) > 1;
+    if (!shared && PyArray_BASE(a))
         return fan__guards_begin(all, sums, n);
     all->n = 0;
-    if (Py_REFCNT(a) > 1)
+    if (shared)
         fan__guard_array(all, a);
-    return Py_REFCNT(a) == 1 && PyArray_BASE(a) ? fan__guards_begin(all, sums, n) : 0;
+    return 0;
 }
 static inline int fan_guards_end(fan_guards *all, const fan_node *n)
 {
@@ -154,12 +157,19 @@ int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **
 int fan__hooks_accumulated(node_object *self, PyObject *node_hooks);
 static inline int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)
 {
-    return node_hooks ? fan__hooks_accumulated(self, node_hooks) : 0;
+    if (!node_hooks)
+        return 0;
+    return fan__hooks_accumulated(self, node_hooks);
 }
-/* fan_hooks_produced: whether a post-hook returned the gradient. FAN_FROM_HOOK: a prefix for
+/* fan_hooks_produced: whether a post-hook returned the gradient. fan_from_hook: a prefix for
  * messages about one. */
 bool fan_hooks_produced(const void *node_hooks, uint32_t index);
-#define FAN_FROM_HOOK(producer) ((producer)->from_hook ? "a post-hook of " : "")
+static inline const char *fan_from_hook(const fan_producer *producer)
+{
+    if (producer->from_hook)
+        return "a post-hook of ";
+    return "";
+}
 
 /* ---- node.c ---- */
 
@@ -174,8 +184,6 @@ int fan_node_set_name(node_object *self, PyObject *name);
 PyObject *fan_node_get_stream(PyObject *o, void *closure);
 /* fan_node_arg: a Node or a Leaf, borrowed; NULL, without an exception, of anything else. */
 node_object *fan_node_arg(PyObject *o);
-/* fan_no_node_text: for messages: a root whose `node` is no node. */
-const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size);
 int fan_node_release(node_object *self);
 /* Shared by Node and Leaf: */
 void fan_node_text(const fan_node *n, char *buf, size_t size);
@@ -192,8 +200,8 @@ PyObject *fan_node_get_number(PyObject *o, void *closure);
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a);
 
 /* fan_node_buffer: a new buffer for a node's gradients, with the stream (NULL: the current one),
- * create_graph (A1), stats (E11) and budget of `how`; NULL with an exception. */
-buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how);
+ * create_graph (A1), stats (E11) and budget of `config`; NULL with an exception. */
+buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config config);
 
 typedef struct fan_sum_options {
     PyObject *out;     /* where the sum is written; NULL: a new object */
@@ -236,10 +244,25 @@ void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *
 
 extern const fan_engine_frontend fan_python_engine;
 
-/* fan_task_begin_args: begins a pass with the arguments of a call, in the order of core.pyi; NULL
- * with an exception. */
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture,
-                                  size_t *nwanted);
+/* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as
+ * core.pyi declares them. */
+enum {
+    FAN_PASS_ROOTS,
+    FAN_PASS_INPUTS,
+    FAN_PASS_KEEP_GRAPH,
+    FAN_PASS_CREATE_GRAPH,
+    FAN_PASS_DETECT,
+    FAN_PASS_SCHEDULE,
+    FAN_PASS_PROGRESS,
+    FAN_PASS_ONE,
+    FAN_PASS_BUDGET,
+    FAN_PASS_WORKERS,
+    FAN_PASS_REDUCER,
+    FAN_PASS_ARGS
+};
+
+/* fan_task_begin_args: begins a pass with the arguments of a call; NULL with an exception. */
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *nwanted);
 /* fan_task_run: runs it: 0, or -1 with an exception. fan_task_end: NULL: nothing; a live exception
  * stays. */
 int fan_task_run(fan_backward *p);

@@ -26,7 +26,7 @@ __attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, con
                                                     size_t index, const node_object *n,
                                                     PyObject *slot, uint32_t *out)
 {
-    char name[128], whole[64];
+    char whole[64];
     int64_t i = fan_small_index(slot);
     PyOS_snprintf(whole, sizeof whole, "%s: %s %zu", parts->config.call, what, index);
     fan_error_context w = {.buffer = whole, .slot = -1, .key = -1};
@@ -41,8 +41,7 @@ __attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, con
         bad = fan_slot_index(slot, "slot", &i);
     if (!bad && i >= (int64_t)n->node.inputs)
         bad = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %u of %s, got %lld",
-                         n->node.inputs - 1, fan_node_name(&n->node, name, sizeof name),
-                         (long long)i);
+                         n->node.inputs - 1, fan_node_name(&n->node).text, (long long)i);
     fan_error_context_pop(&w);
     *out = (uint32_t)i;
     return bad;
@@ -63,15 +62,16 @@ static int slot_of(const pass_parts *parts, const char *what, size_t index, cons
  * reference. */
 static PyObject *one_of(const pass_parts *parts, size_t index, const node_object *n, uint32_t slot)
 {
-    const fan_slot_spec *spec =
-        n->more && n->more->slots.specs ? &n->more->slots.specs[slot] : NULL;
-    char name[128], shape[160], device[32];
-    fan_node_name(&n->node, name, sizeof name);
+    const fan_slot_spec *spec = fan_node_specs(&n->node);
+    const fan_node_label name = fan_node_name(&n->node);
+    char shape[160], device[32];
+    if (spec)
+        spec += slot;
     if (!spec || !spec->has_shape)
         return PyErr_Format(PyExc_ValueError,
                             "%s: root %zu (%s, slot %u): the slot declares no shape: give its "
                             "gradient, (node, slot, gradient)",
-                            parts->config.call, index, name, slot);
+                            parts->config.call, index, name.text, slot);
     npy_intp dims[FAN_MAX_NDIM];
     bool one_element = true;
     for (int i = 0; i < spec->ndim; i++) {
@@ -85,106 +85,74 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
             PyExc_ValueError,
             "%s: root %zu (%s, slot %u): the default gradient, one, is for one element on the CPU, "
             "and the slot is of shape %s on %s: give its gradient, (node, slot, gradient)",
-            parts->config.call, index, name, slot,
+            parts->config.call, index, name.text, slot,
             fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
             fan_device_text(where, device, sizeof device));
-    PyArray_Descr *d = spec->dtype == FAN_DT_NONE ? PyArray_DescrFromType(NPY_DOUBLE)
-                                                  : fan_descr_of_dtype(spec->dtype);
+    fan_dtype dtype = FAN_DT_FLOAT64;
+    if (spec->dtype != FAN_DT_NONE)
+        dtype = spec->dtype;
+    PyArray_Descr *d = fan_descr_of_dtype(dtype);
     if (!d)
         return NULL;
     PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, spec->ndim, dims, NULL, NULL, 0, NULL);
-    PyObject *one = made ? PyLong_FromLong(1) : NULL;
+    PyObject *one = NULL;
+    if (made)
+        one = PyLong_FromLong(1);
     if (!one || PyArray_FillWithScalar((PyArrayObject *)made, one) < 0)
         Py_CLEAR(made);
     Py_XDECREF(one);
     return made;
 }
 
-/* refuse_words: TypeError with a text, whose reference it takes; NULL: an exception is set. Returns
- * -1. */
-static int refuse_words(PyObject *text)
-{
-    if (text)
-        PyErr_SetObject(PyExc_TypeError, text);
-    Py_XDECREF(text);
-    return -1;
-}
-
-/* is_single: whether `o` is one node, or one tuple (node, slot) or (node, slot, gradient), where a
- * sequence of them is expected. */
-static bool is_single(PyObject *o)
-{
-    if (fan_node_arg(o))
-        return true;
-    if (!PyTuple_Check(o) || PyTuple_GET_SIZE(o) < 2 || !fan_node_arg(PyTuple_GET_ITEM(o, 0)))
-        return false;
-    PyObject *second = PyTuple_GET_ITEM(o, 1);
-    return !fan_node_arg(second) && !PyTuple_Check(second);
-}
-
-/* sequence_of: a tuple of the items; refuses a single node, which is iterable only by mistake. */
+/* sequence_of: a tuple of the items. Python reads, or refuses, other objects than a list and a
+ * tuple of nodes or tuples. */
 static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
 {
-    const char *call = parts->config.call;
-    if (is_single(o)) {
-        bool roots = strcmp(what, "roots") == 0;
-        return fan_set_error(PyExc_TypeError, "%s: %s: expected a sequence, got one %s: give [%s]",
-                             call, what, roots ? "root" : "input",
-                             roots ? "(node, slot, gradient)" : "leaf");
+    bool usual = PyList_CheckExact(o) || PyTuple_CheckExact(o);
+    PyObject *first = o;
+    if (PyTuple_Check(o) && PyTuple_GET_SIZE(o) > 1) {
+        PyObject *second = PyTuple_GET_ITEM(o, 1);
+        usual = PyTuple_Check(second) || fan_node_arg(second);
+        first = PyTuple_GET_ITEM(o, 0);
     }
-    if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) { /* the usual case */
+    if (usual)
         *out = PySequence_Tuple(o);
-        return *out ? 0 : -1;
-    }
-    if (fan_is_array(o))
-        return refuse_words(fan_call("fanin._mistakes", "no_sequence", "(ssO)", call, what, o));
-    char named[64];
-    PyOS_snprintf(named, sizeof named, "%s: %s", call, what);
-    return fan_sequence_arg(o, named, out);
+    else
+        *out = fan_call("fanin._mistakes", "sequence", "(ssOOs)", parts->config.call, what, o,
+                        fan_or_none(fan_node_arg(first)), FAN_TYPE_TEXT(o));
+    if (!*out)
+        return -1;
+    return 0;
 }
 
 static int function_arg(const fan_backward_config *c, PyObject *o, const char *what, void **out)
 {
-    *out = o == Py_None ? NULL : o;
+    *out = fan_given(o);
     if (!*out || PyCallable_Check(o))
         return 0;
     return fan_set_error(PyExc_TypeError, "%s: %s: expected a function, got %s", c->call, what,
                          FAN_TYPE_TEXT(o));
 }
 
-/* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as
- * core.pyi declares them. */
-enum {
-    ROOTS,
-    INPUTS,
-    KEEP_GRAPH,
-    CREATE_GRAPH,
-    DETECT,
-    SCHEDULE,
-    PROGRESS,
-    ONE,
-    BUDGET,
-    WORKERS,
-    REDUCER
-};
-
 /* flag_of: whether a flag is set; `otherwise`: if it is not given. */
 static bool flag_of(PyObject *given, bool otherwise)
 {
-    return fan_is_given(given) ? given == Py_True : otherwise;
+    if (!fan_given(given))
+        return otherwise;
+    return given == Py_True;
 }
 
 static int pass_read_options(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
     const fan_state *st = fan_state_get();
-    c->create_graph = a[CREATE_GRAPH] == Py_True;
-    c->detect = flag_of(a[DETECT], st->detect);
+    c->create_graph = a[FAN_PASS_CREATE_GRAPH] == Py_True;
+    c->detect = flag_of(a[FAN_PASS_DETECT], st->detect);
     c->budget = st->budget;
-    if (fan_is_given(a[BUDGET]) && fan_buffer_budget_arg(a[BUDGET], &c->budget) < 0)
+    if (fan_given(a[FAN_PASS_BUDGET]) && fan_buffer_budget_arg(a[FAN_PASS_BUDGET], &c->budget) < 0)
         return -1;
     /* The nodes that create_graph records lead back over this graph. */
-    c->keep_graph = flag_of(a[KEEP_GRAPH], c->create_graph);
+    c->keep_graph = flag_of(a[FAN_PASS_KEEP_GRAPH], c->create_graph);
     return 0;
 }
 
@@ -192,11 +160,11 @@ static int pass_read_functions(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
     void *one = NULL;
-    if (function_arg(c, a[SCHEDULE], "schedule", &c->schedule) < 0)
+    if (function_arg(c, a[FAN_PASS_SCHEDULE], "schedule", &c->schedule) < 0)
         return -1;
-    if (function_arg(c, a[PROGRESS], "progress", &c->progress) < 0)
+    if (function_arg(c, a[FAN_PASS_PROGRESS], "progress", &c->progress) < 0)
         return -1;
-    if (function_arg(c, a[ONE], "one", &one) < 0)
+    if (function_arg(c, a[FAN_PASS_ONE], "one", &one) < 0)
         return -1;
     parts->one = one;
     return 0;
@@ -210,8 +178,12 @@ static bool is_count_of_workers(int64_t n)
 static int pass_read_workers(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
-    PyObject *workers = parts->is_walk ? NULL : a[WORKERS];
-    int64_t n = workers ? fan_small_index(workers) : 1;
+    PyObject *workers = NULL;
+    int64_t n = 1;
+    if (!parts->is_walk)
+        workers = a[FAN_PASS_WORKERS];
+    if (workers)
+        n = fan_small_index(workers);
     if (!is_count_of_workers(n)) {
         char named[64];
         PyOS_snprintf(named, sizeof named, "%s: workers", c->call);
@@ -232,7 +204,9 @@ static int pass_read_workers(pass_parts *parts, PyObject *const *a)
         return fan_set_error(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
                              reason, (long long)n);
     /* a graph tree's function has one; the bits are the same */
-    c->workers = fan_wants_handles(NULL) ? 1 : (uint32_t)n;
+    c->workers = (uint32_t)n;
+    if (fan_wants_handles(NULL))
+        c->workers = 1;
     return 0;
 }
 
@@ -242,16 +216,25 @@ static int read_node(const pass_parts *parts, const char *what, size_t index, Py
 {
     bool tuple =
         PyTuple_Check(item) && PyTuple_GET_SIZE(item) >= 2 && PyTuple_GET_SIZE(item) <= most;
-    PyObject *node = tuple ? PyTuple_GET_ITEM(item, 0) : item;
+    PyObject *node = item;
+    if (tuple)
+        node = PyTuple_GET_ITEM(item, 0);
     *slot = 0;
     *to = fan_node_arg(node);
     if (!*to) {
+        const char *got = FAN_TYPE_TEXT(item);
         char text[208];
-        return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", parts->config.call,
-                                     what, (Py_ssize_t)index, item,
-                                     fan_no_node_text(item, node, text, sizeof text)));
+        if (PyObject_TypeCheck(node, fan_state_get()->node_type)) {
+            PyOS_snprintf(text, sizeof text, "a %.160s whose Node.__init__ has not run",
+                          Py_TYPE(node)->tp_name);
+            got = text;
+        }
+        return fan_drop_result(fan_call("fanin._mistakes", "no_node", "(ssnOs)", parts->config.call,
+                                        what, (Py_ssize_t)index, item, got));
     }
-    return tuple ? slot_of(parts, what, index, *to, PyTuple_GET_ITEM(item, 1), slot) : 0;
+    if (!tuple)
+        return 0;
+    return slot_of(parts, what, index, *to, PyTuple_GET_ITEM(item, 1), slot);
 }
 
 static int pass_read_inputs(pass_parts *parts)
@@ -264,14 +247,12 @@ static int pass_read_inputs(pass_parts *parts)
         if (read_node(parts, "input", i, item, 2, &to, &wanted->slot) < 0)
             return -1;
         wanted->node = &to->node;
-        if (!c->capture && !to->node.ops->leaf) {
-            char name[128];
+        if (!c->capture && !to->node.ops->leaf)
             return fan_set_error(
                 PyExc_TypeError,
                 "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) "
                 "returns that of any node",
-                c->call, i, fan_node_name(&to->node, name, sizeof name));
-        }
+                c->call, i, fan_node_name(&to->node).text);
     }
     return 0;
 }
@@ -289,11 +270,10 @@ static PyObject *gradient_of_root(const pass_parts *parts, size_t index, PyObjec
         return one_of(parts, index, to, slot);
     PyObject *gradient = PyObject_CallFunction(parts->one, "OI", to, (unsigned)slot);
     if (gradient == Py_None) {
-        char name[128];
         Py_CLEAR(gradient);
         PyErr_Format(PyExc_TypeError,
                      "%s: root %zu (%s, slot %u): one= returned None; expected a gradient",
-                     parts->config.call, index, fan_node_name(&to->node, name, sizeof name), slot);
+                     parts->config.call, index, fan_node_name(&to->node).text, slot);
     }
     return gradient;
 }
@@ -319,41 +299,42 @@ static int pass_read_roots(pass_parts *parts)
 static int parse(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
-    bool no_inputs = a[INPUTS] == Py_None;
-    if (no_inputs && c->capture && strcmp(c->call, "grad") == 0)
+    if (c->capture && a[FAN_PASS_INPUTS] == Py_None)
         return fan_set_error(PyExc_TypeError, "grad() needs 'inputs'");
     if (pass_read_options(parts, a) < 0)
         return -1;
-    if (sequence_of(parts, "roots", a[ROOTS], &parts->roots) < 0)
+    if (sequence_of(parts, "roots", a[FAN_PASS_ROOTS], &parts->roots) < 0)
         return -1;
-    c->limited = fan_is_given(a[INPUTS]);
-    if (c->limited && sequence_of(parts, "inputs", a[INPUTS], &parts->inputs) < 0)
+    c->limited = fan_given(a[FAN_PASS_INPUTS]);
+    if (c->limited && sequence_of(parts, "inputs", a[FAN_PASS_INPUTS], &parts->inputs) < 0)
         return -1;
     if (pass_read_functions(parts, a) < 0 || pass_read_workers(parts, a) < 0)
         return -1;
 
     size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots);
-    size_t nwanted = c->limited ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
+    size_t nwanted = 0;
+    if (c->limited)
+        nwanted = (size_t)PyTuple_GET_SIZE(parts->inputs);
     if (c->limited && !nwanted)
         return fan_set_error(PyExc_ValueError,
                              "%s: inputs: expected at least one, or None for all leaves", c->call);
     c->roots = fan_calloc(nroots * sizeof *c->roots);
     c->wanted = fan_calloc(nwanted * sizeof *c->wanted);
-    if (!c->roots || !c->wanted) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    if (!c->roots || !c->wanted)
+        return fan_no_memory();
     c->nroots = nroots;
     c->nwanted = nwanted;
-    return pass_read_inputs(parts) < 0 || pass_read_roots(parts) < 0 ? -1 : 0;
+    if (pass_read_inputs(parts) < 0)
+        return -1;
+    return pass_read_roots(parts);
 }
 
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture,
-                                  size_t *nwanted)
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *nwanted)
 {
-    pass_parts parts = {
-        .is_walk = strcmp(call, "walk") == 0,
-        .config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
+    pass_parts parts = {.is_walk = strcmp(call, "walk") == 0,
+                        .config = {.frontend = &fan_python_engine,
+                                   .call = call,
+                                   .capture = strcmp(call, "grad") == 0}};
     fan_backward *p = NULL;
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     if (parse(&parts, a) == 0) {
@@ -380,9 +361,10 @@ int fan_task_run(fan_backward *p)
         status = fan_backward_run(p, &err);
     if (status == FAN_OK)
         status = fan_backward_join(p, &err);
-    if (status != FAN_OK)
-        fan_task_failed(p, status, &err);
-    return status == FAN_OK ? 0 : -1;
+    if (status == FAN_OK)
+        return 0;
+    fan_task_failed(p, status, &err);
+    return -1;
 }
 
 void fan_task_end(fan_backward *p)
@@ -395,8 +377,10 @@ void fan_task_end(fan_backward *p)
 static int backward_run(PyObject *const *a)
 {
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("backward", a, false, &nwanted);
-    int bad = p ? fan_task_run(p) : -1;
+    fan_backward *p = fan_task_begin_args("backward", a, &nwanted);
+    if (!p)
+        return -1;
+    int bad = fan_task_run(p);
     fan_task_end(p);
     return bad;
 }
@@ -405,10 +389,10 @@ static int backward_run(PyObject *const *a)
  * pass's exception is raised also if the reducer has another. */
 static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
-    PyObject *reducer = a[REDUCER];
-    if (!fan_is_given(reducer))
-        return backward_run(a) < 0 ? NULL : Py_NewRef(Py_None);
-    if (a[CREATE_GRAPH] == Py_True)
+    PyObject *reducer = a[FAN_PASS_REDUCER];
+    if (!fan_given(reducer))
+        return fan_none_unless(backward_run(a) < 0);
+    if (a[FAN_PASS_CREATE_GRAPH] == Py_True)
         return PyErr_Format(
             PyExc_ValueError,
             "backward: a pass with reducer= cannot record itself (create_graph=True)");
@@ -418,12 +402,12 @@ static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
                             FAN_TYPE_TEXT(reducer));
     }
     PyObject *block = PyObject_CallMethod(reducer, "_reduced", NULL);
-    PyObject *begun = block ? fan_block_begin(block) : NULL;
-    if (!begun) {
-        Py_XDECREF(block);
+    if (!block)
+        return NULL;
+    if (fan_drop_result(fan_block_begin(block)) < 0) {
+        Py_DECREF(block);
         return NULL;
     }
-    Py_DECREF(begun);
     int bad = backward_run(a);
     PyObject *error = fan_exception_take();
     if (fan_block_end(block, error) < 0)
@@ -435,7 +419,7 @@ static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
         Py_XDECREF(error);
     else if (error)
         fan_exception_put(error);
-    return bad ? NULL : Py_NewRef(Py_None);
+    return fan_none_unless(bad);
 }
 
 /* leaf_of_arg: a Leaf, borrowed; NULL with an exception. */
@@ -451,13 +435,12 @@ static leaf_object *leaf_of_arg(PyObject *o)
 static PyObject *leaf_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     leaf_object *leaf = leaf_of_arg(a[0]);
-    char name[128];
     if (!leaf)
         return NULL;
     if (leaf->divert)
         return PyErr_Format(PyExc_RuntimeError,
                             "%s: another fanin.dist.Reducer takes its gradients now",
-                            fan_node_name(&leaf->base.node, name, sizeof name));
+                            fan_node_name(&leaf->base.node).text);
     if (a[2] != Py_None && !PyDict_Check(a[2]))
         return PyErr_Format(PyExc_TypeError, "expected a dict, got %s", FAN_TYPE_TEXT(a[2]));
     leaf->divert = PyTuple_Pack(3, a[1], a[2], a[3]);
@@ -481,11 +464,10 @@ static PyObject *leaf_dtype(PyObject *Py_UNUSED(m), PyObject *o)
     const leaf_object *leaf = leaf_of_arg(o);
     if (!leaf)
         return NULL;
-    const node_more *more = leaf->base.more;
-    fan_dtype dtype = more && more->slots.specs ? more->slots.specs[0].dtype : FAN_DT_NONE;
-    if (dtype == FAN_DT_NONE)
+    const fan_slot_spec *spec = fan_node_specs(&leaf->base.node);
+    if (!spec || spec->dtype == FAN_DT_NONE)
         Py_RETURN_NONE;
-    return PyUnicode_FromString(fan_dtype_name(dtype));
+    return PyUnicode_FromString(fan_dtype_name(spec->dtype));
 }
 
 static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
@@ -506,21 +488,25 @@ static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
         fan_leaf_accumulate(leaf, &sum, false) < 0 || fan_hooks_accumulated(&leaf->base, hooks) < 0;
     Py_XDECREF((PyObject *)sum);
     Py_XDECREF((PyObject *)hooks);
-    return bad ? NULL : Py_NewRef(Py_None);
+    return fan_none_unless(bad);
 }
 
 static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
-    size_t nwanted = 0;
-    fan_backward *p = fan_task_begin_args("grad", a, true, &nwanted);
-    PyObject *sums = p && fan_task_run(p) == 0 ? PyList_New((Py_ssize_t)nwanted) : NULL;
+    size_t nwanted;
+    fan_backward *p = fan_task_begin_args("grad", a, &nwanted);
+    PyObject *sums = NULL;
+    if (!p)
+        return NULL;
+    if (fan_task_run(p) == 0)
+        sums = PyList_New((Py_ssize_t)nwanted);
     for (size_t i = 0; sums && i < nwanted; i++) {
         void *sum = fan_backward_result(p, i);
         if (fan_box(&sum) < 0) {
             fan_object_drop(sum);
             Py_CLEAR(sums);
         } else {
-            PyList_SET_ITEM(sums, (Py_ssize_t)i, sum ? (PyObject *)sum : Py_NewRef(Py_None));
+            PyList_SET_ITEM(sums, (Py_ssize_t)i, fan_take_or_none(sum));
         }
     }
     fan_task_end(p);

@@ -1,4 +1,7 @@
-/* walk: `fanin.walk(roots)`: a pass whose nodes the caller runs (E16). */
+/* walk: `fanin.walk(roots)`: a pass whose nodes the caller runs (E16).
+ *
+ * First the end of a walk; then `next`, which prepares the sums of a node; then `give`, which
+ * delivers its gradients; last the type, the function and `explain`. */
 #include "py/engine/node_object.h"
 #include "py/base/args.h"
 
@@ -48,8 +51,8 @@ static int walk_check_idle(walk_object *self)
 static void keep_last(walk_object *self)
 {
     PyObject *live = fan_exception_take();
-    Py_XSETREF(self->last,
-               self->pass ? fan_explain_pass(self->pass, NULL) : Py_XNewRef(self->last));
+    if (self->pass)
+        Py_XSETREF(self->last, fan_explain_pass(self->pass, NULL));
     PyErr_Clear();
     fan_exception_put(live);
 }
@@ -98,7 +101,7 @@ static fan_status sums_now(walk_object *self, fan_error *err)
     }
     for (uint32_t i = 0; i < n; i++) {
         if (status == FAN_OK)
-            PyTuple_SET_ITEM(self->sums, i, sums[i] ? sums[i] : Py_NewRef(Py_None));
+            PyTuple_SET_ITEM(self->sums, i, fan_take_or_none(sums[i]));
         else if (sums[i])
             fan_object_drop(sums[i]);
     }
@@ -140,16 +143,16 @@ static PyObject *next_node(walk_object *self)
 static PyObject *walk_next(PyObject *o)
 {
     walk_object *self = walk_cast(o);
-    char name[128];
     if (walk_check_idle(self) < 0 || !self->pass)
         return NULL;
-    if (self->now) {
-        PyErr_Format(PyExc_RuntimeError, "walk: give() the gradients of %s before the next node",
-                     fan_node_name(&self->now->node, name, sizeof name));
-        return NULL;
-    }
+    if (self->now)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "walk: give() the gradients of %s before the next node",
+                            fan_node_name(&self->now->node).text);
+    PyObject *pair = NULL;
     self->busy = true;
-    PyObject *pair = walk_depth_add(self) < 0 ? NULL : next_node(self);
+    if (walk_depth_add(self) == 0)
+        pair = next_node(self);
     fan_backward_depth(-1);
     self->busy = false;
     if (!pair && PyErr_Occurred())
@@ -162,10 +165,8 @@ static PyObject *walk_next(PyObject *o)
 static int gradients_check(walk_object *self, PyObject *result, void **sums, void **gradients,
                            uint32_t n)
 {
-    for (uint32_t i = 0; i < self->now->node.inputs; i++) {
-        PyObject *sum = PyTuple_GET_ITEM(self->sums, i);
-        sums[i] = sum == Py_None ? NULL : sum;
-    }
+    for (uint32_t i = 0; i < self->now->node.inputs; i++)
+        sums[i] = fan_given(PyTuple_GET_ITEM(self->sums, i));
     if (fan_guards_end(&self->guards, &self->now->node) < 0)
         return -1;
     if (fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0)
@@ -220,10 +221,12 @@ static PyObject *walk_give(PyObject *o, PyObject *result)
         return PyErr_Format(PyExc_RuntimeError,
                             "walk: no node waits for gradients: call next() first");
     self->busy = true;
-    int bad = walk_depth_add(self) < 0 ? -1 : gradients_given(self, result);
+    int bad = walk_depth_add(self);
+    if (!bad)
+        bad = gradients_given(self, result);
     fan_backward_depth(-1);
     self->busy = false;
-    return bad ? NULL : Py_NewRef(Py_None);
+    return fan_none_unless(bad);
 }
 
 static PyObject *walk_close(PyObject *o, PyObject *Py_UNUSED(none))
@@ -245,7 +248,9 @@ typedef struct visitor {
 static int visit_object(void *object, void *arg)
 {
     const visitor *v = arg;
-    return fan_is_unboxed(object) ? 0 : v->visit((PyObject *)object, v->arg);
+    if (fan_is_unboxed(object))
+        return 0;
+    return v->visit((PyObject *)object, v->arg);
 }
 
 static int visit_node(fan_node *n, void *arg)
@@ -262,7 +267,9 @@ static int walk_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT((PyObject *)self->now);
     Py_VISIT(self->sums);
     Py_VISIT(self->node_hooks);
-    return self->pass ? fan_backward_visit(self->pass, visit_object, visit_node, &v) : 0;
+    if (!self->pass)
+        return 0;
+    return fan_backward_visit(self->pass, visit_object, visit_node, &v);
 }
 
 static int walk_clear(PyObject *o)
@@ -285,7 +292,7 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyTypeObject *type = fan_state_get()->walk_type;
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("walk", a, false, &nwanted);
+    fan_backward *p = fan_task_begin_args("walk", a, &nwanted);
     if (!p)
         return NULL;
     walk_object *self = (walk_object *)type->tp_alloc(type, 0);
@@ -298,16 +305,22 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *a)
 
 static PyObject *walk_explain(PyObject *o, PyObject *const *a)
 {
-    walk_object *self = walk_cast(o);
-    PyObject *node = a[0];
-    const node_object *only = fan_is_given(node) ? fan_node_arg(node) : NULL;
-    if (fan_is_given(node) && !only)
-        return PyErr_Format(PyExc_TypeError,
-                            "explain: expected a fanin.Node, a fanin.Leaf or None, got %s",
-                            FAN_TYPE_TEXT(node));
-    if (!self->pass)
-        return self->last ? Py_NewRef(self->last) : PyUnicode_FromString("");
-    return fan_explain_pass(self->pass, only ? &only->node : NULL);
+    const walk_object *self = walk_cast(o);
+    PyObject *given = fan_given(a[0]);
+    const fan_node *only = NULL;
+    if (given) {
+        const node_object *node = fan_node_arg(given);
+        if (!node)
+            return PyErr_Format(PyExc_TypeError,
+                                "explain: expected a fanin.Node, a fanin.Leaf or None, got %s",
+                                FAN_TYPE_TEXT(given));
+        only = &node->node;
+    }
+    if (self->pass)
+        return fan_explain_pass(self->pass, only);
+    if (self->last)
+        return Py_NewRef(self->last);
+    return PyUnicode_FromString("");
 }
 
 #include "py/declared/Walk.h"
