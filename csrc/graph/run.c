@@ -543,10 +543,10 @@ static fan_status check_call(const fan_tree_run *run, fan_error *err)
         return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu",
                         function->name, args->n, FAN_PLURAL(args->n), function->nroles);
     for (size_t i = 0; i < args->n; i++) {
-        fan_error why;
         const fan_array *a = args->in[i];
         if (!a || !fan_storage_ended(a->storage))
             continue;
+        fan_error why;
         (void)fan_storage_check(a->storage, &why);
         return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", function->name, i, why.text);
     }
