@@ -1,4 +1,4 @@
-"""Builds `fanin._core` from csrc/.  What is not about C stands in pyproject.toml.
+"""Builds `fanin._core` from csrc/. pyproject.toml has all that is not about C.
 
 Three builds, chosen by the environment:
 
@@ -6,12 +6,13 @@ Three builds, chosen by the environment:
     FANIN_DEV=1                           warnings are errors, asserts on, -g -O1
     FANIN_SANITIZE="address,undefined"    or "thread": the same with sanitizers, without hardening
 
-FANIN_JOBS=n sets how many compilers run at once (default: the processors at hand).
-FANIN_NVCC=1 embeds machine code of the CUDA kernels for five architectures, which takes nvcc minutes, and fails without
-nvcc. Without machine code NVRTC or nvcc compiles them for the device in use, when it is first used (fanin._kernels).
-FANIN_URL, the repository's address, which a hosted release sets: links of README.md become absolute, and the package
-has project URLs. Default: that of the sdist, or of the clone's remote `origin`, if it is on the web.
-The build prints which flags the compiler refuses, and leaves them out.
+FANIN_JOBS=n sets how many compilers run at once (default: the number of processors).
+FANIN_NVCC=1 embeds machine code of the CUDA kernels for five architectures. nvcc needs minutes for it; without nvcc the
+build fails. Without embedded machine code NVRTC or nvcc compiles the kernels at the first use of a device
+(fanin._kernels).
+FANIN_URL is the repository's address, which a hosted release sets: links of README.md become absolute, and the package
+has project URLs. Default: the address in the sdist, or that of the clone's remote `origin`, if it is on the web.
+The build prints the flags that the compiler refuses, and omits them.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ import tarfile
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
+from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.c"))
-PUBLIC = "python/fanin/include"  # fanin.h, which others include, too
+PUBLIC = "python/fanin/include"  # fanin.h, which users of the C API include, too
 HEADERS = sorted(str(p.relative_to(ROOT)) for where in ("csrc", PUBLIC) for p in (ROOT / where).glob("**/*.h"))
 
 DEV = os.environ.get("FANIN_DEV", "") not in ("", "0")
@@ -44,7 +47,7 @@ NVCC = os.environ.get("FANIN_NVCC", "") not in ("", "0")
 
 
 def web_address(remote: str) -> str:
-    """The https address of a remote of git, without user and password; "" of one that is not on the web."""
+    """Return the https address of a git remote, without user and password; "" if it is not on the web."""
     found = re.fullmatch(
         r"(?:https://|(?:ssh://)?git@)(?:[^/@]*@)?([\w.-]+\.\w+)(?::\d+)?[/:](\S+?)(?:\.git)?/*", remote
     )
@@ -52,7 +55,7 @@ def web_address(remote: str) -> str:
 
 
 def repository() -> str:
-    """The address of the repository: FANIN_URL, that of the sdist, or that of the clone; "" if there is none."""
+    """Return the address of the repository: FANIN_URL, or that in the sdist, or that of the clone; "" without one."""
     if "FANIN_URL" in os.environ:
         return os.environ["FANIN_URL"].rstrip("/")
     if (ROOT / "PKG-INFO").is_file():
@@ -62,8 +65,8 @@ def repository() -> str:
         return found[1] if found else ""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return ""
-    asked = subprocess.run(["git", "config", "--get", "remote.origin.url"], cwd=ROOT, capture_output=True, text=True)
-    return web_address(asked.stdout.strip())
+    done = subprocess.run(["git", "config", "--get", "remote.origin.url"], cwd=ROOT, capture_output=True, text=True)
+    return web_address(done.stdout.strip())
 
 
 URL = repository()
@@ -74,7 +77,7 @@ MACROS = [
     ("FAN_BUILD", f'"{BUILD}"'),
 ]
 
-# The same in every build.  Results are promised bit by bit: no contraction, never -ffast-math.
+# The same in every build. Results are reproducible bit by bit: no contraction, never -ffast-math.
 ALWAYS = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
 
 HARDEN = [
@@ -100,35 +103,34 @@ WARN = [
     "-Wcast-align=strict",
 ]
 
-#: Files with loops over many numbers, whose speed is worth what -O3 costs. They take the compiler longest.
+#: Files with loops over many numbers, compiled with -O3. They take the compiler longest.
 LOOPS = {f"csrc/array/{name}.c" for name in ("exact_loops", "sum_avx2", "sum_avx512", "sum_base", "convert", "reduce")}
 LOOPS |= {f"csrc/array/{name}.c" for name in ("exact", "sparse", "sum", "superacc")}
 
 #: The file of csrc/py that defines a macro before it includes py.h.
 IMPORTS_NUMPY = "csrc/py/base/state.c"
-#: For so few files of csrc/py the header is not compiled by itself.
+#: Up to so many files of csrc/py are compiled without a precompiled header.
 FEW = 8
 
 LINK = ["-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-pthread"]
 
 
 def wanted_flags() -> tuple[list[str], list[str]]:
-    """What we would like to say to the compiler and to the linker."""
+    """Return the flags for the compiler and those for the linker, before the compiler was probed."""
     if SANITIZE:
         if not set(SANITIZE.split(",")) <= {"address", "undefined", "thread"}:
             raise SystemExit(f"FANIN_SANITIZE={SANITIZE!r}: expected address, undefined or thread, joined by commas")
-        # Fortify would hide the calls that the sanitizers watch; the interpreter's own -fwrapv would
-        # hide signed overflow.
+        # Fortify would hide calls from the sanitizers; the interpreter's own -fwrapv would hide signed overflow.
         san = [f"-fsanitize={SANITIZE}", f"-fno-sanitize-recover={SANITIZE}"]
         if SANITIZE == "thread":
-            san = san[:1]  # reports end the process by TSAN_OPTIONS instead
+            san = san[:1]  # TSAN_OPTIONS makes a report end the process instead
         return (
             [*ALWAYS, *WARN, "-Werror", "-UNDEBUG", "-DFAN_TEST=1", "-g", "-O1", "-U_FORTIFY_SOURCE"]
             + ["-fno-omit-frame-pointer", "-fno-wrapv", *san],
             [*LINK, f"-fsanitize={SANITIZE}"],
         )
     if DEV:
-        # Fortify wants at least -O1, which the development build has.
+        # Fortify needs at least -O1.
         return (
             [*ALWAYS, *HARDEN, *WARN, "-Werror", "-UNDEBUG", "-DFAN_TEST=1", "-g", "-O1"],
             LINK,
@@ -137,38 +139,43 @@ def wanted_flags() -> tuple[list[str], list[str]]:
 
 
 def weight(source: str) -> tuple[bool, int]:
-    """How long the compiler takes, roughly: the longest files come first, so that all compilers end together."""
+    """Return a sort key for the time that the compiler needs: with the longest first, all compilers end together."""
     return source in LOOPS, os.path.getsize(ROOT / source)
 
 
 def embed_kernels(folder: Path) -> str:
-    """Writes device/kernels/embedded.h in `folder`: the CUDA kernels' source, and with FANIN_NVCC=1 machine code."""
+    """Write device/kernels/embedded.h in `folder`: the CUDA kernels' source, and with FANIN_NVCC=1 machine code."""
     wanted = ["--nvcc"] if NVCC else []
     if wanted:
         print("fanin: nvcc compiles the CUDA kernels for each architecture, which takes minutes", flush=True)
     script, out = str(ROOT / "csrc/device/kernels/build.py"), str(folder / "device/kernels/embedded.h")
     done = subprocess.run([sys.executable, script, *wanted, out], stdout=subprocess.PIPE, text=True)
-    print(f"fanin: {done.stdout.strip() or 'embedded.h is as it should be'}", flush=True)
+    print(f"fanin: {done.stdout.strip() or 'embedded.h is up to date'}", flush=True)
     if done.returncode and wanted:
-        raise SystemExit("FANIN_NVCC=1: nvcc is missing or refuses the kernels, see above")
+        raise SystemExit("FANIN_NVCC=1: nvcc is missing or cannot compile the kernels, see above")
     if done.returncode:
         raise SystemExit(f"{script} failed, see above")
     return out
 
 
 def declare(folder: Path) -> list[str]:
-    """Writes py/declared/*.h in `folder`: what csrc/py/core.pyi declares, as C."""
+    """Write py/declared/*.h in `folder`: the declarations of csrc/py/core.pyi, as C."""
     subprocess.run([sys.executable, str(ROOT / "csrc/py/declare.py"), str(folder)], check=True)
     return sorted(str(path) for path in (folder / "py/declared").glob("*.h"))
 
 
 class BuildCore(build_ext):
-    """build_ext that asks the compiler first, compiles in parallel, and knows the headers."""
+    """build_ext that probes the compiler's flags, compiles in parallel, and skips objects that are up to date.
+
+    It uses the documented API of setuptools alone: the compiler's `compile`, `object_filenames`, `set_executables` and
+    `link_shared_object`, and the command's `get_ext_fullpath` and `get_libraries`.
+    """
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        # setuptools looks at times alone and would miss changed flags: compile_parallel knows what is stale.
-        self.anew, self.force = bool(self.force), True
+        # setuptools compares times alone and would miss a changed flag: it links and copies in each build, and
+        # `compile_sources` decides which objects are out of date.
+        self.compile_all, self.force = bool(self.force), True
 
     def run(self) -> None:
         super().run()
@@ -186,25 +193,37 @@ class BuildCore(build_ext):
 
         missing = sorted({*LOOPS, IMPORTS_NUMPY} - set(SOURCES))
         if missing:
-            raise SystemExit(f"csrc/ lacks {', '.join(missing)}: this is not a whole copy of the sources")
+            raise SystemExit(f"csrc/ lacks {', '.join(missing)}: this copy of the sources is incomplete")
         self.probe = list(self.compiler.compiler_so)
-        # Some interpreters were linked with an -rpath of their own: it has no business in our library.
-        self.compiler.linker_so = [a for a in self.compiler.linker_so if not a.startswith("-Wl,-rpath")]
+        # Some interpreters were linked with an -rpath of their own, which our library must not have.
+        linker = [a for a in self.compiler.linker_so if not a.startswith("-Wl,-rpath")]
+        self.compiler.set_executables(linker_so=linker)
         compile_flags, link_flags = wanted_flags()
-        # Other people's headers are not ours to warn about.
+        # As system headers, those of Python and NumPy cause no warnings.
         for folder in (sysconfig.get_path("include"), numpy.get_include()):
             compile_flags += ["-isystem", folder]
-        ext.extra_compile_args = self.accepted(compile_flags, link=False)
-        ext.extra_link_args = self.accepted(link_flags, link=True)
-        ext.depends = [*ext.depends, embed_kernels(Path(self.build_temp)), *declare(Path(self.build_temp))]
-        ext.define_macros = [*ext.define_macros, ("FAN_EMBEDDED", "1")]
-        ext.include_dirs = [*ext.include_dirs, self.build_temp]
-        self.compiler.compile = self.compile_parallel
-        super().build_extension(ext)
+        options = {
+            "output_dir": self.build_temp,
+            "macros": [*ext.define_macros, ("FAN_EMBEDDED", "1")],
+            "include_dirs": [*ext.include_dirs, self.build_temp],
+            "debug": self.debug,
+        }
+        flags = self.accepted(compile_flags, link=False)
+        temp = Path(self.build_temp)
+        depends = [*ext.depends, embed_kernels(temp), *declare(temp), __file__]
+        self.compiler.link_shared_object(
+            self.compile_sources(ext.sources, options, flags, depends),
+            self.get_ext_fullpath(ext.name),
+            libraries=self.get_libraries(ext),
+            extra_postargs=self.accepted(link_flags, link=True),
+            debug=self.debug,
+            build_temp=self.build_temp,
+            target_lang="c",
+        )
 
     def accepted(self, flags: list[str], *, link: bool) -> list[str]:
-        """The flags that the compiler takes: all at once, or, where it refuses, one by one."""
-        if self.takes(flags, link=link):
+        """Return the flags that the compiler accepts: it tries all at once and, if that fails, one by one."""
+        if self.accepts(flags, link=link):
             return flags
         kept: list[str] = []
         refused: list[str] = []
@@ -212,19 +231,17 @@ class BuildCore(build_ext):
         while at < len(flags):
             width = 2 if flags[at] == "-isystem" else 1
             one = flags[at : at + width]
-            (kept if self.takes(one, link=link) else refused).extend(one)
+            (kept if self.accepts(one, link=link) else refused).extend(one)
             at += width
         must = [f for f in refused if f.startswith(("-std", "-ffp-contract", "-fsanitize"))]
         if must:
-            raise SystemExit(
-                f"this compiler ({' '.join(self.probe)}) refuses {' '.join(must)}, without which fanin is not built"
-            )
+            raise SystemExit(f"this compiler ({' '.join(self.probe)}) refuses {' '.join(must)}, which fanin needs")
         if refused:
             print(f"fanin: left out, the compiler refuses them: {' '.join(refused)}", flush=True)
         return kept
 
-    def takes(self, flags: list[str], *, link: bool) -> bool:
-        # Fortify says nothing without optimisation; -Werror makes "unknown flag" a refusal in clang.
+    def accepts(self, flags: list[str], *, link: bool) -> bool:
+        # Fortify needs optimisation; with -Werror, clang refuses an unknown flag.
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "probe.c")
             source.write_text("int fan_probe(int x);\nint fan_probe(int x) { return x; }\n")
@@ -233,75 +250,70 @@ class BuildCore(build_ext):
             done = subprocess.run([*command, "-o", str(Path(folder, "probe.out"))], capture_output=True)
             return done.returncode == 0
 
-    def precompiled(self, flags: list[str]) -> list[str]:
-        """The flags by which a file of csrc/py begins with py.h as the compiler has read it already.
+    def precompiled(self, options: dict[str, Any], flags: list[str]) -> list[str]:
+        """Compile py.h by itself and return the flags by which a file of csrc/py begins with the result.
 
-        Python's own headers take the compiler as long as the text of such a file. None where the compiler cannot, and
-        with ccache, which would cache nothing.
+        The compiler reads Python's headers in the time that the text of such a file takes. Returns no flags where the
+        compiler cannot do it, and with ccache, which would cache nothing.
         """
         if any(Path(word).name == "ccache" for word in self.probe):
             return []
         header = Path(self.build_temp, "py.h")
+        source = Path(self.build_temp, "precompiled.c")
         header.write_text('#include "py/base/py.h"\n')
-        command = [*self.probe, *flags, "-x", "c-header", str(header), "-o", f"{header}.gch"]
-        done = subprocess.run(command, capture_output=True)
-        return ["-include", str(header)] if done.returncode == 0 else []
+        source.write_text('#include "py/base/py.h"\n')
+        try:
+            [made] = self.compiler.compile(
+                [str(source)], extra_preargs=["-x", "c-header"], extra_postargs=flags, **options
+            )
+        except CompileError:
+            return []
+        os.replace(made, f"{header}.gch")
+        return ["-include", str(header)]
 
-    def compile_parallel(
-        self,
-        sources,
-        output_dir=None,
-        macros=None,
-        include_dirs=None,
-        debug=0,
-        extra_preargs=None,
-        extra_postargs=None,
-        depends=None,
-    ):
-        """CCompiler.compile, several files at a time; a file is skipped that has not changed."""
-        compiler = self.compiler
-        macros, objects, post, pp_opts, build = compiler._setup_compile(
-            output_dir, macros, include_dirs, sources, depends, extra_postargs
-        )
-        cc_args = compiler._get_cc_args(pp_opts, debug, extra_preargs)
-        # What an object depends on: its source, every header, this file, and the flags.
-        stamp = Path(output_dir or ".", "fanin-flags.json")
-        says = json.dumps([list(compiler.compiler_so), cc_args, post], indent=0)
-        stale = self.anew or not stamp.exists() or stamp.read_text() != says
-        newest = max(os.path.getmtime(name) for name in [*(depends or []), __file__])
+    def compile_sources(
+        self, sources: list[str], options: dict[str, Any], flags: list[str], depends: list[str]
+    ) -> list[str]:
+        """Compile the sources whose objects are out of date, several at a time; return the names of all objects.
 
-        def fresh(obj: str, src: str) -> bool:
-            if stale or not os.path.exists(obj):
+        An object depends on its source, on each of `depends` (all headers, and this file), and on the flags.
+        """
+        stamp = Path(self.build_temp, "fanin-flags.json")
+        stamped = json.dumps([self.probe, options, self.include_dirs, flags], indent=0)
+        all_stale = self.compile_all or not stamp.exists() or stamp.read_text() != stamped
+        newest = max(os.path.getmtime(name) for name in depends)
+
+        def fresh(source: str) -> bool:
+            [made] = self.compiler.object_filenames([source], output_dir=self.build_temp)
+            if all_stale or not os.path.exists(made):
                 return False
-            return os.path.getmtime(obj) > max(newest, os.path.getmtime(src))
+            return os.path.getmtime(made) > max(newest, os.path.getmtime(source))
 
-        todo = [(obj, *build[obj]) for obj in objects if obj in build and not fresh(obj, build[obj][0])]
-        todo.sort(key=lambda one: weight(one[1]), reverse=True)
+        stale = sorted((source for source in sources if not fresh(source)), key=weight, reverse=True)
         stamp.parent.mkdir(parents=True, exist_ok=True)
-        stamp.unlink(missing_ok=True)  # written when all is built: a build that failed is done again
-        jobs = int(os.environ.get("FANIN_JOBS") or os.cpu_count() or 1)
-        more = {src: ["-O3"] if BUILD == "release" and src in LOOPS else [] for _, src, _ in todo}
-        python = [src for src in more if src.startswith("csrc/py/") and src != IMPORTS_NUMPY]
+        stamp.unlink(missing_ok=True)  # written after the last object: a build that fails is done again
+        more = {source: ["-O3"] if BUILD == "release" and source in LOOPS else [] for source in stale}
+        python = [source for source in stale if source.startswith("csrc/py/") and source != IMPORTS_NUMPY]
         if len(python) > FEW:
-            more |= dict.fromkeys(python, self.precompiled([*cc_args, *post]))
+            more |= dict.fromkeys(python, self.precompiled(options, flags))
+
+        def compile_one(source: str) -> None:
+            self.compiler.compile([source], extra_postargs=[*flags, *more[source]], **options)
+
+        jobs = int(os.environ.get("FANIN_JOBS") or os.cpu_count() or 1)
         with ThreadPoolExecutor(max(1, jobs)) as pool:
-            work = [
-                pool.submit(compiler._compile, obj, src, suffix, cc_args, [*post, *more[src]], pp_opts)
-                for obj, src, suffix in todo
-            ]
-            for one in work:
-                one.result()
-        stamp.write_text(says)
-        return objects
+            list(pool.map(compile_one, stale))
+        stamp.write_text(stamped)
+        return self.compiler.object_filenames(sources, output_dir=self.build_temp)
 
 
 class SameSdist(sdist):
-    """sdist whose archive depends on the sources alone, and on SOURCE_DATE_EPOCH, the time of all files."""
+    """sdist whose archive depends only on the sources and on SOURCE_DATE_EPOCH, the time of all files."""
 
     def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
         if format != "gztar":
             return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
-        time = int(os.environ.get("SOURCE_DATE_EPOCH") or 315532800)  # 1980, where a zip file's time begins
+        time = int(os.environ.get("SOURCE_DATE_EPOCH") or 315532800)  # 1980, the first time that a zip file can have
 
         def plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
             info.uid = info.gid = 0
@@ -328,7 +340,7 @@ if not sys.platform.startswith(("linux", "darwin")):
 
 
 def readme() -> str:
-    """README.md; with an address, its links hold on a package index, too."""
+    """Return README.md; with an address, with links that work on a package index, too."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if URL:
         text = re.sub(r"\]\((?!https://|#)(?=[^)]*\.svg\))", f"]({URL}/raw/main/", text)
@@ -346,7 +358,7 @@ def urls() -> dict[str, str]:
 setup(
     long_description=readme(),
     long_description_content_type="text/markdown",
-    # Old setuptools reject pyproject's `license = "..."`, and `pip show` of pip 24 shows no license_expression.
+    # Old setuptools reject `license = "..."` in pyproject.toml, and `pip show` of pip 24 shows no license_expression.
     license="BSD-3-Clause AND CC-BY-4.0",  # the digits
     url=URL or None,
     project_urls=urls(),

@@ -1,5 +1,5 @@
-/* Errors: the words of the codes, and filling an error with its place, what was expected, and a
- * formatted text. */
+/* Errors: the words of the codes; the one writer of a place; filling an error with its place, what
+ * was expected, and a formatted text. */
 #include "base/status.h"
 
 #include <inttypes.h>
@@ -21,22 +21,16 @@ const char *fan_status_word(fan_status s)
     return words[i];
 }
 
-/* error_place: enters the place of an error, and begins the text with it. */
-static void error_place(fan_error *err, const fan_place *at)
+void fan_place_append(const fan_place *at, char *buf, size_t size)
 {
-    err->slot = at->slot;
-    err->key = at->key;
-    fan_append(err->object, sizeof err->object, "%s", at->object);
-    fan_append(err->text, sizeof err->text, "%s", at->object);
+    fan_append(buf, size, "%s", at->object);
     if (at->slot >= 0)
-        fan_append(err->text, sizeof err->text, ": slot %" PRId64, at->slot);
-    if (at->slot >= 0 && at->slot_name) {
-        fan_append(err->slot_name, sizeof err->slot_name, "%s", at->slot_name);
-        fan_append(err->text, sizeof err->text, " (%s)", at->slot_name);
-    }
+        fan_append(buf, size, ": slot %" PRId64, at->slot);
+    if (at->slot >= 0 && at->slot_name)
+        fan_append(buf, size, " (%s)", at->slot_name);
     if (at->key >= 0)
-        fan_append(err->text, sizeof err->text, ", key %" PRId64, at->key);
-    fan_append(err->text, sizeof err->text, ": ");
+        fan_append(buf, size, ", key %" PRId64, at->key);
+    fan_append(buf, size, ": ");
 }
 
 /* error_fill: `err` may be NULL; at: NULL: no place; expected: NULL: none. Returns s. */
@@ -57,8 +51,14 @@ __attribute__((format(printf, 7, 0))) static fan_status error_fill(fan_error *er
     err->expected[0] = '\0';
     err->got[0] = '\0';
     err->text[0] = '\0';
-    if (at)
-        error_place(err, at);
+    if (at) {
+        err->slot = at->slot;
+        err->key = at->key;
+        fan_append(err->object, sizeof err->object, "%s", at->object);
+        if (at->slot >= 0 && at->slot_name)
+            fan_append(err->slot_name, sizeof err->slot_name, "%s", at->slot_name);
+        fan_place_append(at, err->text, sizeof err->text);
+    }
     err->reason = (uint16_t)strlen(err->text);
     if (expected) {
         fan_append(err->expected, sizeof err->expected, "%s", expected);

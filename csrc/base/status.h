@@ -58,6 +58,10 @@ typedef struct fan_error {
     char text[FAN_ERROR_TEXT];
 } fan_error;
 
+/* fan_place_append: appends "grads: slot 2 (w1), key 3: " to the string in `buf`, as fan_append
+ * does. No other code writes a place. */
+void fan_place_append(const fan_place *at, char *buf, size_t size);
+
 /* fan_status_word: returns the fixed word for a status. */
 const char *fan_status_word(fan_status s);
 

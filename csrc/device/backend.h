@@ -236,7 +236,28 @@ typedef struct fan_backend {
 
     /* recorder: records and replays the device's work. NULL: not supported. */
     const fan_recorder *recorder;
+
+    /* ---- 7. explored schedules (base/thread.h, Calls and turns) ---- */
+
+    /* array_accessed, event_accessed: report that the calling thread is in a call of the public
+     * interface that may write `a`, on d, or that reads the last record of e. NULL: not observed.
+     * Cannot fail. */
+    void (*array_accessed)(const fan_device *d, const fan_array *a);
+    void (*event_accessed)(const fan_event *e);
 } fan_backend;
+
+/* fan_backend_scope: what a thread enters to use devices of a backend (a simulated machine), so
+ * that the threads that work for it can enter the same. */
+typedef struct fan_backend_scope {
+    /* entered: returns the innermost scope of this thread, with a hold; NULL: none. */
+    void *(*entered)(void);
+
+    /* enter: makes it the innermost scope of this thread until `leave`. Where memory is short, no
+     * effect. */
+    void (*enter)(void *scope);
+    void (*leave)(void *scope);
+    void (*drop)(void *scope);
+} fan_backend_scope;
 
 /* fan_backend_entry: what the registry (py/device/backends.h) knows of a backend beside its
  * table. */
@@ -260,6 +281,9 @@ typedef struct fan_backend_entry {
      * fail. */
     void (*keep)(size_t bytes);
     size_t (*trim)(void);
+
+    /* scope: NULL: threads enter nothing. */
+    const fan_backend_scope *scope;
 } fan_backend_entry;
 
 #endif

@@ -1,4 +1,4 @@
-"""Functions of a development build for tests/kit/hooks.py (py/module/for_tests.c). A release has none of them."""
+"""Functions of a development build for tests/kit/hooks.py (py/module/for_tests.c, py/sim/machine_tests.c). A release has none of them."""
 
 from collections.abc import Sequence
 
@@ -28,6 +28,10 @@ def _test_fault(name: str | None, /) -> None:
 def _test_sort_bounds(entries: int, rows: int, /) -> None:
     """Let the driver in use sort at most so many entries of COO data at a time, of so many rows."""
 
+def _test_pass_end(caller: Stream, streams: Sequence[Stream], values: Sequence[object], /) -> None:  # step
+    """The end of a pass (S20): `caller` waits for each of `streams`, and `values` are used on it."""
+
+# machine_tests.c
 def _test_unsound(machine: object, /) -> int:  # step
     """Waits left out whose order did not hold: must be 0."""
 
@@ -39,6 +43,3 @@ def _test_fail_call(machine: object, index: int, memory: bool = False, /) -> Non
 
 def _test_capture_state(stream: Stream, /) -> int:  # step
     """0: not captured, 1: captured, 2: the capture is broken."""
-
-def _test_pass_end(caller: Stream, streams: Sequence[Stream], values: Sequence[object], /) -> None:  # step
-    """The end of a pass (S20): `caller` waits for each of `streams`, and `values` are used on it."""

@@ -92,10 +92,10 @@ __all__ = [
     "walk",
 ]
 
-#: Houses: parts of the package that the rest does without. A copy of fanin may lack their folders.
-HOUSES = ("analysis", "graph", "sim")
+#: Parts of the package that the rest does without. A copy of fanin may lack their folders.
+HOUSES = ("analysis", "dist", "graph", "sim", "torch")
 #: Modules that are imported at their first use.
-_LATER = (*HOUSES, "conformance", "descriptors", "dist", "tape", "testing", "torch")
+_LATER = (*HOUSES, "conformance", "descriptors", "tape", "testing")
 _MOVED = dict.fromkeys(("Overlaps", "Verdict", "overlaps", "overlaps_itself"), "fanin.sharing")
 _OF_HOUSES = {"GraphTree": "graph", "descriptors": "analysis"}  # names and their houses
 
@@ -123,6 +123,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    needs = {name: f"{__name__}.{_OF_HOUSES.get(name, name)}" for name in (*_LATER, *_OF_HOUSES)} | {"torch": "torch"}
+    needs = {name: [f"{__name__}.{_OF_HOUSES.get(name, name)}"] for name in (*_LATER, *_OF_HOUSES)}
+    needs["torch"].append("torch")
     every = {*__all__, *_LATER, "sharing"}
-    return sorted(name for name in every if name not in needs or importlib.util.find_spec(needs[name]))
+    return sorted(name for name in every if all(map(importlib.util.find_spec, needs.get(name, ()))))

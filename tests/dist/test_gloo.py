@@ -166,7 +166,7 @@ from fanin import dist
 td.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 group = dist.group(timeout=None)
 hook = fanin.torch.ddp_hook().__self__  # without a replica, which refers to its process group for ever
-assert fanin._interop.torch_ranks._group("ddp_hook", None, hook.known) is group
+assert fanin.dist.torch_ranks._group("ddp_hook", None, hook.known) is group
 ref, world = weakref.ref(group._engine._pg), weakref.ref(td.group.WORLD)
 if sys.argv[2] == "destroyed":
     td.destroy_process_group()

@@ -27,7 +27,7 @@ from kit.sample import sizes
 pytestmark = pytest.mark.core
 
 PACKAGE = str(Path(fanin.__file__).parent)
-OURS = (f"{PACKAGE}/dist/", f"{PACKAGE}/_interop/torch_leaves.py", f"{PACKAGE}/torch.py")
+OURS = (f"{PACKAGE}/dist/", f"{PACKAGE}/_interop/torch_leaves.py", f"{PACKAGE}/torch/")
 
 
 def in_finalizer(frame: FrameType | None) -> bool:
@@ -378,7 +378,7 @@ class Bucket:
 @pytest.mark.partners
 def test_after_ctrl_c_at_any_line_of_a_hook_of_ddp_the_next_pass_is_right() -> None:
     torch = pytest.importorskip("torch")
-    ranks = pytest.importorskip("fanin._interop.torch_ranks")
+    ranks = pytest.importorskip("fanin.dist.torch_ranks")
 
     def summed(hook: Any, group: Group, p: Any) -> Any:
         futures: list[Any] = []

@@ -22,7 +22,7 @@ from fanin import dist
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
-torch_ranks = pytest.importorskip("fanin._interop.torch_ranks")
+torch_ranks = pytest.importorskip("fanin.dist.torch_ranks")
 
 pytestmark = pytest.mark.partners
 

@@ -204,7 +204,7 @@ except AssertionError as e:
 
 
 #: A key by arrival is wrong only where workers overtake each other, in about one of 500 graphs: the sample of
-#: tests/engine/test_workers_explored.py finds it each time, these graphs surely in the whole.
+#: tests/engine/sim/test_workers_explored.py finds it each time, these graphs surely in the whole.
 FOUND_IN = {"TAKEN_BEFORE_LAST": SAMPLE, "RUN_TWICE": SAMPLE, "KEY_BY_ARRIVAL": WHOLE, None: 300}
 UNSANITIZED = {"TAKEN_BEFORE_LAST"}
 

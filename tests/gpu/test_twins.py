@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import fanin
-from buffer import test_stats_devices
+from buffer.sim import test_stats_devices
 from device import test_cuda_sparse, test_cuda_values
 from fanin.sim import Machine
 from kit.sample import every, sizes

@@ -61,7 +61,11 @@ def program(words):
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        __import__(name)
+        try:
+            __import__(name)
+        except ModuleNotFoundError as e:
+            if not (e.name or "").startswith("fanin."):  # a copy of the tree may lack a part
+                raise
         if not name.startswith(("fanin", "fake_cuda")):
             gc.freeze()  # else the collector looks at all of these at the end of each fork
     asked = fork_for_each_line()

@@ -6,13 +6,15 @@ A release has nothing of it: a test that asks is skipped there, and says so. `.c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import fanin
 from fanin import _core
-from fanin.sim import Machine
+
+if TYPE_CHECKING:
+    from fanin.sim import Machine
 
 #: Whether the library under test is a development build (FANIN_DEV=1, or sanitized).
 DEVELOPMENT = hasattr(_core, "_test_fault")

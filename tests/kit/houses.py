@@ -1,100 +1,131 @@
-"""The houses of the repository: what belongs to each, and what each may import."""
+"""The core and the parts: which files belong to a part, what each may import, and which tests need it.
+
+A folder says it: one with the name of a part, anywhere below csrc, python and tests, belongs to that part with all that
+lies in it. So tests/buffer/sim has the tests of the buffer that need the simulated machine.
+"""
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
-from fnmatch import fnmatch
+from collections.abc import Iterator
 from pathlib import Path
 
 from kit.tree import Edge
 
-#: The files of each house, as patterns from the root; a copy of the tree without them builds and passes.
-HOUSES: dict[str, tuple[str, ...]] = {
-    "sim": (
-        "python/fanin/sim",
-        "csrc/py/sim/*.c",
-        "tests/sim",
-        "docs/simulated-device.md",
-    ),
-    "graph": (
-        "python/fanin/graph",
-        "csrc/graph",
-        "csrc/py/graph",
-        "tests/graph",
-        "docs/graph-trees.md",
-        "docs/recorded-steps.md",
-    ),
-    "analysis": (
-        "python/fanin/analysis",
-        "python/fanin/descriptors*",
-        "csrc/py/arrays/analysis.c",
-        "csrc/array/snapshot.*",
-        "tests/analysis",
-        "docs/analysis.md",
-    ),
+#: The names of each part's folders, its own first. Python finds `import torch` in no folder that is called fanin_torch.
+PARTS: dict[str, tuple[str, ...]] = {
+    "sim": ("sim",),
+    "graph": ("graph",),
+    "analysis": ("analysis",),
+    "dist": ("dist",),
+    "torch": ("torch", "fanin_torch"),
+    "api": ("api", "capi"),
+}
+#: The pages of each part, in docs.
+PAGES: dict[str, tuple[str, ...]] = {
+    "sim": ("simulated-device.md",),
+    "graph": ("graph-trees.md", "recorded-steps.md"),
+    "analysis": ("analysis.md",),
+    "dist": ("ranks.md",),
+    "torch": ("torch.md",),
+    "api": ("c-api.md",),
+}
+#: The folder of a part's README where it has none in python/fanin.
+WITHOUT_PYTHON = {"api": "csrc/py/api"}
+#: Below these folders a name is a part's.
+ROOFS = ("csrc", "python", "tests")
+#: Folders of tests that need parts, beside those whose names say it; EVERY is what a folder called so needs.
+EVERY = "parts"
+NEED: dict[str, tuple[str, ...]] = {
+    "tests/c": tuple(PARTS),  # the programs of one folder, and of all that stand lower
+    "tests/device": ("sim",),  # the fake driver is made of csrc/device/sim
+    "tests/faults": tuple(PARTS),
+    "tests/gpu": tuple(PARTS),
+    "tests/package": tuple(PARTS),  # of the whole tree
 }
 CORE = "the core"
-#: Parts of the package that may import every house: commands, the pytest plugin, the suite for other engines.
-TOOLS = ("python/fanin/cli", "python/fanin/testing", "python/fanin/conformance", "python/fanin/__main__")
-#: Files of the core that name a house: the first use imports it; the module registers its types, if they are there;
-#: functions for tests read the struct of a machine.
-DOORS = ("python/fanin/__init__", "csrc/py/module")
-
-
-#: How a test names a house: its modules, what the core has of it, and the fixtures that make a machine.
-NAMES = {
-    "sim": r"\bsim\b|\bMachine\b|explore|simulat|demo\b|\ba_world\b|[(,] ?(?:w|driver): ",
-    "graph": r"fanin\.graph|import graph\b|\bGraphTree|graph_tree|\bcompiled\(|begin_capture|CaptureError|--graph",
-    "analysis": r"\banalysis\b|descriptors|functionalize|snapshot|\brestride\b",
+#: Parts of the package that may import every part: commands, the pytest plugin, the suite for other engines.
+TOOLS = ("python/fanin/cli/", "python/fanin/testing/", "python/fanin/conformance/", "python/fanin/__main__")
+#: Files that name a part which may be missing: the first use imports it, or the linker finds nothing. `fanin.torch` sums
+#: over ranks by fanin.dist.
+DOORS: dict[str, tuple[str, ...]] = {
+    "python/fanin/__init__": tuple(PARTS),
+    "python/fanin/descriptors": ("analysis",),
+    "python/fanin/torch/__init__": ("dist",),
+    "python/fanin/torch/graph": ("dist",),
+    "csrc/py/api/table": ("sim",),
+    "csrc/py/device/backends": ("sim",),
+    "csrc/py/module/module": tuple(PARTS),
 }
-#: .. and every house: the benchmarks, of which some rows measure it.
-EVERY_HOUSE = r"|(?:import|from) benchmarks\b"
-#: Folders of tests of the core: no C programs, whose makefile names every house, and no tests of other libraries.
-CORE_TESTS = ("array", "buffer", "cli", "device", "engine", "interop", "isolated", "laws", "spec", "tape")
 
 
-def core_tests(tests: Path, house: str) -> list[str]:
-    """The files of tests of the core that do not name a house, and import nothing of the tests that does."""
-    named = re.compile(NAMES[house] + EVERY_HOUSE)
-
-    def names(path: Path, above: tuple[Path, ...] = ()) -> bool:
-        text = path.read_text()
-        imports = re.findall(r"^from ([\w.]+) import ([\w, ]*)", text, re.MULTILINE)
-        modules = {name for of, these in imports for name in (of, *(f"{of}.{x.strip()}" for x in these.split(",")))}
-        files = {tests / f"{name.replace('.', '/')}.py" for name in modules}
-        inner = [f for f in files if f.exists() and f not in (*above, path)]
-        return bool(named.search(text)) or any(names(f, (*above, path)) for f in inner)
-
-    every = sorted(f for folder in CORE_TESTS for f in (tests / folder).glob("test_*.py"))
-    local = {f.parent for f in every if (f.parent / "conftest.py").exists() and names(f.parent / "conftest.py")}
-    return [f.relative_to(tests).as_posix() for f in every if f.parent not in local and not names(f)]
+def parts_of(path: str) -> set[str]:
+    """The parts whose folders a file or folder lies in, given from the root, a file with or without its suffix."""
+    roof, *folders = path.split("/")
+    return {part for part, names in PARTS.items() if roof in ROOFS and set(folders) & set(names)}
 
 
 def house_of(path: str) -> str:
-    """The house of a file, given from the root, with or without its suffix; CORE: of none."""
-    for house, patterns in HOUSES.items():
-        for pattern in patterns:
-            if any(fnmatch(path, p) for p in (pattern, f"{pattern}/*", pattern.removesuffix(".*").removesuffix(".c"))):
-                return house
-    return "tools" if path.startswith(TOOLS) else CORE
+    """As text: the parts of a file, "the core", or "tools"."""
+    if path.startswith(TOOLS):
+        return "tools"
+    return " and ".join(sorted(parts_of(os.path.dirname(path)))) or CORE
+
+
+def needed_by(folder: str) -> set[str]:
+    """The parts that the tests in a folder need."""
+    found = parts_of(folder) | {part for top, parts in NEED.items() if f"{folder}/".startswith(f"{top}/") for part in parts}
+    return set(PARTS) if EVERY in folder.split("/") else found
 
 
 def wrong_edges(edges: list[Edge], root: str) -> list[str]:
-    """What files under `root` import, include or call of a house that they may not."""
+    """What files under `root` import, include or call of a part that they may not."""
     wrong = []
     for e in edges:
-        here, there = house_of(f"{root}/{e.here}"), house_of(f"{root}/{e.there}")
-        if there != here and there != CORE and here != "tools" and not f"{root}/{e.here}".startswith(DOORS):
-            wrong.append(f"{here} may not use {there}: {e.why}")
+        here, there = f"{root}/{e.here}", f"{root}/{e.there}"
+        may = parts_of(os.path.dirname(here)) | set(DOORS.get(here, ()))
+        if not here.startswith(TOOLS) and not parts_of(os.path.dirname(there)) <= may:
+            wrong.append(f"{house_of(here)} may not use {house_of(there)}: {e.why}")
     return wrong
 
 
-def remove(tree: Path, house: str) -> list[str]:
-    """Remove a house from a copy of the tree; returns the paths removed."""
+def folders(tree: Path, roof: str) -> Iterator[str]:
+    """The folders below a roof, from the root, each before those in it."""
+    for top, names, _ in os.walk(tree / roof):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        yield Path(top).relative_to(tree).as_posix()
+
+
+def folders_of(tree: Path, part: str) -> list[str]:
+    """The folders of a part, from the root; of one in another the outer one alone."""
+    every = [folder for roof in ROOFS for folder in folders(tree, roof) if part in parts_of(folder)]
+    return [folder for folder in every if os.path.dirname(folder) not in every]
+
+
+def core_tests(tree: Path) -> list[str]:
+    """The folders of tests that are no part's own."""
+    tops = sorted(path.name for path in (tree / "tests").iterdir() if path.is_dir())
+    return [
+        folder
+        for top in tops
+        if not parts_of(f"tests/{top}")
+        for folder in folders(tree, f"tests/{top}")
+        if any((tree / folder).glob("test_*.py"))
+    ]
+
+
+def remove(tree: Path, part: str) -> list[str]:
+    """Remove a part from a copy of the tree, with the tests that need it; returns the paths removed."""
+    gone = [*folders_of(tree, part), *(f"docs/{page}" for page in PAGES[part])]
+    gone += [folder for folder in folders(tree, "tests") if part in needed_by(folder) and folder not in gone]
     removed = []
-    for pattern in HOUSES[house]:
-        for path in sorted(tree.glob(pattern)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-            removed.append(path.relative_to(tree).as_posix())
+    for path in (tree / name for name in gone):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.is_file():
+            path.unlink()
+        else:
+            continue
+        removed.append(path.relative_to(tree).as_posix())
     return removed

@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("array", "base", "buffer", "device", "engine", "graph", "py")
+FOLDERS = ("analysis", "array", "base", "buffer", "device", "engine", "graph", "py")
 PYTHON = ("python/fanin/dist", "python/fanin/graph")
 PUBLIC = "python/fanin/include"
 COPIED = (
@@ -68,42 +68,42 @@ COPIED = (
 #: The first tests that are run, by the beginning of a file's path, without csrc/: those likely to notice a fault there.
 #: All that match are asked, the first lines first.
 NEAR = {
-    "array/exact": ["array/test_exact.py", "array/test_exact_sparse.py", "buffer/test_exact_buffer.py"]
-    + ["array/test_sums.py"],
-    "array/superacc": ["array/test_exact.py", "buffer/test_exact_buffer.py"],
-    "array/extents": ["buffer/test_out.py", "spec/test_aliasing.py", "array/test_overlap.py"],
+    "array/exact": ["array/test_exact.py", "array/sim/test_exact_sparse.py", "buffer/sim/test_exact_buffer.py"]
+    + ["array/sim/test_sums.py"],
+    "array/superacc": ["array/test_exact.py", "buffer/sim/test_exact_buffer.py"],
+    "array/extents": ["buffer/test_out.py", "spec/test_aliasing.py", "array/sim/test_overlap.py"],
     "array/layout": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
-    "array/snapshot": ["analysis/test_functionalize.py", "analysis/test_collect.py"],
-    "array/overlap": ["array/test_overlap.py", "graph/test_recorded_layout.py"],
-    "array/equation": ["array/test_overlap.py"],
-    "array/sparse": ["array/test_exact_sparse.py", "buffer/test_kinds.py", "spec/test_values.py"],
-    "array/convert": ["spec/test_values.py", "buffer/test_kinds.py", "array/test_sums.py"],
+    "analysis/snapshot": ["analysis/test_functionalize.py", "analysis/test_collect.py"],
+    "array/overlap": ["array/sim/test_overlap.py", "graph/test_recorded_layout.py"],
+    "array/equation": ["array/sim/test_overlap.py"],
+    "array/sparse": ["array/sim/test_exact_sparse.py", "buffer/test_kinds.py", "spec/test_values.py"],
+    "array/convert": ["spec/test_values.py", "buffer/test_kinds.py", "array/sim/test_sums.py"],
     "array/reduce": ["device/test_cuda_values.py"],
-    "array/": ["array/test_sums.py", "buffer/test_out.py", "spec/test_values.py", "spec/test_aliasing.py"]
+    "array/": ["array/sim/test_sums.py", "buffer/test_out.py", "spec/test_values.py", "spec/test_aliasing.py"]
     + ["laws/test_laws.py"],
-    "base/pool": ["buffer/test_pool.py", "array/test_sums.py"],
-    "base/keys": ["buffer/test_keys.py", "spec/test_ledger.py"],
-    "base/trace": ["cli/test_trace.py", "buffer/test_explain.py"],
-    "base/thread": ["isolated/test_fork.py"],
-    "base/workers": ["isolated/test_fork.py", "array/test_sums.py", "engine/test_workers.py"],
+    "base/pool": ["buffer/test_pool.py", "array/sim/test_sums.py"],
+    "base/keys": ["buffer/sim/test_keys.py", "spec/test_ledger.py"],
+    "base/trace": ["cli/sim/test_trace.py", "buffer/sim/test_explain.py"],
+    "base/thread": ["isolated/parts/test_fork.py"],
+    "base/workers": ["isolated/parts/test_fork.py", "array/sim/test_sums.py", "engine/sim/test_workers.py"],
     "base/clock": ["sim/test_sim.py", "sim/test_explore.py"],
-    "base/": ["buffer/test_pool.py", "buffer/test_threads.py", "buffer/test_interrupt.py", "array/test_sums.py"],
+    "base/": ["buffer/test_pool.py", "buffer/test_threads.py", "buffer/test_interrupt.py", "array/sim/test_sums.py"],
     "device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py", "device/test_cuda_values.py"]
-    + ["interop/test_exchange_cuda.py", "spec/test_streams_on_cuda.py", "device/test_threads_cuda.py"],
+    + ["interop/sim/test_exchange_cuda.py", "spec/sim/test_streams_on_cuda.py", "device/test_threads_cuda.py"],
     "device/capture": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/capture": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/graph": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/recording": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/explore": ["sim/test_explore.py"],
-    "device/sim/race": ["sim/test_brute_force.py", "spec/test_streams_on_sim.py"],
+    "device/sim/race": ["sim/test_brute_force.py", "spec/sim/test_streams_on_sim.py"],
     "device/sim/host_sched": ["sim/test_explore.py", "sim/test_host_order.py", "sim/test_explore_law.py"],
     "device/sim/thread": ["sim/test_explore.py", "sim/test_host_order.py", "sim/test_sim_threads.py"],
     "device/sim/call": ["sim/test_explore.py", "sim/test_explore_law.py"],
-    "device/memory": ["sim/test_sim_memory.py", "buffer/test_many.py"],
+    "device/memory": ["sim/test_sim_memory.py", "buffer/sim/test_many.py"],
     "device/sim/memory": ["sim/test_sim_memory.py"],
     "device/cpu/": ["graph/test_graph_trees_cpu.py"],
-    "device/cuda/run": ["buffer/test_many.py"],
-    "device/batch": ["buffer/test_many.py", "buffer/test_batches.py", "spec/test_streams_on_sim.py"]
+    "device/cuda/run": ["buffer/sim/test_many.py"],
+    "device/batch": ["buffer/sim/test_many.py", "buffer/sim/test_batches.py", "spec/sim/test_streams_on_sim.py"]
     + ["buffer/test_kinds.py", "device/test_cuda.py"],
     "device/sim/": ["sim/test_sim.py", "device/test_streams.py", "sim/test_host_order.py"]
     + ["graph/test_capture.py", "sim/test_explore.py"],
@@ -112,37 +112,37 @@ NEAR = {
         "sim/test_sim_arrays.py",
         "sim/test_sim_threads.py",
         "device/test_cuda_values.py",
-        "buffer/test_batches.py",
+        "buffer/sim/test_batches.py",
     ],
-    "buffer/fold_exact": ["buffer/test_exact_buffer.py", "array/test_exact_sparse.py"],
+    "buffer/fold_exact": ["buffer/sim/test_exact_buffer.py", "array/sim/test_exact_sparse.py"],
     "buffer/fold_sparse": ["buffer/test_kinds.py", "spec/test_aliasing.py"],
     "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"],
-    "buffer/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
-    "buffer/target": ["buffer/test_target.py"],
-    "buffer/add": ["buffer/test_doors.py", "buffer/test_many.py", "spec/test_ledger.py", "buffer/test_keys.py"]
+    "buffer/stats": ["buffer/test_stats.py", "buffer/sim/test_stats_devices.py"],
+    "buffer/target": ["buffer/sim/test_target.py"],
+    "buffer/add": ["buffer/parts/test_doors.py", "buffer/sim/test_many.py", "spec/test_ledger.py", "buffer/sim/test_keys.py"]
     + ["buffer/test_stats.py", "graph/test_capture_table.py"],
-    "buffer/list": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
+    "buffer/list": ["buffer/parts/test_doors.py", "buffer/test_out.py", "buffer/sim/test_budget_auto.py", "buffer/sim/test_many.py"]
     + ["buffer/test_stats.py"],
-    "buffer/batch": ["buffer/test_batches.py", "buffer/test_many.py"],
-    "buffer/explain": ["buffer/test_explain.py"],
-    "buffer/take": ["buffer/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"]
-    + ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
-    "buffer/budget": ["buffer/test_budget_auto.py", "faults/test_allocations.py"],
-    "buffer/life": ["isolated/test_fork.py"],
-    "buffer/value": ["spec/test_aliasing.py", "interop/test_exchange_rows.py"],
-    "buffer/sync": ["spec/test_stream_rules.py", "spec/test_streams_on_sim.py"],
+    "buffer/batch": ["buffer/sim/test_batches.py", "buffer/sim/test_many.py"],
+    "buffer/explain": ["buffer/sim/test_explain.py"],
+    "buffer/take": ["buffer/sim/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"]
+    + ["buffer/test_stats.py", "buffer/sim/test_stats_devices.py"],
+    "buffer/budget": ["buffer/sim/test_budget_auto.py", "faults/test_allocations.py"],
+    "buffer/life": ["isolated/parts/test_fork.py"],
+    "buffer/value": ["spec/test_aliasing.py", "interop/sim/test_exchange_rows.py"],
+    "buffer/sync": ["spec/test_stream_rules.py", "spec/sim/test_streams_on_sim.py"],
     "buffer/accum": ["spec/test_accum_rules.py"],
-    "buffer/plan": ["spec/test_stream_rules.py", "buffer/test_explain.py"],
-    "buffer/order": ["spec/test_streams_on_sim.py", "graph/test_capture.py", "spec/test_streams_on_cuda.py"],
+    "buffer/plan": ["spec/test_stream_rules.py", "buffer/sim/test_explain.py"],
+    "buffer/order": ["spec/sim/test_streams_on_sim.py", "graph/test_capture.py", "spec/sim/test_streams_on_cuda.py"],
     "buffer/": ["spec/test_accumulate.py", "spec/test_ledger.py", "buffer/test_kinds.py", "buffer/test_out.py"]
-    + ["buffer/test_budget.py", "buffer/test_target.py", "buffer/test_errors.py", "spec/test_streams_on_sim.py"]
-    + ["laws/test_laws.py", "laws/test_ways.py"],
-    "engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_create_graph.py"]
-    + ["engine/test_leaf_circles.py"],
+    + ["buffer/test_budget.py", "buffer/sim/test_target.py", "buffer/sim/test_errors.py", "spec/sim/test_streams_on_sim.py"]
+    + ["laws/test_laws.py", "laws/parts/test_ways.py"],
+    "engine/leaf": ["engine/test_leaf_rules.py", "engine/sim/test_leaf_grad.py", "engine/test_create_graph.py"]
+    + ["engine/sim/test_leaf_circles.py"],
     "engine/explain": ["engine/test_detect_and_explain.py"],
-    "engine/workers": ["engine/test_workers.py"],
-    "engine/backward": ["engine/test_large_graphs.py", "engine/test_workers.py", "engine/test_captured_passes.py"]
-    + ["engine/test_streams.py", "engine/test_stream_graphs.py"],
+    "engine/workers": ["engine/sim/test_workers.py"],
+    "engine/backward": ["engine/test_large_graphs.py", "engine/sim/test_workers.py", "engine/sim/test_captured_passes.py"]
+    + ["engine/sim/test_streams.py", "engine/sim/test_stream_graphs.py"],
     "engine/collect": ["engine/test_large_graphs.py"],
     "engine/ready": ["engine/test_large_graphs.py"],
     "engine/": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_turned_on_itself.py"]
@@ -152,16 +152,16 @@ NEAR = {
     "graph/record": ["graph/test_graph_tree_captures.py", "graph/test_graph_tree_failures.py"],
     "graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_rows.py", "graph/test_graph_tree_failures.py", "graph/test_graph_trees_cuda.py"],
-    "py/arrays/overlap": ["array/test_overlap.py"],
-    "py/arrays/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
-    "py/arrays/region": ["array/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
-    "py/arrays/dlpack_export": ["interop/test_exchange_cuda.py"],
+    "py/arrays/overlap": ["array/sim/test_overlap.py"],
+    "py/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
+    "py/arrays/region": ["array/sim/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
+    "py/arrays/dlpack_export": ["interop/sim/test_exchange_cuda.py"],
     "device/sim/work": ["sim/test_sim_memory.py"],
-    "py/arrays/dlpack": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
-    "py/arrays/exchange": ["interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
-    "py/arrays/export": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
-    "py/arrays/import": ["interop/test_exchange_rows.py", "interop/test_exchange_dlpack.py", "buffer/test_kinds.py"],
-    "py/arrays/library": ["interop/test_exchange_rows.py", "interop/test_exchange_cuda.py", "tape/test_tape.py"],
+    "py/arrays/dlpack": ["interop/test_exchange_dlpack.py", "interop/sim/test_exchange_rows.py"],
+    "py/arrays/exchange": ["interop/test_exchange_dlpack.py", "interop/sim/test_exchange_cuda.py"],
+    "py/arrays/export": ["interop/test_exchange_dlpack.py", "interop/sim/test_exchange_rows.py"],
+    "py/arrays/import": ["interop/sim/test_exchange_rows.py", "interop/test_exchange_dlpack.py", "buffer/test_kinds.py"],
+    "py/arrays/library": ["interop/sim/test_exchange_rows.py", "interop/sim/test_exchange_cuda.py", "tape/sim/test_tape.py"],
     "py/device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py"],
     "py/sim/machine": ["sim/test_sim.py", "sim/test_sim_memory.py", "sim/test_explore.py", "graph/test_capture.py"]
     + ["graph/test_capture_table.py", "sim/test_explore_law.py"],
@@ -169,48 +169,48 @@ NEAR = {
     "py/device/stream": ["device/test_streams.py", "sim/test_sim.py", "device/test_cuda.py"],
     "py/device/event": ["device/test_streams.py", "sim/test_sim.py"],
     "py/arrays/array": ["sim/test_sim.py", "sim/test_sim_memory.py", "interop/test_exchange_dlpack.py"],
-    "py/module/trace": ["cli/test_trace.py"],
-    "py/buffer/target": ["buffer/test_target.py"],
-    "py/module/options": ["package/test_public.py", "array/test_sums.py", "buffer/test_pool.py"],
-    "py/buffer/": ["buffer/test_doors.py", "buffer/test_keys.py", "buffer/test_stats.py", "buffer/test_explain.py"]
+    "py/module/trace": ["cli/sim/test_trace.py"],
+    "py/buffer/target": ["buffer/sim/test_target.py"],
+    "py/module/options": ["package/test_public.py", "array/sim/test_sums.py", "buffer/test_pool.py"],
+    "py/buffer/": ["buffer/parts/test_doors.py", "buffer/sim/test_keys.py", "buffer/test_stats.py", "buffer/sim/test_explain.py"]
     + [
         "spec/test_accumulate.py",
         "spec/test_ledger.py",
         "buffer/test_declared_slots.py",
         "buffer/test_error_fields.py",
     ],
-    "py/buffer/buffer": ["buffer/test_doors.py", "buffer/test_budget.py"],
-    "py/buffer/add_many": ["buffer/test_many.py"],
-    "py/buffer/slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
-    "py/buffer/take": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],
-    "py/buffer/add_n": ["array/test_sums.py", "buffer/test_out.py"],
-    "py/engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_leaf_circles.py"]
-    + ["engine/test_create_graph.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]
+    "py/buffer/buffer": ["buffer/parts/test_doors.py", "buffer/test_budget.py"],
+    "py/buffer/add_many": ["buffer/sim/test_many.py"],
+    "py/buffer/slots": ["buffer/test_kinds.py", "buffer/sim/test_refusals.py"],
+    "py/buffer/take": ["buffer/parts/test_doors.py", "buffer/sim/test_many.py", "buffer/test_out.py"],
+    "py/buffer/add_n": ["array/sim/test_sums.py", "buffer/test_out.py"],
+    "py/engine/leaf": ["engine/test_leaf_rules.py", "engine/sim/test_leaf_grad.py", "engine/sim/test_leaf_circles.py"]
+    + ["engine/test_create_graph.py", "engine/test_bad_graphs.py", "engine/sim/test_streams.py"]
     + ["faults/test_engine_allocations.py"],
     "py/engine/walk": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py"],
     "py/engine/explain": ["engine/test_detect_and_explain.py", "engine/test_bad_graphs.py"],
-    "py/engine/node": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]
+    "py/engine/node": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/sim/test_streams.py"]
     + ["engine/test_turned_on_itself.py", "faults/test_engine_allocations.py"],
     "py/engine/hooks": ["engine/test_engine_rules.py", "engine/test_leaf_rules.py", "engine/test_bad_graphs.py"]
     + ["engine/test_turned_on_itself.py", "faults/test_engine_allocations.py"],
-    "py/engine/pass": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_workers.py"],
-    "py/engine/carry": ["engine/test_workers.py"],
+    "py/engine/pass": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/sim/test_workers.py"],
+    "py/engine/carry": ["engine/sim/test_workers.py"],
     "py/graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_captures.py", "graph/test_graph_tree_rows.py"],
-    "py/graph/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/test_compiled.py"],
-    "py/engine/c_": ["engine/test_c_nodes.py"],
-    "py/arrays/frontend": ["engine/test_c_nodes.py", "buffer/test_interrupt.py"],
+    "py/graph/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/parts/test_compiled.py"],
+    "py/engine/c_": ["capi/test_c_nodes.py"],
+    "py/arrays/frontend": ["capi/test_c_nodes.py", "buffer/test_interrupt.py"],
     "py/base/errors": ["buffer/test_interrupt.py"],
-    "py/arrays/objects": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
+    "py/arrays/objects": ["capi/test_c_nodes.py", "buffer/parts/test_doors.py"],
     "py/api/": [
-        "buffer/test_c_buffer.py",
-        "buffer/test_c_wrong_calls.py",
-        "buffer/test_c_and_python.py",
-        "engine/test_c_engine.py",
-        "sim/test_c_machine.py",
+        "capi/test_c_buffer.py",
+        "capi/test_c_wrong_calls.py",
+        "capi/sim/test_c_and_python.py",
+        "capi/test_c_engine.py",
+        "capi/sim/test_c_machine.py",
     ],
     "python/fanin/dist/": ["dist/test_sums.py", "dist/test_reducer.py", "dist/test_bad_input.py", "dist/test_seeing.py"]
-    + ["dist/test_windows.py", "dist/test_law_of_ranks.py", "dist/test_explored_ranks.py", "cli/test_demo_ranks.py"]
+    + ["dist/test_windows.py", "dist/test_law_of_ranks.py", "dist/test_explored_ranks.py", "cli/parts/test_demo_ranks.py"]
     + ["dist/test_ranks_on_streams.py"],
     "python/fanin/graph/": [
         "graph/test_graph_trees.py",
@@ -218,9 +218,9 @@ NEAR = {
         "graph/test_graph_tree_traps.py",
     ]
     + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_rows.py", "graph/test_graph_tree_verify.py"]
-    + ["tape/test_compiled.py"],
-    "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
-    + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
+    + ["tape/parts/test_compiled.py"],
+    "py/": ["buffer/test_kinds.py", "buffer/sim/test_errors.py", "buffer/sim/test_refusals.py", "buffer/test_cycles.py"]
+    + ["buffer/sim/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/sim/test_exchange_cuda.py"],
 }
 #: .. and the programs tests/c/test_*.c, by the same rule.
 NEAR_IN_C = {

@@ -26,7 +26,7 @@ TESTS = ROOT / "tests"
 TEST_C = TESTS / "c"
 
 #: The rungs that a C test is built with: all but py/.
-RUNGS = ("base", "array", "device", "buffer", "engine", "graph")
+RUNGS = ("base", "array", "device", "buffer", "engine", "graph", "analysis")
 
 #: The sources that some tests need are not beside a copy of tests/ that runs on an installed package.
 WITHOUT_SOURCES = "" if CSRC.is_dir() else f"the sources are not beside {TESTS}"

@@ -26,5 +26,5 @@ def test_no_test_file_is_in_a_folder_that_pytest_leaves_out(pytestconfig: pytest
 def test_a_folder_that_is_left_out_is_found() -> None:
     """The patterns are those that pytest has by default."""
     patterns = ["*.egg", ".*", "_darcs", "build", "CVS", "dist", "node_modules", "venv", "{arch}"]
-    files = [PurePath("tests/dist/test_sums.py"), PurePath("tests/array/test_sums.py")]
+    files = [PurePath("tests/dist/test_sums.py"), PurePath("tests/array/sim/test_sums.py")]
     assert left_out(files, patterns) == ["tests/dist/test_sums.py"]

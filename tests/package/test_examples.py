@@ -104,7 +104,7 @@ second: [ 2.89377807  2.93738788 -6.14986464] = [ 2.89377807  2.93738788 -6.1498
 PeerError: add_n, pass 51, bucket 0: rank 3 brings float64 of shape (4,), rank 0 float64 of shape (3,)
 """
     ),
-    "08_upstream_holes.py": "torch...\n",  # what it prints where torch is here: tests/partners/test_analysis_torch.py
+    "08_upstream_holes.py": "torch...\n",  # what it prints where torch is here: tests/analysis/partners/test_analysis_torch.py
     "09_functionalized_optimizer.py": (
         """\
 components: [['weight', 'bias', 'flat']]

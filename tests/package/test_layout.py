@@ -31,11 +31,12 @@ from kit.tree import (
 pytestmark = pytest.mark.tools
 
 #: The rungs, each folder with its height. A folder includes itself and what stands lower.
-LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "engine": 4, "graph": 4, "py": 5}
-SAID = "base < array < device < buffer < {engine, graph} < py"
+LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "engine": 4, "graph": 4, "analysis": 4, "py": 5}
+SAID = "base < array < device < buffer < {engine, graph, analysis} < py"
 #: The same of the rooms of py/.
-ROOMS = {"base": 0, "device": 1, "arrays": 2, "buffer": 3, "engine": 4, "graph": 4, "sim": 4, "api": 5, "module": 6}
-ROOMS_SAID = "py: base < device < arrays < buffer < {engine, graph, sim} < api < module"
+ROOMS = {"base": 0, "device": 1, "arrays": 2, "buffer": 3, "engine": 4, "graph": 4, "sim": 4, "analysis": 4, "api": 5}
+ROOMS["module"] = 6
+ROOMS_SAID = "py: base < device < arrays < buffer < {engine, graph, sim, analysis} < api < module"
 
 PYTHON_HEADERS = re.compile(r"Python\.h|structmember\.h|frameobject\.h|datetime\.h|(numpy|cpython|internal)/.*")
 
@@ -47,7 +48,9 @@ MADE = re.compile(r"device/kernels/embedded\.h|py/declared/\w+\.h")  # by the bu
 
 
 def in_a_room(path: Path) -> bool:
-    return len(path.parts) == 3 and path.parts[1] in ROOMS
+    """In a room, or in a room's folder for what needs the simulated machine, as in py/api/sim."""
+    *folders, _ = path.parts[1:]
+    return bool(folders) and folders[0] in ROOMS and folders[1:] in ([], ["sim"])
 
 
 def broken_rooms(here: Path, there: Path) -> list[str]:
@@ -273,6 +276,43 @@ def test_a_planted_call_to_a_higher_room_is_found(tmp_path: Path) -> None:
         (tmp_path / "py" / name).write_text(text)
     assert broken_calls(c_edges(tmp_path, compiled(tmp_path, tmp_path))) == [
         f"py/base/x.c calls fan_add of py/buffer/add.c: {ROOMS_SAID}"
+    ]
+
+
+#: Files that may use the simulator, by its headers or its functions; all others use the tables of device/backend.h.
+ITS_USERS = re.compile(r"(device/sim|py/sim|py/module)/|py/api/machine$")
+ITS_ENTRY = "calls fan_sim_entry of"  # the one line of the registry
+
+
+def users_of_the_simulator(edges: list[Edge]) -> list[str]:
+    """A sentence for each file that uses device/sim and may not."""
+    users = [e for e in edges if e.there.startswith("device/sim/") and not ITS_USERS.match(e.here)]
+    return [
+        f"{e.why}: it may use the simulator through device/backend.h alone" for e in users if ITS_ENTRY not in e.why
+    ]
+
+
+def test_the_simulator_is_used_through_the_table_of_a_backend(objects: dict[str, Path]) -> None:
+    edges = c_edges(CSRC, objects)
+    assert len([e for e in edges if e.there.startswith("device/sim/")]) > 50, "nothing was read"
+    assert [e.here for e in edges if ITS_ENTRY in e.why] == ["py/device/backends"]
+    assert not users_of_the_simulator(edges)
+
+
+def test_a_planted_use_of_the_simulator_is_found(tmp_path: Path) -> None:
+    for name, text in {
+        "device/sim/sim.h": "int fan_sim_run(void);\n",
+        "device/sim/sim.c": '#include "device/sim/sim.h"\nint fan_sim_run(void) { return 1; }\nint fan_sim_entry;\n',
+        "py/sim/x.c": '#include "device/sim/sim.h"\nint fan_x(void);\nint fan_x(void) { return fan_sim_run(); }\n',
+        "py/device/backends.c": "extern int fan_sim_entry;\nint *fan_entries(void) { return &fan_sim_entry; }\n",
+        "py/base/py.h": '#include "device/sim/sim.h"\n',
+        "engine/y.c": "int fan_sim_run(void);\nint fan_y(void);\nint fan_y(void) { return fan_sim_run(); }\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert sorted(users_of_the_simulator(c_edges(tmp_path, compiled(tmp_path, tmp_path)))) == [
+        "engine/y.c calls fan_sim_run of device/sim/sim.c: it may use the simulator through device/backend.h alone",
+        "py/base/py.h includes device/sim/sim.h: it may use the simulator through device/backend.h alone",
     ]
 
 

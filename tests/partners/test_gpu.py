@@ -1,4 +1,4 @@
-"""The real libraries on a real GPU: what tests/interop/test_exchange_cuda.py shows on stand-ins. Skipped where there is
+"""The real libraries on a real GPU: what tests/interop/sim/test_exchange_cuda.py shows on stand-ins. Skipped where there is
 none.
 """
 

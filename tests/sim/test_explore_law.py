@@ -213,7 +213,7 @@ def test_the_reduction_loses_no_outcome_of_two_workers_beside_a_thread_or_that_t
     """532 to 9,883 orders stand for all, and two to six times as many are given up on the way. All are more than can be
     run: of the last scene 100,000 were no end. Of a node and its leaf that tell how far they are 39,000 were none, and
     120,000 more that were given up: of such, and with a thread beside, orders are drawn at random
-    (tests/engine/test_workers_explored.py).
+    (tests/engine/sim/test_workers_explored.py).
     """
     check_two_workers(what, tells, 2, 20_000)
 

@@ -114,9 +114,9 @@ def test_the_page_of_rules_is_whole() -> None:
 
 def counts_in(root: Path) -> dict[str, dict[str, int]]:
     """Each place that says how many rules S and A have, and what it says; of a bit the position counts."""
-    explain = (root / "tests/buffer/test_explain.py").read_text()
+    explain = (root / "tests/buffer/sim/test_explain.py").read_text()
     bits = re.search(r"rules_of\(0b1 \| 1 << (\d+) \| 1 << (\d+) \| 1 << (\d+)\)", explain)
-    assert bits, "tests/buffer/test_explain.py no longer asks rules_of for the first and last rules of both families"
+    assert bits, "tests/buffer/sim/test_explain.py no longer asks rules_of for the first and last rules of both families"
     last_s, first_a, last_a = map(int, bits.groups())
     header = (root / "csrc/buffer/rules.h").read_text()
     words = (root / "python/fanin/_words.py").read_text()
@@ -133,7 +133,7 @@ def counts_in(root: Path) -> dict[str, dict[str, int]]:
         "csrc/buffer/rules.h": {f: number(rf"^#define FAN_{f}_RULES (\d+)$", header) for f in FAMILIES},
         "python/fanin/_words.py": {"S": number(r"^S_RULES = (\d+)\b", words)},
         "tests/spec/test_rules_cited.py": {f: number(rf'^COUNTS = .*"{f}": (\d+)', own) for f in FAMILIES},
-        "tests/buffer/test_explain.py": {"S": last_s + 1, "A": last_a - first_a + 1, "S again": first_a},
+        "tests/buffer/sim/test_explain.py": {"S": last_s + 1, "A": last_a - first_a + 1, "S again": first_a},
     }
 
 
@@ -161,7 +161,7 @@ def test_every_place_that_counts_the_rules_counts_those_of_the_page() -> None:
         ("csrc/buffer/rules.h", "FAN_A_RULES {A}", "A", 1),
         ("python/fanin/_words.py", "S_RULES = {S}", "S", 1),
         ("tests/spec/test_rules_cited.py", '"A": {A},', "A", -1),
-        ("tests/buffer/test_explain.py", "| 1 << {last})", "A", -1),
+        ("tests/buffer/sim/test_explain.py", "| 1 << {last})", "A", -1),
     ],
 )
 def test_a_planted_stale_count_is_named(place: str, text: str, family: str, by: int, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_rule_more_on_the_page_names_every_place(tmp_path: Path) -> None:
     assert [said.partition(" ")[0] for said in stale_counts(tmp_path)] == [
         "csrc/buffer/rules.h",
         "tests/spec/test_rules_cited.py",
-        "tests/buffer/test_explain.py",
+        "tests/buffer/sim/test_explain.py",
     ]
 
 

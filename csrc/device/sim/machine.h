@@ -381,7 +381,6 @@ uint64_t fan__sim_new_name(fan_sim *machine, int kind);
 /* fan__sim_access: reports an access to the search of the calling thread's machine, whichever
  * machine owns the object. */
 void fan__sim_access(const fan_sim *machine, uint64_t name, fan_sched_mode how);
-
 #define FAN__SITE 96
 
 void fan__sim_call_site(const fan_sim *machine, char *buf, size_t size);

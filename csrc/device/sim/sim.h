@@ -202,15 +202,11 @@ typedef struct fan_sim_chooser {
     int (*pick)(void *ctx, int n);
     void *ctx;
 } fan_sim_chooser;
-/* fan_sim_read_thread, fan_sim_read_event, fan_sim_access_memory: report that the calling thread of
- * a machine reads an actor's end, an event's last record, or the users of an array's memory (or
- * changes them). */
+/* fan_sim_read_thread: reports that the calling thread of a machine reads an actor's end. */
 void fan_sim_read_thread(fan_sim *machine, int actor);
 /* fan_sim_after_thread: orders the calling thread, which has read the result of an ended actor,
  * after all that the actor did. FAN_ERR_NOMEM. */
 fan_status fan_sim_after_thread(fan_sim *machine, int actor, fan_error *err);
-void fan_sim_read_event(const fan_event *e);
-void fan_sim_access_memory(const fan_device *d, const fan_array *a, bool write);
 /* fan_sim_read_all: reports that the calling thread reads state that every call on the machine may
  * change: its clock, its counts. */
 void fan_sim_read_all(fan_sim *machine);

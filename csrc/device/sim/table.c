@@ -669,6 +669,29 @@ static void sim_device_fini(fan_device *d)
     sim_free_machine(fan__sim_machine(d));
 }
 
+static void event_accessed(const fan_event *e)
+{
+    const fan_sim_event *ev = e->impl;
+    fan_sim *machine = fan__sim_machine(e->device);
+    if (!fan__sim_here.machine)
+        return;
+    fan__sim_lock(machine);
+    fan__sim_access(machine, ev->name, FAN_SCHED_READ);
+    fan__sim_unlock(machine);
+}
+
+static void array_accessed(const fan_device *d, const fan_array *a)
+{
+    fan_sim *machine = fan__sim_machine(d);
+    if (!fan__sim_here.machine)
+        return;
+    fan__sim_lock(machine);
+    const fan_block *b = a->storage ? fan__access_block(machine, a->storage->data) : NULL;
+    if (b)
+        fan__sim_access(machine, b->name, FAN_SCHED_WRITE);
+    fan__sim_unlock(machine);
+}
+
 static const fan_backend fan_sim_backend = {
     .name = "sim",
     .has_streams = true,
@@ -697,6 +720,8 @@ static const fan_backend fan_sim_backend = {
     .capture = fan__sim_capture,
     .capture_stream = fan__sim_capture_stream,
     .recorder = &fan_sim_recorder,
+    .array_accessed = array_accessed,
+    .event_accessed = event_accessed,
     .closed = sim_closed,
     .left_out = sim_left_out,
     .device_fini = sim_device_fini,
@@ -975,5 +1000,29 @@ static fan_status entered_find(long index, fan_device **out, fan_error *err)
     return FAN_OK;
 }
 
+static void *scope_entered(void)
+{
+    fan_sim *machine = fan_sim_entered();
+    return machine ? fan_sim_hold(machine) : NULL;
+}
+
+static void scope_enter(void *machine)
+{
+    (void)fan_sim_enter(machine, NULL);
+}
+
+static void scope_leave(void *machine)
+{
+    fan_sim_leave(machine);
+}
+
+static void scope_drop(void *machine)
+{
+    fan_sim_drop(machine);
+}
+
+static const fan_backend_scope scope = {
+    .entered = scope_entered, .enter = scope_enter, .leave = scope_leave, .drop = scope_drop};
+
 const fan_backend_entry fan_sim_entry = {
-    .backend = &fan_sim_backend, .count = entered_count, .find = entered_find};
+    .backend = &fan_sim_backend, .count = entered_count, .find = entered_find, .scope = &scope};

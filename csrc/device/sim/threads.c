@@ -291,29 +291,6 @@ fan_status fan_sim_after_thread(fan_sim *machine, int actor, fan_error *err)
     return status;
 }
 
-void fan_sim_read_event(const fan_event *e)
-{
-    const fan_sim_event *ev = e->impl;
-    fan_sim *machine = fan_sim_of(e->device);
-    if (!machine || !fan__sim_here.machine)
-        return;
-    fan__sim_lock(machine);
-    fan__sim_access(machine, ev->name, FAN_SCHED_READ);
-    fan__sim_unlock(machine);
-}
-
-void fan_sim_access_memory(const fan_device *d, const fan_array *a, bool write)
-{
-    fan_sim *machine = fan_sim_of(d);
-    if (!machine || !fan__sim_here.machine)
-        return;
-    fan__sim_lock(machine);
-    const fan_block *b = a->storage ? fan__access_block(machine, a->storage->data) : NULL;
-    if (b)
-        fan__sim_access(machine, b->name, write);
-    fan__sim_unlock(machine);
-}
-
 void fan_sim_read_all(fan_sim *machine)
 {
     fan__sim_access(machine, FAN__NAME(OF_CALLS, 0), FAN_SCHED_DECIDE);

@@ -12,8 +12,6 @@
 #include <limits.h>
 #include <stdio.h>
 
-extern const fan_backend_entry fan_sim_entry;
-
 /* ---- devices and streams ---- */
 
 static int32_t device_type(const fan_device *d)
@@ -40,8 +38,10 @@ void fan_api_show(fan_array *a, const fan_device *d, fanin_value *out)
 
 fan_status fan_api_device(int32_t type, int32_t id, fan_device **out, fan_error *err)
 {
-    const fan_backend_entry *entry = &fan_sim_entry;
-    if (type != FANIN_DEVICE_SIM)
+    const fan_backend_entry *entry = NULL;
+    if (type == FANIN_DEVICE_SIM)
+        entry = fan_backend_named("sim");
+    else
         entry = fan_backend_of_dlpack(type);
     *out = NULL;
     if (!entry)

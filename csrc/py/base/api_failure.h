@@ -6,6 +6,9 @@
 
 #include <fanin.h>
 
+/* fan_api_table: the function table (py/api/table.c); py/module alone uses it. */
+extern const fanin_api fan_api_table;
+
 /* fan_api_status: the core's status in fanin.h. fan_api_fail: .. and the error, in *why (may be
  * NULL). */
 fanin_status fan_api_status(fan_status s);

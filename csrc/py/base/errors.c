@@ -1,7 +1,8 @@
 /* errors: the core's error box and Python's exceptions, each turned into the other.
  *
- * In order: the live exception of a thread; fan_raise, from a status to an exception; the other
- * way; the context of a call (buffer, slot, key), which fan_refuse puts before a message. */
+ * In order: the live exception of a thread; the exception about a place (base/status.h writes the
+ * place, a producer's text may replace it); fan_raise, from a status to an exception; the other
+ * way; the context of a call (buffer, slot, key), of which fan_refuse makes a place. */
 #include "py/base/py.h"
 
 #include <stdarg.h>
@@ -120,24 +121,17 @@ static void set_field(PyObject *e, const char *name, PyObject *value)
     Py_XDECREF(value);
 }
 
-/* text_of: a str of a message, which may carry names of the user's, cut anywhere. NULL of "". */
+/* text_of: a str of a message, which may carry names of the user's, cut anywhere. */
 static PyObject *text_of(const char *text)
 {
-    return text[0] ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
-/* set_place: the fields of an exception about a place; `reason` is its message without the
- * place. */
-static void set_place(PyObject *e, PyObject *object, int64_t slot, PyObject *slot_name, int64_t key,
-                      PyObject *reason)
+/* set_text: as set_field; NULL, "": none. */
+static void set_text(PyObject *e, const char *name, const char *text)
 {
-    set_field(e, "object", object);
-    if (slot >= 0)
-        set_field(e, "slot", PyLong_FromLongLong(slot));
-    set_field(e, "slot_name", slot_name);
-    if (key >= 0)
-        set_field(e, "key", PyLong_FromLongLong(key));
-    set_field(e, "reason", reason);
+    if (text && text[0])
+        set_field(e, name, text_of(text));
 }
 
 void fan_exception_note(PyObject *e, PyObject *note)
@@ -168,24 +162,72 @@ static void note_place(const fan_error *err)
     fan_exception_put(e);
 }
 
+/* The innermost places of this thread, and the innermost producer. */
+static _Thread_local fan_error_context *where;
+static _Thread_local const fan_error_producer *producers;
+
+/* producer_of: the innermost producer of a gradient for this place; NULL: none. */
+static const fan_error_producer *producer_of(const fan_place *at)
+{
+    const fan_error_producer *p = producers;
+    while (p && (at->slot < 0 || strcmp(p->buffer, at->object) != 0))
+        p = p->outer;
+    return p;
+}
+
+/* error_at: an exception about a place, with its fields: the message is `before` (at most
+ * FAN_ERROR_TEXT bytes, overwritten), or its producer's text, and then `reason`. New reference;
+ * NULL: another exception is live. */
+static PyObject *error_at(PyObject *class, const fan_place *at, char *before, PyObject *reason)
+{
+    const fan_error_producer *producer = producer_of(at);
+    if (producer) {
+        producer->text(producer->source, before, FAN_ERROR_TEXT - 2);
+        fan_append(before, FAN_ERROR_TEXT, ": ");
+    }
+    PyObject *text = PyUnicode_FromFormat("%s%U", before, reason);
+    PyObject *e = text ? PyObject_CallOneArg(class, text) : NULL;
+    Py_XDECREF(text);
+    if (!e)
+        return NULL;
+    set_text(e, "object", at->object);
+    if (at->slot >= 0)
+        set_field(e, "slot", PyLong_FromLongLong(at->slot));
+    set_text(e, "slot_name", at->slot_name);
+    if (at->key >= 0)
+        set_field(e, "key", PyLong_FromLongLong(at->key));
+    set_field(e, "reason", Py_NewRef(reason));
+    return e;
+}
+
 /* error_object: an exception of a status; new reference; NULL: another one is live. `has_text`: err
  * has a message. */
 static PyObject *error_object(fan_status s, const fan_error *err, bool has_text)
 {
-    PyObject *text = text_of(has_text ? err->text : fan_status_word(s));
-    if (!text)
-        return NULL;
-    PyObject *e = PyObject_CallOneArg(class_of(s), text);
-    Py_DECREF(text);
+    bool has_place = has_text && err->object[0];
+    const char *message = fan_status_word(s);
+    if (has_place)
+        message = err->text + err->reason;
+    else if (has_text)
+        message = err->text;
+    PyObject *text = text_of(message);
+    PyObject *e = NULL;
+    if (text && has_place) {
+        FAN_UNINITIALIZED char before[FAN_ERROR_TEXT];
+        const fan_place at = {err->object, err->slot, err->slot_name, err->key};
+        PyOS_snprintf(before, sizeof before, "%.*s", (int)err->reason, err->text);
+        e = error_at(class_of(s), &at, before, text);
+    } else if (text) {
+        e = PyObject_CallOneArg(class_of(s), text);
+    }
+    Py_XDECREF(text);
     if (!e)
         return NULL;
     if (s == FAN_ERR_DEVICE || s == FAN_ERR_DEVICE_NOMEM)
         set_field(e, "code", PyLong_FromLong(err ? err->code : 0));
-    if (has_text && err->object[0]) {
-        set_place(e, text_of(err->object), err->slot, text_of(err->slot_name), err->key,
-                  text_of(err->text + err->reason));
-        set_field(e, "expected", text_of(err->expected));
-        set_field(e, "got", text_of(err->got));
+    if (has_place) {
+        set_text(e, "expected", err->expected);
+        set_text(e, "got", err->got);
     }
     return e;
 }
@@ -207,16 +249,6 @@ PyObject *fan_raise(fan_status s, const fan_error *err)
     chain(context);
     Py_XDECREF(e);
     return NULL;
-}
-
-void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason)
-{
-    PyObject *args = NULL;
-    if (place)
-        args = Py_BuildValue("(N)", PyUnicode_FromFormat("%U: %U", place, reason));
-    if (!args || PyObject_SetAttrString(e, "args", args) < 0)
-        PyErr_Clear();
-    Py_XDECREF(args);
 }
 
 fan_status fan_from_python(fan_error *err)
@@ -248,8 +280,6 @@ const char *fan_type_text(const PyObject *o, char *buf, size_t size)
     return buf;
 }
 
-static _Thread_local fan_error_context *where;
-
 void fan_error_context_push(fan_error_context *w)
 {
     w->outer = where;
@@ -266,52 +296,45 @@ fan_stream *fan_error_context_stream(void)
     return where ? where->stream : NULL;
 }
 
-/* prefix: the place of the call, as "grads: slot 2 (w1), key 3: "; new reference. */
-static PyObject *prefix(void)
+void fan_error_producer_push(fan_error_producer *p)
 {
-    const fan_error_context *w = where;
-    PyObject *place;
-    if (!w || !w->buffer)
-        return PyUnicode_FromString("");
-    if (w->slot < 0)
-        return PyUnicode_FromFormat("%s: ", w->buffer);
-    if (w->slot_name)
-        place = PyUnicode_FromFormat("%s: slot %zd (%U)", w->buffer, w->slot, w->slot_name);
-    else
-        place = PyUnicode_FromFormat("%s: slot %zd", w->buffer, w->slot);
-    if (!place)
-        return NULL;
-    PyObject *all;
-    if (w->key >= 0)
-        all = PyUnicode_FromFormat("%U, key %lld: ", place, (long long)w->key);
-    else
-        all = PyUnicode_FromFormat("%U: ", place);
-    Py_DECREF(place);
-    return all;
+    p->outer = producers;
+    producers = p;
+}
+
+void fan_error_producer_pop(const fan_error_producer *p)
+{
+    producers = p->outer;
 }
 
 int fan_refuse(PyObject *type, const char *fmt, ...)
 {
     const fan_error_context *w = where;
-    PyObject *before = prefix();
     va_list args;
     va_start(args, fmt);
-    PyObject *text = PyUnicode_FromFormatV(fmt, args);
+    PyObject *reason = PyUnicode_FromFormatV(fmt, args);
     va_end(args);
-    if (!before || !text)
-        goto done;
-    PyErr_Format(type, "%U%U", before, text);
-    if (!w || !w->buffer)
-        goto done;
-    PyObject *e = fan_exception_take();
-    if (e) {
-        PyObject *slot_name = Py_XNewRef(w->slot_name);
-        set_place(e, text_of(w->buffer), w->slot, slot_name, w->key, Py_NewRef(text));
-        fan_exception_put(e);
+    if (!reason)
+        return -1;
+    if (!w || !w->buffer) {
+        PyErr_SetObject(type, reason);
+        Py_DECREF(reason);
+        return -1;
     }
-done:
-    Py_XDECREF(before);
-    Py_XDECREF(text);
+    fan_place at = {.object = w->buffer, .slot = w->slot, .key = -1};
+    if (at.slot >= 0) {
+        at.slot_name = w->slot_name ? PyUnicode_AsUTF8(w->slot_name) : NULL;
+        at.key = w->key;
+    }
+    FAN_UNINITIALIZED char before[FAN_ERROR_TEXT];
+    before[0] = '\0';
+    fan_place_append(&at, before, sizeof before);
+    PyErr_Clear();
+    PyObject *e = error_at(type, &at, before, reason);
+    if (e)
+        PyErr_SetObject((PyObject *)Py_TYPE(e), e);
+    Py_XDECREF(e);
+    Py_DECREF(reason);
     return -1;
 }
 

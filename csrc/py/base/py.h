@@ -21,7 +21,8 @@
 #include <structmember.h>
 
 #include "buffer/plain.h"
-#include "device/sim/sim.h"
+#include "base/thread.h"
+#include "device/device.h"
 
 #include <string.h>
 
@@ -216,9 +217,6 @@ static inline PyObject *fan_done(fan_status s, const fan_error *err)
 /* fan_from_python: the other way: keeps the live exception where it is and returns
  * FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
-/* fan_exception_replace_place: gives a live exception about a place the message "<place>:
- * <reason>"; `place` may be NULL, after an error. */
-void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason);
 /* fan_check_signals: whether a signal wants the work ended. On any thread. */
 fan_status fan_check_signals(fan_error *err);
 /* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over
@@ -241,6 +239,17 @@ typedef struct fan_error_context {
 void fan_error_context_push(fan_error_context *w);
 void fan_error_context_pop(fan_error_context *w);
 fan_stream *fan_error_context_stream(void); /* of the innermost; borrowed */
+/* fan_error_producer: names the source of a gradient (V3). While it is pushed, errors of this
+ * thread about a slot of `buffer` begin with its text, "Mul returned an invalid gradient at index
+ * 0", instead of the slot. */
+typedef struct fan_error_producer {
+    const char *buffer; /* the name of the buffer to which the gradient is added; borrowed */
+    void (*text)(const void *source, char *buf, size_t size);
+    const void *source;
+    const struct fan_error_producer *outer;
+} fan_error_producer;
+void fan_error_producer_push(fan_error_producer *p);
+void fan_error_producer_pop(const fan_error_producer *p);
 /* fan_type_text: "an int", "a list", "None": what messages call an object that is of no use;
  * returns buf. FAN_TYPE_TEXT: the same, in memory of the block around. */
 const char *fan_type_text(const PyObject *o, char *buf, size_t size);
@@ -334,7 +343,7 @@ extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_stream_
  * on. */
 void fan_cuda_compile_in_python(void);
 #ifdef FAN_TEST
-extern PyMethodDef fan_for_tests_functions[];
+extern PyMethodDef fan_for_tests_functions[], fan_machine_tests_functions[];
 #endif
 
 #endif

@@ -2,8 +2,6 @@
 #include "py/base/args.h"
 #include "py/base/handles.h"
 
-#include "device/sim/sim.h"
-
 int fan_sched_enter_or_raise(void)
 {
     if (fan_sched_enter()) {
@@ -53,6 +51,20 @@ static bool of_graph(const fan_state *state, PyTypeObject *type)
     return PyType_IsSubtype(type, state->node_type);
 }
 
+static void array_accessed(const fan_array_object *array)
+{
+    const fan_backend *backend = array->d->backend;
+    if (backend->array_accessed)
+        backend->array_accessed(array->d, array->a);
+}
+
+static void event_accessed(const fan_event *e)
+{
+    const fan_backend *backend = e->device->backend;
+    if (backend->event_accessed)
+        backend->event_accessed(e);
+}
+
 /* accessed: a call writes `o`, its self or an argument, if it is ours. Streams and machines record
  * their own steps, and a leaf's gradient has a lock. */
 static void accessed(PyObject *o, PyObject *slots)
@@ -62,9 +74,9 @@ static void accessed(PyObject *o, PyObject *slots)
     if (type == state->buffer_type)
         buffer_accessed(fan_buffer_of(o), slots);
     else if (type == state->array_type)
-        fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
+        array_accessed(fan_array_self(o));
     else if (type == state->event_type)
-        fan_sim_read_event(fan_event_of(o));
+        event_accessed(fan_event_of(o));
     else if (of_graph(state, type))
         fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
 }

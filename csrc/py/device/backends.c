@@ -1,4 +1,5 @@
-/* backends: the table of backends, devices by their names, and fanin.devices. */
+/* backends: the table of backends. In order: a backend by number and name; the entries of all
+ * backends; what threads enter of them; devices by their names, and fanin.devices. */
 #include "py/device/backends.h"
 #include "py/base/args.h"
 
@@ -8,21 +9,43 @@
 #define X(name) extern const fan_backend_entry fan_##name##_entry;
 FAN_BACKENDS(X)
 #undef X
+#pragma weak fan_sim_entry
 
-static const fan_backend_entry *const backends[] = {
+static const fan_backend_entry *const listed[] = {
 #define X(name) &fan_##name##_entry,
     FAN_BACKENDS(X)
 #undef X
 };
 
-#define N_BACKENDS (sizeof backends / sizeof *backends)
+/* next_backend: the first backend from number *i on that is there, whose number *i becomes; NULL:
+ * none. */
+static const fan_backend_entry *next_backend(size_t *i)
+{
+    while (*i < sizeof listed / sizeof *listed) {
+        if (listed[*i])
+            return listed[*i];
+        ++*i;
+    }
+    return NULL;
+}
+
 
 const fan_backend_entry *fan_backend_of_dlpack(long type)
 {
-    for (size_t i = 0; i < N_BACKENDS; i++)
+    const fan_backend_entry *b;
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
         for (size_t k = 0; type && k < 2; k++)
-            if (backends[i]->backend->dlpack[k] == type)
-                return backends[i];
+            if (b->backend->dlpack[k] == type)
+                return b;
+    return NULL;
+}
+
+const fan_backend_entry *fan_backend_named(const char *name)
+{
+    const fan_backend_entry *b;
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+        if (strcmp(b->backend->name, name) == 0)
+            return b;
     return NULL;
 }
 
@@ -41,18 +64,67 @@ fan_stream *fan_backend_stream(fan_device *d, uint64_t handle)
 
 void fan_backends_keep(size_t bytes)
 {
-    for (size_t i = 0; i < N_BACKENDS; i++)
-        if (backends[i]->keep)
-            backends[i]->keep(bytes);
+    const fan_backend_entry *b;
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+        if (b->keep)
+            b->keep(bytes);
 }
 
 size_t fan_backends_trim(void)
 {
+    const fan_backend_entry *b;
     size_t bytes = 0;
-    for (size_t i = 0; i < N_BACKENDS; i++)
-        if (backends[i]->trim)
-            bytes += backends[i]->trim();
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+        if (b->trim)
+            bytes += b->trim();
     return bytes;
+}
+
+#define SCOPE "fanin.scope" /* a capsule of a scope; its context is the table */
+
+static const fan_backend_scope *scope_table(PyObject *capsule)
+{
+    return PyCapsule_GetContext(capsule);
+}
+
+static void scope_drop(PyObject *capsule)
+{
+    scope_table(capsule)->drop(PyCapsule_GetPointer(capsule, SCOPE));
+}
+
+PyObject *fan_backends_entered(void)
+{
+    PyObject *list = PyList_New(0);
+    const fan_backend_entry *b;
+    for (size_t i = 0; list && (b = next_backend(&i)) != NULL; i++) {
+        const fan_backend_scope *table = b->scope;
+        void *scope = table ? table->entered() : NULL;
+        if (!scope)
+            continue;
+        PyObject *capsule = PyCapsule_New(scope, SCOPE, NULL);
+        if (!capsule)
+            table->drop(scope);
+        else if (PyCapsule_SetContext(capsule, (void *)(uintptr_t)table) == 0)
+            (void)PyCapsule_SetDestructor(capsule, scope_drop);
+        fan_list_add(&list, capsule);
+    }
+    return fan_tuple_of(list);
+}
+
+void fan_backends_enter(PyObject *entered)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entered); i++) {
+        PyObject *capsule = PyTuple_GET_ITEM(entered, i);
+        scope_table(capsule)->enter(PyCapsule_GetPointer(capsule, SCOPE));
+    }
+}
+
+void fan_backends_leave(PyObject *entered)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entered); i++) {
+        PyObject *capsule = PyTuple_GET_ITEM(entered, i);
+        scope_table(capsule)->leave(PyCapsule_GetPointer(capsule, SCOPE));
+    }
 }
 
 /* backend_index: the number behind the name of a backend in `name`: 0 where there is none; LONG_MAX
@@ -90,10 +162,11 @@ int fan_device_arg(PyObject *o, fan_device **out)
     const char *name = fan_word_of(o);
     if (!name)
         return -1;
-    for (size_t i = 0; i < N_BACKENDS; i++) {
-        long index = backend_index(backends[i], name);
+    const fan_backend_entry *b;
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
+        long index = backend_index(b, name);
         if (index >= 0 && index <= INT_MAX)
-            return fan_backend_device(backends[i], index, out);
+            return fan_backend_device(b, index, out);
         if (index > 0)
             return fan_set_error(PyExc_ValueError, "there is no %U: no machine has so many devices",
                                  o);
@@ -108,15 +181,16 @@ int fan_device_arg(PyObject *o, fan_device **out)
 static PyObject *devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     PyObject *names = PyList_New(0);
-    for (size_t i = 0; names && i < N_BACKENDS; i++) {
-        const char *name = backends[i]->backend->name;
+    const fan_backend_entry *b;
+    for (size_t i = 0; names && (b = next_backend(&i)) != NULL; i++) {
+        const char *name = b->backend->name;
         int n = 0;
-        if (!backends[i]->count) {
+        if (!b->count) {
             fan_list_add(&names, PyUnicode_FromString(name));
             continue;
         }
         Py_BEGIN_ALLOW_THREADS
-            n = backends[i]->count();
+            n = b->count();
         Py_END_ALLOW_THREADS
         for (int k = 0; names && k < n; k++)
             fan_list_add(&names, PyUnicode_FromFormat("%s:%d", name, k));

@@ -1,11 +1,11 @@
 /* carry: gradients on their way from node to node, as Python's objects: handed through, or added to
  * buffers and taken (engine/engine.h, fan_engine_frontend). */
 #include "py/arrays/dlpack.h"
+#include "py/device/backends.h"
 #include "py/engine/node_object.h"
 
 #include "base/trace.h"
 #include "buffer/plain.h"
-#include "device/sim/sim.h"
 #include "base/fault.h"
 
 #include <string.h>
@@ -14,32 +14,22 @@
 
 enum {
     CONTEXT,
-    MACHINE,
+    ENTERED,
     TRACES,
     PARTS
 };
 
-static void drop_machine(PyObject *capsule)
-{
-    fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine"));
-}
-
 static fan_status worker_new(void **worker, fan_error *err)
 {
-    fan_sim *m = fan_sim_entered(); /* this thread has entered it; NULL: none */
     PyObject *context = PyContext_CopyCurrent();
-    PyObject *machine = NULL;
+    PyObject *entered = context ? fan_backends_entered() : NULL;
     PyObject *rings = NULL;
-    if (context)
-        machine = m ? PyCapsule_New(m, "fanin.machine", drop_machine) : Py_NewRef(Py_None);
-    if (m && machine)
-        fan_sim_hold(m);
-    if (machine)
+    if (entered)
         rings = fan_trace_on() ? fan_call("fanin._trace.recording", "beside", "()")
                                : Py_NewRef(Py_None);
-    *worker = rings ? PyTuple_Pack(PARTS, context, machine, rings) : NULL;
+    *worker = rings ? PyTuple_Pack(PARTS, context, entered, rings) : NULL;
     Py_XDECREF(context);
-    Py_XDECREF(machine);
+    Py_XDECREF(entered);
     Py_XDECREF(rings);
     return *worker ? FAN_OK : fan_from_python(err);
 }
@@ -54,24 +44,15 @@ static void each_ring(PyObject *rings, const char *method)
     }
 }
 
-/* machine_of: borrowed; NULL: none. */
-static fan_sim *machine_of(PyObject *parts)
-{
-    PyObject *machine = PyTuple_GET_ITEM(parts, MACHINE);
-    return machine == Py_None ? NULL : PyCapsule_GetPointer(machine, "fanin.machine");
-}
-
 static bool worker_enter(void *worker)
 {
     PyObject *parts = worker;
-    fan_sim *m = machine_of(parts);
     if (fan_finalizing())
         return false;
     (void)PyGILState_Ensure(); /* a thread of the pool has none before */
     if (PyContext_Enter(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
-    if (m)
-        (void)fan_sim_enter(m, NULL);
+    fan_backends_enter(PyTuple_GET_ITEM(parts, ENTERED));
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "begin");
     return true;
 }
@@ -79,10 +60,8 @@ static bool worker_enter(void *worker)
 static void worker_leave(void *worker)
 {
     PyObject *parts = worker;
-    const fan_sim *m = machine_of(parts);
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "end");
-    if (m)
-        fan_sim_leave(m);
+    fan_backends_leave(PyTuple_GET_ITEM(parts, ENTERED));
     if (PyContext_Exit(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
     PyGILState_Release(PyGILState_UNLOCKED);
@@ -194,34 +173,18 @@ static void buffer_free(void *buffer)
 
 /* ---- added ---- */
 
-/* name_producer: V3: an error about the buffer's slot names the producer of the gradient. An error
- * about another buffer, which a callback used, stays as it is. */
-static void name_producer(const buffer_object *b, const fan_producer *producer)
+/* producer_text: V3. */
+static void producer_text(const void *source, char *buf, size_t size)
 {
-    PyObject *e = fan_exception_take();
-    PyObject *object = e ? PyObject_GetAttrString(e, "object") : NULL;
-    PyObject *reason = object ? PyObject_GetAttrString(e, "reason") : NULL;
-    bool about_slot = reason && PyUnicode_Check(object) && PyUnicode_Check(reason) &&
-                      PyObject_HasAttrString(e, "slot");
-    const char *name = about_slot ? PyUnicode_AsUTF8(object) : NULL;
-    char text[128];
-    PyErr_Clear();
-    if (name && strcmp(name, fan_buffer_name(b->core)) == 0) {
-        PyObject *place;
-        if (producer->node)
-            place = PyUnicode_FromFormat(
-                "%s%s returned an invalid gradient at index %u", FAN_FROM_HOOK(producer),
-                fan_node_name(producer->node, text, sizeof text), producer->index);
-        else
-            place = PyUnicode_FromFormat("%s was given an invalid gradient at index %u",
-                                         producer->call, producer->index);
-        fan_exception_replace_place(e, place, reason);
-        PyException_SetTraceback(e, Py_None);
-        Py_XDECREF(place);
-    }
-    Py_XDECREF(reason);
-    Py_XDECREF(object);
-    fan_exception_put(e);
+    const fan_producer *producer = source;
+    char name[128];
+    if (producer->node)
+        PyOS_snprintf(buf, size, "%s%s returned an invalid gradient at index %u",
+                      FAN_FROM_HOOK(producer), fan_node_name(producer->node, name, sizeof name),
+                      producer->index);
+    else
+        PyOS_snprintf(buf, size, "%s was given an invalid gradient at index %u", producer->call,
+                      producer->index);
 }
 
 /* add_between: P is what is current where the gradient was made, unless producer->stream names it;
@@ -290,20 +253,22 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
     buffer_object *b = buffer;
     char *data = NULL;
     bool added = false;
-    int bad = 0;
+    fan_status status = FAN_OK;
     if (!b->create_graph && (!gradient || fan_plain_import(gradient, &kind, &data))) {
         fan_entry one = fan_entry_of(gradient, data, key, false, false);
         one.alone = gradient && fan_alone(gradient, 1);
-        fan_status status =
-            fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one, &added, err);
-        bad = status != FAN_OK;
-        if (bad)
-            fan_raise(status, err);
+        status = fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one, &added, err);
     }
-    if (!bad && (added || add_any(b, slot, key, gradient, producer) == 0))
+    if (added && status == FAN_OK)
         return FAN_OK;
-    name_producer(b, producer);
-    return fan_from_python(err);
+    fan_error_producer named = {
+        .buffer = fan_buffer_name(b->core), .text = producer_text, .source = producer};
+    fan_error_producer_push(&named);
+    int bad = fan_check(status, err);
+    if (!bad)
+        bad = add_any(b, slot, key, gradient, producer);
+    fan_error_producer_pop(&named);
+    return bad < 0 ? fan_from_python(err) : FAN_OK;
 }
 
 /* ---- taken ---- */

@@ -1,13 +1,12 @@
-/* module: fanin._core. In this order: its types and exceptions; the function table of the C API;
- * what runs at import; the module's state for the collector. */
-#include "py/api/api.h"
+/* module: fanin._core. In this order: its types and exceptions; what runs at import; the module's
+ * state for the collector. */
+#include "py/base/api_failure.h"
 #include "py/buffer/buffer_object.h"
 
 #include "py/declared/docs.h"
 
-/* fanin.sim, fanin.graph and fanin.analysis are houses: a copy of the tree may lack their files
- * (tests/kit/houses.py). Then these addresses are NULL, and the module has neither their types nor
- * their functions. */
+/* A copy of the tree may lack the files of a part (docs/design.md, The parts). Then its addresses
+ * are NULL, and the module has neither its types nor its functions. */
 #pragma weak fan_machine_spec
 #pragma weak fan_search_functions
 #pragma weak fan_graph_tree_spec
@@ -15,6 +14,8 @@
 #pragma weak fan_graph_step_spec
 #pragma weak fan_cpu_kernel_functions
 #pragma weak fan_analysis_functions
+#pragma weak fan_machine_tests_functions
+#pragma weak fan_api_table
 
 /* X(spec, field, name): the types. */
 #define TYPE_LIST(X)                                                 \
@@ -108,32 +109,18 @@ static int add_errors(PyObject *m, fan_state *st)
                      FAN_DOC_DTypeError);
 }
 
-/* The function table of include/fanin.h, which the module offers in a capsule. */
-#define X(NAME, ...)                                        \
-    _Static_assert((int)FANIN_##NAME == (int)FAN_DT_##NAME, \
-                   "fanin.h numbers dtypes as the core does");
-FAN_DTYPE_LIST(X)
-#undef X
-
-static const fanin_api c_api = {.version = FANIN_API_VERSION,
-                                .size = sizeof(fanin_api),
-#define X(name) .name = fan_api_##name,
-                                FAN_API_LIST(X)
-#undef X
-};
-
 static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {
-        fan_add_n_functions,      fan_stream_functions,   fan_search_functions,
-        fan_options_functions,    fan_exchange_functions, fan_overlap_functions,
-        fan_analysis_functions,   fan_cuda_functions,     fan_backends_functions,
-        fan_pass_functions,       fan_walk_functions,     fan_collector_functions,
-        fan_cpu_kernel_functions, fan_window_functions,   fan_ranks_functions,
+        fan_add_n_functions,      fan_stream_functions,        fan_search_functions,
+        fan_options_functions,    fan_exchange_functions,      fan_overlap_functions,
+        fan_analysis_functions,   fan_cuda_functions,          fan_backends_functions,
+        fan_pass_functions,       fan_walk_functions,          fan_collector_functions,
+        fan_cpu_kernel_functions, fan_window_functions,        fan_ranks_functions,
         fan_float_mode_functions,
 #ifdef FAN_TEST
-        fan_for_tests_functions,
+        fan_for_tests_functions,  fan_machine_tests_functions,
 #endif
     };
     if (PyInterpreterState_Get() != PyInterpreterState_Main())
@@ -164,7 +151,11 @@ static int module_exec(PyObject *m)
         return -1;
     if (PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0)
         return -1;
-    return add_new(m, "_C_API", PyCapsule_New((void *)(uintptr_t)&c_api, FANIN_CAPSULE, NULL));
+    /* the function table of include/fanin.h */
+    void *api = (void *)(uintptr_t)&fan_api_table;
+    if (!api)
+        return 0;
+    return add_new(m, "_C_API", PyCapsule_New(api, FANIN_CAPSULE, NULL));
 }
 
 static int module_traverse(PyObject *m, visitproc visit, void *arg)

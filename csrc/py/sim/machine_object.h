@@ -4,6 +4,7 @@
 #define FAN_PY_MACHINE_OBJECT_H
 
 #include "device/sim/explore.h"
+#include "device/sim/sim.h"
 #include "py/base/py.h"
 
 typedef struct machine_object machine_object;

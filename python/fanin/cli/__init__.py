@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import os
 import shutil
@@ -13,14 +14,17 @@ from types import ModuleType
 
 from fanin import __version__, _need
 
-from . import info
-
-COMMANDS: tuple[ModuleType, ...] = (info,)
-MISSING: tuple[str, ...] = ("demo", "check")  #: commands whose house, the simulated machine, this copy lacks
-if importlib.util.find_spec("fanin.sim"):
-    from . import check, demo
-
-    COMMANDS, MISSING = (demo, check, info), ()
+#: The parts that a command needs, which a copy of fanin may lack.
+NEEDS = {"demo": ("sim", "dist"), "check": ("sim",), "info": ()}
+#: The first part of those that this copy lacks, of the commands that need one.
+MISSING = {
+    command: lacks[0]
+    for command, parts in NEEDS.items()
+    if (lacks := [part for part in parts if not importlib.util.find_spec(f"fanin.{part}")])
+}
+COMMANDS: tuple[ModuleType, ...] = tuple(
+    importlib.import_module(f"{__name__}.{command}") for command in NEEDS if command not in MISSING
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,10 +50,10 @@ def parser() -> argparse.ArgumentParser:
         )
         module.arguments(one)
         one.set_defaults(run=module.run)
-    for name in MISSING:
+    for name, part in MISSING.items():
         one = commands.add_parser(name, add_help=False, prefix_chars="+")  # whatever its options
         one.add_argument("rest", nargs=argparse.REMAINDER)
-        one.set_defaults(run=lambda _, name=name: _need("sim", name))
+        one.set_defaults(run=lambda _, name=name, part=part: _need(part, name))
     return whole
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kit.sample import sizes
 from kit.world import world
-from spec import test_streams_on_sim as sim
+from spec.sim import test_streams_on_sim as sim
 
 pytestmark = pytest.mark.core
 

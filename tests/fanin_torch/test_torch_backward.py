@@ -20,7 +20,7 @@ pytestmark = pytest.mark.partners
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 fanin_torch: Any = pytest.importorskip("fanin.torch")
-torch_graph: Any = pytest.importorskip("fanin._interop.torch_graph")
+torch_graph: Any = pytest.importorskip("fanin.torch.graph")
 nn, functional = torch.nn, torch.nn.functional
 
 

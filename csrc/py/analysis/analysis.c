@@ -1,6 +1,6 @@
 /* analysis: the functions of fanin.analysis on memory: layouts, snapshots, and the strides of an
  * ndarray. fanin.analysis.memory has the classes. */
-#include "array/snapshot.h"
+#include "analysis/snapshot.h"
 #include "base/mem.h"
 #include "py/arrays/region.h"
 #include "py/base/args.h"

@@ -8,8 +8,8 @@
  *
  * Addresses are trusted: the caller guarantees that the memory is still valid. Different threads
  * may use different snapshots. */
-#ifndef FAN_ARRAY_SNAPSHOT_H
-#define FAN_ARRAY_SNAPSHOT_H
+#ifndef FAN_ANALYSIS_SNAPSHOT_H
+#define FAN_ANALYSIS_SNAPSHOT_H
 
 #include "array/overlap.h"
 

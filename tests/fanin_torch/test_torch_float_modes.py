@@ -161,7 +161,7 @@ def test_a_sum_over_ranks_is_added_to_a_view_as_torch_adds_it_or_refused(kind: s
 
 
 def test_a_mean_over_ranks_has_one_factor_in_every_mode() -> None:
-    torch_ranks = pytest.importorskip("fanin._interop.torch_ranks")
+    torch_ranks = pytest.importorskip("fanin.dist.torch_ranks")
     libm = ctypes.CDLL(ctypes.util.find_library("m"))
     before = libm.fegetround()
 

@@ -6,7 +6,7 @@ wrapper. Memory is the oracle: the bytes of all storages, dtype, shape, strides 
 output the same, which object it is, and where it lies: in which storage, how to the other outputs. Each program runs a
 second time on other bytes, where the layout is known. A program that raises leaves the arrays as they were.
 
-    FANIN_SEED=7 pytest tests/laws/test_functionalize.py      other programs; "random" draws a seed and prints it
+    FANIN_SEED=7 pytest tests/laws/analysis/test_functionalize.py      other programs; "random" draws a seed and prints it
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("torch", reason="torch is not installed")
 
 from kit.pymutants import Mutant, survivors  # noqa: E402
-from partners import test_analysis_torch as collected  # noqa: E402
+from analysis.partners import test_analysis_torch as collected  # noqa: E402
 
 T, C = "fanin.analysis.tensors", "fanin.analysis.collect"
 

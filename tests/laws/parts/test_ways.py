@@ -4,7 +4,7 @@ Random lists (kit/lists.py) are brought in by the rows of one table (kit/ways.py
 the fake CUDA driver, and each result is compared with what the whole list sums to (reference/whole.py): its kind,
 dtype, bits, places of stored entries, strides, memory, statistics, and of errors the type, the slot and the key.
 
-    FANIN_SEED=7 pytest tests/laws/test_ways.py      another seed
+    FANIN_SEED=7 pytest tests/laws/parts/test_ways.py      another seed
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fanin
-from interop.test_exchange_cuda_rows import Lying, setting
+from interop.sim.test_exchange_cuda_rows import Lying, setting
 from kit import standins
 from kit.exchange_cuda import values
 from kit.hostile import IS_COPIED, NAMES, Versioned, get_name, new_capsule

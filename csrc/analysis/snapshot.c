@@ -1,6 +1,6 @@
 /* snapshot: see snapshot.h. One block of memory holds all rows, one after the other; a row is a
  * comb's tooth. */
-#include "array/snapshot.h"
+#include "analysis/snapshot.h"
 
 #include "base/mem.h"
 

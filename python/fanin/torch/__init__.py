@@ -18,6 +18,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 try:
@@ -25,11 +26,10 @@ try:
 except ImportError as e:  # pragma: no cover - depends on what is installed
     raise ImportError("fanin.torch needs torch, which is not installed; fanin itself does not depend on it") from e
 
-from . import _core, dist
-from ._interop.protocols import DTypeLike
-from ._interop.sharing import memory_counts
-from ._interop.torch_graph import backward, on_new_thread
-from ._interop.torch_leaves import (
+from .. import _core
+from .._interop.protocols import DTypeLike
+from .._interop.sharing import memory_counts
+from .._interop.torch_leaves import (
     Names,
     Taking,
     accumulators,
@@ -42,9 +42,15 @@ from ._interop.torch_leaves import (
     recorded,
     word,
 )
-from ._interop.torch_ranks import ReduceScatter, ddp_hook
-from ._words import names_nearest
-from .slots import Slot
+from .._words import names_nearest
+from ..slots import Slot
+from .graph import backward, on_new_thread
+
+if TYPE_CHECKING:
+    from .. import dist
+    from ..dist.torch_ranks import ReduceScatter, ddp_hook
+elif find_spec("fanin.dist"):  # a copy of fanin may lack it
+    from ..dist.torch_ranks import ReduceScatter, ddp_hook
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -168,8 +174,10 @@ class accumulate(_core.Block):
             if value is not None:
                 raise ValueError(f"accumulate: {option}= is for sums {'over' if group is None else 'without'} ranks")
         if group is not None:
+            from ..dist import Reducer
+
             named = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
-            self._reducer = dist.Reducer(named, group, order=order, scale=scale, missing=missing or "error")
+            self._reducer = Reducer(named, group, order=order, scale=scale, missing=missing or "error")
             return
         self._taking = Taking("accumulate", self._parameters, self._names)
         each = zip(self._parameters, self._names, strict=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fanin
-from buffer.test_order_of_steps import coo, dense, formats, host, on
+from buffer.sim.test_order_of_steps import coo, dense, formats, host, on
 from kit.sample import sizes
 
 pytestmark = pytest.mark.core

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from fanin import _core
+from fanin._interop.protocols import DTypeLike
 from fanin._words import type_of
 from fanin.dist.group import Call, Group, TimeLimit, failure_of, limit_of, weakly
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
 from fanin.dist.sender import Sender
 from fanin.dist.sums import Options, Order, Term, finish, prepare
-
-from .protocols import DTypeLike
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 

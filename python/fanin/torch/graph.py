@@ -18,21 +18,23 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import fanin
 from fanin import _core
-from fanin.dist.reducer import Reducer
 
 from .._checks import flag, integer, sequence
+from .._interop.classes import attribute
+from .._interop.protocols import DTypeLike
+from .._interop.sharing import parts_alone
+from .._interop.torch_leaves import sharded
 from .._words import counted, names_nearest, note, type_of
-from .classes import attribute
-from .protocols import DTypeLike
-from .sharing import parts_alone
-from .torch_leaves import sharded
+
+if TYPE_CHECKING:
+    from ..dist.reducer import Reducer
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -114,6 +116,8 @@ def backward(
     tensor([2., 2., 2.])
     """
     if reducer is not None:
+        from ..dist.reducer import Reducer
+
         if not isinstance(reducer, Reducer):
             raise TypeError(f"backward: reducer: expected a fanin.dist.Reducer, got {type_of(reducer)}")
         with reducer._reduced(tensors=True):  # if the pass raises, the passes of all ranks end

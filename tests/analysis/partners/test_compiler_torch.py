@@ -546,7 +546,7 @@ DETACHED: dict[str, Callable[[Any], list[Any]]] = {
 def test_a_view_returned_beside_the_same_view_detached_is_right_under_aot(backend: str) -> None:
     code = f"""
 import torch
-from partners.test_compiler_torch import COMPILERS, DETACHED, functionalize, outcome_of
+from analysis.partners.test_compiler_torch import COMPILERS, DETACHED, functionalize, outcome_of
 
 for name, fn in DETACHED.items():
     wrapper = functionalize(fn, compiler=COMPILERS[{backend!r}])

@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-torch_graph = pytest.importorskip("fanin._interop.torch_graph")
+torch_graph = pytest.importorskip("fanin.torch.graph")
 torch_leaves = pytest.importorskip("fanin._interop.torch_leaves")
 
 Run = Callable[[Any], None]
