@@ -34,7 +34,7 @@ def tidy(files: list[Path], flags: list[str]) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def test_no_conditional_operator_stands_inside_of_another(flags: list[str]) -> None:
+def test_conditional_operators_are_not_nested_and_no_function_is_too_complex(flags: list[str]) -> None:
     files = sorted(CSRC.rglob("*.c"))
     assert len(files) > 100
     assert not tidy(files, flags)
@@ -46,3 +46,8 @@ def test_a_planted_one_is_found(flags: list[str], tmp_path: Path) -> None:
     assert "readability-avoid-nested-conditional-operator" in tidy([file], flags)
     file.write_text("int f(int a, int b);\nint f(int a, int b)\n{\n    return a ? 1 : b;\n}\n")
     assert not tidy([file], flags)
+    inner = "for (int j = 0; j < b; j++)\n            if (a & j)\n                if (j > i)\n                    n++;\n"
+    for loops, found in ((2, False), (3, True)):  # each counts 1 + 2 + 3 + 4
+        body = f"    for (int i = 0; i < a; i++)\n        {inner}" * loops
+        file.write_text(f"int f(int a, int b);\nint f(int a, int b)\n{{\n    int n = 0;\n{body}    return n;\n}}\n")
+        assert ("readability-function-cognitive-complexity" in tidy([file], flags)) == found
