@@ -230,7 +230,7 @@ for _from, _name in (
     (test_stats_devices, "test_figures_of_mixed_dtypes_and_wider_accumulation_are_those_of_the_cpu"),
     (test_stats_devices, "test_figures_of_several_launches_name_the_first_key_of_all"),
     (test_stats_devices, "test_figures_of_every_kind_of_sum_are_those_of_the_cpu"),
-    (test_stats_devices, "test_of_what_is_reduced_broadcast_or_written_elsewhere"),
+    (test_stats_devices, "test_figures_of_reduced_broadcast_and_copied_sums_are_those_of_the_cpu"),
     (test_stats_devices, "test_out_may_be_one_of_the_gradients"),
 ):
     _test = getattr(_from, _name)

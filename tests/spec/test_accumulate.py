@@ -602,7 +602,7 @@ def test_masked_arrays_and_subclasses_that_sum_their_own_way_are_objects(total: 
 
 @pytest.mark.rule("A8")
 @pytest.mark.parametrize("bad", [[1.0], (1.0,), {"a": 1}, "1", b"1", {1}, object(), lambda: 1, np.array(["a"])])
-def test_what_has_no_sum_is_a_type_error(make_buffer: Any, bad: Any) -> None:
+def test_an_object_without_a_sum_is_a_type_error(make_buffer: Any, bad: Any) -> None:
     b = make_buffer(1, name="grads")
     with pytest.raises(TypeError):
         b.add(0, bad)
