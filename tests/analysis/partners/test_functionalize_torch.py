@@ -256,7 +256,7 @@ def test_the_law_holds_for_many_more_programs_with_gradients(part: int) -> None:
     assert seen["undone"] > 4500 and seen["gradients"] > 6000 and seen["errors of a backward"] > 3000, seen
 
 
-def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself() -> None:
+def test_calling_the_wrapper_has_the_effects_of_calling_the_function() -> None:
     seed = random.randrange(2**32) if SEED == "random" else SEED
     print(f"FANIN_SEED={seed}")
     source, seen = random.Random(seed), Counter[str]()
