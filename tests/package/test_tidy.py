@@ -34,7 +34,7 @@ def tidy(files: list[Path], flags: list[str]) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def test_no_conditional_operator_stands_inside_of_another(flags: list[str]) -> None:
+def test_no_conditional_operator_is_nested(flags: list[str]) -> None:
     files = sorted(CSRC.rglob("*.c"))
     assert len(files) > 100
     assert not tidy(files, flags)
