@@ -404,11 +404,11 @@ def test_the_pool_lends_a_stream_to_one_capture_at_a_time_and_again_afterwards(a
 
 LAW = {
     "a capture begins on a stream of one's own, once for a stream": (
-        "what_is_captured_runs_when_the_graph_is_launched_and_each_time_again",
+        "captured_work_runs_at_each_launch_of_the_graph",
         "the_legacy_stream_is_not_captured_and_no_stream_twice",
     ),
     "it ends on the stream where it began": (
-        "what_is_captured_runs_when_the_graph_is_launched_and_each_time_again",
+        "captured_work_runs_at_each_launch_of_the_graph",
         "a_capture_ends_where_it_began",
     ),
     "and on its thread, unless it is relaxed": (
@@ -417,7 +417,7 @@ LAW = {
     ),
     "a stream that waits for a captured event is forked": (
         "a_forked_stream_is_captured_and_runs_beside_the_first_in_the_graph",
-        "what_nothing_orders_in_a_graph_is_a_race_when_it_is_launched",
+        "unordered_work_in_a_graph_is_a_race_when_it_is_launched",
     ),
     "what was forked is joined before the end": (
         "a_join_through_a_third_stream_counts",
@@ -432,7 +432,7 @@ LAW = {
         "no_mode_gives_a_captured_event_a_time",
     ),
     "nothing crosses the capture's edge but the order of a stream": (
-        "what_a_stream_had_queued_before_its_capture_comes_before_the_graph",
+        "work_queued_on_a_stream_before_its_capture_comes_before_the_graph",
         "a_captured_stream_does_not_wait_for_work_outside",
     ),
     "an event belongs to its capture alone": (

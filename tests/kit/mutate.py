@@ -655,7 +655,7 @@ def near(file: str) -> list[str]:
     path = file.removeprefix("csrc/")
     python = [f"tests/{t}" for start, tests in NEAR.items() if path.startswith(start) for t in tests]
     programs = next((names for start, names in NEAR_IN_C.items() if path.startswith(start)), [])
-    c = [f"tests/c/test_c.py::test_a_c_program_checks_what_it_says[test_{name}.c]" for name in programs]
+    c = [f"tests/c/test_c.py::test_a_c_program_passes_its_checks[test_{name}.c]" for name in programs]
     return [*dict.fromkeys(c + python)]
 
 
