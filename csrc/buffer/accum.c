@@ -166,7 +166,8 @@ fan_dtype fan_dtype_set_promote(fan_dtype_set s)
     return sum;
 }
 
-char fan_dtype_family(fan_dtype dtype)
+/* family_of: the kind of a dtype, one for integers with and without a sign. */
+static char family_of(fan_dtype dtype)
 {
     char kind = fan_dtype_kind(dtype);
     return kind == 'u' ? 'i' : kind;
@@ -177,7 +178,7 @@ fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish)
     if (wish == FAN_DT_NONE)
         return fan_dtype_accumulate(d);
     /* Its own kind, so that the last rounding is one that A10 allows. */
-    if (fan_dtype_family(d) != fan_dtype_family(wish))
+    if (family_of(d) != family_of(wish))
         return FAN_DT_NONE;
     if (fan_dtype_promote(d, wish) != wish)
         return FAN_DT_NONE;
@@ -196,7 +197,7 @@ fan_dtype fan_accum_dtype_of(fan_dtype_set seen, fan_dtype wish)
 static bool weak_can_cast(fan_dtype from, fan_dtype to)
 {
     static const char order[] = "bifc";
-    return strchr(order, fan_dtype_family(from)) <= strchr(order, fan_dtype_family(to));
+    return strchr(order, family_of(from)) <= strchr(order, family_of(to));
 }
 
 fan_dtype_fit fan_accum_dtype_fit(fan_dtype declared, fan_dtype wish, fan_dtype dtype, bool weak,

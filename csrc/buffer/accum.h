@@ -147,8 +147,6 @@ fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak);
  * float8, or the empty set. */
 fan_dtype fan_dtype_set_promote(fan_dtype_set s);
 
-/* fan_dtype_family: the kind of a dtype, one for integers with and without a sign. */
-char fan_dtype_family(fan_dtype dtype);
 /* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` when `wish` (FAN_DT_NONE:
  * none) was asked for; FAN_DT_NONE if wish cannot hold d. */
 fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish);

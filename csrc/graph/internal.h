@@ -342,7 +342,14 @@ fan_status fan__tree_copy(const fan_tree *t, fan_stream *s, const fan_array *fro
 /* fan__tree_view: a view like `like` on a storage over the same memory. */
 fan_status fan__tree_view(fan_storage *st, const fan_array *like, fan_array **out, fan_error *err);
 /* fan__tree_operand_of: the operand in whose memory an array is; -1: none. given: the operands. */
-int fan__tree_operand_of(const fan_tree_run *r, const fan_array *a, fan_array *const *given);
+static inline int fan__tree_operand_of(const fan_tree_run *run, const fan_array *a,
+                                       fan_array *const *given)
+{
+    for (size_t i = 0; i < run->args->n; i++)
+        if (given[i] && given[i]->storage == a->storage)
+            return (int)i;
+    return -1;
+}
 /* fan__tree_keep_operands: after an eager run: copies operands that are outputs, and views of them,
  * where keep= names them. */
 fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err);

@@ -167,14 +167,6 @@ static fan_status check_form(const fan_tree_run *run, fan_error *err)
                     run->function->name, result->n, FAN_PLURAL(result->n), signature->nout);
 }
 
-int fan__tree_operand_of(const fan_tree_run *run, const fan_array *a, fan_array *const *given)
-{
-    for (size_t i = 0; i < run->args->n; i++)
-        if (given[i] && given[i]->storage == a->storage)
-            return (int)i;
-    return -1;
-}
-
 /* check_own: an output is new memory of this call, or an operand. */
 static fan_status check_own(const fan_tree_run *run, fan_array *const *given, fan_error *err)
 {

@@ -563,7 +563,8 @@ static void a_lane_is_used_again_where_that_adds_no_order(void)
     fan_race_check_leave(o, again);
     CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), 9, &again));
     fan_race_check_forget(o, 0, 16);
-    CHECK(fan_race_check_reuse(o, fan_race_check_clock(o, h), 9, &again)); /* nothing of it is left */
+    CHECK(
+        fan_race_check_reuse(o, fan_race_check_clock(o, h), 9, &again)); /* nothing of it is left */
     CHECK_INT(fan_race_check_lanes(o), 3);
     /* Whoever knew the old one does not know the new one. */
     CHECK_OK(WRITE(again, 0, 8));

@@ -28,7 +28,8 @@ static void adds(void)
     f = (fan_add_facts){
         .defined = true, .device = 1, .producer = THERE, .consumer = HERE, .current = HERE};
     fan_add_plan other = fan_plan_add(&f);
-    CHECK(other.sync.stream_case == FAN_CASE_OTHER && other.record == FAN_RECORD_PRODUCER && other.mark);
+    CHECK(other.sync.stream_case == FAN_CASE_OTHER && other.record == FAN_RECORD_PRODUCER &&
+          other.mark);
     CHECK_INT(other.producer_bit, FAN_PLAN_S9_RECORD);
     CHECK(fan_stream_id_same(other.ready, THERE));
     f.changes = true; /* on the producer's stream, before its event */

@@ -1,6 +1,7 @@
 /* threads_cuda FAKE: the buffer on CUDA's devices, over the fake driver, used by several threads
  * with no interpreter's lock between them: for the thread sanitizer to see. What comes out is
- * checked as well. tests/device/parts/test_threads_cuda.py runs it, with -Wl,--wrap=fan__cuda_capture. */
+ * checked as well. tests/device/parts/test_threads_cuda.py runs it, with
+ * -Wl,--wrap=fan__cuda_capture. */
 #define _POSIX_C_SOURCE 200809L
 #include "buffer/buffer.h"
 #include "check.h"

@@ -272,7 +272,7 @@ def test_each_function_of_the_table_is_one_of_those_whose_deleters_may_wait_or_h
 
 @pytest.mark.skipif(bool(WITHOUT_SOURCES), reason=WITHOUT_SOURCES)
 def test_the_functions_that_release_the_lock_for_the_whole_call_are_those_of_the_sources() -> None:
-    files = "".join(path.read_text() for path in sorted((CSRC / "py/api").glob("*.c")))
+    files = "".join(path.read_text() for path in sorted((CSRC / "py/api").rglob("*.c")))
     bodies = dict(re.findall(r"^(?:fanin_status|void) fan_api_(\w+)\([^{;]*\)\n\{\n(.*?)^\}", files, re.M | re.S))
     whole = {name for name, body in bodies.items() if "FAN_API_RUN(" in body}
     assert whole - set(SCENARIOS) == UNLOCKED

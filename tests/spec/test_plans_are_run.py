@@ -484,10 +484,9 @@ def test_a_planted_second_answer_is_found(q: Question, tmp_path: Path) -> None:
 
 
 def test_each_rule_has_its_question() -> None:
-    listed = {q.rule for q in QUESTIONS}
-    assert {f"A{n}" for n in range(1, 17)} <= listed
-    assert {f"A{n}" for n in range(1, 18)} - listed == {"A17"}, "as many as buffer/rules.h counts"
-    assert "#define FAN_A_RULES 16\n" in (CSRC / "buffer" / "rules.h").read_text()
+    rules = {f"A{n}" for n in range(1, 17)}
+    assert rules <= {q.rule for q in QUESTIONS}
+    assert f"#define FAN_A_RULES {len(rules)}\n" in (CSRC / "buffer" / "rules.h").read_text()
 
 
 # The questions

@@ -279,7 +279,13 @@ typedef struct fan__work {
  * false: it has no more. */
 bool fan__work_access(const fan__work *work, size_t i, const fan_array **a, bool *write);
 
-fan_sim_device_part *fan__access_part(fan_sim *machine, uintptr_t address);
+static inline fan_sim_device_part *fan__access_part(fan_sim *machine, uintptr_t address)
+{
+    for (int i = 0; i < machine->config.devices; i++)
+        if (address - machine->parts[i].arena.base < machine->parts[i].arena.bytes)
+            return &machine->parts[i];
+    return NULL;
+}
 fan_block *fan__access_block(fan_sim *machine, const void *address);
 /* fan__access_bytes: the block of an array's bytes; NULL: it has none, or they are elsewhere.
  * Accepts NULL. */

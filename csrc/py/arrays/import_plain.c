@@ -2,7 +2,7 @@
  * lock: ndarrays, exact torch tensors, NumPy's scalars and Python's numbers.
  *
  * In this order: the kind of a tensor, of a number, of an ndarray; whether a contribution still is
- * what it was when it came; fresh arrays for sums and copies. */
+ * what it was when it came; fresh arrays for sums and copies; the facts of an object (facts.h). */
 #include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
 #include "py/arrays/facts.h"
@@ -415,4 +415,55 @@ void *fan_plain_copy(void *o, const fan_plain_kind *kind, char **data)
     memcpy(to, *data, (size_t)fan_plain_bytes(kind));
     *data = to;
     return copy;
+}
+
+/* ---- facts of an object (facts.h) ---- */
+
+/* read_tensor: of one on the CPU, of any layout, that is not complex. */
+static void read_tensor(PyObject *o, fan_facts *facts)
+{
+    fan_dl_tensor tensor;
+    if (!fan_tensor_look(o, &tensor) || tensor.device.type != FAN_DL_CPU)
+        return;
+    if (tensor.dtype.lanes != 1 || tensor.dtype.code == FAN_DL_COMPLEX)
+        return;
+    facts->dtype = fan_dl_dtype_of(tensor.dtype);
+    facts->ndim = tensor.ndim;
+    facts->shape = tensor.shape;
+}
+
+fan_facts fan_facts_of(void *o)
+{
+    fan_facts facts = {.is = fan_class_of(o), .dtype = FAN_DT_NONE};
+    switch (facts.is) {
+    case FAN_IS_UNBOXED: {
+        const fan_array *array = fan_unboxed_array(o);
+        facts.dtype = array->dtype;
+        facts.ndim = array->ndim;
+        facts.shape = array->shape;
+        break;
+    }
+    case FAN_IS_NDARRAY: {
+        PyArrayObject *array = o;
+        _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "NumPy's shapes are read as ours");
+        facts.dtype = fan_dtype_of_descr(PyArray_DESCR(array));
+        facts.ndim = PyArray_NDIM(array);
+        facts.shape = (const int64_t *)PyArray_DIMS(array);
+        break;
+    }
+    case FAN_IS_TENSOR:
+        read_tensor(o, &facts);
+        break;
+    case FAN_IS_NUMBER:
+    case FAN_IS_NUMPY_SCALAR: {
+        FAN_UNINITIALIZED fan_plain_kind kind;
+        char *value;
+        if (fan_plain_import(o, &kind, &value))
+            facts.dtype = kind.dtype;
+        break;
+    }
+    default:
+        break;
+    }
+    return facts;
 }

@@ -102,38 +102,43 @@ int fan_step_begin_type(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
     }
 
 /* FAN_STEP: a function of CPython's that is a step of an explored schedule, if there is a
- * scheduler: `begin` opens it. `call` is written twice, so that a call without one is the last of
- * the function. */
-#define FAN_STEP(type, failed, name, declared, begin, call) \
-    static type name##_step declared                        \
-    {                                                       \
-        if (!fan_sched_active())                            \
-            return call;                                    \
-        if (begin < 0)                                      \
-            return failed;                                  \
-        type result = call;                                 \
-        fan_sched_leave();                                  \
-        return result;                                      \
+ * scheduler: `begin` opens it. Two functions, so that the usual one saves no registers for the
+ * other; `given` are the parameters that are `declared`. */
+#define FAN_STEP(type, failed, name, declared, given, begin, call)  \
+    __attribute__((noinline)) static type name##_scheduled declared \
+    {                                                               \
+        if (begin < 0)                                              \
+            return failed;                                          \
+        type result = call;                                         \
+        fan_sched_leave();                                          \
+        return result;                                              \
+    }                                                               \
+    static type name##_step declared                                \
+    {                                                               \
+        if (fan_sched_active())                                     \
+            return name##_scheduled given;                          \
+        return call;                                                \
     }
-#define FAN_STEP_FAST(call)                                                                      \
-    FAN_STEP(PyObject *, NULL, call, (FAN_FASTCALL), fan_step_begin(self, args, nargs, kwnames), \
-             call##_door(self, args, nargs, kwnames))
-#define FAN_STEP_VECTOR(call, vector)                                              \
-    FAN_STEP(PyObject *, NULL, call##_vector, (FAN_VECTORCALL),                    \
-             fan_step_begin_type(type, args, PyVectorcall_NARGS(nargsf), kwnames), \
+#define FAN_STEP_FAST(call)                                                        \
+    FAN_STEP(PyObject *, NULL, call, (FAN_FASTCALL), (self, args, nargs, kwnames), \
+             fan_step_begin(self, args, nargs, kwnames), call##_door(self, args, nargs, kwnames))
+#define FAN_STEP_VECTOR(call, vector)                                                          \
+    FAN_STEP(PyObject *, NULL, call##_vector, (FAN_VECTORCALL), (type, args, nargsf, kwnames), \
+             fan_step_begin_type(type, args, PyVectorcall_NARGS(nargsf), kwnames),             \
              vector(type, args, nargsf, kwnames))
 /* Of METH_NOARGS, METH_O and METH_VARARGS. */
-#define FAN_STEP_ONE(call)                                              \
-    FAN_STEP(PyObject *, NULL, call, (PyObject * self, PyObject * arg), \
+#define FAN_STEP_ONE(call)                                                           \
+    FAN_STEP(PyObject *, NULL, call, (PyObject * self, PyObject * arg), (self, arg), \
              fan_step_begin_one(self, arg), call(self, arg))
-#define FAN_STEP_REPR(call) \
-    FAN_STEP(PyObject *, NULL, call, (PyObject * self), fan_step_begin_one(self, NULL), call(self))
-#define FAN_STEP_GET(call)                                             \
-    FAN_STEP(PyObject *, NULL, call, (PyObject * self, void *closure), \
+#define FAN_STEP_REPR(call)                                                                     \
+    FAN_STEP(PyObject *, NULL, call, (PyObject * self), (self), fan_step_begin_one(self, NULL), \
+             call(self))
+#define FAN_STEP_GET(call)                                                              \
+    FAN_STEP(PyObject *, NULL, call, (PyObject * self, void *closure), (self, closure), \
              fan_step_begin_one(self, NULL), call(self, closure))
 #define FAN_STEP_SET(call)                                                      \
     FAN_STEP(int, -1, call, (PyObject * self, PyObject * value, void *closure), \
-             fan_step_begin_one(self, value), call(self, value, closure))
+             (self, value, closure), fan_step_begin_one(self, value), call(self, value, closure))
 
 /* ---- one argument: each returns -1 (or NULL) with an exception that names it ---- */
 

@@ -10,6 +10,7 @@ import gc
 import re
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from kit.support import TESTS
 pytestmark = pytest.mark.core
 
 #: The files that have the device's side of the rows.
-DEVICE = [p.name for p in (TESTS / "interop").glob("test_exchange_cuda*.py")] + ["test_exchange_rows.py"]
+DEVICE = [*Path(__file__).parent.glob("test_exchange_cuda*.py"), Path(__file__)]
+#: .. and the host's.
+HOST = [TESTS / "interop" / "test_exchange_dlpack.py"]
 
 #: A row: what may be wrong.
 ROWS = {
@@ -109,8 +112,8 @@ def rows_of(name: str) -> set[int]:
     return found
 
 
-def tried_in(*files: str) -> set[int]:
-    names = [n for f in files for n in NAMED.findall((TESTS / "interop" / f).read_text())]
+def tried_in(*files: Path) -> set[int]:
+    names = [n for f in files for n in NAMED.findall(f.read_text())]
     return set().union(*(rows_of(n) for n in names))
 
 
@@ -129,11 +132,11 @@ def test_row_numbers_are_read_from_names_of_tests() -> None:
 @pytest.mark.parametrize(
     ("side", "files", "without"),
     [
-        ("the host", ["test_exchange_dlpack.py"], NOT_ON_THE_HOST),
+        ("the host", HOST, NOT_ON_THE_HOST),
         ("a device", DEVICE, NOT_ON_A_DEVICE),
     ],
 )
-def test_every_row_has_a_test_or_a_reason(side: str, files: list[str], without: dict[int, str]) -> None:
+def test_every_row_has_a_test_or_a_reason(side: str, files: list[Path], without: dict[int, str]) -> None:
     tried = tried_in(*files)
     missing = {n: words for n, words in ROWS.items() if n not in tried and n not in without}
     assert not missing, f"no test on {side} for {missing}"
