@@ -1,18 +1,18 @@
-"""Builds `fanin._core` from csrc/. pyproject.toml has all that is not about C.
+"""Build `fanin._core` from csrc/. Everything that is not about C is in pyproject.toml.
 
-Three builds, chosen by the environment:
+The environment selects one of three builds:
 
     (nothing)                             release: optimised and hardened, no asserts
     FANIN_DEV=1                           warnings are errors, asserts on, -g -O1
     FANIN_SANITIZE="address,undefined"    or "thread": the same with sanitizers, without hardening
 
 FANIN_JOBS=n sets how many compilers run at once (default: the number of processors).
-FANIN_NVCC=1 embeds machine code of the CUDA kernels for five architectures. nvcc needs minutes for it; without nvcc the
-build fails. Without embedded machine code NVRTC or nvcc compiles the kernels at the first use of a device
+FANIN_NVCC=1 embeds machine code of the CUDA kernels for five architectures. This takes nvcc minutes; without nvcc the
+build fails. Without embedded machine code, NVRTC or nvcc compiles the kernels when a device is first used
 (fanin._kernels).
-FANIN_URL is the repository's address, which a hosted release sets: links of README.md become absolute, and the package
-has project URLs. Default: the address in the sdist, or that of the clone's remote `origin`, if it is on the web.
-The build prints the flags that the compiler refuses, and omits them.
+FANIN_URL is the repository's address, which a hosted release sets: it makes the links of README.md absolute, and gives
+the package project URLs. Default: the address in the sdist, or that of the clone's remote `origin` if it is on the web.
+The build omits the flags that the compiler rejects, and prints them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MACROS = [
     ("FAN_BUILD", f'"{BUILD}"'),
 ]
 
-# The same in every build. Results are reproducible bit by bit: no contraction, never -ffast-math.
+# Flags of every build. Results are reproducible bit by bit: no contraction, never -ffast-math.
 ALWAYS = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
 
 HARDEN = [
@@ -103,20 +103,20 @@ WARN = [
     "-Wcast-align=strict",
 ]
 
-#: Files with loops over many numbers, compiled with -O3. They take the compiler longest.
+#: Files with loops over many numbers. The release build compiles them with -O3; they take the compiler longest.
 LOOPS = {f"csrc/array/{name}.c" for name in ("exact_loops", "sum_avx2", "sum_avx512", "sum_base", "convert", "reduce")}
 LOOPS |= {f"csrc/array/{name}.c" for name in ("exact", "sparse", "sum", "superacc")}
 
-#: The file of csrc/py that defines a macro before it includes py.h.
+#: This file of csrc/py defines a macro before it includes py.h, so it cannot use the precompiled header.
 IMPORTS_NUMPY = "csrc/py/base/state.c"
-#: Up to so many files of csrc/py are compiled without a precompiled header.
+#: If at most this many files of csrc/py are out of date, they are compiled without a precompiled header.
 FEW = 8
 
 LINK = ["-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-pthread"]
 
 
 def wanted_flags() -> tuple[list[str], list[str]]:
-    """Return the flags for the compiler and those for the linker, before the compiler was probed."""
+    """Return the flags for the compiler and for the linker, including flags that the compiler may reject."""
     if SANITIZE:
         if not set(SANITIZE.split(",")) <= {"address", "undefined", "thread"}:
             raise SystemExit(f"FANIN_SANITIZE={SANITIZE!r}: expected address, undefined or thread, joined by commas")
@@ -139,7 +139,10 @@ def wanted_flags() -> tuple[list[str], list[str]]:
 
 
 def weight(source: str) -> tuple[bool, int]:
-    """Return a sort key for the time that the compiler needs: with the longest first, all compilers end together."""
+    """Return a sort key for the time that the compiler needs: with the longest first, all compilers end together.
+
+    The key is True for files with loops, then the size in bytes.
+    """
     return source in LOOPS, os.path.getsize(ROOT / source)
 
 
@@ -165,16 +168,16 @@ def declare(folder: Path) -> list[str]:
 
 
 class BuildCore(build_ext):
-    """build_ext that probes the compiler's flags, compiles in parallel, and skips objects that are up to date.
+    """A build_ext that probes the compiler's flags, compiles in parallel, and skips objects that are up to date.
 
-    It uses the documented API of setuptools alone: the compiler's `compile`, `object_filenames`, `set_executables` and
+    It uses only the documented API of setuptools: the compiler's `compile`, `object_filenames`, `set_executables` and
     `link_shared_object`, and the command's `get_ext_fullpath` and `get_libraries`.
     """
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        # setuptools compares times alone and would miss a changed flag: it links and copies in each build, and
-        # `compile_sources` decides which objects are out of date.
+        # setuptools compares only times and would miss a changed flag, so `force` makes it link and copy in each build,
+        # and `compile_sources` decides which objects are out of date.
         self.compile_all, self.force = bool(self.force), True
 
     def run(self) -> None:
@@ -182,7 +185,7 @@ class BuildCore(build_ext):
         self.write_stub()
 
     def write_stub(self) -> None:
-        """Copy the core's declarations beside it: type checkers and editors read fanin/_core.pyi."""
+        """Copy the core's declarations to fanin/_core.pyi, for type checkers and editors."""
         folder = ROOT / "python" if self.inplace else Path(self.build_lib).resolve()
         shutil.copyfile(ROOT / "csrc/py/core.pyi", folder / "fanin/_core.pyi")
 
@@ -195,11 +198,11 @@ class BuildCore(build_ext):
         if missing:
             raise SystemExit(f"csrc/ lacks {', '.join(missing)}: this copy of the sources is incomplete")
         self.probe = list(self.compiler.compiler_so)
-        # Some interpreters were linked with an -rpath of their own, which our library must not have.
+        # Some interpreters were linked with an -rpath, which the library must not inherit.
         linker = [a for a in self.compiler.linker_so if not a.startswith("-Wl,-rpath")]
         self.compiler.set_executables(linker_so=linker)
         compile_flags, link_flags = wanted_flags()
-        # As system headers, those of Python and NumPy cause no warnings.
+        # The compiler prints no warnings for system headers, so the headers of Python and NumPy are included as such.
         for folder in (sysconfig.get_path("include"), numpy.get_include()):
             compile_flags += ["-isystem", folder]
         options = {
@@ -222,7 +225,7 @@ class BuildCore(build_ext):
         )
 
     def accepted(self, flags: list[str], *, link: bool) -> list[str]:
-        """Return the flags that the compiler accepts: it tries all at once and, if that fails, one by one."""
+        """Return the flags that the compiler accepts: try all at once and, if that fails, one by one."""
         if self.accepts(flags, link=link):
             return flags
         kept: list[str] = []
@@ -235,13 +238,13 @@ class BuildCore(build_ext):
             at += width
         must = [f for f in refused if f.startswith(("-std", "-ffp-contract", "-fsanitize"))]
         if must:
-            raise SystemExit(f"this compiler ({' '.join(self.probe)}) refuses {' '.join(must)}, which fanin needs")
+            raise SystemExit(f"the compiler ({' '.join(self.probe)}) rejects {' '.join(must)}, which fanin needs")
         if refused:
-            print(f"fanin: left out, the compiler refuses them: {' '.join(refused)}", flush=True)
+            print(f"fanin: omitted flags that the compiler rejects: {' '.join(refused)}", flush=True)
         return kept
 
     def accepts(self, flags: list[str], *, link: bool) -> bool:
-        # Fortify needs optimisation; with -Werror, clang refuses an unknown flag.
+        # Fortify needs optimisation; clang rejects an unknown flag only with -Werror.
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "probe.c")
             source.write_text("int fan_probe(int x);\nint fan_probe(int x) { return x; }\n")
@@ -251,10 +254,10 @@ class BuildCore(build_ext):
             return done.returncode == 0
 
     def precompiled(self, options: dict[str, Any], flags: list[str]) -> list[str]:
-        """Compile py.h by itself and return the flags by which a file of csrc/py begins with the result.
+        """Precompile py.h and return the flags that make a file of csrc/py include the result first.
 
-        The compiler reads Python's headers in the time that the text of such a file takes. Returns no flags where the
-        compiler cannot do it, and with ccache, which would cache nothing.
+        Python's headers take the compiler as long as the rest of such a file. Return no flags if the compiler cannot
+        precompile, or is run by ccache, which could not cache objects that depend on a precompiled header.
         """
         if any(Path(word).name == "ccache" for word in self.probe):
             return []
@@ -291,7 +294,7 @@ class BuildCore(build_ext):
 
         stale = sorted((source for source in sources if not fresh(source)), key=weight, reverse=True)
         stamp.parent.mkdir(parents=True, exist_ok=True)
-        stamp.unlink(missing_ok=True)  # written after the last object: a build that fails is done again
+        stamp.unlink(missing_ok=True)  # written after the last object, so that a failed build starts over
         more = {source: ["-O3"] if BUILD == "release" and source in LOOPS else [] for source in stale}
         python = [source for source in stale if source.startswith("csrc/py/") and source != IMPORTS_NUMPY]
         if len(python) > FEW:
@@ -313,7 +316,7 @@ class SameSdist(sdist):
     def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
         if format != "gztar":
             return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
-        time = int(os.environ.get("SOURCE_DATE_EPOCH") or 315532800)  # 1980, the first time that a zip file can have
+        time = int(os.environ.get("SOURCE_DATE_EPOCH") or 315532800)  # 1980, the earliest time in a zip file
 
         def plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
             info.uid = info.gid = 0
@@ -334,13 +337,13 @@ class SameSdist(sdist):
 
 if not sys.platform.startswith(("linux", "darwin")):
     raise SystemExit(
-        f"fanin is built on Linux (tested) and macOS (untested), not on {sys.platform}: "
-        "its C core uses POSIX threads and a GCC-like compiler."
+        f"fanin builds on Linux (tested) and macOS (untested), not on {sys.platform}: "
+        "its C core needs POSIX threads and a GCC-like compiler."
     )
 
 
 def readme() -> str:
-    """Return README.md; with an address, with links that work on a package index, too."""
+    """Return the text of README.md; if URL is set, with absolute links, which also work on a package index."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if URL:
         text = re.sub(r"\]\((?!https://|#)(?=[^)]*\.svg\))", f"]({URL}/raw/main/", text)

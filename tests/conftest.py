@@ -130,8 +130,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(autouse=True)
 def no_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test says does not depend on whether a GPU is plugged in: but for those marked gpu there is no driver,
-    unless a test names one.
+    """The result of a test does not depend on a GPU: except those marked gpu, tests have no driver unless they name
+    one.
     """
     if request.node.get_closest_marker("gpu") or core_file() is None:
         yield

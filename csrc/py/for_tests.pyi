@@ -1,5 +1,6 @@
-"""Functions of a development build for tests/kit/hooks.py (py/module/for_tests.c, py/sim/machine_tests.c). A release has
-none of them.
+"""Functions of a development build for tests/kit/hooks.py (py/module/for_tests.c, py/sim/machine_tests.c).
+
+A release has none of them.
 """
 
 from collections.abc import Sequence

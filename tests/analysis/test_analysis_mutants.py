@@ -1,7 +1,7 @@
 """Planted faults in collect_metadata and functionalize: each is noticed by a rule's own test.
 
-A fault is a rule that is left out or turned round: how inputs and outputs are told apart, how private memory is laid
-out, what is checked and when, how views, geometry and writes find their way back. A few are planted in the ordinary
+A fault is a rule that is omitted or reversed: how inputs and outputs are distinguished, how private memory is laid
+out, what is checked and when, how views, geometry and writes are returned. A few are planted in the ordinary
 run, all of them in the longer one.
 """
 
@@ -120,7 +120,7 @@ MUTANTS = [
         "        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward\n",
         "        if info.requires_grad_for_backward\n",
     ),
-    # what tracked arrays see
+    # writes that tracked arrays find
     fault(
         "collect",
         "        for o in out:\n            written(o)\n        if isinstance(result",
@@ -267,7 +267,7 @@ def quiet(mutants: list[Mutant]) -> list[str]:
         return survivors(mutants, unparametrized())
 
 
-def test_every_text_stands_in_its_module_once() -> None:
+def test_every_text_occurs_once_in_its_module() -> None:
     for mutant in MUTANTS:
         assert pymutants.changed(mutant)
 

@@ -37,7 +37,7 @@ IN_FIELDS = [
 ]
 
 
-def test_records_bear_the_names_and_orders_that_people_know() -> None:
+def test_records_have_the_names_and_orders_of_pytorch() -> None:
     def names(kind: type) -> list[str]:
         return [f.name for f in dataclasses.fields(kind)]
 
@@ -91,7 +91,7 @@ def test_records_bear_the_names_and_orders_that_people_know() -> None:
     assert {k.name for k in analysis.INPUT_ALIAS_TYPES} == {"alias_of_input", "is_input"}
 
 
-def test_who_writes_is_worked_out_for_every_combination() -> None:
+def test_the_mutation_type_is_computed_for_every_combination() -> None:
     """The table, as one formula, over all 2^8 records that may be."""
     counts: Counter[str] = Counter()
     for bits in itertools.product((False, True), repeat=8):
@@ -390,13 +390,13 @@ def test_masks_and_maps_that_do_not_fit_are_refused() -> None:
 
 
 class Wanting(np.ndarray):
-    """An array that asks for a gradient."""
+    """An array that requires a gradient."""
 
     requires_grad = True
 
 
 def bases_example() -> tuple[Any, ...]:
-    """f(a, x, b, c): a and b are views of one base, x and c stand alone. The inner order is (base, x, c)."""
+    """f(a, x, b, c): a and b are views of one base, x and c share nothing. The inner order is (base, x, c)."""
     base = np.zeros(8)
     a, x, b, c = base[:5].view(Wanting), np.zeros(3), base[3:].view(Wanting), np.zeros(2)
     key = analysis.ViewMetaSequence(analysis.MetadataKey.make(base[1:4]), base.dtype, ("slice",))
@@ -423,7 +423,7 @@ def bases_example() -> tuple[Any, ...]:
     return m, [(0, a), 1, (0, b), 2], [a, x, b, c], [base, x, c], descs
 
 
-def test_a_base_stands_for_its_views() -> None:
+def test_a_base_replaces_its_views() -> None:
     m, where, outer, inner, descs = bases_example()
     got, extra = analysis.create_synthetic_base_metadata(m, where, outer, inner, descs)
     assert extra == [2]
@@ -588,7 +588,7 @@ def test_random_sets_of_ndarrays_are_those_of_their_bytes(sets: int) -> None:
     assert counts["overlap"] > 100 and counts["explained"] > 100, (seed, counts)
 
 
-def test_what_cannot_be_asked_is_refused_by_its_position() -> None:
+def test_an_invalid_request_is_refused_by_its_position() -> None:
     a = np.zeros(4)
     with pytest.raises(TypeError, match="got a list at 1"):
         analysis.compute_overlapping_inputs([a, [1]])
@@ -676,7 +676,7 @@ def test_a_signature_of_a_graph_that_is_only_forward() -> None:
     assert s.parameters_to_mutate == {"new_w": "fc.w"} and s.user_outputs == ("u0", "loss", None)
 
 
-def test_a_signature_goes_by_position_where_names_are_alike() -> None:
+def test_a_signature_uses_positions_if_names_are_equal() -> None:
     """A parameter is called as an argument is in the graph."""
     meta = analysis.ViewAndMutationMeta([info("data"), info()], [])
     s = analysis.create_graph_signature(analysis.GraphNames(["p", "x"], ["new", "y"]), meta, param_names=["x"])
@@ -732,7 +732,7 @@ def test_signatures_that_do_not_add_up_are_refused() -> None:
         analysis.create_graph_signature(3, meta)
 
 
-def test_a_signature_without_gradients_is_held_against_what_it_is_given() -> None:
+def test_a_signature_without_gradients_is_checked_against_its_arguments() -> None:
     meta = analysis.ViewAndMutationMeta(
         [info("data"), info(), info()], [analysis.OutputAliasInfo(analysis.OutputType.non_alias, np.ndarray)] * 2
     )
@@ -767,7 +767,7 @@ def test_positions_of_bases_may_be_integers_of_numpy() -> None:
         analysis.create_synthetic_base_metadata(meta, [(0, a), (0, b), 1.0], [a, b, c], [base, c], descs)
 
 
-def test_names_are_read_of_what_looks_like_a_graph() -> None:
+def test_names_are_read_from_objects_like_a_graph() -> None:
     node = types.SimpleNamespace
     x, y = node(op="placeholder", name="x"), node(op="call_function", name="y")
     end = node(op="output", name="output", args=([y, 3, x],))
@@ -784,7 +784,7 @@ def test_names_are_read_of_what_looks_like_a_graph() -> None:
             analysis.GraphNames.of(node(nodes=bad))
 
 
-# ---------------------------------------------------------------- what is public is told
+# ---------------------------------------------------------------- public names are documented
 
 
 MODULES = (analysis.records, analysis.overlapping, d)
@@ -829,8 +829,8 @@ def test_the_package_has_what_its_modules_show_and_is_imported_late() -> None:
     ]
 
 
-def test_the_joint_function_of_arrays_that_ask_for_gradients() -> None:
-    """Who asks is said by flags: NumPy has no gradients of its own."""
+def test_the_joint_function_of_arrays_that_require_gradients() -> None:
+    """Flags select the inputs that require a gradient: NumPy has no gradients of its own."""
 
     def step(w: Any, x: Any, n: int) -> Any:
         w -= x

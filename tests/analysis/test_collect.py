@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from fanin import analysis
 from fanin.analysis import MutationType, OutputType, arrays, collect, collect_metadata, functionalize
 
-#: Asked for its names, so that planted faults are met.
+#: Names are read from the module at each use, so that a planted fault takes effect.
 assert collect.collect_metadata
 
 T = OutputType
@@ -66,7 +66,7 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("route", [*ROUTES, *HIDDEN])
-def test_a_write_by_any_route_is_seen(route: str) -> None:
+def test_a_write_by_any_route_is_found(route: str) -> None:
     x, y = np.arange(4), np.arange(4)
     written, untouched = inputs(lambda x, y: {**ROUTES, **HIDDEN}[route](x), x, y)
     assert written.mutates_data and not untouched.mutates_data
@@ -77,10 +77,10 @@ def test_a_write_by_any_route_is_seen(route: str) -> None:
 
 def check_routes() -> None:
     for route in [*ROUTES, *HIDDEN]:
-        test_a_write_by_any_route_is_seen(route)
+        test_a_write_by_any_route_is_found(route)
 
 
-def test_a_write_that_changes_no_byte_is_seen_where_numpy_makes_it() -> None:
+def test_a_write_that_changes_no_byte_is_found_if_numpy_makes_it() -> None:
     for route in (
         lambda x: x.__imul__(1),
         lambda x: x.__setitem__(0, x[0]),
@@ -123,7 +123,7 @@ NO_CHANGE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", NO_CHANGE)
-def test_a_write_of_what_is_there_is_seen_however_numpy_is_told_of_it(name: str) -> None:
+def test_a_write_of_equal_values_is_found_for_every_way_to_name_the_array(name: str) -> None:
     x, y = np.arange(6.0), np.zeros(6)
     written, other = inputs(lambda x, y: NO_CHANGE[name](x, y) is None, x, y)
     assert written.mutates_data and not written.mutations_hidden_from_autograd and not other.mutates_data
@@ -131,10 +131,10 @@ def test_a_write_of_what_is_there_is_seen_however_numpy_is_told_of_it(name: str)
 
 def check_writes_of_what_is_there() -> None:
     for name in NO_CHANGE:
-        test_a_write_of_what_is_there_is_seen_however_numpy_is_told_of_it(name)
+        test_a_write_of_equal_values_is_found_for_every_way_to_name_the_array(name)
 
 
-def test_what_only_reads_is_no_write() -> None:
+def test_reads_are_no_writes() -> None:
     for fn in (
         lambda x: np.clip(x, 0, 9),
         lambda x: np.median(x),
@@ -151,7 +151,7 @@ def test_what_only_reads_is_no_write() -> None:
         assert not inputs(fn, np.arange(6.0))[0].mutates_data
 
 
-#: Functions that give back the very array that they are given.
+#: Functions that return their argument itself.
 SAME: dict[str, Callable[[Any], Any]] = {
     "asarray": np.asarray,
     "asanyarray": np.asanyarray,
@@ -179,7 +179,7 @@ SAME: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", SAME)
 @pytest.mark.parametrize("owns", [True, False])
-def test_an_output_that_is_the_input_is_told_from_a_view_of_it(name: str, owns: bool) -> None:
+def test_an_output_that_is_the_input_is_distinguished_from_a_view_of_it(name: str, owns: bool) -> None:
     def make() -> Any:
         return np.arange(6.0) if owns else np.arange(9.0)[2:8]
 
@@ -197,7 +197,7 @@ def test_an_output_that_is_the_input_is_told_from_a_view_of_it(name: str, owns: 
 def check_identity() -> None:
     for name in SAME:
         for owns in (True, False):
-            test_an_output_that_is_the_input_is_told_from_a_view_of_it(name, owns)
+            test_an_output_that_is_the_input_is_distinguished_from_a_view_of_it(name, owns)
 
 
 def test_an_input_that_is_returned_by_two_ways_is_one_object() -> None:
@@ -207,7 +207,7 @@ def test_an_input_that_is_returned_by_two_ways_is_one_object() -> None:
     assert one is a and two is a
 
 
-def test_a_write_that_changes_no_byte_counts_for_all_who_show_the_bytes() -> None:
+def test_a_write_that_changes_no_byte_counts_for_all_inputs_with_the_bytes() -> None:
     x = np.arange(6.0)
 
     def scaled(a: Any, b: Any, c: Any) -> None:
@@ -259,7 +259,7 @@ def test_reading_is_no_write() -> None:
     assert [t for t, _ in outputs(reads, x)] == [T.non_alias] * 6
 
 
-def test_a_write_is_one_of_all_who_show_the_byte() -> None:
+def test_a_write_counts_for_all_inputs_with_the_byte() -> None:
     w = np.arange(8.0)
     infos = inputs(lambda a, b, c: a.__setitem__(3, 9), w[:4], w[3:6], w[6:])
     assert [i.mutates_data for i in infos] == [True, True, False]
@@ -328,7 +328,7 @@ def test_data_and_geometry_together() -> None:
 # Autograd's columns
 
 
-def test_writes_under_no_grad_are_told_apart() -> None:
+def test_writes_under_no_grad_are_distinguished() -> None:
     grad = [True]
 
     @contextlib.contextmanager
@@ -465,7 +465,7 @@ def test_bases_are_counted() -> None:
         lambda x: x.view(),
     ],
 )
-def test_a_view_of_an_input_is_known_by_its_memory(view: Callable[[Any], Any]) -> None:
+def test_a_view_of_an_input_is_found_by_its_memory(view: Callable[[Any], Any]) -> None:
     assert outputs(lambda y, x: view(x), np.ones(2), np.ones((3, 4))) == [(T.alias_of_input, 1)]
 
 
@@ -480,7 +480,7 @@ def test_a_duplicate_is_its_first_occurrence() -> None:
     assert outputs(lambda x, y, z: (z, y, y[1:]), a, b, b) == [(T.is_input, 1), (T.is_input, 1), (T.alias_of_input, 1)]
 
 
-def test_a_view_tells_how_it_lies() -> None:
+def test_a_view_has_its_place_and_geometry() -> None:
     (info,) = collect.collect_metadata(lambda x: x[1:, 2], [np.ones((3, 4))]).output_info
     assert info.view_meta_sequence is not None
     key = info.view_meta_sequence.metadata
@@ -507,7 +507,7 @@ def test_leaves_of_trees_are_counted_in_order() -> None:
 # What it is given
 
 
-def test_the_function_sees_arrays_that_lie_to_each_other_as_the_callers_do() -> None:
+def test_the_function_gets_arrays_with_the_layout_of_the_callers() -> None:
     w = np.arange(16.0)
     first = w[:8]
     args = (first, w[4:12].reshape(2, 4).T, w[12:], first)
@@ -549,7 +549,7 @@ BAD: list[tuple[list[Any], str]] = [
 
 
 @pytest.mark.parametrize(("args", "words"), BAD)
-def test_what_is_wrong_is_named_by_descriptor_before_anything_runs(args: list[Any], words: str) -> None:
+def test_an_invalid_argument_is_named_by_descriptor_before_anything_runs(args: list[Any], words: str) -> None:
     ran = []
     with pytest.raises(TypeError, match=words):
         collect.collect_metadata(lambda a, b: ran.append(1), args)
@@ -558,7 +558,7 @@ def test_what_is_wrong_is_named_by_descriptor_before_anything_runs(args: list[An
 
 def check_bad_arguments() -> None:
     for args, words in BAD:
-        test_what_is_wrong_is_named_by_descriptor_before_anything_runs(args, words)
+        test_an_invalid_argument_is_named_by_descriptor_before_anything_runs(args, words)
 
 
 def test_flags_for_other_than_the_leaves_are_refused() -> None:
@@ -566,7 +566,7 @@ def test_flags_for_other_than_the_leaves_are_refused() -> None:
         collect.collect_metadata(lambda x, y: None, [np.ones(2), 3], requires_grad=[True])
 
 
-def test_what_inputs_are_and_which_stay_can_be_said() -> None:
+def test_descriptors_and_static_inputs_can_be_given() -> None:
     from fanin.descriptors import BufferAOTInput, ParamAOTInput, TangentAOTInput
 
     def fn(w: Any, x: Any) -> Any:
@@ -589,7 +589,7 @@ def test_what_inputs_are_and_which_stay_can_be_said() -> None:
             analysis.collect_metadata(fn, args, **options)
 
 
-def test_what_is_no_sequence_of_arguments_or_no_metadata_is_named() -> None:
+def test_an_object_that_is_no_sequence_of_arguments_or_no_metadata_is_named() -> None:
     x = np.zeros(3)
     for run, words in [
         (
@@ -629,8 +629,8 @@ def test_what_is_no_sequence_of_arguments_or_no_metadata_is_named() -> None:
             run()
 
 
-def test_memory_that_nobody_can_write_is_read_only_in_the_run_too() -> None:
-    """bytes cannot be written, not even after asking for it; nor can their copy."""
+def test_read_only_memory_is_read_only_in_the_run_too() -> None:
+    """bytes cannot be written, not even after setting the flag; nor can their copy."""
     words, seen = np.frombuffer(b"0123456789abcdef", "u1"), []
 
     def asks(*arrays: Any) -> None:

@@ -129,13 +129,13 @@ def test_there_are_17_kinds_of_inputs_and_15_of_outputs_each_in_the_table() -> N
     assert set(one_of_each()) == {k.__name__ for k in (*d.INPUTS, *d.OUTPUTS)}
 
 
-def test_each_prints_what_the_table_says() -> None:
+def test_each_descriptor_prints_the_text_of_the_table() -> None:
     for o, expr, text in one_of_each().values():
         assert o.expr() == str(o) == f"{o}" == expr
         assert repr(o) == text
 
 
-def test_the_markers_say_what_is_differentiable() -> None:
+def test_the_markers_list_the_differentiable_kinds() -> None:
     inputs = {"Param", "Buffer", "Plain", "ViewBase", "SyntheticBase", "Tangent"}
     outputs = {"Plain", "InputMutation", "IntermediateBase", "MetadataMutation", "Grad"}
     for o, *_ in one_of_each().values():
@@ -178,7 +178,7 @@ def test_predicates_are_forwarded_by_pieces_and_by_nothing_else() -> None:
     assert not d.SubclassSizeAOTOutput(g, 0).is_grad() and not d.SubclassStrideAOTOutput(g, 0).is_grad()
 
 
-def test_they_are_frozen_hashable_equal_by_value_and_can_be_copied() -> None:
+def test_descriptors_are_frozen_hashable_equal_by_value_and_can_be_copied() -> None:
     again = one_of_each()
     for name, (o, *_) in one_of_each().items():
         for other, (p, *_) in again.items():
@@ -194,7 +194,7 @@ def test_they_are_frozen_hashable_equal_by_value_and_can_be_copied() -> None:
     assert len({d.PlainAOTInput(0), d.DummyAOTInput(0), d.ForwardTokenAOTInput(0), d.PlainAOTInput(0)}) == 3
 
 
-def test_the_object_behind_an_opaque_reference_does_not_count() -> None:
+def test_the_object_of_an_opaque_reference_is_not_compared() -> None:
     a, b = d.OpaqueRefAOTInput(0, [1]), d.OpaqueRefAOTInput(0, {"two"})
     assert a == b and hash(a) == hash(b) and a.ref == [1] and not a < b
     assert d.OpaqueRefAOTInput(1) != a
@@ -262,7 +262,7 @@ HOLDERS = {
 }
 
 
-def test_each_kind_holds_what_the_table_says_and_nothing_else() -> None:
+def test_each_kind_may_contain_only_the_kinds_of_the_table() -> None:
     seen: Counter[bool] = Counter()
     for name, more in HOLDERS.items():
         outer = getattr(d, name)
@@ -279,7 +279,7 @@ def test_each_kind_holds_what_the_table_says_and_nothing_else() -> None:
     assert seen[True] == 77 and seen[False] == 307, seen
 
 
-def test_trees_that_people_know_are_legal_and_those_that_make_no_sense_are_not() -> None:
+def test_usual_trees_are_legal_and_senseless_ones_are_not() -> None:
     x, w, y = d.PlainAOTInput(0), d.ParamAOTInput("w"), d.PlainAOTOutput(0)
     d.SubclassGetAttrAOTInput(d.TangentAOTInput(y), "a")
     d.SubclassGetAttrAOTOutput(d.GradAOTOutput(x), "a")
@@ -309,8 +309,8 @@ def test_a_wrong_nest_is_a_type_error_and_an_assertion_error() -> None:
 
 
 def test_kinds_of_others_take_part() -> None:
-    """Whoever derives a kind of their own: differentiable ones are of level 1, others are held by nothing; they come
-    last in the order.
+    """Derived kinds: differentiable ones are of level 1, no descriptor may contain the others; they come last in the
+    order.
     """
     import dataclasses
 
@@ -335,7 +335,7 @@ def test_kinds_of_others_take_part() -> None:
 # ---------------------------------------------------------------- order
 
 
-def test_the_order_is_total_and_goes_by_side_kind_and_fields() -> None:
+def test_the_order_is_total_by_side_kind_and_fields() -> None:
     every = [o for o, *_ in one_of_each().values()]
     assert [type(o) for o in every] == [*d.INPUTS, *d.OUTPUTS]  # the table above is in order
     assert sorted(random.Random(0).sample(every, len(every))) == every
@@ -504,7 +504,7 @@ def test_an_ambiguous_expr_names_its_candidates_and_a_kind_decides() -> None:
     ("ViewBaseAOTInput(base_of=" * 1100, "nested deeper than 100"),
     ("args[" + "9" * 5000 + "]", r"expected '\]'"),
 ])  # fmt: skip
-def test_what_no_descriptor_prints_is_refused_and_says_where(text: str, said: str) -> None:
+def test_text_that_no_descriptor_prints_is_refused_with_its_place(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         d.parse(text)
 
@@ -688,7 +688,7 @@ def test_a_descriptor_labels_a_slot_in_a_trace_its_file_its_graph_and_its_pictur
         assert any(tip.startswith(f"sum {name.expr()}: ") for tip in bars)  # no bar has room for all of it
 
 
-def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
+def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_found() -> None:
     assert f"#define FAN_TRACE_LABEL {LABEL + 1} " in (CSRC / "base" / "trace.h").read_text()
     long = d.GradAOTOutput(d.ParamAOTInput("x" * 200))
     shortened = long.expr()[:LABEL]
@@ -841,22 +841,22 @@ MUTANTS = [
 
 CHECKS = [
     test_there_are_17_kinds_of_inputs_and_15_of_outputs_each_in_the_table,
-    test_each_prints_what_the_table_says,
-    test_the_markers_say_what_is_differentiable,
+    test_each_descriptor_prints_the_text_of_the_table,
+    test_the_markers_list_the_differentiable_kinds,
     test_predicates_are_forwarded_by_pieces_and_by_nothing_else,
-    test_the_object_behind_an_opaque_reference_does_not_count,
+    test_the_object_of_an_opaque_reference_is_not_compared,
     test_fields_must_be_what_they_are_called,
-    test_each_kind_holds_what_the_table_says_and_nothing_else,
+    test_each_kind_may_contain_only_the_kinds_of_the_table,
     test_a_wrong_nest_is_a_type_error_and_an_assertion_error,
     test_kinds_of_others_take_part,
-    test_the_order_is_total_and_goes_by_side_kind_and_fields,
+    test_the_order_is_total_by_side_kind_and_fields,
     test_both_outcomes_of_ambiguity_occur,
     test_an_ambiguous_expr_names_its_candidates_and_a_kind_decides,
     test_gradients_are_found_by_input_and_tangents_by_output,
     test_groups_refuse_what_cannot_be_grouped,
     test_the_descriptors_of_a_finished_graph_are_unique,
-    lambda: test_what_no_descriptor_prints_is_refused_and_says_where("args[0]]", "at 7 expected the end"),
-    lambda: test_what_no_descriptor_prints_is_refused_and_says_where("__grad(" * 102, "nested deeper than 100"),
+    lambda: test_text_that_no_descriptor_prints_is_refused_with_its_place("args[0]]", "at 7 expected the end"),
+    lambda: test_text_that_no_descriptor_prints_is_refused_with_its_place("__grad(" * 102, "nested deeper than 100"),
 ]
 
 

@@ -102,7 +102,7 @@ def check_what_lies_between_is_not_written() -> None:
 
     def fn(column: Any) -> None:
         column += 1
-        memory[1] = 77  # somebody else's, meanwhile
+        memory[1] = 77  # changed by other code at that time
 
     for way in WAYS:
         memory[:] = np.arange(12.0)
@@ -743,7 +743,7 @@ def raises(fn: Callable[..., object], *args: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("n", [1_000, 1_000_000])
-def test_memory_that_the_array_beneath_has_given_up_is_neither_read_nor_written(n: int) -> None:
+def test_memory_that_the_base_array_has_freed_is_neither_read_nor_written(n: int) -> None:
     base = np.ones(n)
     [note] = raises(lambda v: base.resize(10 * n, refcheck=False), base[:])
     assert note == (

@@ -57,7 +57,7 @@ def check_strides_that_mean_nothing_are_no_part_of_the_layout() -> None:
 
 
 def changed(w: Any) -> list[tuple[tuple[Any, ...], str, Any]]:
-    """Arguments (args[2] is args[1] where it is None), what is said of them, the descriptor that the error names."""
+    """Arguments (args[2] is args[1] where it is None), the message, the descriptor that the error names."""
     frozen = np.zeros(6)
     frozen.flags.writeable = False
     return [

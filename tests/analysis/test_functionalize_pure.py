@@ -236,7 +236,7 @@ def test_a_rule(check: Callable[[], None]) -> None:
     check()
 
 
-def test_the_pages_example_prints_what_it_says() -> None:
+def test_the_pages_example_prints_its_output() -> None:
     page = (ROOT / "docs" / "analysis.md").read_text()
     section = page.partition("## Functionalize")[2].partition("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```\n```\n(.*?)```", section, re.DOTALL)
@@ -250,7 +250,7 @@ def test_errors_are_value_errors() -> None:
     assert repr(functionalize(abs)) == "<functionalize(abs), 0 layouts>"
 
 
-def test_what_has_no_bytes_keeps_its_old_geometry_in_what_a_pure_function_returns() -> None:
+def test_an_array_without_bytes_keeps_its_old_geometry_in_results_of_a_pure_function() -> None:
     def written_and_reshaped(x: Any) -> None:
         x[...] = x
         x.shape = (4,)
@@ -264,7 +264,7 @@ def test_what_has_no_bytes_keeps_its_old_geometry_in_what_a_pure_function_return
             assert x.shape == (4,)
 
 
-def test_a_dense_array_stands_for_a_broadcast_one_where_its_values_do() -> None:
+def test_a_dense_array_replaces_a_broadcast_one_if_its_values_repeat() -> None:
     fns: list[Callable[[Any], Any]] = [lambda x: x * 2, lambda x: x[0], lambda x: x.sum(0), lambda x: x[1:, ::-1]]
     for fn in fns:
         f = functionalize(fn)
@@ -299,7 +299,7 @@ BEYOND: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("how", BEYOND)
-def test_what_a_function_reads_beyond_an_argument_is_what_is_there(how: str) -> None:
+def test_a_function_reads_the_right_values_beyond_an_argument(how: str) -> None:
     fn = BEYOND[how]
     f = functionalize(fn, compiler=lambda pure: pure)
     for turn in range(3):
@@ -307,7 +307,7 @@ def test_what_a_function_reads_beyond_an_argument_is_what_is_there(how: str) -> 
         assert np.array_equal(fn(one[1:4]), f(two[1:4])) and np.array_equal(one, two)
 
 
-def test_two_arguments_of_one_array_see_each_other_by_it() -> None:
+def test_two_arguments_of_one_array_share_it() -> None:
     def fn(x: Any, y: Any) -> Any:
         y += 1
         return x.base * 1

@@ -166,7 +166,7 @@ MUTANTS = [
 ]
 
 CHECKS = [
-    records.test_who_writes_is_worked_out_for_every_combination,
+    records.test_the_mutation_type_is_computed_for_every_combination,
     records.test_an_output_has_a_base_where_its_kind_needs_one_and_nowhere_else,
     records.test_how_a_view_was_made_counts_by_what_came_out,
     records.test_the_key_of_an_array_is_its_geometry_in_its_memory,
@@ -176,15 +176,15 @@ CHECKS = [
     records.test_without_duplicates_inputs_tangents_and_positions_of_inputs_follow,
     records.test_a_written_duplicate_without_a_gradient_takes_no_tangent_of_an_output,
     records.test_masks_and_maps_that_do_not_fit_are_refused,
-    records.test_a_base_stands_for_its_views,
+    records.test_a_base_replaces_its_views,
     records.test_the_fields_of_a_base_are_those_of_the_table,
     records.test_a_view_that_is_the_base_itself_stays_what_it_is,
     records.test_bases_that_do_not_fit_are_refused,
     records.test_overlap_sets_of_ndarrays_are_exact_and_pytorchs_mistakes_have_their_rule,
-    records.test_what_cannot_be_asked_is_refused_by_its_position,
+    records.test_an_invalid_request_is_refused_by_its_position,
     records.test_a_signature_names_what_each_slot_is,
     records.test_a_signature_of_a_graph_that_is_only_forward,
-    records.test_a_signature_goes_by_position_where_names_are_alike,
+    records.test_a_signature_uses_positions_if_names_are_equal,
     records.test_writes_in_the_graph_are_no_outputs_of_it,
     records.test_signatures_that_do_not_add_up_are_refused,
 ]

@@ -1,4 +1,4 @@
-"""Exact sums against Python's whole numbers and fractions: one rounding, whatever the order."""
+"""Exact sums against Python's whole numbers and fractions: one rounding, for every order."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_fsum_agrees_where_it_does_not_round_twice() -> None:
     assert exact(list(x)).tolist() == [math.fsum(x[:, i]) for i in range(2000)]
 
 
-def test_what_overflows_on_the_way_and_not_at_the_end() -> None:
+def test_a_sum_that_overflows_only_on_the_way_is_exact() -> None:
     big = np.finfo(np.float32).max
     for dtype, top in (
         (np.float32, big),
@@ -176,7 +176,7 @@ def test_complex_sums_are_exact_part_by_part() -> None:
 
 @pytest.mark.parametrize("factor", [0.125, 1 / 3, -3.0, 1e-40, 1e300])
 @pytest.mark.parametrize("name", ["float32", "float64"])
-def test_a_factor_takes_part_before_the_one_rounding(factor: float, name: str) -> None:
+def test_a_factor_is_applied_before_the_one_rounding(factor: float, name: str) -> None:
     rng = np.random.default_rng(7)
     x = np.nan_to_num(hostile(rng, 3, 2000, np.dtype(name)), posinf=1, neginf=2)
     out = np.empty(2000, name)

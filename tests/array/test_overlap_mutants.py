@@ -1,5 +1,5 @@
 """Every rule of the overlap core and of layouts is one that tests/c/test_overlap.c would miss: each is broken once, and
-the program must say so.
+the program must fail.
 
 Each costs a compiler's run: some are part of the ordinary run.
 """
@@ -17,7 +17,7 @@ from kit.support import CSRC, TEST_C, compiler, emptied
 
 pytestmark = [pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
 
-#: file -> what is broken: (as it stands, as it is broken)
+#: file -> planted faults: (the source text, its replacement)
 MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
     "array/overlap": {
         "an empty axis": ("empty |= r->shape[i] <= 0;", "empty |= r->shape[i] < 0;"),
@@ -159,7 +159,7 @@ def noun_of(file: str) -> str:
 
 
 @pytest.mark.parametrize("file", every(len(MUTANTS), [*MUTANTS]))
-def test_unbroken_it_passes(file: str, tmp_path: Path) -> None:
+def test_the_program_passes_without_a_planted_fault(file: str, tmp_path: Path) -> None:
     assert passes(program(tmp_path, file, (CSRC / f"{file}.c").read_text()), noun_of(file))
 
 
@@ -167,7 +167,7 @@ EVERY = [(file, rule) for file, rules in MUTANTS.items() for rule in rules]
 
 
 @pytest.mark.parametrize(("file", "rule"), every(10, EVERY))
-def test_a_broken_rule_is_seen(file: str, rule: str, tmp_path: Path) -> None:
+def test_a_broken_rule_is_found(file: str, rule: str, tmp_path: Path) -> None:
     text, (is_, broken) = (CSRC / f"{file}.c").read_text(), MUTANTS[file][rule]
     assert text.count(is_) == 1, f"{file}.c: {text.count(is_)} times: {is_!r}"
     made = program(tmp_path, file, text.replace(is_, broken))

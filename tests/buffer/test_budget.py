@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("arrays", [1, 3, 7])
-def test_what_is_parked_stays_within_the_budget_and_one_array(arrays: int) -> None:
+def test_parked_gradients_stay_within_the_budget_and_one_array(arrays: int) -> None:
     buf = fanin.InputBuffer(1, budget=arrays * MIB)
     for k in range(30):
         buf.add(0, np.full(MIB // 4, k, np.float32), key=k)
@@ -49,7 +49,7 @@ def test_a_fold_of_k_moves_k_and_two_words_for_each_element() -> None:
     assert buf.take()[0].tolist() == [26.0] * size
 
 
-def test_what_lies_beyond_a_gap_is_parked() -> None:
+def test_gradients_beyond_a_gap_are_parked() -> None:
     buf = fanin.InputBuffer(1, budget=2 * MIB)
     for k in range(1, 9):
         buf.add(0, np.ones(MIB // 4, np.float32), key=k)
@@ -99,13 +99,13 @@ def test_one_hash_for_every_way_to_the_sum(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 1.5, math.nan, -math.inf, "1"])
-def test_a_budget_that_makes_no_sense(bad: Any) -> None:
+def test_an_invalid_budget_is_refused(bad: Any) -> None:
     for call in (lambda: fanin.InputBuffer(1, budget=bad), lambda: fanin.set_options(budget=bad)):
         with pytest.raises(ValueError, match="budget: expected "):
             call()
 
 
-def test_memory_that_is_wanting_in_the_middle_of_a_fold_loses_nothing() -> None:
+def test_a_failed_allocation_in_the_middle_of_a_fold_loses_nothing() -> None:
     for n in range(60):
         buf = fanin.InputBuffer(1, budget=math.inf)
         for k in range(4):
@@ -130,7 +130,7 @@ def test_memory_that_is_wanting_in_the_middle_of_a_fold_loses_nothing() -> None:
 
 
 def outcomes(operations: list[tuple[Any, ...]], slots: int, how: dict[str, Any], *, watched: bool) -> list[Any]:
-    """What a buffer answers to a script. Watched, each gradient goes the general path, whatever it is."""
+    """The results of a buffer for a script. With a trace, every gradient takes the general path."""
     buf = fanin.InputBuffer(slots, **how)
     said: list[Any] = []
     kept: list[Any] = []
@@ -161,7 +161,7 @@ def outcomes(operations: list[tuple[Any, ...]], slots: int, how: dict[str, Any],
 
 
 def script(rng: np.random.Generator, slots: int) -> list[tuple[Any, ...]]:
-    """Adds of mostly one kind, mostly in the order of their keys, with whatever else a caller may do in between."""
+    """Adds of mostly one kind, mostly in the order of their keys, with other calls in between."""
     shape, dtype, keyed = (3, 2), np.dtype(["f4", "f8", "i4", "f2"][rng.integers(4)]), rng.random() < 0.5
     next_key = [0] * slots
     operations: list[tuple[Any, ...]] = []
@@ -212,7 +212,7 @@ def test_adding_at_once_is_parking_and_folding(seeds: int) -> None:
         how = {"budget": [0, 30, 100][rng.integers(3)], "accumulate": [None, None, "float64"][rng.integers(3)]}
         operations = script(rng, slots)
         short, long = (outcomes(operations, slots, how, watched=watched) for watched in (False, True))
-        if how["budget"]:  # there where folds fall is nobody's promise
+        if how["budget"]:  # there the places of folds are not guaranteed
             assert short[:-1] == long[:-1], (seed, how)
         else:
             assert short == long, (seed, how)
@@ -235,7 +235,7 @@ WIDER = [
 def test_a_sum_that_is_wider_than_its_contributions_grows_in_place_and_is_rounded_once(
     dtype: str, wish: str | None
 ) -> None:
-    """In whichever order they come, in whatever pieces they are folded: the bits of the sum of all at once."""
+    """Every order of arrival and every split into folds gives the bits of the sum of all at once."""
     rng, of = np.random.default_rng(3), np.dtype(getattr(ml_dtypes, dtype, dtype))
     rounded_later = 0
     for n in (2, 3, 8, 70, 150):
@@ -260,7 +260,7 @@ def test_a_sum_that_is_wider_than_its_contributions_grows_in_place_and_is_rounde
 
 @pytest.mark.parametrize("dtype, wish", WIDER)
 def test_a_wider_sum_of_very_many_at_once_is_the_sum_of_all(dtype: str, wish: str | None) -> None:
-    """The first comes last, and all are folded then; or one is missing until the take, with all behind it."""
+    """The first comes last, and all are folded then; or one is missing until the take, and all later ones wait."""
     rng, of = np.random.default_rng(4), np.dtype(getattr(ml_dtypes, dtype, dtype))
     gradients = [rng.normal(size=33).astype(of) for _ in range(200)]
     slot = fanin.Slot(dtype=dtype, accumulate=wish)
@@ -286,7 +286,7 @@ def test_a_wider_sum_grows_without_memory_of_its_own_for_each_contribution() -> 
 
 
 @pytest.mark.parametrize("read", [False, True])
-def test_what_is_taken_of_a_wider_sum_is_never_its_memory(read: bool) -> None:
+def test_a_result_of_a_wider_sum_never_shares_its_memory(read: bool) -> None:
     buf, g = fanin.InputBuffer([fanin.Slot((4,), "float16")] * 2, budget=0), np.full(4, 0.5, np.float16)
     for how in ({}, {"writable": True}, {"slot": 0}, {"out": [np.zeros(4, np.float16), None]}, {"scale": 1}):
         for _ in range(3):
@@ -324,7 +324,7 @@ def test_a_batch_of_which_one_is_refused_adds_nothing_at_once() -> None:
     assert [x.tolist() for x in buf.take()] == [[3, 3]] * 3
 
 
-def test_what_was_expected_bounds_what_is_added_at_once() -> None:
+def test_expect_limits_gradients_that_are_added_at_once() -> None:
     buf, g = fanin.InputBuffer(1, budget=0), np.ones(2)
     buf.expect(0, 4)
     for _ in range(4):
@@ -339,8 +339,8 @@ def strided(value: float) -> np.ndarray:
 
 
 def test_a_first_contribution_over_the_budget_is_the_sum_and_still_its_maker_s(seed: int = 11) -> None:
-    """budget=0: it waits no longer, by the fast path; what somebody has is not written, what was donated is, whatever
-    comes behind it: keys or none, arrays with gaps, batches, copies.
+    """budget=0 on the fast path: nothing waits; an array with other references is not written, a donated one is, for
+    every kind of next gradient: keys or none, arrays with gaps, batches, copies.
     """
     print("seed", seed)
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Cycles through what is parked: the collector sees what a view keeps alive, and lets be what others have."""
+"""Cycles through parked gradients: the collector traverses what a view keeps alive, and spares referenced objects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 
 def cycle(owner: str, view: str, n: int, budget: Any) -> tuple[Any, weakref.ref[Any], Any]:
-    """A buffer in which views of an owner are parked that has the buffer; who tells that it went; one of the views."""
+    """A buffer with parked views of an owner that refers to the buffer; a weak reference to it; one of the views."""
     o, buf = OWNERS[owner](), fanin.InputBuffer(1, budget=budget)
     o.probe, o.buf = Probe(), buf
     views = [VIEWS[view](o) for _ in range(n)]
@@ -61,7 +61,7 @@ def test_a_cycle_through_a_parked_view_is_collected(owner: str, view: str, n: in
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("owner", OWNERS)
-def test_a_view_that_somebody_has_keeps_it_all(owner: str, view: str, n: int) -> None:
+def test_a_referenced_view_keeps_its_owner_and_buffer_alive(owner: str, view: str, n: int) -> None:
     buf, gone, mine = cycle(owner, view, n, None)
     known = weakref.ref(buf)
     del buf
@@ -78,7 +78,7 @@ def test_a_view_that_somebody_has_keeps_it_all(owner: str, view: str, n: int) ->
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_buffer_that_somebody_has_keeps_what_is_parked(view: str) -> None:
+def test_a_referenced_buffer_keeps_parked_gradients_alive(view: str) -> None:
     buf, gone, _ = cycle("bytearray", view, 2, None)
     del _
     gc.collect()
@@ -89,7 +89,7 @@ def test_a_buffer_that_somebody_has_keeps_what_is_parked(view: str) -> None:
     assert gone() is None
 
 
-def test_one_view_in_two_buffers_is_no_cycle_while_one_of_them_lives() -> None:
+def test_a_view_in_two_buffers_is_not_collected_while_one_buffer_is_referenced() -> None:
     o = Bytes(64)
     first, second = fanin.InputBuffer(1), fanin.InputBuffer(1)
     o.probe, o.buf = Probe(), first  # type: ignore[attr-defined]

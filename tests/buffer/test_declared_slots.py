@@ -1,4 +1,4 @@
-"""What a Slot says is what its buffer declares, however the Slot came to say it."""
+"""A buffer declares the fields of its Slots, however they were set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.core
 
 
 class Shaped(fanin.Slot):
-    """A kind of Slot that says its shape and dtype itself."""
+    """A subclass of Slot that computes its shape and dtype."""
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -30,21 +30,21 @@ class Shaped(fanin.Slot):
 
 
 def with_more() -> fanin.Slot:
-    """One in whose dict stands something that is no word of a Slot."""
+    """One whose dict has a key that is no field of a Slot."""
     slot = fanin.Slot((2, 3), "float32", name="w")
     slot.__dict__["mine"] = 1
     return slot
 
 
 def with_other_words() -> fanin.Slot:
-    """One in whose dict the words are not the strings that everybody else has."""
+    """One whose dict has keys that are equal to the interned strings, but other objects."""
     slot = fanin.Slot()
     slot.__dict__.update({"".join(list(key)): value for key, value in with_more().__dict__.items() if key != "mine"})
     return slot
 
 
 def with_none() -> fanin.Slot:
-    """One that says None of its own."""
+    """One whose dict has None for three fields."""
     slot = fanin.Slot((2, 3), "float32", name="w")
     slot.__dict__.update(device=None, accumulate=None, combine=None)
     return slot
@@ -62,7 +62,7 @@ SLOTS: dict[str, Callable[[], fanin.Slot]] = {
 
 
 @pytest.mark.parametrize("kind", SLOTS)
-def test_a_slot_declares_what_it_says_however_it_came_to_say_it(kind: str) -> None:
+def test_a_buffer_declares_the_fields_of_a_slot_however_they_were_set(kind: str) -> None:
     buf = fanin.InputBuffer([fanin.Slot(), SLOTS[kind]()])
     buf.add(0, np.ones(7, np.int8))
     buf.add(1, np.ones((4, 2, 3)))
@@ -74,7 +74,7 @@ def test_a_slot_declares_what_it_says_however_it_came_to_say_it(kind: str) -> No
 
 
 @pytest.mark.parametrize("word", ["shape", "dtype", "device", "accumulate", "combine", "name"])
-def test_what_a_kind_of_slot_raises_when_it_is_read_reaches_the_caller(word: str) -> None:
+def test_an_error_raised_while_a_slot_subclass_is_read_reaches_the_caller(word: str) -> None:
     def broken(self: Any) -> Any:
         raise LookupError(word)
 
@@ -93,7 +93,7 @@ def test_a_slot_refuses_a_name_that_c_would_end_early() -> None:
         fanin.Slot(name="a\ud800")
 
 
-def test_a_buffer_holds_the_name_of_a_declared_slot_as_long_as_it_lives() -> None:
+def test_a_buffer_keeps_the_name_of_a_declared_slot_alive() -> None:
     name = "".join(["the name", " of a slot"])
     slot = fanin.Slot(name=name)
     before = sys.getrefcount(name)

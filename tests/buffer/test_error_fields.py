@@ -9,7 +9,7 @@ import pytest
 
 import fanin
 
-#: Names that look like the parts of a message.
+#: Names that resemble parts of a message.
 CONFUSING = ["grads", "Mul: slot 7 (w), key 3: expected", "a: slot 0: ", "100% %s", "é" * 3]
 
 
@@ -51,7 +51,7 @@ def test_an_error_found_at_the_import_has_the_same_fields() -> None:
 
 
 @pytest.mark.parametrize("name", CONFUSING)
-def test_the_engine_names_the_producer_whatever_the_names_look_like(name: str) -> None:
+def test_the_engine_names_the_producer_even_if_names_resemble_message_parts(name: str) -> None:
     first = fanin.Node(lambda g: None, slots=[fanin.Slot(3, name=name)], name=name)
     node = fanin.Node(lambda g: np.ones(4), edges=[(first, 0)], name=name)
     e = refused(fanin.backward, [(node, 0, np.ones(3))])

@@ -135,7 +135,7 @@ def test_sixty_four_axes() -> None:
 # What is written, and what is not
 
 
-def test_a_temporary_that_nobody_else_has_takes_the_sum() -> None:
+def test_a_temporary_without_other_references_takes_the_sum() -> None:
     buf = fanin.InputBuffer(1, budget=0)
     buf.add(0, np.ones(8) * 1)
     address = weakref.ref(buf)  # keeps nothing
@@ -147,7 +147,7 @@ def test_a_temporary_that_nobody_else_has_takes_the_sum() -> None:
 
 
 @pytest.mark.parametrize("keep", ["name", "view", "list", "weakref", "memoryview", "dict"])
-def test_an_array_that_somebody_else_has_is_never_written(keep: str) -> None:
+def test_an_array_with_other_references_is_never_written(keep: str) -> None:
     x = np.ones(8)
     address = x.__array_interface__["data"][0]
     kept: Any = {
@@ -171,7 +171,7 @@ def test_an_array_that_somebody_else_has_is_never_written(keep: str) -> None:
 
 
 def kept_array(kept: Any) -> Any:
-    """The array behind what was kept of it."""
+    """The array from which `kept` was made."""
     if isinstance(kept, memoryview):
         return kept.obj
     if isinstance(kept, list):
@@ -332,7 +332,7 @@ def test_object_arrays_sum_by_the_plus_of_their_elements() -> None:
         np.void(b"x"),
     ],
 )
-def test_what_has_no_sum_is_a_type_error(x: Any) -> None:
+def test_an_object_without_a_sum_is_a_type_error(x: Any) -> None:
     with pytest.raises(TypeError, match=r"slot 0: .* has no sum"):
         through(x)
 
@@ -397,7 +397,7 @@ def test_subclasses_of_numbers_are_objects() -> None:
 
 
 class Money:
-    """Knows its own kind, and plain numbers and arrays, left and right."""
+    """Adds its own kind, and plain numbers and arrays, on the left and the right."""
 
     def __init__(self, n: Any) -> None:
         self.n = n
@@ -424,7 +424,7 @@ def test_objects_sum_by_their_own_plus_which_numpy_does_not_broadcast_over(budge
     assert (type(result), result.n.tolist()) == (Money, [4.0] * 3)
 
 
-def test_an_object_that_knows_nothing_of_arrays_is_a_type_error_that_names_both() -> None:
+def test_an_object_that_cannot_be_added_to_an_array_is_a_type_error_that_names_both() -> None:
     class Shy:
         def __add__(self, other: object) -> Any:
             return NotImplemented
@@ -436,7 +436,7 @@ def test_an_object_that_knows_nothing_of_arrays_is_a_type_error_that_names_both(
             through(*gradients)
 
 
-def test_a_combine_sums_whatever_it_knows() -> None:
+def test_a_combine_sums_every_kind_that_it_accepts() -> None:
     union = Slot(combine=lambda a, b: a | b)
     assert through({1}, {2}, {3}, slot=union) == {1, 2, 3}
     assert through([1], [2], slot=Slot(combine=lambda a, b: a + b)) == [1, 2]
@@ -455,12 +455,12 @@ def test_containers_need_a_combine(x: Any) -> None:
 
 
 @pytest.mark.parametrize("x", [object(), len, fanin, type, lambda: 0])
-def test_what_has_no_plus_needs_a_combine(x: Any) -> None:
+def test_an_object_without_a_plus_needs_a_combine(x: Any) -> None:
     with pytest.raises(TypeError, match=r"slot 0: .*has no \+"):
         through(x)
 
 
-def test_what_an_objects_plus_raises_reaches_the_caller_and_nothing_is_lost() -> None:
+def test_an_error_in_the_plus_of_an_object_reaches_the_caller_and_nothing_is_lost() -> None:
     class Bad(Money):
         def __add__(self, other: Any) -> Any:
             raise error
@@ -478,7 +478,7 @@ def test_what_an_objects_plus_raises_reaches_the_caller_and_nothing_is_lost() ->
     error.__traceback__ = None
 
 
-def test_a_call_out_that_comes_back_to_its_slot_gets_a_runtime_error() -> None:
+def test_a_callback_into_its_own_slot_gets_a_runtime_error() -> None:
     def combine(a: Any, b: Any) -> Any:
         for call in (buf.take, buf.clear, lambda: buf[0], lambda: buf.add(0, {9})):
             with pytest.raises(RuntimeError):
@@ -672,8 +672,8 @@ def test_recorded_sums_are_made_by_the_arrays_own_plus() -> None:
     assert buf.take() == [None]
 
 
-def test_the_collector_takes_a_buffer_apart_that_a_tuple_leads_back_to() -> None:
-    """A tuple cannot be taken apart: only the buffer can, and only its memory tells."""
+def test_the_collector_clears_a_buffer_that_a_tuple_refers_to() -> None:
+    """The collector cannot clear a tuple, only the buffer; only the memory in use shows that it did."""
 
     def cycle(n: int) -> None:
         buf = fanin.InputBuffer([Slot(combine=lambda old, new: (*old, *new))] * 2)
@@ -764,7 +764,7 @@ def test_a_sparse_gradient_is_parked_with_all_its_parts(kind: str) -> None:
 @pytest.mark.rule("A8")
 @pytest.mark.parametrize("keys", [(0, 1, 2, 3), (0, 2, 4, 6)])
 @pytest.mark.parametrize("budget", [0, 100, None, 10**9])
-def test_what_an_object_is_added_to_is_of_one_kind_and_structure_whatever_the_budget(
+def test_an_object_is_added_to_the_same_kind_and_structure_under_every_budget(
     budget: Any, keys: tuple[int, ...]
 ) -> None:
     met: list[Any] = []

@@ -1,4 +1,4 @@
-"""A buffer that nobody has any more is kept for its next life, which knows nothing of the one before."""
+"""A buffer without references is kept for reuse, and then has no state of its earlier use."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def said(call: Callable[[], object]) -> str:
 
 
 def observed(buf: fanin.InputBuffer) -> list[str]:
-    """What can be seen of a buffer: what it takes and refuses, in which words, and what it says of itself."""
+    """Everything observable of a buffer: what it accepts and refuses, with which messages, and its reports."""
     slot = len(buf) - 1
     seen = [repr(buf), str(buf.name), str(buf.budget), said(lambda: buf.ready(slot)), str(buf.counters)]
     for gradients in ([np.ones(3, F)] * 2, [np.ones((2, 3))] * 2, [1.5, 2.5], [{1}, {2}], [np.ones((4, 1), "O")] * 2):
@@ -73,7 +73,7 @@ def observed(buf: fanin.InputBuffer) -> list[str]:
 @pytest.mark.parametrize("slots", [1, 4, 5])
 @pytest.mark.parametrize("now", LIVES)
 @pytest.mark.parametrize("before", LIVES)
-def test_a_buffer_is_the_same_whatever_lived_before_it(before: Any, now: Any, slots: int) -> None:
+def test_a_reused_buffer_behaves_like_a_new_one(before: Any, now: Any, slots: int) -> None:
     fanin.trim()
     first = observed(now(slots))
     fanin.trim()
@@ -83,7 +83,7 @@ def test_a_buffer_is_the_same_whatever_lived_before_it(before: Any, now: Any, sl
 
 
 @pytest.mark.parametrize("slots", [1, 4, 5])
-def test_what_slots_declared_ends_with_the_buffer(slots: int) -> None:
+def test_declarations_of_slots_end_with_the_buffer(slots: int) -> None:
     joined = Joined()
     gone = weakref.ref(joined)
     buf = fanin.InputBuffer([fanin.Slot(combine=joined)] * slots)
@@ -106,7 +106,7 @@ def test_a_declaration_that_fails_leaves_a_buffer_that_declares_nothing() -> Non
     assert len(refusals) == 1
 
 
-def test_a_declaration_that_leads_back_to_its_buffer_is_collected() -> None:
+def test_a_declaration_that_refers_to_its_buffer_is_collected() -> None:
     def life() -> weakref.ref[fanin.InputBuffer]:
         joined: Any = Joined()
         buf = fanin.InputBuffer([fanin.Slot(combine=joined)])
@@ -121,7 +121,7 @@ def test_a_declaration_that_leads_back_to_its_buffer_is_collected() -> None:
 
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="blocks of memory are counted in test builds alone: FANIN_DEV=1")
-def test_a_next_life_with_slots_allocates_what_they_declare_alone() -> None:
+def test_a_reused_buffer_allocates_only_what_its_slots_declare() -> None:
     slots = [fanin.Slot((3,), "float32", name="w")]
 
     def made() -> int:
@@ -135,7 +135,7 @@ def test_a_next_life_with_slots_allocates_what_they_declare_alone() -> None:
 
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="blocks of memory are counted in test builds alone: FANIN_DEV=1")
-def test_room_that_a_kept_buffer_has_for_its_next_life_counts_as_kept() -> None:
+def test_memory_that_a_kept_buffer_reserves_for_reuse_counts_as_kept() -> None:
     fanin.trim()
     before = hooks.blocks()
     for n in (1, 20, 200):

@@ -1,4 +1,4 @@
-"""out= of small arrays: the fast path gives what the general one gives, whatever meets in memory."""
+"""out= of small arrays: the fast path gives the result of the general one, for every overlap in memory."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(seed: int, general: bool) -> Any:
 
 
 @pytest.mark.parametrize("seeds", sizes(300, 1500))
-def test_out_gives_what_the_general_way_gives_whatever_meets(seeds: int) -> None:
+def test_out_gives_the_result_of_the_general_path_for_every_overlap(seeds: int) -> None:
     outcomes = {"written": 0, "refused": 0}
     for seed in range(seeds):
         short, general = run(seed, False), run(seed, True)
@@ -94,8 +94,8 @@ def test_out_gives_what_the_general_way_gives_whatever_meets(seeds: int) -> None
     assert min(outcomes.values()) > seeds // 15, outcomes
 
 
-def test_the_fast_path_is_taken_where_nothing_is_in_its_way_and_not_where_an_out_is_still_read() -> None:
-    """What tells them apart is memory: the fast path of one slot asks for none."""
+def test_the_fast_path_runs_unless_an_out_is_still_read() -> None:
+    """The two paths differ in memory: the fast path of one slot allocates none."""
     a, b, out = np.ones(8, "f4"), np.ones(8, "f4"), np.empty(8, "f4")
     memory = np.ones(16, "f4")
     buf = fanin.InputBuffer(1)
@@ -119,7 +119,7 @@ def test_the_fast_path_is_taken_where_nothing_is_in_its_way_and_not_where_an_out
 @pytest.mark.parametrize(("dtype", "wish"), [("f2", None), (ml_dtypes.bfloat16, None), ("f4", "float64")])
 @pytest.mark.parametrize("seeds", sizes(100, 300))
 def test_out_of_a_wider_sum_is_what_the_general_path_writes(dtype: Any, wish: str | None, seeds: int) -> None:
-    """Key 3 is missing until the take, so the first three are a wide sum and the rest is parked behind it."""
+    """Key 3 is missing until the take, so the first three are a wide sum and the rest is parked."""
     met = 0
     for seed in range(seeds):
         draw, taken = random.Random(seed), []
@@ -183,7 +183,7 @@ def test_add_n_into_memory_that_its_terms_show_reads_them_first(shift: int, size
     np.testing.assert_array_equal(out, want)
 
 
-def test_it_counts_what_the_general_way_counts() -> None:
+def test_the_fast_path_counts_what_the_general_path_counts() -> None:
     for n in (1, 2, 3):
         for place in (None, "fresh", 0, n - 1):
             counted = []
@@ -217,7 +217,7 @@ def test_one_contribution_is_copied_into_its_out() -> None:
 
 
 @pytest.mark.parametrize("out", [np.empty(4, "f8"), np.empty(3, "f4"), np.empty((4, 1), "f4"), np.empty(8, "f4")[::2]])
-def test_an_out_of_another_kind_is_the_general_ways_matter(out: Any) -> None:
+def test_an_out_of_another_kind_takes_the_general_path(out: Any) -> None:
     x = np.ones(4, "f4")
     buf = fanin.InputBuffer(1, name="grads")
     buf.add(0, x)
@@ -270,7 +270,7 @@ def test_many_outs_in_any_order_of_addresses() -> None:
 
 
 def test_sums_that_are_made_without_the_interpreter_are_right_while_others_run() -> None:
-    """Of 64 KiB to 1 MiB: another thread adds to the next pass and changes the lists meanwhile."""
+    """Of 64 KiB to 1 MiB: at the same time another thread adds to the next pass and changes the lists."""
     size = 100_000
     xs = [np.full(size, k, "f4") for k in range(4)]
     buf = fanin.InputBuffer(1, budget=float("inf"))
@@ -325,7 +325,7 @@ def test_a_finalizer_may_add_to_any_slot_while_a_take_drops_what_it_summed() -> 
     assert [x.tolist() for x in buf.take()] == [[2, 2]] * 3
 
 
-def test_a_gradient_that_was_changed_meanwhile_is_named() -> None:
+def test_a_gradient_that_changed_while_parked_is_named() -> None:
     x = np.ones(4)
     buf = fanin.InputBuffer(2, name="grads")
     buf.add(1, np.ones(4), key=0)

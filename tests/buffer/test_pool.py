@@ -1,5 +1,5 @@
-"""The memory of large results is kept for the next ones: no fresh pages, no aliases, bounded, and given back when
-asked.
+"""The memory of large results is kept for the next ones: no fresh pages, no aliases, bounded, and freed on
+request.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_a_large_result_is_memory_of_the_core_and_is_used_again() -> None:
     assert np.array_equal(third, second)
 
 
-def test_what_a_buffer_hands_out_is_recycled_as_well() -> None:
+def test_memory_of_results_of_a_buffer_is_recycled_too() -> None:
     fanin.trim()
     a = terms(3)
     buf = fanin.InputBuffer(2)
@@ -72,7 +72,7 @@ def test_what_a_buffer_hands_out_is_recycled_as_well() -> None:
     assert hits_and_misses() == (hits + 2, misses)
 
 
-def test_results_that_are_held_are_never_somebody_elses() -> None:
+def test_memory_of_a_referenced_result_is_never_reused() -> None:
     rng = np.random.default_rng(5)
     held: list[tuple[float, np.ndarray]] = []
     a = terms(2, 0.0)
@@ -87,7 +87,7 @@ def test_results_that_are_held_are_never_somebody_elses() -> None:
             assert (x[:: N // 97] == want).all()
 
 
-def test_the_limit_is_held_and_trim_gives_all_back() -> None:
+def test_the_pool_keeps_its_limit_and_trim_frees_all() -> None:
     fanin.trim()
     with fanin.set_options(pool_bytes=7 << 20):
         results = [fanin.add_n(terms()) for _ in range(4)]
@@ -107,7 +107,7 @@ def test_the_limit_is_held_and_trim_gives_all_back() -> None:
         assert fanin.counters().pool_hits == hits
 
 
-def test_lowering_the_limit_lets_go_at_once() -> None:
+def test_lowering_the_limit_frees_memory_at_once() -> None:
     fanin.trim()
     for x in [fanin.add_n(terms()) for _ in range(3)]:
         del x
@@ -132,7 +132,7 @@ def test_a_limit_that_is_no_number_is_refused(wrong: object) -> None:
     assert _core.get_options() == before
 
 
-def test_limits_come_back_as_they_were_set() -> None:
+def test_limits_are_returned_as_they_were_set() -> None:
     for limit in (0, 12345, 2**40, math.inf):
         with fanin.set_options(pool_bytes=limit):
             assert _core.get_options()["pool_bytes"] == limit

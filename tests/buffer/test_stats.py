@@ -1,4 +1,4 @@
-"""stats=True: what is known of a sum beside its value; norms, and clipping by them."""
+"""stats=True: the statistics of a sum; norms, and clipping by them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def holds(stats: Any, sum_: Any) -> None:
 @pytest.mark.parametrize("budget", [0, 100, None])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int32", "bool"])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (40_000,), (0,)])
-def test_they_are_those_of_what_was_taken(budget: Any, dtype: str, shape: tuple[int, ...]) -> None:
+def test_statistics_are_those_of_the_taken_sum(budget: Any, dtype: str, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(5)
     for n in (1, 2, 5):
         buf = fanin.InputBuffer(1, budget=budget, stats=True)
@@ -44,7 +44,7 @@ def test_they_are_those_of_what_was_taken(budget: Any, dtype: str, shape: tuple[
         assert buf.stats(0).first_bad_key is None
 
 
-def test_of_every_other_kind_of_sum() -> None:
+def test_statistics_of_every_other_kind_of_sum() -> None:
     x = np.array([3.0, -4.0])
     row = fanin.Sparse("coo", (np.array([[0, 1, 0]]), np.array([1.0, 2.0, 3.0])), (4,))
 
@@ -98,10 +98,10 @@ def test_the_first_key_that_spoiled_it_is_named(budget: Any) -> None:
     for k in range(3):
         buf.add(0, np.float16([60000, 1]), key=k)
     buf.take()
-    assert astuple(buf.stats(0))[3:5] == (1, None)  # nobody: it overflowed
+    assert astuple(buf.stats(0))[3:5] == (1, None)  # no gradient: the sum overflowed
 
 
-def test_they_last_until_the_next_add() -> None:
+def test_statistics_last_until_the_next_add() -> None:
     buf = fanin.InputBuffer(2, stats=True, name="g")
     with pytest.raises(ValueError, match="g: slot 0: no sum was taken"):
         buf.stats(0)
@@ -181,7 +181,7 @@ def test_clipping_writes_nothing_that_was_added() -> None:
     assert sums[0] is sums[1], "one array stays one"
 
 
-def test_clipping_goes_where_out_says_and_there_alone() -> None:
+def test_clipping_writes_only_to_out() -> None:
     x, y = np.array([3.0, 0.0]), np.float32([4.0])
     for most, factor in ((1.0, 0.2), (10.0, 1.0)):
         buf, sums = clipped(x, None, y)
@@ -204,7 +204,7 @@ def test_clipping_goes_where_out_says_and_there_alone() -> None:
     )
 
 
-def test_what_is_no_buffer_has_no_norm() -> None:
+def test_norms_refuse_objects_that_are_no_input_buffer() -> None:
     for bad in (None, [], fanin.Node(lambda g: g).edges):
         with pytest.raises(TypeError, match=r"global_norm: expected a fanin\.InputBuffer, got"):
             fanin.global_norm(bad)  # type: ignore[arg-type]

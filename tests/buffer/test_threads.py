@@ -53,7 +53,7 @@ def test_two_threads_add_a_hundred_thousand_times_and_the_sum_is_exact(slots: in
 
 
 @pytest.mark.rule("A15")
-def test_keyed_sums_have_the_same_bits_whichever_thread_came_first() -> None:
+def test_keyed_sums_have_the_same_bits_for_every_order_of_threads() -> None:
     rng = np.random.default_rng(0)
     terms = [rng.standard_normal(300).astype(np.float32) * 10.0 ** float(rng.integers(-6, 6)) for _ in range(32)]
     expected = np.zeros(0)
@@ -88,7 +88,7 @@ def test_of_two_threads_with_one_key_exactly_one_wins() -> None:
         assert buf.take()[0].tolist() == [1, 1, 1]
 
 
-def test_takes_and_adds_at_the_same_time_share_out_what_came() -> None:
+def test_concurrent_takes_return_each_added_gradient_once() -> None:
     buf, n, taken = fanin.InputBuffer(3), 3_000, []
     done = threading.Event()
 
@@ -109,7 +109,7 @@ def test_takes_and_adds_at_the_same_time_share_out_what_came() -> None:
     assert sum(taken) == 2 * n
 
 
-def test_a_combine_that_comes_back_to_its_own_slot_is_told_so() -> None:
+def test_a_combine_that_calls_back_into_its_own_slot_gets_an_error() -> None:
     refusals: list[str] = []
 
     def combine(old: Any, new: Any) -> Any:
@@ -129,7 +129,7 @@ def test_a_combine_that_comes_back_to_its_own_slot_is_told_so() -> None:
 
 
 def test_a_planted_lost_update_is_found() -> None:
-    """What the checks above would see of a `+=` that reads, is interrupted, and writes."""
+    """The checks above must fail for a `+=` that reads, is interrupted, and writes."""
     total, both_have_read = {"n": 0}, threading.Barrier(2)
 
     def racy() -> None:

@@ -37,7 +37,7 @@ def checks_made(output: str) -> int:
 
 
 @pytest.mark.parametrize(("name", "words"), [size for name in PROGRAMS for size in sized(name)])
-def test_a_c_program_checks_what_it_says(
+def test_a_c_program_passes_its_checks(
     name: str, words: tuple[str, ...], c_program: Callable[..., Callable[..., object]]
 ) -> None:
     done = c_program(name)(*words)
@@ -89,10 +89,10 @@ def test_the_runner_finds_a_planted_crash(c_program: Callable[..., Callable[...,
         ("fan_host_sched_locked(t, 1, 5); fan_host_sched_unlocking(t, 0, 5);", True),
     ],
 )
-def test_a_lock_that_is_given_back_without_being_held_ends_the_run(
+def test_unlocking_a_lock_that_is_not_held_ends_the_run(
     acts: str, dies: bool, c_program: Callable[..., Callable[..., object]], tmp_path: Path
 ) -> None:
-    """So a removed lock of the buffer is found by the proof, whatever else it leads to."""
+    """So the proof finds a removed lock of the buffer, even if it has other effects."""
     source = tmp_path / "unlock.c"
     source.write_text(
         '#include "check.h"\n#include "device/sim/host_sched.h"\n'

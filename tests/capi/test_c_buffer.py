@@ -60,7 +60,7 @@ BUDGETS = {c_api.AUTO: "auto", c_api.EAGER: 0, c_api.FUSED: float("inf"), 100: 1
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_taken_is_bit_for_bit_what_input_buffer_takes(seed: int) -> None:
+def test_sums_of_the_c_api_have_the_bits_of_input_buffer(seed: int) -> None:
     r = random.Random(seed)
     shape = r.choice([(), (3,), (16,), (4, 5), (2, 3, 4), (2, 1, 3, 2), (0, 3), (70, 300), (2, 2, 2, 2, 2)])
     dtype = r.choice(["f4", "f8", "f2", "i4", "u1", "c8", "?"])
@@ -256,7 +256,7 @@ def test_a_snapshot_is_the_sum_so_far_and_never_lent_memory(budget: int) -> None
 # Tensors that own their memory
 
 
-def test_a_tensor_is_deleted_once_the_last_value_of_it_goes() -> None:
+def test_a_tensor_is_deleted_with_the_last_value_of_it() -> None:
     t = Deleted(np.arange(4, dtype=F))
     v, b = t.value(), Buffer(1)
     b.add(0, v)
@@ -699,7 +699,7 @@ def test_explain_is_input_buffers() -> None:
         mine.explain(3)
 
 
-def test_a_buffer_that_is_freed_lets_all_go() -> None:
+def test_a_freed_buffer_releases_everything() -> None:
     held = [Deleted(np.ones(3, F)) for _ in range(5)]
     b = Buffer(2)
     for t in held:

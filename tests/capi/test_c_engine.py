@@ -47,7 +47,7 @@ def test_grad_from_c_is_fanin_grad() -> None:
     assert ones == [1]
 
 
-def test_what_python_refuses_is_refused_from_c_with_the_same_exception() -> None:
+def test_calls_that_python_refuses_are_refused_from_c_with_the_same_exception() -> None:
     w, g = Leaf(np.zeros(3, F)), value(np.ones(3, F))
     node = Node(lambda g: g, edges=[(w, 0)], name="Mul")
     with pytest.raises(TypeError, match=r"backward: root 0: expected \(node, slot, gradient\)"):

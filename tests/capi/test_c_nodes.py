@@ -30,7 +30,7 @@ def c() -> ModuleType:
     return c_nodes.module()
 
 
-def test_the_header_is_where_get_include_says() -> None:
+def test_the_header_is_in_the_folder_of_get_include() -> None:
     assert (Path(fanin.get_include()) / "fanin.h").is_file()
 
 
@@ -41,7 +41,7 @@ def test_a_chain_of_c_nodes_gives_what_pythons_gives(c: ModuleType) -> None:
         assert w.grad.tolist() == list(range(16)) and w.grad.flags.writeable
 
 
-def test_a_python_node_behind_c_nodes_gets_an_ndarray(c: ModuleType) -> None:
+def test_a_python_node_after_c_nodes_gets_an_ndarray(c: ModuleType) -> None:
     seen: list[Any] = []
     low = Node(lambda g: seen.append((type(g), g.tolist())), edges=[(Leaf(np.zeros(16, F)), 0)])
     fanin.backward([(c.many(100, low, SCALE, 1.0, True), 0, np.ones(16, F))])
@@ -84,7 +84,7 @@ def test_a_c_node_is_a_node_like_any_other(c: ModuleType) -> None:
     assert w.grad.tolist() == [6, 6, 6]
 
 
-def test_python_sees_ndarrays_of_what_c_gives(c: ModuleType) -> None:
+def test_python_gets_gradients_of_c_nodes_as_ndarrays(c: ModuleType) -> None:
     w, seen = Leaf(np.zeros(3, F)), []
     low = c.node(c.function(PASS, 1, 1), ((w, 0),), "low")
     mid = Node(lambda g: seen.append(g) or g, edges=[(low, 0)])
@@ -105,7 +105,7 @@ def test_python_sees_ndarrays_of_what_c_gives(c: ModuleType) -> None:
 
 
 @pytest.mark.rule("L2", "L4", "L5")
-def test_what_only_the_pass_has_becomes_grad_and_what_others_see_is_copied(c: ModuleType) -> None:
+def test_a_gradient_owned_by_the_pass_becomes_grad_and_a_referenced_one_is_copied(c: ModuleType) -> None:
     w, kept = Leaf(np.zeros(3, F)), np.ones(3, F)
     fanin.backward([(c.node(c.function(PASS, 1, 1), ((w, 0),)), 0, kept)])
     w.grad[0] = 7
@@ -133,7 +133,7 @@ def test_memory_of_the_authors_is_released_once_and_not_before_its_last_reader(c
 
 
 @pytest.mark.rule("E10")
-def test_release_is_called_once_the_node_has_run_or_has_gone(c: ModuleType) -> None:
+def test_release_is_called_after_the_node_has_run_or_was_freed(c: ModuleType) -> None:
     w = Leaf(np.zeros(3, F))
     gc.collect()
     before = c.counts()[0]
@@ -183,7 +183,7 @@ def test_a_c_node_that_fails_ends_the_pass_and_is_named(c: ModuleType, status: i
     assert c.counts()[0] == before + 1
 
 
-def test_what_a_c_node_says_badly_is_still_an_error(c: ModuleType) -> None:
+def test_a_malformed_error_of_a_c_node_is_still_an_error(c: ModuleType) -> None:
     def run(*args: Any) -> None:
         fanin.backward([(c.node(c.function(*args), ((Leaf(np.zeros(3, F)), 0),), "Mul"), 0, np.ones(3, F))])
 
@@ -197,7 +197,7 @@ def test_what_a_c_node_says_badly_is_still_an_error(c: ModuleType) -> None:
         run(FAIL, 1, 1, 1.0, c_nodes.PYTHON)
     with pytest.raises(SystemError, match="returned 77"):
         run(FAIL, 1, 1, 1.0, 77)
-    with pytest.raises(KeyError, match="raised"):  # it says that all is well
+    with pytest.raises(KeyError, match="raised"):  # it returns success
         run(RAISE, 1, 1)
     with pytest.raises(ValueError, match=r"Mul: axis 1: expected a non-negative extent, got -1"):
         run(FRESH, 1, 1, 1.0, 13)
@@ -206,7 +206,7 @@ def test_what_a_c_node_says_badly_is_still_an_error(c: ModuleType) -> None:
 
 
 @pytest.mark.rule("V1", "V2", "V3")
-def test_what_a_c_node_gives_is_checked_as_any_gradient(c: ModuleType) -> None:
+def test_gradients_of_a_c_node_are_checked_like_any_other(c: ModuleType) -> None:
     w = Leaf(np.zeros(3, F), name="w")
     with pytest.raises(ValueError, match=r"^Mul returned an invalid number of gradients: expected 2, got 1"):
         fanin.backward([(Node(c.function(PASS, 1, 1), edges=[(w, 0), None], name="Mul"), 0, np.ones(3, F))])
@@ -220,7 +220,7 @@ def test_what_a_c_node_gives_is_checked_as_any_gradient(c: ModuleType) -> None:
     assert w.grad.tolist() == [3, 3, 3] and w.grad.dtype == F
 
 
-def test_what_a_function_in_c_cannot_take_is_refused_by_name(c: ModuleType) -> None:
+def test_a_gradient_that_a_function_in_c_cannot_take_is_refused_by_name(c: ModuleType) -> None:
     w = Leaf(np.zeros((1, 3), F))
     for g in (sp.coo_array(np.ones((1, 3), F)), Fraction(1)):
         with pytest.raises(TypeError, match=r"^Mul takes arrays on the CPU, got a "):

@@ -161,7 +161,7 @@ def test_memory_to_write_into_must_not_overlap_itself(budget: int) -> None:
     api.drop(ct.byref(got))
 
 
-def test_broadcast_memory_that_is_given_away_is_read_and_not_written() -> None:
+def test_donated_broadcast_memory_is_read_and_not_written() -> None:
     for budget in (c_api.AUTO, c_api.EAGER, c_api.FUSED):
         b, y, x = Buffer(1, budget=budget), np.ones(3, F), np.arange(3, dtype=F)
         o = AddOptions(flags=c_api.DONATE)
@@ -170,7 +170,7 @@ def test_broadcast_memory_that_is_given_away_is_read_and_not_written() -> None:
         assert b.take(0).tolist() == [1, 2, 3] and y.tolist() == [1] * 3
 
 
-def test_read_only_memory_of_python_that_is_given_away_is_not_written() -> None:
+def test_donated_read_only_memory_of_python_is_not_written() -> None:
     for budget in (c_api.AUTO, c_api.EAGER, c_api.FUSED):
         b, x, v = Buffer(1, budget=budget), np.ones(3, F), Value()
         x.flags.writeable = False
@@ -182,7 +182,7 @@ def test_read_only_memory_of_python_that_is_given_away_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("flags", [1, 2, 3])
-def test_read_only_tensors_that_are_given_away_are_not_written(flags: int) -> None:
+def test_donated_read_only_tensors_are_not_written(flags: int) -> None:
     for budget in (c_api.AUTO, c_api.EAGER, c_api.FUSED):
         t, b = Deleted(np.ones(3, F), flags=flags), Buffer(1, budget=budget)
         v = t.value()
@@ -258,7 +258,7 @@ def test_a_question_of_overlap_that_is_refused_is_unknown(fields: dict[str, int]
     assert v.value == 1
 
 
-def test_a_buffer_that_is_freed_while_it_has_a_target_goes_when_the_target_ends() -> None:
+def test_a_buffer_dropped_while_it_has_a_target_is_freed_when_the_target_ends() -> None:
     for good in (0, 1):
         held = Deleted(np.ones(3, F))
         b, t, v = Buffer(1, [declared((3,), F)]), ANY(), Value()

@@ -27,7 +27,7 @@ STICKY, REJECTED, NO_MEMORY = 700, 701, 2
 # What is there, and why something is not
 
 
-def test_nothing_is_opened_before_a_device_is_asked_for() -> None:
+def test_no_driver_is_opened_before_a_device_is_requested() -> None:
     said = run_prepared(
         "import sys, fanin, numpy as np\n"
         "fanin.add_n([np.ones(3), np.ones(3)])\n"
@@ -38,7 +38,7 @@ def test_nothing_is_opened_before_a_device_is_asked_for() -> None:
     assert said.stdout.split() == ["False"]
 
 
-def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
+def test_without_a_driver_a_device_is_an_error_and_all_else_works() -> None:
     with pytest.raises(fanin.DeviceError, match=r"no CUDA driver: libcuda-of-no-machine\.so\.1") as caught:
         fanin.Stream("cuda:0", 1)
     assert caught.value.code == 0  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
         (999, "could not be initialised"),
     ],
 )
-def test_a_driver_that_cannot_be_initialised_is_told_with_code_path_and_versions(
+def test_the_error_of_a_driver_that_cannot_be_initialised_has_code_path_and_versions(
     a_world: Any, code: int, words: str
 ) -> None:
     driver = a_world("fake", devices=1).driver
@@ -70,7 +70,7 @@ def test_a_driver_that_cannot_be_initialised_is_told_with_code_path_and_versions
     assert "CUDA 12.4; fanin needs 11.0" in str(caught.value)
 
 
-def test_a_driver_without_a_function_that_must_be_there_is_told_by_name() -> None:
+def test_the_error_for_a_driver_without_a_required_function_names_it() -> None:
     driver = FakeDriver(devices=1)
     driver.hide("StreamWaitEvent")
     with use_driver(driver), pytest.raises(fanin.DeviceError, match="has no cuStreamWaitEvent"):
@@ -101,7 +101,7 @@ def test_a_feature_that_a_driver_lacks_is_off_and_named(a_world: Any, name: str)
     assert driver.calls(name) == 0
 
 
-def test_an_old_driver_has_what_its_version_has(a_world: Any) -> None:
+def test_an_old_driver_has_the_functions_of_its_version(a_world: Any) -> None:
     driver = a_world("fake", devices=1).driver
     driver.set(version=11000)
     s = driver.stream()
@@ -130,7 +130,7 @@ def test_a_device_without_memory_pools_gets_plain_memory(a_world: Any) -> None:
     assert driver.calls("MemAllocFromPoolAsync") == 0 and driver.calls("MemAlloc") > 2
 
 
-def test_a_device_that_the_driver_has_not_is_told_how_many_there_are(driver: FakeDriver) -> None:
+def test_the_error_for_a_missing_device_has_the_number_of_devices(driver: FakeDriver) -> None:
     with pytest.raises(ValueError, match="no device cuda:2: the driver has 2 devices"):
         fanin.Stream("cuda:2", 1)
 
@@ -140,7 +140,7 @@ def test_a_driver_without_devices_has_none() -> None:
         fanin.Stream("cuda:0", 1)
 
 
-def test_info_says_what_is_there(driver: FakeDriver) -> None:
+def test_info_describes_the_devices(driver: FakeDriver) -> None:
     found = fanin.info()["backends"]["cuda"]
     assert found["available"] and found["version"] == "12.4" and len(found["devices"]) == 2
     said = " ".join(str(fanin.info()).split())
@@ -151,7 +151,7 @@ def test_info_says_what_is_there(driver: FakeDriver) -> None:
 # Contexts
 
 
-def test_the_current_context_is_what_it_was(driver: FakeDriver) -> None:
+def test_the_current_context_is_unchanged(driver: FakeDriver) -> None:
     s, t = driver.stream(0), driver.stream(1)
     with driver.context(1):
         assert driver.depth == 1
@@ -194,7 +194,7 @@ def test_the_context_is_restored_when_a_call_fails(driver: FakeDriver) -> None:
         driver.fail(-1, 0)
 
 
-def test_the_primary_context_is_given_back_with_the_last_hold() -> None:
+def test_the_primary_context_is_released_with_the_last_reference() -> None:
     driver = FakeDriver(devices=1)
     with use_driver(driver):
         x = driver.array(np.ones(3))
@@ -297,7 +297,7 @@ def test_a_sum_over_streams_is_right_under_every_schedule(schedule: str, budget:
     assert ran
 
 
-def test_events_and_waits_are_as_few_as_the_rules_say(driver: FakeDriver) -> None:
+def test_events_and_waits_are_those_of_the_rules(driver: FakeDriver) -> None:
     c, *ps = (driver.stream() for _ in range(5))
     made = [(p, driver.array(np.ones(4))) for p in ps]
     buf = fanin.InputBuffer(1, stream=c)
@@ -322,7 +322,7 @@ def test_events_come_from_a_pool(driver: FakeDriver) -> None:
     assert driver.calls("EventCreate") < 12
 
 
-def test_memory_goes_back_only_when_its_users_have_passed(driver: FakeDriver) -> None:
+def test_memory_is_freed_only_after_its_last_use(driver: FakeDriver) -> None:
     s, t = driver.stream(), driver.stream()
     x = driver.array(np.ones(1000))
     seen: list[Any] = []
@@ -374,7 +374,7 @@ def test_threads_add_from_streams_of_their_own(driver: FakeDriver) -> None:
 
 
 def one_pass(driver: FakeDriver, fail: int, code: int, sticky: bool) -> tuple[str, bool]:
-    """Streams, a conversion, a sparse part, a reduction, a read: driver call `fail` of it fails. Says what happened."""
+    """Streams, a conversion, a sparse part, a reduction, a read: its driver call `fail` fails. Returns the outcome."""
     p, q, c = (driver.stream() for _ in range(3))
     wish = [fanin.Slot(dtype="float32", shape=(4, 2)), fanin.Slot(shape=(2,))]
     g = [driver.array(np.full((4, 2), k, dtype)) for k, dtype in ((1, "f4"), (2, "f8"), (4, "f4"))]
@@ -460,7 +460,7 @@ def test_every_driver_call_failed_once_poisons_at_most_its_slot_and_leaks_nothin
     assert sticky or code == NO_MEMORY or poisonings > 0
 
 
-def test_short_memory_is_trimmed_and_asked_for_once_more(driver: FakeDriver) -> None:
+def test_a_failed_allocation_trims_the_pool_and_is_tried_again(driver: FakeDriver) -> None:
     s = driver.stream()
     buf = fanin.InputBuffer(1, stream=s)
     g = driver.array(np.ones(4))
@@ -472,7 +472,7 @@ def test_short_memory_is_trimmed_and_asked_for_once_more(driver: FakeDriver) -> 
     assert driver.calls("MemPoolTrimTo") == trims + 1
 
 
-def test_memory_that_is_really_short_is_told_and_the_device_goes_on(a_world: Any) -> None:
+def test_a_final_allocation_failure_is_an_error_and_the_device_still_works(a_world: Any) -> None:
     driver = a_world("fake", 1, memory=1 << 16).driver
     with pytest.raises(
         fanin.DeviceOutOfMemoryError,
@@ -520,13 +520,13 @@ def test_a_kernel_that_strays_is_found_by_the_next_wait(a_world: Any) -> None:
     buf.add(0, x, stream=s)
     driver._lib.cuMemFree_v2.argtypes = [__import__("ctypes").c_uint64]
     with driver.context():
-        driver.call("cuMemFree_v2", x.address)  # somebody else frees it
+        driver.call("cuMemFree_v2", x.address)  # other code frees it
     with pytest.raises(fanin.DeviceError, match="ILLEGAL_ADDRESS"):
         buf.take(out=[out])
         s.synchronize()
 
 
-def test_after_a_reset_by_somebody_else_the_device_is_lost_and_nothing_dead_is_freed(a_world: Any) -> None:
+def test_after_a_reset_by_other_code_the_device_is_lost_and_nothing_dead_is_freed(a_world: Any) -> None:
     old = a_world("fake", 1).driver
     old.world.judges_itself("another driver takes its place")
     x, s = old.array(np.ones(4)), old.stream()
@@ -539,7 +539,7 @@ def test_after_a_reset_by_somebody_else_the_device_is_lost_and_nothing_dead_is_f
     assert new.calls("MemFree") == frees
 
 
-def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: FakeDriver) -> None:
+def test_a_forked_child_gets_an_error_and_may_drop_what_it_inherited(driver: FakeDriver) -> None:
     s = driver.stream()
     x = driver.array(np.ones(4))
     calls = driver.calls()
@@ -554,10 +554,10 @@ def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: Fake
         assert driver.calls() == calls
 
     assert in_child(use) == 0
-    assert values(x, s) == [1] * 4  # the parent goes on
+    assert values(x, s) == [1] * 4  # the parent continues
 
 
-# In a Python of its own, whose end is looked at.
+# In a Python of its own, whose exit status is checked.
 @pytest.mark.parametrize(
     "ending",
     [

@@ -1,4 +1,4 @@
-"""The CUDA backend at its edges, on the fake driver: streams that are gone, captures that break, memory that is short,
+"""The CUDA backend at its edges, on the fake driver: destroyed streams, broken captures, failed allocations,
 forks, numbers that do not fit.
 """
 
@@ -32,8 +32,8 @@ def destroy(driver: FakeDriver, s: fanin.Stream) -> None:
 # Streams and devices
 
 
-def test_a_stream_that_was_destroyed_is_told_and_no_device_is_lost_for_it(driver: FakeDriver) -> None:
-    """CUDA's code for it is that of a context that is gone; the context is asked."""
+def test_a_destroyed_stream_is_an_error_and_loses_no_device(driver: FakeDriver) -> None:
+    """CUDA's code for it is that of a destroyed context; the backend queries the context."""
     s, t = driver.stream(), driver.stream()
     x = driver.array(np.ones(4))
     buf = fanin.InputBuffer(1, stream=t)
@@ -51,7 +51,7 @@ def test_a_stream_that_was_destroyed_is_told_and_no_device_is_lost_for_it(driver
         assert buf.take()[0].numpy().tolist() == [2] * 4
 
 
-def test_a_destroyed_streams_handle_is_not_asked_twice_and_may_be_another_streams(driver: FakeDriver) -> None:
+def test_a_destroyed_streams_handle_is_not_queried_twice_and_may_be_another_streams(driver: FakeDriver) -> None:
     s = driver.stream()
     destroy(driver, s)
     with pytest.raises(fanin.DeviceError):
@@ -61,13 +61,13 @@ def test_a_destroyed_streams_handle_is_not_asked_twice_and_may_be_another_stream
         with pytest.raises(fanin.DeviceError, match="was destroyed: keep a stream until"):
             s.record()
     assert driver.calls("StreamGetCaptureInfo") == calls
-    with pytest.raises(fanin.DeviceError, match="709"):  # it is asked for anew
+    with pytest.raises(fanin.DeviceError, match="709"):  # it is requested again
         fanin.Stream("cuda:0", s.handle)
 
 
 @pytest.mark.parametrize("pools", [False, True])
-def test_memory_that_a_destroyed_stream_used_goes_back_when_it_is_asked_for(a_world: Any, pools: bool) -> None:
-    """Only a wait for the whole device would tell that nothing runs there any more, and that breaks every capture."""
+def test_memory_that_a_destroyed_stream_used_is_freed_on_request(a_world: Any, pools: bool) -> None:
+    """Only a wait for the whole device would show that nothing runs there any more, and that breaks every capture."""
     driver = a_world("fake", 1, memory=4 * MIB).driver
     driver.set(pools=pools)
     s, t = driver.stream(), driver.stream()
@@ -94,7 +94,7 @@ def test_memory_that_a_destroyed_stream_used_goes_back_when_it_is_asked_for(a_wo
     gc.collect()
 
 
-def test_a_device_that_was_lost_while_it_was_made_ready_is_not_asked_again(a_world: Any) -> None:
+def test_a_device_lost_during_its_initialisation_is_not_queried_again(a_world: Any) -> None:
     driver = a_world("fake", 1).driver
     driver.world.device_is_lost()
     driver.fail(0, 700, call="ModuleLoadData", sticky=True)
@@ -122,7 +122,7 @@ def test_an_event_of_a_lost_device_is_not_waited_for_on_another(driver: FakeDriv
 
 
 def test_finding_a_handles_device_begins_no_other_device() -> None:
-    """A context takes time, and memory of a device that nobody uses."""
+    """A context costs time, and memory of an unused device."""
     driver = FakeDriver(4)
     with use_driver(driver), driver.context(2):
         made = ctypes.c_void_p()
@@ -154,7 +154,7 @@ def test_a_device_number_that_fits_no_int_is_no_other_device(driver: FakeDriver,
 # Captures
 
 
-def test_an_event_of_a_capture_is_not_asked_and_the_capture_goes_on(driver: FakeDriver) -> None:
+def test_an_event_of_a_capture_is_not_queried_and_the_capture_continues(driver: FakeDriver) -> None:
     s, x = driver.stream(), driver.array(np.ones(4))
     driver.begin_capture(s)
     driver.launch(s, lambda v: np.multiply(v, 2, out=v), writes=[x])
@@ -167,10 +167,10 @@ def test_an_event_of_a_capture_is_not_asked_and_the_capture_goes_on(driver: Fake
         assert x.numpy().tolist() == [2] * 4
 
 
-def test_the_legacy_stream_is_refused_beside_a_captured_blocking_stream_and_the_capture_goes_on(
+def test_the_legacy_stream_is_refused_beside_a_captured_blocking_stream_and_the_capture_continues(
     driver: FakeDriver,
 ) -> None:
-    """Work on it would break the capture; asking does not."""
+    """Work on it would break the capture; a query does not."""
     b = driver.stream(blocking=True)
     legacy = fanin.Stream("cuda:0", 1)
     x, y = driver.array(np.ones(4)), driver.array(np.ones(4))
@@ -194,7 +194,7 @@ def test_the_legacy_stream_is_refused_beside_a_captured_blocking_stream_and_the_
 @pytest.mark.parametrize("known", [False, True])
 def test_another_threads_own_stream_is_waited_for_beside_a_capture(driver: FakeDriver, known: bool) -> None:
     """By the legacy stream, which waits for all such streams: to wait for the device would break every capture, of
-    streams that fanin has never heard of too.
+    streams outside of fanin too.
     """
     theirs: list[fanin.Stream] = []
     x, y = driver.array(np.ones(4)), driver.array(np.ones(4))
@@ -238,7 +238,7 @@ def test_beside_a_captured_blocking_stream_another_threads_own_stream_cannot_be_
     assert x.numpy().tolist() == [2] * 4
 
 
-def test_a_broken_capture_is_told_before_the_driver_hears_of_more_work(driver: FakeDriver) -> None:
+def test_a_broken_capture_is_an_error_before_more_work_reaches_the_driver(driver: FakeDriver) -> None:
     s = driver.stream()
     x = driver.array(np.ones(4))
     driver.begin_capture(s)
@@ -266,7 +266,9 @@ def test_a_broken_capture_is_told_before_the_driver_hears_of_more_work(driver: F
 
 @pytest.mark.rule("K3")
 @pytest.mark.parametrize("call", ["UserObjectCreate", "GraphRetainUserObject"])
-def test_memory_that_a_graph_could_not_be_told_of_is_told_by_the_next_job(driver: FakeDriver, call: str) -> None:
+def test_memory_whose_registration_with_a_graph_failed_is_registered_by_the_next_job(
+    driver: FakeDriver, call: str
+) -> None:
     c = driver.stream()
     x, y = driver.array(np.full(8, 3.0)), driver.array(np.full(8, 4.0))
     driver.begin_capture(c)
@@ -293,7 +295,7 @@ def test_memory_that_a_graph_could_not_be_told_of_is_told_by_the_next_job(driver
     driver.destroy_graph(graph)
 
 
-def test_scratch_memory_without_pools_goes_back_beside_the_capture_of_another_stream(a_world: Any) -> None:
+def test_scratch_memory_without_pools_is_freed_during_the_capture_of_another_stream(a_world: Any) -> None:
     driver = a_world("fake", 1).driver
     driver.set(pools=False)
     c, t = driver.stream(), driver.stream()
@@ -318,7 +320,7 @@ def test_scratch_memory_without_pools_goes_back_beside_the_capture_of_another_st
 
 
 @pytest.mark.rule("K2")
-def test_short_memory_inside_a_capture_is_told_and_nothing_is_asked_or_waited_for(a_world: Any) -> None:
+def test_a_failed_allocation_inside_a_capture_is_an_error_without_a_query_or_wait(a_world: Any) -> None:
     driver = a_world("fake", 1, memory=4 * MIB).driver
     c, q = driver.stream(), driver.stream()
     x, y = driver.array(np.ones(MIB // 8)), driver.array(np.ones(MIB // 8))
@@ -342,9 +344,7 @@ def test_short_memory_inside_a_capture_is_told_and_nothing_is_asked_or_waited_fo
 
 
 @pytest.mark.parametrize("captured", [0, 1])
-def test_short_memory_is_waited_for_where_it_can_be_and_not_where_a_stream_is_captured(
-    a_world: Any, captured: int
-) -> None:
+def test_a_failed_allocation_waits_for_memory_unless_a_stream_is_captured(a_world: Any, captured: int) -> None:
     driver = a_world("fake", 1, memory=4 * MIB).driver
     driver.set(pools=False)
     c, q = driver.stream(), driver.stream()
@@ -369,7 +369,7 @@ def test_short_memory_is_waited_for_where_it_can_be_and_not_where_a_stream_is_ca
     gc.collect()
 
 
-def test_short_memory_of_a_driver_that_was_replaced_is_told_though_some_of_it_can_never_go_back() -> None:
+def test_a_failed_allocation_of_a_replaced_driver_is_an_error_though_some_memory_is_never_freed() -> None:
     done = run_prepared(
         "import gc, numpy as np, fanin\n"
         "from fake_cuda import FakeDriver, use_driver\n"
@@ -390,7 +390,7 @@ def test_short_memory_of_a_driver_that_was_replaced_is_told_though_some_of_it_ca
 
 
 @pytest.mark.parametrize("streams", [33, 65, 100])
-def test_memory_that_many_streams_used_is_reused_behind_all_of_them(driver: FakeDriver, streams: int) -> None:
+def test_memory_that_many_streams_used_is_reused_after_all_of_them(driver: FakeDriver, streams: int) -> None:
     x = driver.array(np.zeros(64))
     used = [driver.stream() for _ in range(streams)]
     for s in used:
@@ -444,7 +444,7 @@ def sum_in_turns(driver: FakeDriver, call: int, sparse_first: bool, stats: bool)
 def test_short_memory_in_the_middle_of_a_sum_in_place_doubles_nothing(
     driver: FakeDriver, sparse_first: bool, stats: bool
 ) -> None:
-    """Whichever launch fails, the sum is right at the next try, or the slot says that it is lost."""
+    """If any launch fails, the sum is right at the next try, or the slot is poisoned."""
     outcomes = [sum_in_turns(driver, call, sparse_first, stats) for call in range(6)]
     assert "right" in outcomes
     assert ("lost" in outcomes) == (not sparse_first and not stats), (
@@ -453,8 +453,8 @@ def test_short_memory_in_the_middle_of_a_sum_in_place_doubles_nothing(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_memory_of_a_failed_upload_goes_back_behind_its_copy(transposed: bool) -> None:
-    """Whichever driver call fails, and with whatever code: what the copy still writes is nobody else's."""
+def test_memory_of_a_failed_upload_is_freed_after_its_copy(transposed: bool) -> None:
+    """If any driver call fails, with any code: memory that the copy still writes is not reused."""
     outcomes = {"failed": 0, "made": 0}
     values = np.ones((4, 4)).T if transposed else np.ones((4, 4))
     for code in (1, 2, 400, 700, 999):

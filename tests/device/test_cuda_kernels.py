@@ -77,7 +77,7 @@ def build(tmp_path: Path) -> Any:
     return run
 
 
-def test_machine_code_is_made_for_the_architectures_that_nvcc_knows_and_once(build: Any, tmp_path: Path) -> None:
+def test_machine_code_is_made_once_for_the_architectures_that_nvcc_supports(build: Any, tmp_path: Path) -> None:
     nvcc, out = fake_nvcc(tmp_path), tmp_path / "new/embedded.h"
     first = build("--nvcc", str(out), nvcc=nvcc)
     assert first.returncode == 0, first.stderr
@@ -94,7 +94,7 @@ def test_machine_code_is_made_for_the_architectures_that_nvcc_knows_and_once(bui
     assert sum("-fatbin" in call for call in calls(nvcc)) == 2
 
 
-def test_the_source_alone_is_embedded_unless_a_build_asks_for_machine_code(build: Any, tmp_path: Path) -> None:
+def test_only_the_source_is_embedded_unless_a_build_requests_machine_code(build: Any, tmp_path: Path) -> None:
     nvcc, out = fake_nvcc(tmp_path), tmp_path / "embedded.h"
     done = build(str(out), nvcc=nvcc)
     assert done.returncode == 0 and "the source alone" in done.stdout
@@ -114,7 +114,7 @@ def test_the_source_alone_is_embedded_unless_a_build_asks_for_machine_code(build
         (("sm_75 sm_90", "sm_50"), 1, "compiles for none of sm_75"),
     ],
 )
-def test_a_build_that_asks_for_machine_code_fails_without_it_and_writes_nothing(
+def test_a_build_that_requests_machine_code_fails_without_it_and_writes_nothing(
     build: Any, tmp_path: Path, change: tuple[str, str] | None, code: int, printed: str
 ) -> None:
     nvcc = fake_nvcc(tmp_path, *change) if change else None
@@ -161,7 +161,7 @@ def test_machine_code_that_the_driver_refuses_once_leaves_the_device_usable(driv
     assert fanin.info()["kernels"]["loaded"]["cuda:0"] == "machine code"
 
 
-def test_a_driver_that_cannot_load_the_kernels_is_told_by_call_and_code(driver: FakeDriver) -> None:
+def test_the_error_of_a_driver_that_cannot_load_the_kernels_has_call_and_code(driver: FakeDriver) -> None:
     driver.fail(0, 2, call="ModuleGetFunction")
     with pytest.raises(fanin.DeviceError, match=r"cuModuleGetFunction.*\(2\)"):
         driver.array(np.ones(3))
@@ -185,7 +185,7 @@ def test_the_kernels_that_were_built_in_are_named() -> None:
         ((209, 0), "--", "machine code | 1 loads 0 unloads | failed | wanted"),
         ((209, 0), (0, 0), "machine code compiled | 2 loads 0 unloads | fine | not wanted"),
         ((0, 200), (0, 0), "machine code compiled | 2 loads 1 unloads | fine | not wanted"),  # loaded lazily
-        ((999, 0), (0, 0), "machine code compiled | 2 loads 0 unloads | fine | not wanted"),  # by whatever code
+        ((999, 0), (0, 0), "machine code compiled | 2 loads 0 unloads | fine | not wanted"),  # by any code
         ((2, 0), (0, 0), "machine code | 1 loads 0 unloads | failed | not wanted"),
         ((0, 2), "--", "machine code | 1 loads 1 unloads | failed | not wanted"),
         ((700, 0), "--", "machine code | 1 loads 0 unloads | failed | not wanted"),
@@ -195,10 +195,10 @@ def test_the_kernels_that_were_built_in_are_named() -> None:
         ((209, 0), (0, 500), "machine code compiled | 2 loads 1 unloads | failed | not wanted"),
     ],
 )
-def test_an_image_that_cannot_be_used_gives_way_whenever_the_driver_refuses_it(
+def test_an_image_that_the_driver_refuses_is_replaced_by_the_next(
     c_program: Any, embedded: Any, compiled: Any, loaded: str
 ) -> None:
-    """At the load or at a look-up, by any code but that of short memory and those after which nothing works."""
+    """At the load or at a look-up, by any code but that of a failed allocation and those after which nothing works."""
     sources = [str(p) for rung in RUNGS for p in sorted((CSRC / rung).glob("**/*.c")) if p.parent.name != "kernels"]
     program = "load_kernels_alone.c" if embedded == "--" else "load_kernels.c"
     done = c_program(program, *sources, core=False)(*map(str, (*embedded, *compiled)))

@@ -77,7 +77,7 @@ def cases(
 
 
 @pytest.mark.parametrize("step", sizes(5, 1))
-def test_coo_entries_are_added_in_their_order_however_they_lie(driver: FakeDriver, step: int) -> None:
+def test_coo_entries_are_added_in_their_order_in_every_layout(driver: FakeDriver, step: int) -> None:
     """The sample has each order with two or three dtypes."""
     rng = np.random.default_rng(SEED)
     s = driver.stream()
@@ -150,7 +150,7 @@ def test_lists_of_many_tiles_and_rows_of_several_digits_are_sums_in_order(
 def test_rows_are_kept_in_as_few_bytes_as_hold_them_and_small_values_go_with_them(
     driver: FakeDriver, most: int, dtype: Any
 ) -> None:
-    """Rows of 1, 2, 1 + 1, 2 + 2, 1 + 2 and 4 bytes, whose low digit is not enough to tell them apart."""
+    """Rows of 1, 2, 1 + 1, 2 + 2, 1 + 2 and 4 bytes, whose low digits do not distinguish them."""
     rng = np.random.default_rng(SEED)
     some = rng.integers(0, most, 50)
     some = np.concatenate([some, some ^ 256, some >> 9 << 9, [most - 1, 0]])
@@ -163,7 +163,7 @@ def test_rows_are_kept_in_as_few_bytes_as_hold_them_and_small_values_go_with_the
 
 @pytest.mark.parametrize("lie", ["apart", "backwards", "one for all"])
 @pytest.mark.parametrize("dtype", ["u1", "f2", "f4"])
-def test_small_values_go_with_their_rows_however_they_lie(driver: FakeDriver, dtype: str, lie: str) -> None:
+def test_small_values_move_with_their_rows_in_every_layout(driver: FakeDriver, dtype: str, lie: str) -> None:
     rng = np.random.default_rng(SEED)
     rows, into = rng.integers(0, 700, 5000), numbers(rng, np.dtype(dtype), (700,))
     values = numbers(rng, np.dtype(dtype), (5000,))
@@ -280,8 +280,8 @@ def test_a_long_list_is_so_many_lists_and_many_rows_are_taken_in_turns(driver: F
     assert bits(got) == bits(into)
 
 
-def test_barriers_that_hold_nobody_up_show_in_a_scatter(driver: FakeDriver) -> None:
-    """The sort needs each of them: else nothing here would tell that one is missing."""
+def test_barriers_that_do_not_block_show_in_a_scatter(driver: FakeDriver) -> None:
+    """The sort needs each of them: otherwise no test here would find a missing one."""
     rng = np.random.default_rng(SEED)
     rows, values = rng.integers(0, 700, 5000), rng.integers(0, 9, 5000)
     gradient = fanin.Sparse("coo", (driver.array(rows[None]), driver.array(values)), (700,))
@@ -315,10 +315,10 @@ class Scattering:
         self.buf.add(0, self.dense, stream=self.stream)
 
     def alive(self) -> dict[str, int]:
-        """What was made and not given back, but for what is kept for the next who asks."""
+        """Memory that was allocated and not freed, except that in the pool."""
         self.driver.synchronize()
         fanin.trim()
-        self.driver.synchronize()  # what is freed is freed behind its work
+        self.driver.synchronize()  # memory is freed after the work on it
         return {kind: self.driver.live(kind) for kind in ("memory", "modules", "streams", "objects", "graphs")}
 
     def add_and_take(self) -> Any:
@@ -327,7 +327,7 @@ class Scattering:
             return self.buf.take()[0]
 
     def judged(self, sums: list[Any]) -> str:
-        """What became of it; `sums`: what was taken, nothing where it was told that a call failed."""
+        """The outcome; `sums`: the taken sums, empty if an error reported a failed call."""
         failed = not sums
         try:
             with fanin.stream(self.stream):
@@ -364,7 +364,7 @@ def scattering(call: int, code: int) -> str:
 @pytest.mark.parametrize(("code", "ends"), [(2, {"summed"}), (999, {"summed", "poisoned"}), (719, {"lost"})])
 @pytest.mark.parametrize("step", sizes(4, 1))
 def test_each_driver_call_of_a_sort_of_several_tiles_may_fail(step: int, code: int, ends: set[str]) -> None:
-    """Nothing is lost, leaked or doubled: the sum is made at the next try, or the slot says that it is poisoned."""
+    """Nothing is lost, leaked or doubled: the next try makes the sum, or the slot is poisoned."""
     with use_driver(FakeDriver(devices=1)) as driver:
         assert driver
         whole = Scattering(driver)

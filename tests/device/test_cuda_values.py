@@ -244,7 +244,7 @@ def summed_to(x: Any, declared: tuple[int, ...], stream: Any = None) -> Any:
 
 
 def test_many_terms_of_one_element_are_dealt_out_in_one_order_on_every_device(driver: FakeDriver) -> None:
-    """D7: the shape says the order, and many threads share the work: no launch has one that adds all of them."""
+    """D7: the shape decides the order, and many threads share the work: no launch has one that adds all of them."""
     rng = np.random.default_rng(SEED)
     s = driver.stream()
     apart = 0
@@ -313,8 +313,8 @@ def test_sparse_gradients_are_scattered_as_on_the_cpu(driver: FakeDriver, index:
 
 
 @pytest.mark.parametrize("form", ["coo", "csr", "csc", "bsr"])
-def test_an_index_outside_the_shape_is_passed_over_before_it_is_reckoned_with(driver: FakeDriver, form: str) -> None:
-    """However large: its product with a stride fits no int64, which the undefined-behaviour sanitizer tells."""
+def test_an_index_outside_the_shape_is_skipped_before_it_is_used(driver: FakeDriver, form: str) -> None:
+    """However large: its product with a stride fits no int64, which the undefined-behaviour sanitizer finds."""
     s = driver.stream()
     most = 1 << 62
     values = np.array([1.0, 10.0, 100.0, 1000.0, 10000.0], "f4")

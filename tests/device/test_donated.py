@@ -70,7 +70,7 @@ def test_a_use_of_donated_memory_is_named_with_both_places(m: Machine, use: str,
 
 
 def test_memory_that_the_sum_so_far_is_in_stays_donated(m: Machine) -> None:
-    """A use after the sum is in the order that it asks for, and wrong all the same."""
+    """A use after the sum is ordered as requested, and wrong all the same."""
     s, x = m.stream(0), m.array(np.ones(N), 0)
     with fanin.stream(s):
         buf = fanin.InputBuffer(1, budget=0)
@@ -274,7 +274,7 @@ NO_USES = [
 
 
 @pytest.mark.parametrize("use", NO_USES)
-def test_what_is_no_use_of_donated_memory_is_not_reported(m: Machine, use: Callable[..., None]) -> None:
+def test_accesses_that_do_not_use_donated_memory_are_not_reported(m: Machine, use: Callable[..., None]) -> None:
     s = m.stream(0)
     with fanin.stream(s):
         buf, x = fanin.InputBuffer(1), m.array(np.ones(N), 0)

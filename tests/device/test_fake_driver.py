@@ -1,5 +1,5 @@
-"""The fake driver does what a real one may do: it waits where CUDA may wait, breaks captures that CUDA may break, gives
-handles out again, tells of errors late. Each of these once hid a defect of the backend.
+"""The fake driver does what a real one may do: it waits where CUDA may wait, breaks captures that CUDA may break,
+reuses handles, reports errors late. Each of these once hid a defect of the backend.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def test_statistics_need_the_barriers_of_their_kernels(driver: FakeDriver) -> No
 
 
 def odd(driver: FakeDriver, n: int = 64) -> Any:
-    """Numbers that begin 4 bytes behind a multiple of 16."""
+    """Numbers that begin 4 bytes after a multiple of 16."""
     return driver.array(np.ones(n + 1, "f4"))[1:]
 
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 def test_an_access_off_its_size_loses_the_context_when_it_runs(driver: FakeDriver) -> None:
-    """As on a GPU: the launch is fine, and whoever waits for it hears of it."""
+    """As on a GPU: the launch succeeds, and the next wait reports the error."""
     driver.world.device_is_lost()
     s = driver.stream()
     xs = [odd(driver) for _ in range(2)]
@@ -70,7 +70,7 @@ def test_an_access_off_its_size_loses_the_context_when_it_runs(driver: FakeDrive
         fanin.add_n(xs, out=out)
     finally:
         hooks.fault(None)
-    s.record()  # nothing has run: nothing is known
+    s.record()  # nothing has run, so the error is not reported yet
     with pytest.raises(fanin.DeviceError, match=r"CUDA_ERROR_MISALIGNED_ADDRESS \(716\)") as e:
         out.numpy()
     assert e.value.code == 716
@@ -78,8 +78,8 @@ def test_an_access_off_its_size_loses_the_context_when_it_runs(driver: FakeDrive
         s.record()
 
 
-def test_what_lies_off_16_bytes_is_summed_in_pieces_that_fit(driver: FakeDriver) -> None:
-    """The control: the backend asks where its operands lie."""
+def test_memory_not_aligned_to_16_bytes_is_summed_in_smaller_accesses(driver: FakeDriver) -> None:
+    """The control: the backend checks the alignment of its operands."""
     for dtype in ("f4", "f2", "u1", "c8"):
         for stats in (False, True):
             xs = [driver.array(np.ones(71, dtype))[1:] for _ in range(3)]
@@ -130,9 +130,7 @@ def test_a_handle_that_comes_back_is_another_stream(driver: FakeDriver) -> None:
         pytest.param(True, marks=pytest.mark.skipif(not hooks.DEVELOPMENT, reason="FANIN_DEV=1 plants faults")),
     ],
 )
-def test_what_a_destroyed_stream_had_waited_for_its_successor_waits_for_again(
-    driver: FakeDriver, planted: bool
-) -> None:
+def test_the_successor_of_a_destroyed_stream_repeats_its_waits(driver: FakeDriver, planted: bool) -> None:
     p, old = driver.stream(), driver.stream()
     x = driver.empty(8)
     driver.launch(p, lambda v: v.fill(1), writes=[x])
@@ -152,7 +150,7 @@ def test_what_a_destroyed_stream_had_waited_for_its_successor_waits_for_again(
     assert (driver.races > 0) == planted
 
 
-def test_without_numbers_for_streams_a_handle_is_all_that_is_known(a_world: Any) -> None:
+def test_without_numbers_for_streams_only_the_handle_identifies_one(a_world: Any) -> None:
     driver = a_world("fake", 1).driver
     driver.set(version=11080)
     old = driver.stream()
@@ -165,7 +163,7 @@ def test_without_numbers_for_streams_a_handle_is_all_that_is_known(a_world: Any)
 
 @contextlib.contextmanager
 def captured_by_others(driver: FakeDriver) -> Iterator[None]:
-    """The capture of a stream that fanin has never heard of: it is whole at the end."""
+    """The capture of a stream that is not fanin's: it is whole at the end."""
     s, graph = ctypes.c_void_p(), ctypes.c_void_p()
     with driver.context():
         driver.call("cuStreamCreate", ctypes.byref(s), 1)
@@ -231,9 +229,7 @@ def all_that_it_does(driver: FakeDriver) -> dict[str, Callable[[], object]]:
 
 @pytest.mark.parametrize("pools", [True, False])
 @pytest.mark.parametrize("theirs", [False, True])
-def test_nothing_that_fanin_does_breaks_a_capture_that_it_does_not_know(
-    a_world: Any, pools: bool, theirs: bool
-) -> None:
+def test_no_call_of_fanin_breaks_a_foreign_capture(a_world: Any, pools: bool, theirs: bool) -> None:
     """In the capturing thread, and in another one."""
     driver = a_world("fake").driver
     driver.set(pools=pools)
@@ -241,7 +237,7 @@ def test_nothing_that_fanin_does_breaks_a_capture_that_it_does_not_know(
     broken = []
     for what, act in all_that_it_does(driver).items():
         if what == "trim" and not pools:
-            continue  # it frees what is kept, which waits for the device: a user says when
+            continue  # it frees the pool, which waits for the device: the user decides when
         try:
             with captured_by_others(driver):
                 if theirs:
@@ -276,7 +272,7 @@ def test_calls_that_are_not_made_in_relaxed_mode_break_the_captures_of_others(dr
 
 
 def test_a_wait_for_the_device_breaks_the_captures_of_all(driver: FakeDriver) -> None:
-    """The control: what this driver does when cuMemFree is called, in whatever mode."""
+    """The control: what this driver does when cuMemFree is called, in any mode."""
     at, mode = ctypes.c_uint64(), ctypes.c_int(2)
     with driver.context():
         driver.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(64))
@@ -293,7 +289,7 @@ def test_a_wait_for_the_device_breaks_the_captures_of_all(driver: FakeDriver) ->
         driver.call("cuMemFree_v2", at)
 
 
-def test_without_pools_memory_is_kept_for_the_next_and_goes_when_it_is_asked_for(a_world: Any) -> None:
+def test_without_pools_memory_is_kept_for_reuse_and_freed_on_request(a_world: Any) -> None:
     driver = a_world("fake", 1).driver
     driver.set(pools=False)
     s = driver.stream()
@@ -316,7 +312,7 @@ def test_without_pools_memory_is_kept_for_the_next_and_goes_when_it_is_asked_for
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 20])
-def test_memory_stays_when_somebody_else_synchronizes(driver: FakeDriver, kept: int) -> None:
+def test_memory_stays_when_other_code_synchronizes(driver: FakeDriver, kept: int) -> None:
     """The control: a pool that keeps nothing maps its memory again in each turn."""
     with fanin.set_options(pool_bytes=kept):
         s = driver.stream()
@@ -334,7 +330,7 @@ def test_memory_stays_when_somebody_else_synchronizes(driver: FakeDriver, kept: 
         assert (mapped[-1] == mapped[1]) == (kept > 0), mapped
 
 
-def test_the_pool_is_our_own_and_trim_gives_back_what_nobody_uses(driver: FakeDriver) -> None:
+def test_the_pool_is_private_and_trim_frees_unused_memory(driver: FakeDriver) -> None:
     x = driver.array(np.ones(1 << 17))
     fanin.trim()
     y = driver.empty(1 << 17)
@@ -346,7 +342,7 @@ def test_the_pool_is_our_own_and_trim_gives_back_what_nobody_uses(driver: FakeDr
     assert fanin.trim() == 0 and x.numpy()[0] == 1
 
 
-def test_pool_bytes_is_told_to_devices_that_are_there_already(driver: FakeDriver) -> None:
+def test_pool_bytes_applies_to_devices_that_exist_already(driver: FakeDriver) -> None:
     driver.array(np.ones(4))
     calls = driver.calls("MemPoolSetAttribute")
     with fanin.set_options(pool_bytes=0):
@@ -371,7 +367,7 @@ def test_a_device_that_makes_no_pool_gets_plain_memory(driver: FakeDriver) -> No
         pytest.param(True, marks=pytest.mark.skipif(not hooks.DEVELOPMENT, reason="FANIN_DEV=1 plants faults")),
     ],
 )
-def test_memory_of_the_host_is_used_again_only_when_a_device_that_reads_it_has(a_world: Any, planted: bool) -> None:
+def test_host_memory_is_reused_only_after_a_device_has_read_it(a_world: Any, planted: bool) -> None:
     """The table of many sums lies in memory that the next batch writes over."""
     driver = a_world("fake", 1).driver
     driver.set(coherent=True)
@@ -477,7 +473,7 @@ def test_a_planted_fault_of_sums_is_found(name: str, planted: bool) -> None:
     assert bool(found) == planted, found
 
 
-def test_what_is_freed_behind_work_that_has_not_run_cannot_be_trimmed(driver: FakeDriver) -> None:
+def test_memory_freed_after_pending_work_cannot_be_trimmed(driver: FakeDriver) -> None:
     """The table of many sums goes back in the order of their stream."""
     s = driver.stream()
     xs = [driver.array(np.ones(16, "f4")) for _ in range(200)]
@@ -493,7 +489,7 @@ def test_what_is_freed_behind_work_that_has_not_run_cannot_be_trimmed(driver: Fa
         assert buf.take()[5].numpy().tolist() == [2] * 16
 
 
-def test_what_is_left_of_an_older_driver_takes_nothing_from_the_next() -> None:
+def test_state_of_an_older_driver_does_not_affect_the_next() -> None:
     """As after a test that failed: its frames hold what it made."""
     with use_driver(FakeDriver(1)) as older:
         assert older

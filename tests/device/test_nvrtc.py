@@ -72,7 +72,7 @@ def test_kernels_are_compiled_once_and_read_from_then_on(cache: Path) -> None:
     assert kept.name.startswith("sm_90-") and cache.stat().st_mode & 0o077 == 0
 
 
-def test_another_architecture_version_source_or_option_is_compiled_anew(
+def test_another_architecture_version_source_or_option_is_compiled_again(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvrtc = StandIn()
@@ -132,7 +132,7 @@ def test_a_process_that_is_killed_before_the_rename_leaves_nothing_that_is_read(
     assert left not in files(cache) and len(files(cache)) == 2
 
 
-def test_two_processes_that_write_and_read_at_once_see_whole_files_alone(cache: Path) -> None:
+def test_two_processes_that_write_and_read_at_once_read_only_whole_files(cache: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from fanin import _kernels\n"
         "path, other = Path(sys.argv[1]), os.fork()\n"
@@ -212,7 +212,7 @@ def test_the_checks_of_the_cache_notice_planted_faults(tmp_path: Path, monkeypat
 
     def anew() -> None:
         with pytest.MonkeyPatch.context() as m:
-            test_another_architecture_version_source_or_option_is_compiled_anew(cache(), m)
+            test_another_architecture_version_source_or_option_is_compiled_again(cache(), m)
 
     def damaged() -> None:
         for length in (0, 32, 40_000):
@@ -292,7 +292,7 @@ def test_without_a_compiler_the_error_names_the_command_that_helps(
     assert "No libnvrtc and no nvcc was found" in text
 
 
-def test_a_compiler_that_fails_or_knows_no_such_gpu_is_named_with_the_reason(compilers: list[StandIn]) -> None:
+def test_a_compiler_that_fails_or_lacks_the_gpu_is_named_with_the_reason(compilers: list[StandIn]) -> None:
     class Failing(StandIn):
         def compile(self, *_: object, **__: object) -> bytes:
             raise OSError("nvrtcCompileProgram failed: kernels.cu(1): error")
@@ -643,7 +643,7 @@ def test_a_device_without_kernels_raises_the_error_and_works_once_a_compiler_is_
 
 
 @pytest.mark.skipif(bool(_core.kernels_made()), reason="the build embedded machine code")
-def test_compiled_kernels_that_the_driver_refuses_are_told_by_call_and_code(
+def test_the_error_for_compiled_kernels_that_the_driver_refuses_has_call_and_code(
     driver: FakeDriver, compilers: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_kernels, "IMAGES", {})
@@ -655,7 +655,7 @@ def test_compiled_kernels_that_the_driver_refuses_are_told_by_call_and_code(
 @pytest.mark.partners
 @pytest.mark.skipif(bool(_core.kernels_made()), reason="the build embedded machine code")
 @pytest.mark.parametrize("compute", [75, 90, 93])
-def test_what_the_real_nvrtc_compiles_is_loaded_and_kept(
+def test_kernels_of_the_real_nvrtc_are_loaded_and_kept(
     driver: FakeDriver, cache: Path, monkeypatch: pytest.MonkeyPatch, compute: int
 ) -> None:
     if not _kernels.found():
@@ -674,7 +674,7 @@ def test_what_the_real_nvrtc_compiles_is_loaded_and_kept(
 @pytest.mark.slow
 @pytest.mark.skipif(bool(_core.kernels_made()), reason="the build embedded machine code")
 @pytest.mark.parametrize("compute", [90, 93])
-def test_what_the_real_nvcc_compiles_is_loaded_and_kept(
+def test_kernels_of_the_real_nvcc_are_loaded_and_kept(
     driver: FakeDriver, cache: Path, monkeypatch: pytest.MonkeyPatch, compute: int
 ) -> None:
     if not _nvcc.find():

@@ -46,7 +46,7 @@ def test_devices_are_named_inside_a_machine() -> None:
         (b"cpu", TypeError, "a device's name"),
     ],
 )
-def test_a_device_that_is_not_there_is_told_what_is(name: Any, error: type[Exception], words: str) -> None:
+def test_the_error_for_a_missing_device_names_the_existing_ones(name: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         fanin.current_stream(name)
 
@@ -72,7 +72,7 @@ def test_spawned_threads_inherit_the_machine() -> None:
         assert thread.result == ["cpu", "sim:0", "sim:1"]
 
 
-def test_info_says_what_is_here_and_why_something_is_missing() -> None:
+def test_info_lists_what_is_available_and_why_something_is_missing() -> None:
     found = fanin.info()
     assert found["fanin"] == fanin.__version__
     assert found["numpy"] == np.__version__
@@ -180,7 +180,9 @@ class CudaStream:
         (CudaStream(), fanin.DeviceError, "no CUDA driver"),
     ],
 )
-def test_what_is_no_stream_is_told_what_one_is(what: Any, error: type[Exception], words: str) -> None:
+def test_the_error_for_an_object_that_is_no_stream_names_the_valid_ones(
+    what: Any, error: type[Exception], words: str
+) -> None:
     with Machine() as m:
         x = m.empty(2)
         with pytest.raises(error, match=words):
@@ -192,7 +194,7 @@ def test_what_is_no_stream_is_told_what_one_is(what: Any, error: type[Exception]
 
 
 @pytest.mark.parametrize("make", [lambda m: m.stream(), lambda m: m.event(), lambda m: m.empty(2), lambda m: m])
-def test_what_belongs_to_this_process_is_neither_pickled_nor_copied(make: Any) -> None:
+def test_objects_of_this_process_are_neither_pickled_nor_copied(make: Any) -> None:
     with Machine() as m:
         thing = make(m)
         for refused in (pickle.dumps, copy.copy, copy.deepcopy):

@@ -1,5 +1,5 @@
 """Running sums that are wider than what is added to them, on the simulated device and on the fake driver: random
-programs of several streams and slots give the CPU's bits, whatever is late.
+programs of several streams and slots give the CPU's bits, in every order of events.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def a_race(w: Any) -> None:
         w.launch(t, lambda v: v.fill(2), writes=[x])
         w.synchronize()
     except fanin.RaceError:
-        pass  # the machine says so at once, and the test does not look
+        pass  # the machine raises at once, and the test ignores it
 
 
 def a_wait_that_was_needed(w: Any) -> None:
@@ -149,7 +149,7 @@ def test_a_sound_test_passes_again_and_again(kind: str) -> None:
         *(("fake", *row) for row in OF_THE_FAKE),
     ],
 )
-def test_what_is_planted_is_found_at_the_end(kind: str, plant: Callable[[Any], None], words: str) -> None:
+def test_a_planted_fault_is_found_at_the_end(kind: str, plant: Callable[[Any], None], words: str) -> None:
     if "blocks" in words and not hooks.DEVELOPMENT:
         pytest.skip("the core counts its blocks in development builds alone: FANIN_DEV=1")
     try:
@@ -180,7 +180,7 @@ def test_a_race_that_is_planted_must_be_there(kind: str) -> None:
         nothing(w)
 
 
-def test_what_is_forgiven_is_what_was_named() -> None:
+def test_only_the_named_fault_is_forgiven() -> None:
     with world("fake", 1) as w:
         w.forgive("modules")
         a_module(w)
@@ -205,7 +205,7 @@ def test_an_error_that_is_planted_must_be_there() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sim", "fake"])
-def test_what_a_kernel_raises_and_what_a_test_raises_comes_through(kind: str) -> None:
+def test_errors_of_a_kernel_and_of_a_test_are_raised(kind: str) -> None:
     def wrong(v: Any) -> None:
         raise ZeroDivisionError("in a kernel")
 

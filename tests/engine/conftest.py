@@ -1,4 +1,4 @@
-"""The engines that a rule is held against: the core's, and its reference in plain Python."""
+"""The engines that the tests of a rule run on: the core's, and its reference in plain Python."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def left() -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """A refused pass lets go of all that it held, the gradients of others included."""
+    """A refused pass drops all its references, those to gradients of other nodes included."""
     before = left()
     yield
     assert left() == before
@@ -78,7 +78,7 @@ def passed_on(g: Any) -> Any:
         (lambda w: Leaf(like=((2,), "float32", "cpu")), (TypeError, ValueError), "accumulate"),
     ],
 )
-def test_what_makes_no_node_or_leaf(make: Callable[[Any], Any], kind: Any, text: str) -> None:
+def test_invalid_arguments_of_node_and_leaf_are_refused(make: Callable[[Any], Any], kind: Any, text: str) -> None:
     w = leaf()
     with pytest.raises(kind, match=text):
         make(w)
@@ -86,7 +86,7 @@ def test_what_makes_no_node_or_leaf(make: Callable[[Any], Any], kind: Any, text:
     assert w.grad.tolist() == [1, 1]
 
 
-def test_an_edge_to_a_slot_that_is_not_there_names_both_nodes() -> None:
+def test_the_error_for_an_edge_to_a_missing_slot_names_both_nodes() -> None:
     add = Node(passed_on, 2, name="Add")
     with pytest.raises(IndexError, match=r"^Mul: edge 1: expected a slot from 0 to 1 of Add, got 2$"):
         Node(passed_on, edges=[(add, 1), (add, 2)], name="Mul")
@@ -155,7 +155,7 @@ def test_a_cycle_through_a_function_is_collected() -> None:
     assert gone() is None
 
 
-# A pass that is asked for
+# Arguments of a pass
 
 NODE, SCALAR = Node(passed_on, name="Mul"), Node(passed_on, slots=[Slot(shape=())], name="Sum")
 W = leaf()
@@ -180,13 +180,13 @@ W = leaf()
         ([(W, 0, ones(2), None, None)], (TypeError, ValueError), "root 0"),
     ],
 )
-def test_roots_that_are_none(roots: Any, kind: Any, text: str) -> None:
+def test_invalid_roots_are_refused(roots: Any, kind: Any, text: str) -> None:
     with pytest.raises(kind, match=text):
         fanin.backward(roots)
     assert W.grad is None
 
 
-def test_a_pass_without_roots_is_nothing() -> None:
+def test_a_pass_without_roots_does_nothing() -> None:
     fanin.backward([])
     assert fanin.grad([], [W]) == [None]
 
@@ -195,7 +195,7 @@ def test_a_pass_without_roots_is_nothing() -> None:
     ("inputs", "kind"),
     [(7, TypeError), ([7], TypeError), ([(NODE, 1)], IndexError), ([(NODE, "0")], TypeError), ([None], TypeError)],
 )
-def test_inputs_that_are_none(inputs: Any, kind: Any) -> None:
+def test_invalid_inputs_are_refused(inputs: Any, kind: Any) -> None:
     with pytest.raises(kind):
         fanin.grad([(NODE, 0, 1.0)], inputs)
 
@@ -208,7 +208,7 @@ def test_backward_takes_leaves_alone_as_inputs() -> None:
     assert w.grad is None
 
 
-def test_options_that_are_none() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(TypeError):
         fanin.backward([(NODE, 0, 1.0)], None, True)  # keep_graph is a keyword
     with pytest.raises(TypeError, match="schedule"):
@@ -226,7 +226,7 @@ class NoArray:
     __slots__ = ()
 
 
-#: Of two edges, to a slot of shape (3, 4) and float32, what index 1 is given; what the message goes on with.
+#: Of two edges, to a slot of shape (3, 4) and float32, the gradient for index 1; the rest of the message.
 NONSENSE: dict[str, tuple[Any, Any, str]] = {
     "shape": (ones(4, 3), ValueError, r"expected .*\(3, 4\).*got .*\(4, 3\)"),
     "fewer axes": (ones(4), ValueError, "expected"),
@@ -270,7 +270,7 @@ def test_a_gradient_that_does_not_fit_its_slot(what: str, producers: int) -> Non
         (lambda: {0: 1.0, 1: 1.0}, TypeError, "expected a tuple of 2, got a dict"),
     ],
 )
-def test_how_many_gradients(gives: Callable[[], Any], kind: Any, text: str) -> None:
+def test_a_wrong_number_of_gradients_is_refused(gives: Callable[[], Any], kind: Any, text: str) -> None:
     w = leaf(1)
     mul = Node(lambda g: gives(), edges=[(w, 0), (w, 0)], name="Mul")
     with pytest.raises(kind, match=rf"^Mul returned an invalid number of gradients: {text}"):
@@ -292,7 +292,7 @@ def test_a_node_without_edges_returns_nothing() -> None:
     ids=["a shape", "a dtype", "a text", "an object", "complex"],
 )
 @pytest.mark.parametrize("where", ["slot", "pre", "post", "leaf"])
-def test_hooks_that_return_nonsense(where: str, new: Any) -> None:
+def test_invalid_results_of_hooks_are_refused(where: str, new: Any) -> None:
     """Of another dtype, what a post-hook gives is a gradient like any other, and is cast (A10)."""
     w = leaf()
     mul = Node(passed_on, slots=[Slot(shape=(2,), dtype="float32")], edges=[(w, 0)], name="Mul")
@@ -341,7 +341,9 @@ def run_by_hand(roots: Any, workers: int) -> None:
     ],
     ids=lambda x: "-".join(x) or "none" if isinstance(x, dict) else "",
 )
-def test_a_wrong_gradient_is_whose_it_is_the_nodes_or_a_post_hooks(run: Any, hooks: Any, whose: str) -> None:
+def test_a_wrong_gradient_is_attributed_to_the_node_or_the_post_hook_that_returned_it(
+    run: Any, hooks: Any, whose: str
+) -> None:
     """Of several post-hooks it does not matter which one it was; what they hand on is whose it was."""
     for workers in (1, 2):
         w = leaf()
@@ -394,7 +396,7 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "text"), WRONG_KINDS, ids=[text for _, text in WRONG_KINDS])
-def test_messages_say_what_kind_of_object_came_as_people_say_it(make: Callable[[], Any], text: str) -> None:
+def test_messages_name_kinds_of_objects_in_usual_words(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(TypeError, match=f"{text.replace('(', '[(]').replace(')', '[)]')}$"):
         make()
 
@@ -466,7 +468,7 @@ def test_hooks_that_return_another_number(new: Any) -> None:
     assert w.grad is None
 
 
-def test_what_is_no_hook() -> None:
+def test_invalid_hooks_are_refused() -> None:
     node = Node(passed_on, name="Mul")
     for register in (node.register_hook, node.register_prehook, node.register_posthook, W.register_hook,
                      W.register_post_accumulate_grad_hook):  # fmt: skip
@@ -480,7 +482,7 @@ def test_what_is_no_hook() -> None:
 @pytest.mark.rule("A8", "V2", "V3")
 @pytest.mark.parametrize("slot", [Slot((2,), "float64"), Slot((2,)), Slot(dtype="float64")], ids=repr)
 @pytest.mark.parametrize("ways", [1, 2])
-def test_an_array_of_objects_is_none_of_a_slot_that_declares_something(e: Any, slot: Any, ways: int) -> None:
+def test_a_slot_with_a_declaration_refuses_an_array_of_objects(e: Any, slot: Any, ways: int) -> None:
     called: list[Any] = []
     objects = np.ones(7, object)
     to = e.Node(called.append, slots=[slot], name="to")
@@ -512,7 +514,7 @@ class Loud(np.ndarray[Any, Any]):
 @pytest.mark.parametrize(
     "g", [np.ones(2, object), Own(), np.ma.ones(2), np.ones(2).view(Loud)], ids=lambda g: type(g).__name__
 )
-def test_what_sums_by_its_own_plus_is_no_gradient_of_an_arrays_leaf(e: Any, g: Any, ways: int) -> None:
+def test_the_leaf_of_an_array_refuses_objects_that_sum_by_their_own_plus(e: Any, g: Any, ways: int) -> None:
     for before in (None, np.ones(2)):
         w = e.Leaf(np.zeros(2), name="w")
         if before is not None:
@@ -556,7 +558,7 @@ def test_a_numbers_leaf_has_numbers() -> None:
 
 
 @pytest.mark.parametrize("bad", [ones(3), "text", ones(2) * 1j, 7])
-def test_what_is_no_grad(bad: Any) -> None:
+def test_invalid_values_of_grad_are_refused(bad: Any) -> None:
     w = leaf()
     with pytest.raises((TypeError, ValueError, BufferError), match=r"^w: "):
         w.grad = bad
@@ -577,7 +579,7 @@ def chain(n: int, end: Any, fn: Callable[[Any], Any] = passed_on) -> Any:
 
 @pytest.mark.rule("E14")
 def test_ctrl_c_while_nodes_run(log: Any) -> None:
-    """The signal comes to a thread that runs nodes which ask for nothing themselves."""
+    """The signal reaches a thread that runs nodes which do not poll for signals."""
     w = leaf()
     at = 50
 
@@ -630,7 +632,7 @@ def test_a_graph_that_is_dropped_while_another_thread_walks_it() -> None:
 
 @pytest.mark.rule("E10")
 def test_a_graph_that_drops_itself_while_it_is_walked() -> None:
-    """Functions, hooks and a release that let go of the nodes, their edges and their hooks."""
+    """Functions, hooks and a release that drop the nodes, their edges and their hooks."""
     w, held = leaf(), {}
 
     def drop(*_: Any) -> None:
@@ -713,12 +715,12 @@ def collected() -> list[str]:
 
 @pytest.mark.rule("E9")
 @pytest.mark.parametrize("change", ["add", "remove"])
-def test_the_collector_may_take_hooks_out_while_others_come_and_go(change: str) -> None:
+def test_the_collector_may_remove_hooks_while_others_are_added_and_removed(change: str) -> None:
     assert f"{change} True" in collected()
 
 
 @pytest.mark.rule("E7", "E10")
-def test_a_pass_inside_that_frees_what_the_outer_still_walks() -> None:
+def test_a_nested_pass_that_frees_nodes_of_the_outer_pass() -> None:
     w = leaf()
     low = Node(passed_on, edges=[(w, 0)], name="low")
     top = Node(lambda g: fanin.backward([(low, 0, g)]) or g, edges=[(low, 0)], name="top")
@@ -744,7 +746,7 @@ def test_a_pass_inside_a_pass_inside_a_pass() -> None:
     assert w.grad.tolist() == [21, 21]
 
 
-def test_passes_inside_passes_without_end_are_an_error_that_says_once_where() -> None:
+def test_endless_nested_passes_are_an_error_that_names_the_place_once() -> None:
     def again(g: Any) -> Any:
         fanin.backward([(node, 0, g)], keep_graph=True)
         return g
@@ -806,7 +808,7 @@ def test_a_function_that_changes_its_own_node() -> None:
 
 
 class Lies(list[Any]):
-    """A list that says another length than it has, and forgets what it is asked about."""
+    """A list whose length, items and iterator contradict each other."""
 
     def __len__(self) -> int:
         return 1_000
@@ -819,7 +821,7 @@ class Lies(list[Any]):
 
 
 class Forgets:
-    """A number that, when it is asked for, takes away what it is asked for."""
+    """A number that empties the list when it is converted."""
 
     def __init__(self, memory: list[Any]) -> None:
         self.memory = memory
@@ -830,7 +832,7 @@ class Forgets:
         return 0
 
 
-def test_sequences_that_lie() -> None:
+def test_sequences_that_change_while_they_are_read_cause_no_crash() -> None:
     """What is in them is read once, and kept while it is needed."""
     w, held = leaf(), []
     held += [(w, Forgets(held)), (Node(passed_on, edges=[(w, 0)]), 0)]
@@ -870,7 +872,7 @@ def test_an_error_in_a_comparison_or_an_add_of_objects_ends_the_pass() -> None:
     assert caught.value.__notes__
 
 
-def test_a_pass_by_hand_that_is_given_nonsense() -> None:
+def test_invalid_arguments_of_a_walk_are_refused() -> None:
     w = leaf()
     mul = Node(passed_on, edges=[(w, 0)], name="Mul")
     for bad, kind in ((ones(3), ValueError), ((ones(2), ones(2)), ValueError), ("text", TypeError)):

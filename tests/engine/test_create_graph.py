@@ -27,7 +27,7 @@ def two_ways(end: Any) -> list[tuple[Any, int, Any]]:
 
 
 @pytest.mark.rule("A1", "L6")
-def test_a_leaf_of_an_array_takes_what_records_itself_and_only_in_such_a_pass() -> None:
+def test_a_leaf_of_an_array_takes_recording_gradients_only_in_a_recording_pass() -> None:
     w = fanin.Leaf(np.zeros(()), name="w")
     fanin.backward(two_ways(w), create_graph=True)
     assert w.grad.made_of == "(b + a)", "keys: the node made later comes first"
@@ -37,7 +37,7 @@ def test_a_leaf_of_an_array_takes_what_records_itself_and_only_in_such_a_pass() 
 
 
 @pytest.mark.rule("L6")
-def test_while_recording_grad_becomes_a_new_object_and_the_old_one_is_as_it_was() -> None:
+def test_while_recording_grad_becomes_a_new_object_and_the_old_one_is_unchanged() -> None:
     w = fanin.Leaf(np.zeros(2))
     roots = [(w, 0, np.array([1.0, 2.0])), (w, 0, np.array([3.0, 4.0]))]
     fanin.backward(roots, create_graph=True)
@@ -56,7 +56,7 @@ def test_while_recording_grad_becomes_a_new_object_and_the_old_one_is_as_it_was(
 @pytest.mark.parametrize(
     ("given", "freed"), [({}, False), ({"keep_graph": False}, True), ({"keep_graph": None}, False)]
 )
-def test_a_pass_that_records_itself_keeps_the_graph_unless_told_otherwise(given: Any, freed: bool) -> None:
+def test_a_recording_pass_keeps_the_graph_by_default(given: Any, freed: bool) -> None:
     node = fanin.Node(lambda g: g, edges=[(fanin.Leaf(np.zeros(1)), 0)])
     fanin.backward([(node, 0, np.ones(1))], create_graph=True, **given)
     assert node.freed is freed
@@ -66,7 +66,7 @@ def test_a_pass_that_records_itself_keeps_the_graph_unless_told_otherwise(given:
 
 
 @pytest.mark.rule("A9", "A10")
-def test_what_is_given_to_a_declared_slot_is_conformed_while_recording_and_declared_still_afterwards() -> None:
+def test_while_recording_a_gradient_is_conformed_to_its_declared_slot_and_stays_declared() -> None:
     w = fanin.Leaf(np.zeros(2, "f4"))
     node = fanin.Node(lambda g: g, slots=[np.zeros(2, "f4")], edges=[(w, 0)])
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""E11: who made the first inf or NaN. E17: why a node has not run, and what is lost when a pass ends early."""
+"""E11: which node made the first inf or NaN. E17: why a node has not run, and what is lost when a pass ends early."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_first_gradient_that_is_not_finite_ends_the_pass_with_the_node_that_
 
 
 @pytest.mark.rule("E9", "E11")
-def test_what_a_post_hook_made_not_finite_is_the_hooks() -> None:
+def test_a_gradient_that_a_post_hook_made_not_finite_is_attributed_to_the_hook() -> None:
     for hook, whose in [
         (lambda sums, gradients: (gradients[0], gradients[1] * inf), "a post-hook of Mul"),
         (lambda sums, gradients: (gradients[0] * 1, gradients[1]), "Mul"),
@@ -59,7 +59,7 @@ def test_what_a_post_hook_made_not_finite_is_the_hooks() -> None:
 
 
 @pytest.mark.rule("E11")
-def test_a_gradient_that_is_alone_in_its_slot_is_looked_at_and_a_leaf_s_too() -> None:
+def test_a_gradient_alone_in_its_slot_is_checked_and_a_leafs_too() -> None:
     w = fanin.Leaf(np.zeros(2))
     node = fanin.Node(lambda g: g * inf, edges=[(w, 0)], name="Mul")
     with pytest.raises(FloatingPointError, match=r"^Mul returned a gradient that is not finite at index 0: .*of leaf"):
@@ -68,7 +68,7 @@ def test_a_gradient_that_is_alone_in_its_slot_is_looked_at_and_a_leaf_s_too() ->
 
 
 @pytest.mark.rule("E11")
-def test_a_roots_gradient_and_a_sum_that_overflows_are_told_apart_from_a_node() -> None:
+def test_detect_distinguishes_a_roots_gradient_an_overflowing_sum_and_a_node() -> None:
     node = fanin.Node(lambda g: g, edges=[(fanin.Leaf(np.zeros(2)), 0)], name="Mul")
     with pytest.raises(
         FloatingPointError, match=r"^grad was given a gradient that is not finite at index 1: .* 2 of 2"
@@ -113,7 +113,7 @@ def test_detecting_changes_no_bit_and_adds_no_pass_over_what_is_summed() -> None
     assert passes[0] == passes[1] > 0
 
 
-def test_what_sums_by_its_own_plus_is_not_looked_at() -> None:
+def test_an_object_that_sums_by_its_own_plus_is_not_checked() -> None:
     got: list[Any] = []
     node = fanin.Node(lambda g: got.append(g) or (), edges=[])
     fanin.backward([(node, 0, np.array([nan], object)), (node, 0, np.array([1.0], object))], detect=True)
@@ -148,7 +148,7 @@ def test_a_walk_explains_why_a_node_has_not_run_and_what_its_slots_hold() -> Non
 
 
 @pytest.mark.rule("E17")
-def test_a_slot_that_holds_the_first_root_alone_is_told_from_one_that_holds_nothing() -> None:
+def test_explain_distinguishes_a_slot_with_the_first_root_alone_from_an_empty_one() -> None:
     w = fanin.Leaf(np.zeros(2), name="w")
     low = fanin.Node(lambda g: g, edges=[(w, 0)], name="low")
     top = fanin.Node(lambda g: g, edges=[(low, 0)], name="top")
@@ -160,7 +160,7 @@ def test_a_slot_that_holds_the_first_root_alone_is_told_from_one_that_holds_noth
 
 
 @pytest.mark.rule("E17")
-def test_none_is_told_from_a_gradient_and_many_are_cut_short() -> None:
+def test_explain_distinguishes_none_from_a_gradient_and_shortens_long_lists() -> None:
     low = fanin.Node(lambda g: (), inputs=2, name="low")
     many = [fanin.Node(lambda g: None, edges=[(low, 1)], name=f"n{i}") for i in range(12)]
     p = fanin.walk([(n, 0, 1.0) for n in many])
@@ -203,14 +203,14 @@ def test_an_error_names_the_gradients_that_are_lost_by_their_producer() -> None:
 
 
 @pytest.mark.rule("E14", "E17")
-def test_an_error_with_which_nothing_is_lost_says_nothing_of_it() -> None:
+def test_an_error_that_loses_no_gradient_mentions_none() -> None:
     node = fanin.Node(lambda g: 1 / 0, edges=[(fanin.Leaf(np.zeros(1)), 0)])
     with pytest.raises(ZeroDivisionError) as caught:
         fanin.backward([(node, 0, np.ones(1))])
     assert len(caught.value.__notes__) == 1
 
 
-# What the engine's leaves were told before
+# Errors of leaves that the engine raised before
 
 
 @pytest.mark.core
@@ -237,7 +237,7 @@ def test_setting_a_wide_leafs_grad_keeps_the_old_sum_where_memory_ends() -> None
     assert kept and set_
 
 
-def test_no_half_made_leaf_is_to_be_found() -> None:
+def test_no_half_made_leaf_can_be_reached() -> None:
     class Name:
         def __str__(self) -> str:
             found.append([o for o in gc.get_objects() if type(o) is fanin.Leaf and o not in before])
@@ -250,7 +250,7 @@ def test_no_half_made_leaf_is_to_be_found() -> None:
     assert any(o is w for o in gc.get_objects())
 
 
-def test_an_array_of_objects_is_told_how_it_becomes_one_of_numbers() -> None:
+def test_the_error_for_an_array_of_objects_names_the_conversion_to_numbers() -> None:
     w = fanin.Leaf(np.zeros(2), name="w")
     with pytest.raises(TypeError, match=r"^w: grad: .*got a numpy.ndarray of objects: set x\.astype\(float\)$"):
         w.grad = np.ones(2, object)

@@ -34,7 +34,7 @@ def leaf(e: Any, name: str = "w", n: int = 2) -> Any:
 
 
 @pytest.mark.rule("E1")
-def test_an_edge_that_is_there_twice_counts_twice(e: Any, log: Any) -> None:
+def test_a_repeated_edge_counts_twice(e: Any, log: Any) -> None:
     w = leaf(e)
     low = e.Node(log.node("low"), edges=[(w, 0)])
     top = e.Node(log.node("top", lambda g: (g, 2 * g)), edges=[(low, 0), (low, 0)])
@@ -43,7 +43,7 @@ def test_an_edge_that_is_there_twice_counts_twice(e: Any, log: Any) -> None:
 
 
 @pytest.mark.rule("E1")
-def test_a_node_waits_for_the_longest_way_to_it(e: Any, log: Any) -> None:
+def test_a_node_waits_for_the_longest_path_to_it(e: Any, log: Any) -> None:
     w = leaf(e)
     low = e.Node(log.node("low"), edges=[(w, 0)], name="low")
     way = low
@@ -55,7 +55,7 @@ def test_a_node_waits_for_the_longest_way_to_it(e: Any, log: Any) -> None:
 
 
 @pytest.mark.rule("E1")
-def test_a_node_runs_where_all_it_got_was_undefined(e: Any, log: Any) -> None:
+def test_a_node_runs_if_all_its_gradients_are_undefined(e: Any, log: Any) -> None:
     w = leaf(e)
     low = e.Node(log.node("low", lambda g: log.append(g)), edges=[(w, 0)])
     top = e.Node(lambda g: (None, None), edges=[(low, 0), (low, 0)])
@@ -81,7 +81,7 @@ def test_roots_are_edges_too(e: Any, log: Any) -> None:
 
 
 @pytest.mark.rule("E1")
-def test_an_edge_that_is_none_takes_what_comes(e: Any) -> None:
+def test_a_none_edge_accepts_every_gradient(e: Any) -> None:
     w = leaf(e)
     top = e.Node(lambda g: ("anything", g, None), edges=[None, (w, 0), None])
     e.backward([(top, 0, ones())])
@@ -89,11 +89,11 @@ def test_an_edge_that_is_none_takes_what_comes(e: Any) -> None:
     assert [top.needs(i) for i in range(3)] == [False, True, False]
 
 
-# E2: who goes first
+# E2: which node runs first
 
 
 @pytest.mark.rule("E2")
-def test_of_ready_nodes_the_later_made_goes_first(e: Any, log: Any) -> None:
+def test_of_ready_nodes_the_latest_made_runs_first(e: Any, log: Any) -> None:
     a, b, c = (e.Node(log.node(x, lambda g: ()), name=x) for x in "abc")
     top = e.Node(lambda g: (g, g, g), edges=[(b, 0), (c, 0), (a, 0)])
     e.backward([(top, 0, ones())])
@@ -101,7 +101,7 @@ def test_of_ready_nodes_the_later_made_goes_first(e: Any, log: Any) -> None:
 
 
 @pytest.mark.rule("E2")
-def test_leaves_go_before_all_in_the_order_in_which_they_became_ready(e: Any, log: Any) -> None:
+def test_ready_leaves_run_before_nodes_in_the_order_in_which_they_became_ready(e: Any, log: Any) -> None:
     w = [leaf(e, f"w{i}") for i in range(3)]
     for x in w:
         x.register_hook(log.hook(x.name))
@@ -125,11 +125,11 @@ def test_cpu_nodes_run_on_the_callers_thread(e: Any) -> None:
 
 @pytest.mark.rule("A15", "E2")
 def test_the_order_of_a_sum_is_the_graphs_not_that_of_arrival(e: Any) -> None:
-    """1e8 + 1 - 1e8 in float32 tells who was added first: roots, then producers from late to early."""
+    """1e8 + 1 - 1e8 in float32 shows which term was added first: roots, then producers from late to early."""
     w = leaf(e, n=1)
     big = np.array([1e8], np.float32)
     first, second, third = (e.Node(lambda g, k=k: k, edges=[(w, 0)]) for k in (-big, np.ones(1, np.float32), big))
-    chain = e.Node(lambda g: g, edges=[(third, 0)])  # the third made hears later than the others
+    chain = e.Node(lambda g: g, edges=[(third, 0)])  # the third one made becomes ready later than the others
     for roots in ([first, second, chain], [chain, second, first], [second, chain, first]):
         got = e.grad([(x, 0, np.ones(1, np.float32)) for x in roots], [w], keep_graph=True)
         assert got[0].tolist() == [0.0]  # (1e8 + 1) - 1e8
@@ -139,7 +139,7 @@ def test_the_order_of_a_sum_is_the_graphs_not_that_of_arrival(e: Any) -> None:
 
 @pytest.mark.rule("A15", "E2")
 @pytest.mark.parametrize("names", ["ab", "ba"])
-def test_what_roots_give_to_one_slot_is_added_in_the_callers_order(e: Any, log: Any, names: str) -> None:
+def test_gradients_of_roots_for_one_slot_are_added_in_the_callers_order(e: Any, log: Any, names: str) -> None:
     """Whether the roots begin with the latest node or with the earliest one."""
     w = {x: leaf(e, x, n=1) for x in "ab"}
     nodes = {x: e.Node(log.node(x), edges=[(w[x], 0)], name=x) for x in "ab"}
@@ -150,7 +150,7 @@ def test_what_roots_give_to_one_slot_is_added_in_the_callers_order(e: Any, log: 
 
 
 @pytest.mark.rule("A14", "E4")
-def test_what_has_one_producer_is_handed_through(e: Any) -> None:
+def test_a_gradient_with_one_producer_is_handed_through(e: Any) -> None:
     seen: list[Any] = []
     low = e.Node(lambda g: seen.append(g) or ())
     top = e.Node(lambda g: g, edges=[(low, 0)])
@@ -160,7 +160,7 @@ def test_what_has_one_producer_is_handed_through(e: Any) -> None:
 
 
 @pytest.mark.rule("A6", "A8")
-def test_a_gradient_that_goes_two_ways_is_written_by_neither(e: Any) -> None:
+def test_a_gradient_for_two_slots_is_written_by_neither(e: Any) -> None:
     w, v = leaf(e), leaf(e, "v")
     low = e.Node(lambda g: (g, g), edges=[(w, 0), (v, 0)])
     top = e.Node(lambda g: (g, g, g), edges=[(low, 0), (low, 0), (w, 0)])
@@ -191,7 +191,7 @@ def test_hooks_run_in_their_order_around_the_function(e: Any, log: Any) -> None:
 
 
 @pytest.mark.rule("E4", "E9")
-def test_a_hook_sees_the_finished_sum_once(e: Any, log: Any) -> None:
+def test_a_hook_gets_the_finished_sum_once(e: Any, log: Any) -> None:
     w = leaf(e)
     low = e.Node(log.node("low"), edges=[(w, 0)])
     low.register_hook(lambda g: log.append(g.tolist()))
@@ -213,7 +213,7 @@ def test_each_kind_of_hook_may_replace(e: Any) -> None:
 
 
 @pytest.mark.rule("E9")
-def test_a_slot_hook_is_for_its_slot_and_not_for_the_undefined(e: Any, log: Any) -> None:
+def test_a_slot_hook_runs_for_its_slot_unless_the_gradient_is_undefined(e: Any, log: Any) -> None:
     node = e.Node(log.node("fn", lambda a, b: ()), 2)
     node.register_hook(log.hook("slot 0"), slot=0)
     node.register_hook(log.hook("slot 1"), slot=1)
@@ -223,7 +223,7 @@ def test_a_slot_hook_is_for_its_slot_and_not_for_the_undefined(e: Any, log: Any)
 
 @pytest.mark.rule("E9")
 @pytest.mark.parametrize("new", [np.ones(3, np.float32), np.ones(2, np.float64)], ids=["shape", "dtype"])
-def test_what_a_hook_returns_is_like_what_it_saw(e: Any, new: Any) -> None:
+def test_a_hook_must_return_the_kind_that_it_received(e: Any, new: Any) -> None:
     w = leaf(e)
     node = e.Node(lambda g: g, edges=[(w, 0)], name="Mul")
     node.register_hook(lambda g: new)
@@ -244,7 +244,7 @@ def test_what_a_hook_returns_is_like_what_it_saw(e: Any, new: Any) -> None:
     ],
     ids=["forgets", "makes up", "a list", "too few", "sparse for dense"],
 )
-def test_a_pre_hook_gives_each_sum_as_it_was(e: Any, log: Any, new: Any, kind: Any) -> None:
+def test_a_pre_hook_must_return_each_sum_in_its_kind(e: Any, log: Any, new: Any, kind: Any) -> None:
     node = e.Node(log.node("fn"), 2, name="Mul")
     node.register_prehook(lambda sums: new)
     with pytest.raises(kind, match=r"hook of Mul returned") as caught:
@@ -266,7 +266,7 @@ def test_a_slot_hook_keeps_dense_dense_and_sparse_sparse(e: Any) -> None:
 
 
 @pytest.mark.rule("E14", "V2")
-def test_a_node_whose_gradients_are_refused_had_run(e: Any) -> None:
+def test_a_node_whose_gradients_are_refused_counts_as_run(e: Any) -> None:
     node = e.Node(lambda g: np.ones(7), edges=[(leaf(e), 0)], name="Mul")
     with pytest.raises(ValueError, match=r"^Mul returned an invalid gradient at index 0") as caught:
         e.backward([(node, 0, ones())])
@@ -274,7 +274,7 @@ def test_a_node_whose_gradients_are_refused_had_run(e: Any) -> None:
 
 
 @pytest.mark.rule("E9")
-def test_a_removed_hook_is_gone(e: Any, log: Any) -> None:
+def test_a_removed_hook_does_not_run(e: Any, log: Any) -> None:
     w = leaf(e)
     handles = [
         w.register_hook(log.hook("a")),
@@ -318,7 +318,7 @@ def throws(*_: Any) -> Any:
 
 
 @pytest.mark.rule("E6", "E14")
-def test_the_error_itself_reaches_the_caller_with_the_nodes_name(e: Any) -> None:
+def test_the_same_exception_reaches_the_caller_with_a_note_of_the_nodes_name(e: Any) -> None:
     w, error = leaf(e), Boom("thrown")
 
     def fn(g: Any) -> Any:
@@ -344,7 +344,7 @@ THROWERS: dict[str, Callable[[Any, Any], None]] = {
 @pytest.mark.rule("E6", "E14")
 @pytest.mark.parametrize("where", [*THROWERS, "function", "release"])
 def test_a_leaf_has_its_whole_gradient_or_none_of_it(e: Any, where: str, log: Any) -> None:
-    """Of two leaves the first is reached before the error, the second would be after it, and has heard one of two."""
+    """Of two leaves the first is reached before the error, the second would be after it, with one of two gradients."""
     early, late = leaf(e, "early"), leaf(e, "late")
     bad = e.Node(
         throws if where == "function" else log.node("bad"),
@@ -360,7 +360,7 @@ def test_a_leaf_has_its_whole_gradient_or_none_of_it(e: Any, where: str, log: An
 
 
 @pytest.mark.rule("E6", "L9")
-def test_an_error_behind_the_accumulate_leaves_it_accumulated(e: Any) -> None:
+def test_an_error_after_the_accumulate_leaves_it_accumulated(e: Any) -> None:
     w = leaf(e)
     w.register_post_accumulate_grad_hook(throws)
     with pytest.raises(Boom):
@@ -451,7 +451,7 @@ def test_inputs_limit_the_pass_to_what_they_need(e: Any, log: Any) -> None:
 
 
 @pytest.mark.rule("E8")
-def test_what_nobody_needs_is_not_looked_at(e: Any) -> None:
+def test_gradients_that_no_input_needs_are_not_checked(e: Any) -> None:
     w, v = leaf(e), leaf(e, "v")
     top = e.Node(lambda g: (g, "nonsense"), edges=[(w, 0), (v, 0)])
     e.backward([(top, 0, ones())], [w])
@@ -459,7 +459,7 @@ def test_what_nobody_needs_is_not_looked_at(e: Any) -> None:
 
 
 @pytest.mark.rule("E8")
-def test_the_gradient_of_a_root_that_leads_to_no_wanted_leaf_is_let_go_before_a_node_runs() -> None:
+def test_the_gradient_of_a_root_without_a_wanted_leaf_is_dropped_before_a_node_runs() -> None:
     w, v, one = leaf(fanin), leaf(fanin, "v"), [ones()]
     gone, alive = weakref.ref(one[0]), []
     to_w = fanin.Node(lambda g: alive.append(gone() is not None) or g, edges=[(w, 0)])
@@ -469,7 +469,7 @@ def test_the_gradient_of_a_root_that_leads_to_no_wanted_leaf_is_let_go_before_a_
 
 
 @pytest.mark.rule("E8")
-def test_what_is_needed_is_found_behind_edges_to_later_nodes(e: Any, log: Any) -> None:
+def test_needed_nodes_are_found_through_edges_to_later_nodes(e: Any, log: Any) -> None:
     w, v = leaf(e), leaf(e, "v")
     early = e.Node(log.node("early", lambda g: (2 * g, g)), edges=[(v, 0)])
     late = e.Node(log.node("late", lambda g: 3 * g), edges=[(w, 0)])
@@ -494,7 +494,7 @@ def test_grad_gives_the_sums_in_order_and_changes_no_leaf(e: Any, log: Any) -> N
 
 
 @pytest.mark.rule("E8")
-def test_a_captured_sum_is_as_its_hooks_see_it_and_its_function_need_not_run(e: Any, log: Any) -> None:
+def test_a_captured_sum_is_the_one_that_its_hooks_receive_and_its_function_need_not_run(e: Any, log: Any) -> None:
     w = leaf(e)
     mid = e.Node(log.node("mid"), edges=[(w, 0)])
     mid.register_hook(log.hook("hook", lambda g: g * 7))
@@ -525,7 +525,7 @@ class Token:
 
 
 @pytest.mark.rule("E10")
-def test_a_node_that_has_run_lets_its_function_go(e: Any, log: Any) -> None:
+def test_a_node_that_has_run_drops_its_function(e: Any, log: Any) -> None:
     w, token = leaf(e), Token()
     gone = weakref.ref(token)
     low = e.Node(lambda g: log.append(gone() is None) or g, edges=[(w, 0)])
@@ -546,11 +546,11 @@ def test_a_second_pass_over_a_freed_graph_names_the_node_before_anything_runs(e:
     with pytest.raises(RuntimeError, match=r"Mul was freed by pass \d+: .*keep_graph=True"):
         e.backward([(top, 0, ones())])
     assert log == ["freed"] and w.grad.tolist() == [1, 1]
-    assert e.grad([(top, 0, ones())], [freed])[0].tolist() == [1, 1]  # its function is not asked
+    assert e.grad([(top, 0, ones())], [freed])[0].tolist() == [1, 1]  # its function is not called
 
 
 @pytest.mark.rule("E10")
-def test_a_kept_graph_gives_the_same_again(e: Any, log: Any) -> None:
+def test_a_kept_graph_gives_the_same_result_again(e: Any, log: Any) -> None:
     w = leaf(e)
     top = e.Node(log.node("top"), edges=[(w, 0)], release=log.hook("release"))
     for i in range(3):
@@ -604,7 +604,7 @@ def test_a_bare_gradient_is_for_one_edge(e: Any) -> None:
     ],
     ids=["shape", "dtype", "no array", "no numbers"],
 )
-def test_what_a_slot_declares_is_checked_with_the_nodes_name_and_the_index(e: Any, bad: Any, kind: Any) -> None:
+def test_the_error_for_a_declared_slot_has_the_nodes_name_and_the_index(e: Any, bad: Any, kind: Any) -> None:
     w = leaf(e, n=2)
     low = e.Node(lambda g: g, slots=[fanin.Slot(shape=(3, 4), dtype="float32")], name="low")
     node = e.Node(lambda g: (ones(), bad), edges=[(w, 0), (low, 0)], name="Mul")
@@ -614,7 +614,7 @@ def test_what_a_slot_declares_is_checked_with_the_nodes_name_and_the_index(e: An
 
 
 @pytest.mark.rule("V2", "A9", "A10")
-def test_what_broadcasts_is_summed_and_cast_for_its_slot(e: Any) -> None:
+def test_a_gradient_of_broadcast_shape_is_summed_and_cast_for_its_slot(e: Any) -> None:
     seen: list[Any] = []
     low = e.Node(lambda g: seen.append(g) or (), slots=[fanin.Slot(shape=(2,), dtype="float32")])
     top = e.Node(lambda g: g, edges=[(low, 0)])
@@ -644,7 +644,7 @@ def test_a_root_of_one_element_begins_with_one(e: Any) -> None:
 
 
 def diamond(log: Any, width: int = 6) -> tuple[Any, Any]:
-    """A leaf, under so many nodes, under one: sums whose bits tell their order."""
+    """A leaf, under so many nodes, under one: sums whose bits show their order."""
     w = fanin.Leaf(np.zeros(3, np.float32), name="w")
     mid = [
         fanin.Node(log.node(i, lambda g, i=i: g * np.float32(1.1**i)), edges=[(w, 0)], name=f"mid {i}")
@@ -672,7 +672,7 @@ def test_any_schedule_gives_the_same_bits(log: Any) -> None:
 
 
 @pytest.mark.rule("E16", "E2")
-def test_a_schedule_sees_the_ready_nodes_in_the_order_of_the_pass(log: Any) -> None:
+def test_a_schedule_gets_the_ready_nodes_in_the_order_of_the_pass(log: Any) -> None:
     top, _ = diamond(log, 3)
     seen: list[list[str]] = []
     fanin.backward([(top, 0, ones(3))], schedule=lambda ready: seen.append([n.name for n in ready]) or ready[0])
@@ -691,7 +691,7 @@ def test_a_schedule_that_returns_nonsense_is_an_error(bad: Any, log: Any) -> Non
 
 
 @pytest.mark.rule("E16")
-def test_a_pass_by_hand_is_the_pass(log: Any) -> None:
+def test_a_walk_gives_the_results_of_a_pass(log: Any) -> None:
     top, w = diamond(log)
     g = np.array([1, 2.3, -7.7], np.float32)
     [want] = fanin.grad([(top, 0, g)], [w], keep_graph=True)
@@ -705,7 +705,7 @@ def test_a_pass_by_hand_is_the_pass(log: Any) -> None:
 
 
 @pytest.mark.rule("E16")
-def test_the_next_node_without_what_the_last_gave_is_an_error(log: Any) -> None:
+def test_next_before_the_gradients_of_the_last_node_were_given_is_an_error(log: Any) -> None:
     top, _ = diamond(log)
     p = fanin.walk([(top, 0, ones(3))])
     next(p)
@@ -717,7 +717,7 @@ def test_the_next_node_without_what_the_last_gave_is_an_error(log: Any) -> None:
 
 
 @pytest.mark.rule("E16", "E14")
-def test_a_pass_by_hand_may_be_left(log: Any) -> None:
+def test_a_walk_may_be_left_unfinished(log: Any) -> None:
     top, w = diamond(log)
     p = fanin.walk([(top, 0, ones(3))], keep_graph=True)
     node, sums = next(p)
@@ -800,7 +800,7 @@ def test_a_walk_shows_the_sum_of_each_slot() -> None:
 
 
 @pytest.mark.rule("E9")
-def test_what_a_hook_wrongly_returned_is_let_go_with_the_error() -> None:
+def test_an_object_that_a_hook_wrongly_returned_is_dropped_with_the_error() -> None:
     made = []
 
     def hook(sums: Any) -> Any:

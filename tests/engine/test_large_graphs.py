@@ -89,7 +89,7 @@ def in_a_small_stack(work: Callable[[], None]) -> None:
 
 @pytest.mark.rule("E13")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nothing_recurses(shape: str) -> None:
+def test_long_graphs_cause_no_recursion(shape: str) -> None:
     """In 256 KiB of stack: 8.7 bytes for each node."""
     make, value = SHAPES[shape]
     gc.collect()
@@ -122,7 +122,7 @@ def test_a_graph_that_was_never_run_is_freed_in_a_loop() -> None:
 
 
 @pytest.mark.rule("E13", "E6")
-def test_an_error_at_the_end_of_a_long_chain_lets_go_of_all() -> None:
+def test_an_error_at_the_end_of_a_long_chain_drops_all_gradients() -> None:
     def throws(g: Any) -> Any:
         raise ZeroDivisionError
 
@@ -136,7 +136,7 @@ def test_an_error_at_the_end_of_a_long_chain_lets_go_of_all() -> None:
 
 
 @pytest.mark.rule("E13")
-def test_an_edge_below_a_long_chain_is_looked_after_in_a_loop() -> None:
+def test_an_edge_below_a_long_chain_is_checked_in_a_loop() -> None:
     """Whether an edge closes a cycle is found without recursion."""
 
     def work() -> None:
@@ -148,7 +148,7 @@ def test_an_edge_below_a_long_chain_is_looked_after_in_a_loop() -> None:
     in_a_small_stack(work)
 
 
-#: Run by itself, so that its memory is nobody else's: resident memory for each node, made and at the peak of a pass.
+#: Run by itself, so that no other test uses its memory: resident memory for each node, made and at the peak of a pass.
 MEASURED = """
 import gc, os, sys
 import numpy as np

@@ -23,7 +23,7 @@ def into(leaf: Any, g: Any, *, e: Any = fanin) -> None:
 
 
 def fresh(leaf: Any, make: Any) -> None:
-    """One pass whose producer makes an array that nobody else has."""
+    """One pass whose producer makes an array without other references."""
     fanin.backward([(fanin.Node(lambda g: make(), edges=[(leaf, 0)]), 0, 1.0)])
 
 
@@ -42,7 +42,7 @@ def test_an_undefined_gradient_changes_nothing_and_calls_no_hook(e: Any, log: An
 
 
 @pytest.mark.rule("L2")
-def test_a_gradient_that_nobody_else_has_becomes_grad() -> None:
+def test_a_gradient_without_other_references_becomes_grad() -> None:
     w = fanin.Leaf(np.zeros((2, 3), F))
     where: list[int] = []
 
@@ -67,7 +67,7 @@ def test_a_sum_that_the_pass_made_becomes_grad() -> None:
 
 
 @pytest.mark.rule("L4")
-def test_a_gradient_that_somebody_has_is_copied(e: Any) -> None:
+def test_a_gradient_with_other_references_is_copied(e: Any) -> None:
     w, g = e.Leaf(np.zeros(2, F)), np.ones(2, F)
     into(w, g, e=e)
     assert w.grad is not g and not np.shares_memory(w.grad, g)
@@ -105,7 +105,7 @@ def test_grad_keeps_its_identity_and_its_memory(e: Any) -> None:
 
 
 @pytest.mark.rule("L5")
-def test_a_grad_that_was_set_is_the_one_that_is_added_to() -> None:
+def test_passes_add_to_a_grad_that_was_set() -> None:
     w, mine = fanin.Leaf(np.zeros(2, F)), np.full(2, 10, F)
     w.grad = mine
     into(w, np.ones(2, F))
@@ -118,7 +118,7 @@ def test_a_grad_that_was_set_is_the_one_that_is_added_to() -> None:
 
 
 @pytest.mark.rule("L5", "L7")
-def test_two_leaves_may_share_what_was_set_as_grad() -> None:
+def test_two_leaves_may_share_one_grad() -> None:
     """A flat buffer, as optimizers keep one: each leaf's part is added to where it lies."""
     flat = np.zeros(4, F)
     a, b = fanin.Leaf(np.zeros(2, F)), fanin.Leaf(np.zeros(2, F))
@@ -144,7 +144,7 @@ def test_sparse_gradients(e: Any) -> None:
 
 
 @pytest.mark.rule("L3")
-def test_of_a_sparse_gradient_that_nobody_has_the_parts_are_taken() -> None:
+def test_the_parts_of_a_sparse_gradient_without_other_references_become_grad() -> None:
     w = fanin.Leaf(np.zeros((3, 3), F))
     where: list[int] = []
 
@@ -160,7 +160,7 @@ def test_of_a_sparse_gradient_that_nobody_has_the_parts_are_taken() -> None:
 @pytest.mark.rule("L3", "L7")
 @pytest.mark.parametrize("kind", [sp.coo_array, sp.csr_array, sp.csc_matrix])
 @pytest.mark.parametrize("keep", ["nothing", "object", "values", "view", "indices"])
-def test_of_scipys_the_parts_are_taken_where_nobody_has_one(kind: Any, keep: str) -> None:
+def test_the_parts_of_a_scipy_gradient_become_grad_if_none_has_other_references(kind: Any, keep: str) -> None:
     w = fanin.Leaf(np.zeros((3, 3), F))
     held: list[Any] = []
     where: list[int] = []
@@ -190,8 +190,8 @@ def test_of_scipys_the_parts_are_taken_where_nobody_has_one(kind: Any, keep: str
 
 @pytest.mark.rule("L7")
 @pytest.mark.parametrize("keep", ["view", "base", "weak", "memory"])
-def test_memory_that_somebody_else_can_see_is_not_stolen(keep: str) -> None:
-    """The object alone is not asked: the gradient is unshared by its count of references, its memory is not."""
+def test_memory_with_another_view_is_not_stolen(keep: str) -> None:
+    """The count of references alone does not decide: the object has one reference, but its memory has another view."""
     import weakref
 
     w, held = fanin.Leaf(np.zeros(4, F)), []
@@ -222,7 +222,7 @@ def test_memory_that_somebody_else_can_see_is_not_stolen(keep: str) -> None:
 
 
 @pytest.mark.rule("L7")
-def test_one_gradient_for_two_leaves_is_no_ones() -> None:
+def test_one_gradient_for_two_leaves_is_stolen_by_neither() -> None:
     a, b = fanin.Leaf(np.zeros(2, F)), fanin.Leaf(np.zeros(2, F))
 
     def fn(_: Any) -> Any:
@@ -243,7 +243,7 @@ def test_borrowed_memory_is_not_stolen(tmp_path: Any) -> None:
     for g in (np.frombuffer(memory, F), mapped):
         w = fanin.Leaf(np.zeros(4, F))
         fresh(w, lambda g=g: g)
-        g[:] = 7  # who lent it uses it again
+        g[:] = 7  # the lender uses it again
         assert w.grad.tolist() == [1] * 4 and type(w.grad) is np.ndarray
     wrapped = np.frombuffer(bytes(16), F)  # read-only
     w = fanin.Leaf(np.zeros(4, F))
@@ -262,7 +262,7 @@ def test_hooks_run_before_and_after_the_accumulate(e: Any, log: Any) -> None:
 
 
 @pytest.mark.rule("L9")
-def test_a_hook_behind_the_accumulate_may_take_grad_away() -> None:
+def test_a_hook_after_the_accumulate_may_remove_grad() -> None:
     """As optimizers do that step in the middle of the pass."""
     w, steps = fanin.Leaf(np.zeros(2, F)), []
 
@@ -338,7 +338,7 @@ def test_grad_dtype_is_another_than_the_arrays() -> None:
     assert w.grad.dtype == F and w.grad[0] == F(1 / 3)
 
 
-def test_a_leaf_for_memory_of_somebody_else_gets_each_sum_once(log: Any) -> None:
+def test_a_leaf_for_foreign_memory_gets_each_sum_once(log: Any) -> None:
     w = fanin.Leaf(like=((2,), "float32", "cpu"), accumulate=lambda g: log.append(g.tolist()))
     two = fanin.Node(lambda g: (g, g), edges=[(w, 0), (w, 0)])
     for _ in range(2):
@@ -369,7 +369,7 @@ def test_two_passes_at_once_add_to_one_leaf() -> None:
 
 
 @pytest.mark.parametrize(("given", "word"), [([1.0, 2.0], "list"), ((1.0, 2.0), "tuple")])
-def test_a_leaf_of_a_list_names_what_makes_an_array_of_it(given: Any, word: str) -> None:
+def test_the_error_for_a_leaf_of_a_list_names_the_conversion_to_an_array(given: Any, word: str) -> None:
     with pytest.raises(TypeError, match=rf"array: expected an array, got a {word}: pass np\.asarray\(x\)"):
         fanin.Leaf(given)
 

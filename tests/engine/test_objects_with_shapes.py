@@ -163,7 +163,7 @@ UNLIKE: dict[str, tuple[Any, Any, type[Exception], str]] = {
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("budget", [0, None])
 @pytest.mark.parametrize("name", UNLIKE)
-def test_two_that_do_not_match_are_refused_with_the_slot_and_nothing_is_lost(
+def test_two_objects_that_do_not_match_are_refused_with_the_slot_and_nothing_is_lost(
     name: str, budget: Any, create_graph: bool, keys: Any
 ) -> None:
     """With budget 0 by `add`, else by `take`."""

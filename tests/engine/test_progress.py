@@ -1,4 +1,4 @@
-"""`progress=`: who waits for a long pass is heard how far it is."""
+"""`progress=`: reports to the caller how far a long pass is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WAYS: dict[str, Callable[[list[Any], fanin.Leaf, Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_progress_hears_of_each_node_and_leaf_from_none_to_all(way: str) -> None:
+def test_progress_is_called_for_each_node_and_leaf_from_none_to_all(way: str) -> None:
     roots, leaf = fan(4)
     heard: list[tuple[int, int]] = []
     WAYS[way](roots, leaf, lambda *how: heard.append(how))
@@ -64,7 +64,7 @@ def test_on_several_workers_progress_rises_never_runs_twice_at_once_and_ends_wit
 
 
 @pytest.mark.rule("E12")
-def test_nodes_that_are_ready_begin_on_other_workers_while_progress_is_at_work() -> None:
+def test_ready_nodes_begin_on_other_workers_while_progress_runs() -> None:
     """Of two nodes that are ready once the top has run, a helper begins one: so `progress` may wait for it."""
     begun, heard = threading.Event(), []
 
@@ -144,7 +144,7 @@ def test_progress_is_a_function_or_none() -> None:
         fanin.backward(roots, progress=3)  # type: ignore[arg-type]
 
 
-def test_a_walk_holds_its_progress_and_the_collector_sees_it() -> None:
+def test_a_walk_references_its_progress_and_the_collector_traverses_it() -> None:
     import gc
     import weakref
 

@@ -1,9 +1,9 @@
 """Random graphs through the core's engine, the reference and a plain float64 evaluation.
 
 Each graph is drawn from a seed that is printed: fan-outs, edges that are there twice, several roots, undefined
-gradients, slots that nobody uses, passes within nodes, sparse arrays, scalars, objects, nodes that throw, hooks that
-replace, `inputs=`, graphs that are walked twice. What must be the same: what came back, bit by bit, the kind of the
-error, every leaf, and in which order what ran.
+gradients, unused slots, passes within nodes, sparse arrays, scalars, objects, nodes that throw, hooks that
+replace, `inputs=`, graphs that are walked twice. These must be the same: the results, bit by bit, the kind of the
+error, every leaf, and the order in which nodes ran.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def on_workers(seed: int, spec: graphs.Spec, outcome: list[Any], whole: bool, se
 
 
 def many(count: int) -> Counter[str]:
-    """So many graphs; what was seen. Memory is as before at the end."""
+    """Run this many graphs; return counts of the outcomes. At the end memory is as before."""
     first = int(os.environ.get("FANIN_SEED", 0)) or random.randrange(2**32)
     print(f"FANIN_SEED={first}")
     seen: Counter[str] = Counter()
@@ -108,13 +108,13 @@ def many(count: int) -> Counter[str]:
 
 
 def alive() -> tuple[int, int]:
-    """Blocks of the core's memory, nodes and leaves that somebody has."""
+    """Blocks of the core's memory, and nodes and leaves that are referenced."""
     gc.collect()
     fanin.trim()
     return hooks.blocks(), sum(type(x) in (fanin.Node, fanin.Leaf) for x in gc.get_objects())
 
 
-def test_what_is_left_would_be_seen() -> None:
+def test_a_planted_leak_is_found() -> None:
     before = alive()
     node = fanin.Node(lambda g: (), edges=[(fanin.Leaf(np.zeros(2)), 0)])
     assert alive() > before and alive()[1] == before[1] + 2
@@ -136,7 +136,7 @@ SAMPLE, WHOLE = 300, 10_000
 
 @pytest.mark.usefixtures("quick_reference")
 @pytest.mark.parametrize(("count", "least"), sizes((SAMPLE, 1), (WHOLE, 5)))
-def test_random_graphs_give_what_the_reference_gives(count: int, least: int) -> None:
+def test_random_graphs_give_the_results_of_the_reference(count: int, least: int) -> None:
     seen = many(count)
     for _ in range(8):  # one in a hundred samples leaves something out
         if rare(seen, least):
@@ -145,14 +145,14 @@ def test_random_graphs_give_what_the_reference_gives(count: int, least: int) -> 
 
 
 @pytest.mark.parametrize("count", sizes(40, 400))
-def test_graphs_give_what_the_whole_reference_gives(count: int) -> None:
+def test_random_graphs_give_the_results_of_the_whole_reference(count: int) -> None:
     """Beside the reference's own buffer, in plain NumPy."""
     many(count)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_reference")
-def test_a_million_graphs_give_what_the_reference_gives() -> None:
+def test_a_million_graphs_give_the_results_of_the_reference() -> None:
     seen = many(1_000_000)
     assert not rare(seen, 5), seen
 

@@ -55,7 +55,7 @@ def test_the_callers_own_root_gradient_is_not_written() -> None:
 
 
 @pytest.mark.rule("E4")
-def test_a_sum_that_a_function_alone_has_may_be_written() -> None:
+def test_a_function_may_write_a_sum_without_other_references() -> None:
     x = Leaf(np.zeros(3))
     node = x
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_a_sum_that_a_function_alone_has_may_be_written() -> None:
 
 
 @pytest.mark.rule("E4")
-def test_a_view_of_what_others_have_is_not_written() -> None:
+def test_a_view_of_a_referenced_array_is_not_written() -> None:
     root = np.ones((2, 3))
     refused(lambda: two_branches(lambda g: scale(g)[0], lambda g: g[0], root))
     refused(lambda: two_branches(scale, lambda g: g, root[0]))
@@ -81,7 +81,7 @@ def test_a_view_of_what_others_have_is_not_written() -> None:
 
 
 @pytest.mark.rule("E4", "E8")
-def test_what_grad_returns_is_not_written_by_the_node_that_it_went_into() -> None:
+def test_a_gradient_that_grad_returns_is_not_written_by_the_node_that_received_it() -> None:
     low = Node(scale, edges=[(x := Leaf(np.zeros(3)), 0)])
     top = Node(lambda g: g * 2, edges=[(low, 0)])
     refused(lambda: fanin.grad([(top, 0, np.ones(3))], [low, x]))
@@ -89,7 +89,7 @@ def test_what_grad_returns_is_not_written_by_the_node_that_it_went_into() -> Non
 
 @pytest.mark.rule("E9")
 @pytest.mark.parametrize("when", ["slot", "pre", "post", "post gradient", "leaf"])
-def test_hooks_do_not_write_what_others_have(when: str) -> None:
+def test_hooks_cannot_write_referenced_arrays(when: str) -> None:
     x, y = Leaf(np.zeros(3)), Leaf(np.zeros(3))
     one, two = Node(lambda g: g, edges=[(x, 0)]), Node(lambda g: g, edges=[(y, 0)])
     top = Node(lambda g: (g, g), edges=[(one, 0), (two, 0)])
@@ -122,7 +122,7 @@ def test_sums_by_hand_are_read_only_until_the_gradients_are_given() -> None:
     assert root.flags.writeable and root.tolist() == [1, 1, 1]
 
 
-def test_what_the_caller_may_not_write_stays_so_and_identity_is_kept() -> None:
+def test_an_array_read_only_for_the_caller_stays_read_only_and_the_same_object() -> None:
     root = np.ones(3)
     seen: list[Any] = []
     node = Node(lambda g: seen.append(g) or g, edges=[(x := Leaf(np.zeros(3)), 0)])  # type: ignore[func-returns-value]
@@ -132,7 +132,7 @@ def test_what_the_caller_may_not_write_stays_so_and_identity_is_kept() -> None:
     assert not root.flags.writeable
 
 
-def test_one_array_in_two_threads_and_in_a_pass_inside_is_read_only_until_the_last_is_done() -> None:
+def test_an_array_in_two_threads_and_a_nested_pass_is_read_only_until_the_last_ends() -> None:
     root, met = np.ones(3), threading.Barrier(2)
     said: list[bool] = []
 
@@ -169,7 +169,7 @@ def test_an_error_of_the_function_leaves_the_array_writable() -> None:
 
 
 @pytest.mark.rule("E4")
-def test_a_leaf_for_memory_of_others_does_not_write_the_sum_of_another_branch() -> None:
+def test_a_leaf_with_foreign_memory_does_not_write_the_sum_of_another_branch() -> None:
     root = np.ones(3)
     mine = Leaf(like=((3,), "float64", "cpu"), accumulate=scale)
     refused(lambda: fanin.backward([(mine, 0, root)]))
@@ -189,7 +189,7 @@ def test_sums_that_are_not_guarded_are_found() -> None:
 @pytest.mark.partners
 @pytest.mark.rule("E4")
 @pytest.mark.parametrize("last", [False, True])
-def test_a_torch_tensor_that_others_have_and_a_function_has_written_is_an_error(last: bool) -> None:
+def test_a_function_that_writes_a_referenced_torch_tensor_is_an_error(last: bool) -> None:
     torch = pytest.importorskip("torch")
 
     def written(node: Callable[[Any], Any], root: Any) -> None:

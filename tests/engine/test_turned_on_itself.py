@@ -1,4 +1,4 @@
-"""Functions, hooks and objects that turn on the pass or the graph that calls them: an error that says so, no crash."""
+"""Functions, hooks and objects that change the pass or the graph that calls them: a clear error, no crash."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def passed_on(g: Any) -> Any:
 
 
 def half() -> Callable[[Any], Any]:
-    """A function that nobody but its node has."""
+    """A function to which only its node has a reference."""
     memory = bytearray(100)
     return lambda g: g * (len(memory) / 200)
 
@@ -81,7 +81,7 @@ def test_a_hook_whose_own_pass_keeps_the_graph_lets_the_node_run(where: str) -> 
 
 
 @pytest.mark.rule("E16")
-def test_a_pass_by_hand_holds_its_schedule() -> None:
+def test_a_walk_references_its_schedule() -> None:
     w = leaf()
     top = Node(passed_on, edges=[(w, 0)])
 
@@ -114,7 +114,7 @@ def test_a_schedule_that_holds_its_own_pass_is_collected() -> None:
 
 
 @pytest.mark.rule("E16")
-def test_what_dies_with_a_pass_by_hand_finds_it_ended() -> None:
+def test_an_object_freed_with_a_walk_finds_it_ended() -> None:
     said: list[str] = []
 
     class Dies:
@@ -136,12 +136,12 @@ def test_what_dies_with_a_pass_by_hand_finds_it_ended() -> None:
     assert said == ["walk: no node waits for gradients: call next() first", "ended"]
 
 
-# Who is asked whether a gradient is needed
+# Which pass decides whether a gradient is needed
 
 
 @pytest.mark.rule("E8", "E15", "E16")
 @pytest.mark.threads
-def test_a_pass_by_hand_on_another_thread_does_not_say_what_this_one_needs() -> None:
+def test_a_walk_on_another_thread_does_not_decide_which_gradients_this_one_needs() -> None:
     a, b = leaf("a"), leaf("b")
     inside, go = threading.Event(), threading.Event()
 
@@ -163,7 +163,7 @@ def test_a_pass_by_hand_on_another_thread_does_not_say_what_this_one_needs() -> 
 
 
 @pytest.mark.rule("E8", "E16")
-def test_a_pass_by_hand_that_was_left_standing_does_not_say_what_the_function_needs() -> None:
+def test_an_unfinished_walk_does_not_decide_which_gradients_a_function_needs() -> None:
     a, b = leaf("a"), leaf("b")
     kept = []
 
@@ -181,7 +181,7 @@ def test_a_pass_by_hand_that_was_left_standing_does_not_say_what_the_function_ne
 
 
 @pytest.mark.rule("E8", "E9", "E16")
-def test_the_hooks_of_a_pass_by_hand_are_told_what_it_needs_inside_another_too() -> None:
+def test_hooks_of_a_walk_inside_another_get_the_needed_gradients_of_their_own_walk() -> None:
     a, b = leaf("a"), leaf("b")
     seen: dict[str, list[bool]] = {}
 
@@ -213,7 +213,7 @@ def test_the_hooks_of_a_pass_by_hand_are_told_what_it_needs_inside_another_too()
 
 
 class Asked:
-    """A slot that does something as it is asked for."""
+    """A slot index that runs code when it is converted."""
 
     def __init__(self, do: Callable[[], Any]) -> None:
         self.do = do
@@ -223,7 +223,7 @@ class Asked:
         return 0
 
 
-def test_a_node_in_the_making_is_nobodys() -> None:
+def test_a_node_under_construction_cannot_be_found() -> None:
     w = leaf()
 
     def append() -> None:
@@ -238,7 +238,7 @@ def test_a_node_in_the_making_is_nobodys() -> None:
     assert gc.is_tracked(node)
 
 
-def test_a_node_is_later_than_what_its_edges_lead_to() -> None:
+def test_a_node_is_later_than_the_targets_of_its_edges() -> None:
     w = leaf()
     node = Node(lambda g: (g, g), edges=((Node(passed_on, edges=[(w, 0)]), 0) for _ in range(2)))
     below = [edge[0] for edge in node.edges]
@@ -249,7 +249,7 @@ def test_a_node_is_later_than_what_its_edges_lead_to() -> None:
     assert w.grad.tolist() == [2, 2]
 
 
-def test_a_cycle_is_refused_on_whatever_way_it_closes() -> None:
+def test_a_cycle_is_refused_on_every_path_that_closes_it() -> None:
     """Edges to later nodes, and then each edge that would close a circle with them, from old and from new nodes."""
     n = [Node(passed_on, name=f"n{i}") for i in range(8)]
     for i, k in ((1, 4), (4, 2), (2, 6), (6, 0)):
@@ -270,7 +270,7 @@ def test_a_cycle_is_refused_on_whatever_way_it_closes() -> None:
 
 
 def test_an_edge_from_a_node_above_all_cycles_is_added_without_a_search() -> None:
-    """A search asks for memory, of which there is none."""
+    """A search allocates memory, and the allocation fails."""
     a, b = Node(passed_on), Node(passed_on)
     a.edges.append((b, 0))
     c = Node(passed_on, edges=[(a, 0)])

@@ -169,7 +169,7 @@ class FakeDriver:
         return a
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64, device: int = 0) -> _core.Array:
-        """An array on a device with whatever lies there."""
+        """An array on a device with the bytes that are there."""
         return self._own(_core.device_array(f"cuda:{device}", np.empty(shape, dtype), True))
 
     def launch(
@@ -266,7 +266,7 @@ class FakeDriver:
         return int(self._lib.fanFakeCalls(name.encode()))
 
     def live(self, kind: str = "memory") -> int:
-        """How many contexts are retained, or how many things of a kind (KINDS) were made and not given back."""
+        """How many contexts are retained, or how many objects of a kind (KINDS) were made and not freed."""
         return int(self._lib.fanFakeLive(KINDS.index(kind)))
 
     @property

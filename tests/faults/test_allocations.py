@@ -144,7 +144,7 @@ def made() -> Any:
 
 
 def made_again() -> Any:
-    """In the memory of a buffer that nobody has any more."""
+    """In the memory of a buffer without references."""
     kept: list[Any] = []
     slots = [fanin.Slot((2, 2), "float32", name="w"), fanin.Slot(combine=lambda a, b: a), fanin.Slot((), float)]
     for _ in range(3):
@@ -247,8 +247,8 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
 
 
 def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tuple[list[Any], bool, bool]:
-    """Runs the steps; in step `fail[0]` allocation `fail[1]` fails, and the step is then done again. Says what the
-    steps gave, whether one was refused, and whether there was such an allocation.
+    """Runs the steps; in step `fail[0]` allocation `fail[1]` fails, and the step is then done again. Returns the
+    results of the steps, whether one was refused, and whether there was such an allocation.
     """
     gave, refused, met = [], False, False
     for i, step in enumerate(scenario()):
@@ -312,7 +312,7 @@ def test_the_hook_itself_makes_a_step_fail() -> None:
     assert buf.take() == [None]
 
 
-def test_a_leak_would_be_seen() -> None:
+def test_a_planted_leak_of_a_contribution_is_found() -> None:
     gc.collect()
     before = hooks.memory()[0]
     kept = fanin.InputBuffer(1)

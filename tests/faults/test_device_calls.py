@@ -17,7 +17,7 @@ pytestmark = pytest.mark.core
 
 
 def one_pass(m: fanin.sim.Machine, budget: Any, fail: int, memory: bool) -> tuple[str, bool]:
-    """Two producers, a consumer; device call `fail` of the pass fails. Says what happened."""
+    """Two producers, a consumer; device call `fail` of the pass fails. Returns the outcome."""
     p, q, c = (m.stream() for _ in range(3))
     buf = fanin.InputBuffer([fanin.Slot(dtype="float32")], stream=c, budget=budget)
     g = [m.array(np.full(4, k, dtype)) for k, dtype in ((1, np.float32), (2, np.float64), (4, np.float32))]

@@ -1,4 +1,4 @@
-"""Every planted fault of the buffer is found by the proof program, or docs/proof.md says why it changes nothing.
+"""Every planted fault of the buffer is found by the proof program, or docs/proof.md explains why it changes nothing.
 
 The list is read from the sources: the plan bits of csrc/buffer/sync.h and the buffer's faults of csrc/base/fault.h.
 """
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")
 
 PAGE = ROOT / "docs" / "proof.md"
 
-#: What whoever drives the buffer owes it: faults of the proof's own driver.
+#: Duties of the code that drives the buffer: faults of the proof's own driver.
 DRIVER = [f"driver:{word}" for word in ("count", "import-wait", "alias-wait", "alias-mark", "sync", "elide", "donate")]
 
 #: Where those are found that need more than the first grounds: the sample hunts there alone.
@@ -102,7 +102,7 @@ def test_the_list_is_read_from_the_sources() -> None:
 
 
 @pytest.mark.parametrize("name", [*PLAN, *FAULTS, *DRIVER])
-def test_the_page_tells_every_planted_fault(name: str) -> None:
+def test_the_page_lists_every_planted_fault(name: str) -> None:
     assert has_row(PAGE.read_text(), name), f"docs/proof.md has no row for {name}"
     assert name not in FAULTS or f"| `{name}` | {FAULTS[name]} |" in PAGE.read_text(), "base/fault.h says it otherwise"
 
@@ -158,12 +158,12 @@ def test_every_planted_fault_is_killed(words: list[str], grounds: dict[str, list
 
 
 def both(survivor: str, partner: str) -> str:
-    """Two faults planted at once; who guards whom makes no other run."""
+    """Two faults planted at once; the order of the pair makes no other run."""
     return "+".join(sorted((survivor, partner)))
 
 
 @pytest.mark.parametrize("part", sizes("part=1/24", "part=0/1"))
-def test_what_survives_alone_is_killed_with_its_partner(part: str) -> None:
+def test_a_mutant_that_survives_alone_is_killed_with_its_partner(part: str) -> None:
     names = list(dict.fromkeys(n for s, p in SURVIVORS.items() for n in (s, p, both(s, p))))
     found = kills(side_by_side([("kill", "shallow", part, *names[i::2]) for i in (0, 1)]))
     for survivor, partner in SURVIVORS.items():
@@ -174,7 +174,7 @@ def test_what_survives_alone_is_killed_with_its_partner(part: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_survives_alone_survives_the_larger_sizes() -> None:
+def test_a_mutant_that_survives_alone_survives_the_larger_sizes() -> None:
     found = kills(side_by_side([("kill", "deep", name) for name in SURVIVORS]))
     assert set(found) == set(SURVIVORS)
     for name, line in found.items():
@@ -182,7 +182,7 @@ def test_what_survives_alone_survives_the_larger_sizes() -> None:
 
 
 @pytest.mark.parametrize("survivor", SURVIVORS)
-def test_what_survives_alone_has_its_argument_on_the_page(survivor: str) -> None:
+def test_a_mutant_that_survives_alone_has_its_argument_on_the_page(survivor: str) -> None:
     section = PAGE.read_text().partition("## What survives")[2].partition("\n## ")[0]
     assert re.search(rf"^- \*\*`{re.escape(survivor)}`", section, re.MULTILINE), (
         f"docs/proof.md gives no argument for {survivor}"
@@ -199,7 +199,7 @@ def test_the_mark_of_out_alone_is_found_by_a_slot_of_zeros() -> None:
             for _ in range(2):
                 buf.add(0, fanin.Zero((4,), "float64"))
             buf.take(out=[out])
-            del out  # nobody has waited for what fills it
+            del out  # no stream has waited for the work that fills it
 
     taken()
     with pytest.raises(fanin.RaceError, match=r"memory is freed .* while 'fill' .* writes it"):

@@ -1,4 +1,4 @@
-"""The mutation script: what it draws, what it tells apart; and, with `-m slow`, that it kills what must die."""
+"""The mutation script: its mutants and verdicts; and, with `-m slow`, that it kills the mutants that must die."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_line_has_the_mutants_that_one_would_think_of() -> None:
     assert [n for n, _ in mutate.lines_of_python(text)] == [3, 7]
 
 
-def test_the_tests_behind_a_file_are_there_and_so_is_the_file() -> None:
+def test_each_file_and_its_likely_tests_exist() -> None:
     files = [path.relative_to(ROOT / "csrc").as_posix() for path in ROOT.glob("csrc/**/*.c")] + [*mutate.PYTHON]
     for table in (mutate.NEAR, mutate.NEAR_IN_C):
         assert not [key for key in table if not any(file.startswith(key.rstrip("/")) for file in files)]
@@ -77,7 +77,7 @@ def test_a_draw_may_be_of_some_folders() -> None:
     assert not mutate.drawn(7, 1, among=["none"])
 
 
-#: A test that ends as it says -> pytest's status and the verdict; None: it survives.
+#: A test that ends in the named way -> pytest's status and the verdict; None: it survives.
 ENDS = {
     "pass": None,
     "assert False": "tests/test_one.py::test_one",
@@ -85,7 +85,7 @@ ENDS = {
     "while True: pass": "tests/test_one.py::test_one: no end in 10 times the processor time without a mutant",
     "signal.pause()": "tests/test_one.py::test_one: no end, no thread runs",
     "subprocess.run(['sleep', '60'])": "tests/test_one.py::test_one: no end, no thread runs",
-    # A process that waits for another, which runs, does not stand still.
+    # A process that waits for another, which runs, is not stuck.
     "subprocess.run([sys.executable, '-c', 'for _ in range(20_000_000): pass'])": None,
 }
 
@@ -103,7 +103,7 @@ def one_test(root: Path, body: str, before: str = "") -> Path:
 def test_a_mutant_dies_of_a_failed_test_a_signal_or_tests_that_do_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    """The limit is that of a test that does nothing; the looks are so close that each test has many."""
+    """The limit is that of a test that does nothing; the checks are so close that each test has many."""
     monkeypatch.setattr(mutate, "PAUSE", 0.05)
     tests = ["tests/test_one.py"]
     tree = one_test(tmp_path, "pass")

@@ -1,5 +1,5 @@
-"""Whatever allocation fails, each contribution is given back once, not before its time and not twice, and a second try
-gives the sum.
+"""If any allocation fails, each contribution is released once, not too early and not twice, and a second try gives the
+sum.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def cases(slot: str, every: bool) -> Iterator[tuple[str, int, str, str]]:
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("slot", SLOTS)
-def test_what_fails_in_the_middle_gives_each_contribution_back_once(slot: str, every: bool) -> None:
+def test_a_failure_in_the_middle_releases_each_contribution_once(slot: str, every: bool) -> None:
     tried = refusals = loans = 0
     for kind, n, add, end in cases(slot, every):
         expected = play(slot, [KINDS[kind](k) for k in range(n)], add, end, -1, 0)[0]
@@ -255,7 +255,7 @@ def test_what_fails_in_the_middle_gives_each_contribution_back_once(slot: str, e
     assert refusals > 20 and loans > 20
 
 
-def test_what_came_back_twice_or_not_at_all_would_be_seen() -> None:
+def test_a_double_or_missing_release_is_found() -> None:
     g, lent = values(0), Lent(values(0))
     before = counts([g])
     kept = g

@@ -32,7 +32,7 @@ def value_of(x: Any) -> float:
     return float(seen[0])
 
 
-def test_steps_are_warmed_recorded_and_replayed_behind_late_work(m: Any) -> None:
+def test_steps_are_warmed_recorded_and_replayed_after_late_work(m: Any) -> None:
     s = m.stream()
     tree = fanin.GraphTree(m.place(), memory=1 << 20)
     f = tree.function(lambda x, w: fanin.add_n([x, w, w]), roles=("copy", "static"))
@@ -51,7 +51,7 @@ def test_steps_are_warmed_recorded_and_replayed_behind_late_work(m: Any) -> None
     tree.close()
 
 
-def test_what_is_accumulated_over_streams_gives_the_bits_of_the_sequential_sum(m: Any) -> None:
+def test_a_sum_over_streams_has_the_bits_of_the_sequential_sum(m: Any) -> None:
     rng = np.random.default_rng(7)
     sides = [m.stream() for _ in range(3)]
     tree = fanin.GraphTree(m.place(), memory=1 << 20)

@@ -89,7 +89,7 @@ def test_an_event_recorded_again_counts_for_later_waits(m: Any) -> None:
 
 
 @pytest.mark.outlasts
-def test_an_event_that_was_recorded_again_does_not_hold_up_who_waited_before(m: Any) -> None:
+def test_an_event_recorded_again_does_not_delay_earlier_waits(m: Any) -> None:
     s, t, x, y = m.stream(), m.stream(), zeros(m), zeros(m)
     e = fanin.Event("cuda:0")
     m.fill(s, x, 1)
@@ -126,7 +126,7 @@ def test_an_event_may_go_while_a_wait_for_it_is_queued(m: Any) -> None:
 
 
 @pytest.mark.outlasts
-def test_an_event_says_when_its_work_has_run(m: Any) -> None:
+def test_an_event_is_done_when_its_work_has_run(m: Any) -> None:
     s, x = m.stream(), zeros(m)
     late(m, s, x, 1)
     e = s.record()
@@ -154,9 +154,9 @@ def test_the_legacy_stream_waits_for_blocking_streams_alone(m: Any, blocking: bo
 
 @pytest.mark.outlasts
 @pytest.mark.parametrize("early", [False, True])
-def test_memory_that_is_let_go_of_stays_until_its_reader_has_passed(m: Any, early: bool) -> None:
-    """Memory of the pool, freed in the order of a stream that nobody waits for: who frees it too early gives it to the
-    next one while it is read. (What cuMemFree frees is waited for, so it shows nothing.)
+def test_dropped_memory_stays_until_its_reader_has_run(m: Any, early: bool) -> None:
+    """Memory of the pool, freed in the order of a stream without a wait: if it is freed too early, the next array gets
+    it while it is read. (cuMemFree waits for the device, so it shows nothing.)
     """
     if early and not hooks.DEVELOPMENT:
         pytest.skip("faults are planted in test builds alone: FANIN_DEV=1")
@@ -244,7 +244,7 @@ def test_a_gradient_that_goes_through_is_waited_for_by_its_consumer(m: Any) -> N
     clean(m)
 
 
-def test_sums_in_place_wait_for_those_who_read_the_last_one(m: Any) -> None:
+def test_sums_in_place_wait_for_readers_of_the_last_one(m: Any) -> None:
     p, q, c = (m.stream() for _ in range(3))
     buf = fanin.InputBuffer(1, stream=c, budget=0)
     xs = produced(m, [p, q, p])
@@ -303,7 +303,7 @@ def test_threads_with_streams_of_their_own_lose_nothing(m: Any) -> None:
 # Under capture
 
 
-def test_a_captured_sum_is_made_anew_each_time_the_graph_runs(m: Any) -> None:
+def test_a_captured_sum_is_computed_at_each_run_of_the_graph(m: Any) -> None:
     p, q, c = (m.stream() for _ in range(3))
     xs = [m.array(np.full(N, v, "f4")) for v in (1, 10, 100)]
     m.begin_capture(c)

@@ -230,7 +230,7 @@ for _from, _name in (
     (test_stats_devices, "test_figures_of_mixed_dtypes_and_wider_accumulation_are_those_of_the_cpu"),
     (test_stats_devices, "test_figures_of_several_launches_name_the_first_key_of_all"),
     (test_stats_devices, "test_figures_of_every_kind_of_sum_are_those_of_the_cpu"),
-    (test_stats_devices, "test_of_what_is_reduced_broadcast_or_written_elsewhere"),
+    (test_stats_devices, "test_figures_of_reduced_broadcast_and_copied_sums_are_those_of_the_cpu"),
     (test_stats_devices, "test_out_may_be_one_of_the_gradients"),
 ):
     _test = getattr(_from, _name)
@@ -258,8 +258,8 @@ def test_the_conformance_suite_holds_on_a_gpu(driver: Any) -> None:
 @pytest.mark.checkers
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
 def test_cudas_own_checkers_find_nothing(driver: Any, tool: str) -> None:
-    """Not marked gpu: `-m gpu` ends in minutes. A call that the driver refuses is no fault of memory: the backend asks
-    the legacy stream whether it may be used (906), and tries the PTX where machine code is refused.
+    """Not marked gpu: `-m gpu` ends in minutes. A call that the driver refuses is no fault of memory: the backend
+    queries whether the legacy stream may be used (906), and tries the PTX where machine code is refused.
     """
     checker = shutil.which("compute-sanitizer") or str(
         Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/compute-sanitizer")
@@ -267,7 +267,7 @@ def test_cudas_own_checkers_find_nothing(driver: Any, tool: str) -> None:
     if not Path(checker).exists():
         pytest.skip("compute-sanitizer is not installed")
     words = ["--tool", tool, "--error-exitcode", "9", "--target-processes", "all", "--report-api-errors", "no"]
-    words = words if tool == "memcheck" else words[:-2]  # it alone looks at calls
+    words = words if tool == "memcheck" else words[:-2]  # only it counts calls
     done = python(
         checker,
         *words,

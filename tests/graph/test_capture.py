@@ -22,7 +22,7 @@ pytestmark = pytest.mark.core
 
 
 def code_of(error: BaseException) -> int:
-    """CUDA's code in an error, wherever it stands."""
+    """CUDA's code in the text of an error."""
     if isinstance(error, DriverError):
         return error.code
     found = re.search(r"code (\d+)\)", str(error))
@@ -41,7 +41,7 @@ def bump(w: Any, s: Any, x: Any, n: float) -> None:
 
 
 def ended(w: Any, s: Any) -> None:
-    """The end of a capture in which a wait was refused: fanin refuses it before the device hears of it, the driver
+    """The end of a capture in which a wait was refused: fanin refuses it before any call of the device, the driver
     breaks the capture.
     """
     if w.kind == "sim":
@@ -59,7 +59,7 @@ def fork(w: Any, s: Any, t: Any) -> None:
 # What makes a capture legal: each rule kept once, and broken once
 
 
-def test_what_is_captured_runs_when_the_graph_is_launched_and_each_time_again(w: Any) -> None:
+def test_captured_work_runs_at_each_launch_of_the_graph(w: Any) -> None:
     s, x = w.stream(), w.array(np.zeros(4))
     w.begin_capture(s)
     bump(w, s, x, 1)
@@ -136,7 +136,7 @@ def test_a_forked_stream_is_captured_and_runs_beside_the_first_in_the_graph(w: A
     assert w.races == 0
 
 
-def test_what_nothing_orders_in_a_graph_is_a_race_when_it_is_launched(w: Any) -> None:
+def test_unordered_work_in_a_graph_is_a_race_when_it_is_launched(w: Any) -> None:
     s, t = w.stream(), w.stream()
     x = w.array(np.zeros(4))
     w.begin_capture(s)
@@ -175,7 +175,7 @@ def test_a_join_through_a_third_stream_counts(w: Any) -> None:
     w.end_capture(s)
 
 
-def test_a_launch_in_which_a_graph_races_with_others_says_so() -> None:
+def test_a_launch_that_races_with_other_work_raises() -> None:
     with Machine() as m:
         s, t, x = m.stream(), m.stream(), m.array(np.zeros(4))
         m.begin_capture(s)
@@ -421,7 +421,7 @@ def test_nothing_is_queried_or_waited_for_while_it_is_captured(a_world: Any) -> 
 
 
 @pytest.mark.rule("K3")
-def test_memory_that_goes_during_a_capture_lives_as_long_as_its_graph(a_world: Any) -> None:
+def test_memory_dropped_during_a_capture_lives_as_long_as_its_graph(a_world: Any) -> None:
     world = a_world("fake")
     d = world.driver
     c, p, q = (d.stream() for _ in range(3))
@@ -434,7 +434,7 @@ def test_memory_that_goes_during_a_capture_lives_as_long_as_its_graph(a_world: A
     held = d.live()
     del total, g
     gc.collect()
-    other = [d.array(np.full(8, 7.0)) for _ in range(4)]  # whatever was given back would be reused
+    other = [d.array(np.full(8, 7.0)) for _ in range(4)]  # freed memory would be reused
     assert d.live() == held + 4
     d.launch_graph(graph, c)
     d.synchronize()
@@ -454,9 +454,9 @@ def test_memory_that_goes_during_a_capture_lives_as_long_as_its_graph(a_world: A
 @pytest.mark.rule("K3")
 @pytest.mark.parametrize("call", ["UserObjectCreate", "GraphRetainUserObject"])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_memory_that_a_graph_was_not_told_of_is_told_again(a_world: Any, at: int, call: str) -> None:
-    """The result's, the first gradient's or the second's: the take fails, and the next one in the same capture tells
-    the graph of all that it uses.
+def test_memory_whose_registration_with_a_graph_failed_is_registered_again(a_world: Any, at: int, call: str) -> None:
+    """The result's, the first gradient's or the second's: the take fails, and the next one in the same capture
+    registers all its memory with the graph.
     """
     driver = a_world("fake", 1).driver
     c = driver.stream()
@@ -473,7 +473,7 @@ def test_memory_that_a_graph_was_not_told_of_is_told_again(a_world: Any, at: int
     held = driver.live()
     del g, x
     gc.collect()
-    others = [driver.array(np.full(8, 7.0)) for _ in range(4)]  # whatever was given back would be reused
+    others = [driver.array(np.full(8, 7.0)) for _ in range(4)]  # freed memory would be reused
     assert driver.live() == held + 4
     driver.launch_graph(graph, c)
     with fanin.stream(c):
@@ -486,7 +486,7 @@ def test_memory_that_a_graph_was_not_told_of_is_told_again(a_world: Any, at: int
 
 
 @pytest.mark.rule("S7")
-def test_a_wait_across_the_captures_edge_is_refused_before_the_driver_hears_of_it(w: Any) -> None:
+def test_a_wait_across_the_captures_edge_is_refused_before_any_driver_call(w: Any) -> None:
     c, p, free = (w.stream() for _ in range(3))
     g = w.array(np.ones(4))
     w.begin_capture(c)
@@ -498,7 +498,7 @@ def test_a_wait_across_the_captures_edge_is_refused_before_the_driver_hears_of_i
         match=r"stream \d+ of \w+:0 is captured and cannot wait for stream \d+ of \w+:0, which is in none",
     ):
         buf.take()
-    assert w.state(c) == 1  # and the capture goes on
+    assert w.state(c) == 1  # and the capture continues
     bump(w, c, g, 1)
     w.end_capture(c)
     with pytest.raises(RuntimeError, match="poisoned until clear"):
@@ -509,7 +509,7 @@ def test_a_wait_across_the_captures_edge_is_refused_before_the_driver_hears_of_i
 
 
 @pytest.mark.rule("S7")
-def test_the_legacy_consumer_of_captured_work_is_told_what_to_do(w: Any) -> None:
+def test_the_error_for_a_legacy_consumer_of_captured_work_names_the_remedy(w: Any) -> None:
     p = w.stream()
     g = w.array(np.ones(4))
     w.begin_capture(p)
@@ -536,7 +536,7 @@ def test_a_free_consumer_is_forked_into_the_capture(w: Any) -> None:
     w.end_capture(p)
 
 
-def test_what_needs_the_host_is_refused_and_the_capture_goes_on(a_world: Any) -> None:
+def test_a_call_that_needs_the_host_is_refused_and_the_capture_continues(a_world: Any) -> None:
     world = a_world("fake")
     d = world.driver
     s = d.stream()
@@ -556,7 +556,7 @@ def test_what_needs_the_host_is_refused_and_the_capture_goes_on(a_world: Any) ->
     d.end_capture(s)
 
 
-def test_a_capture_that_another_thread_breaks_is_told_and_the_next_one_works(a_world: Any) -> None:
+def test_a_capture_that_another_thread_breaks_is_an_error_and_the_next_one_works(a_world: Any) -> None:
     world = a_world("fake")
     d = world.driver
     s = d.stream()
@@ -597,7 +597,7 @@ def test_memory_of_a_simulated_graph_is_kept_as_well() -> None:
 
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
-def test_memory_of_a_graph_that_is_given_back_too_early_is_found(a_world: Any) -> None:
+def test_memory_of_a_graph_that_is_freed_too_early_is_found(a_world: Any) -> None:
     world = a_world("fake")
     d = world.driver
     c = d.stream()
@@ -646,7 +646,7 @@ def test_a_graph_of_the_buffers_sums_keeps_its_memory_until_it_has_run(schedule:
         del others
 
 
-def test_memory_that_a_graph_keeps_outlives_what_its_launch_comes_after() -> None:
+def test_memory_of_a_graph_outlives_the_work_before_its_launch() -> None:
     with Machine(1) as m:
         s, t = m.stream(), m.stream()
         with fanin.stream(s):
@@ -659,14 +659,14 @@ def test_memory_that_a_graph_keeps_outlives_what_its_launch_comes_after() -> Non
         m.begin_capture(s)
         m.launch(s, lambda half: None, reads=[x[:2]])
         graph = m.end_capture(s)
-        m.launch(t, lambda x: None, reads=[x])  # which nobody marks
+        m.launch(t, lambda x: None, reads=[x])  # which no stream marks
         m.launch_graph(graph, t)
         del x
         assert m.races == 0
         del graph
 
 
-def test_memory_that_a_graph_keeps_is_no_less_a_race_for_those_who_did_not_mark_it() -> None:
+def test_memory_of_a_graph_is_still_a_race_for_streams_that_did_not_mark_it() -> None:
     with (
         pytest.raises(
             fanin.RaceError, match=r"memory is freed .* while 'other'.*missing: mark as used on stream 3 of sim:0"
@@ -692,8 +692,8 @@ def test_memory_that_a_graph_keeps_is_no_less_a_race_for_those_who_did_not_mark_
 
 @pytest.mark.core
 @pytest.mark.parametrize("taker", ["legacy", "own", "consumer"])
-def test_a_sum_whose_own_wait_joins_a_capture_takes_its_taker_along(taker: str) -> None:
-    """S7, S22: whether the taker of `out` is redirected is asked when A waits for it, not before A's other waits."""
+def test_a_sum_whose_own_wait_joins_a_capture_redirects_its_taker(taker: str) -> None:
+    """S7, S22: whether the taker of `out` is redirected is decided when A waits for it, not before A's other waits."""
     with fanin.set_options(capture_redirect=True), Machine() as m:
         c, p, other = m.stream(), m.stream(), m.stream()
         first, second, out = m.array(np.ones(3)), m.array(np.ones(3)), m.array(np.zeros(3))

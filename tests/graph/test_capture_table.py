@@ -30,7 +30,7 @@ def no_redirection_is_left() -> Iterator[None]:
 
 
 def fork(s: Any, t: Any) -> None:
-    """t goes on after what s has, whatever their devices."""
+    """t continues after the work on s, on any devices."""
     t.wait(s)
 
 
@@ -90,7 +90,7 @@ def ending(w: Any, s: Any, t: Any) -> Any:
     hooks.pass_end(s, [t], [w.keep.ones])
 
 
-#: Of each place: what does it, whether s may give way to t there, and who its message names.
+#: Of each place: the call, whether s may be redirected to t there, and the stream that its message names.
 PLACES: dict[str, tuple[Callable[[Any, Any, Any], Any], bool, str]] = {
     "adding": (adding, True, r"^grads: slot 0: "),
     "adding more": (adding_more, False, r"^grads: slot 0: "),
@@ -182,7 +182,7 @@ def test_every_row_of_the_table_is_tried() -> None:
 @pytest.mark.rule("S7", "S18", "S19")
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("place", [looking, writing])
-def test_a_taker_gives_way_to_the_captured_stream_however_it_takes(w: Any, place: Any, legacy: bool) -> None:
+def test_every_kind_of_take_is_redirected_to_the_captured_stream(w: Any, place: Any, legacy: bool) -> None:
     with streams(w, "", 0, 1, legacy) as (s, t, _):
         if legacy or place is writing:
             with pytest.raises(fanin.CaptureError):
@@ -209,7 +209,7 @@ def test_a_stale_consumer_is_replaced_for_the_whole_pass_and_the_graph_sums_on(
         bump(w, p, g[0], 1)
         buf.add(0, g[0], stream=p)
     bump(w, q, g[1], 2)
-    buf.add(0, g[1], stream=q)  # .. which counts until the take, whatever the option is by then
+    buf.add(0, g[1], stream=q)  # .. which counts until the take, even if the option changes before it
     buf.add(0, g[2], stream=p)
     (total,) = buf.take()
     graph = w.end_capture(p)
@@ -224,7 +224,7 @@ def test_a_stale_consumer_is_replaced_for_the_whole_pass_and_the_graph_sums_on(
 
 
 @pytest.mark.rule("S5", "S7")
-def test_who_need_not_give_way_is_who_he_was(w: Any) -> None:
+def test_a_stream_that_need_not_be_redirected_is_unchanged(w: Any) -> None:
     s = w.stream()
     x = w.array(np.ones(4))
     explained = []
@@ -252,7 +252,7 @@ def test_a_leaf_that_gave_way_is_no_mismatch(w: Any) -> None:
 
 
 @pytest.mark.rule("S7", "S20")
-def test_at_the_end_of_the_pass_one_captured_stream_stands_for_all_of_its_capture(w: Any) -> None:
+def test_at_the_end_of_a_pass_one_captured_stream_represents_its_capture(w: Any) -> None:
     caller, outside, s, t, u = (w.stream() for _ in range(5))
     x = w.array(np.ones(4))
     w.begin_capture(s)
@@ -268,7 +268,7 @@ def test_at_the_end_of_the_pass_one_captured_stream_stands_for_all_of_its_captur
 
 
 @pytest.mark.rule("S7")
-def test_what_was_captured_once_is_no_reason_to_give_way(w: Any) -> None:
+def test_a_stream_of_an_ended_capture_is_not_redirected(w: Any) -> None:
     """The capture has ended: its stream is as any other."""
     c, p = w.stream(), w.stream()
     x = w.array(np.ones(4))
@@ -301,7 +301,7 @@ def test_redirection_is_an_option_of_the_process() -> None:
 
 
 def two_from_another_device(w: Any, p: Any, q: Any, c: Any, g: list[Any], budget: Any) -> fanin.InputBuffer:
-    """The gradients lie on device 0; who makes and consumes them is on device 1."""
+    """The gradients lie on device 0; their producer and consumer are on device 1."""
     buf = fanin.InputBuffer(1, stream=c, budget=budget)
     for s, x in ((p, g[0]), (q, g[1])):
         bump(w, s, x, 1)
@@ -329,7 +329,7 @@ def test_a_sum_that_neither_side_can_take_runs_on_a_stream_of_the_pool_and_is_jo
 
 @pytest.mark.rule("S7", "S11")
 @pytest.mark.parametrize("how", ["clear", "drop", "fail"])
-def test_a_pooled_stream_is_joined_back_though_nobody_takes(w: Any, how: str) -> None:
+def test_a_pooled_stream_is_joined_back_without_a_take(w: Any, how: str) -> None:
     p, q, c, outside = (w.stream(1) for _ in range(4))
     g = [w.array(np.full(8, v)) for v in (1, 10)]
     w.begin_capture(p)
@@ -350,14 +350,14 @@ def test_a_pooled_stream_is_joined_back_though_nobody_takes(w: Any, how: str) ->
 
 
 def where_summed(explained: str) -> int:
-    """The stream on which explain() says that the sum is taken."""
+    """The stream of the take according to explain()."""
     found = re.search(r"the sum is taken on .*stream (\d+)", explained)
     assert found, explained
     return int(found[1])
 
 
 @pytest.mark.rule("S11")
-def test_without_a_capture_the_current_stream_is_taken_as_it_is(w: Any) -> None:
+def test_without_a_capture_the_current_stream_is_not_redirected(w: Any) -> None:
     p = w.stream(1)
     g = [w.array(np.full(8, v)) for v in (1, 10)]
     buf = two_from_another_device(w, p, p, p, g, 0)
@@ -396,7 +396,7 @@ def test_the_pool_lends_a_stream_to_one_capture_at_a_time_and_again_afterwards(a
         del g
         driver.synchronize()
         gc.collect()
-        driver.array(np.ones(1))  # polls what left: nobody holds those streams any more
+        driver.array(np.ones(1))  # polls the released arrays: their streams have no other reference
     assert driver.races == 0, driver.race
 
 
@@ -404,11 +404,11 @@ def test_the_pool_lends_a_stream_to_one_capture_at_a_time_and_again_afterwards(a
 
 LAW = {
     "a capture begins on a stream of one's own, once for a stream": (
-        "what_is_captured_runs_when_the_graph_is_launched_and_each_time_again",
+        "captured_work_runs_at_each_launch_of_the_graph",
         "the_legacy_stream_is_not_captured_and_no_stream_twice",
     ),
     "it ends on the stream where it began": (
-        "what_is_captured_runs_when_the_graph_is_launched_and_each_time_again",
+        "captured_work_runs_at_each_launch_of_the_graph",
         "a_capture_ends_where_it_began",
     ),
     "and on its thread, unless it is relaxed": (
@@ -417,7 +417,7 @@ LAW = {
     ),
     "a stream that waits for a captured event is forked": (
         "a_forked_stream_is_captured_and_runs_beside_the_first_in_the_graph",
-        "what_nothing_orders_in_a_graph_is_a_race_when_it_is_launched",
+        "unordered_work_in_a_graph_is_a_race_when_it_is_launched",
     ),
     "what was forked is joined before the end": (
         "a_join_through_a_third_stream_counts",
@@ -432,7 +432,7 @@ LAW = {
         "no_mode_gives_a_captured_event_a_time",
     ),
     "nothing crosses the capture's edge but the order of a stream": (
-        "what_a_stream_had_queued_before_its_capture_comes_before_the_graph",
+        "work_queued_on_a_stream_before_its_capture_comes_before_the_graph",
         "a_captured_stream_does_not_wait_for_work_outside",
     ),
     "an event belongs to its capture alone": (
@@ -502,7 +502,7 @@ def test_no_mode_gives_a_captured_event_a_time(w: Any, mode: str, ask: str) -> N
     law.refused(901, lambda: w.end_capture(s))
 
 
-def test_what_a_stream_had_queued_before_its_capture_comes_before_the_graph(w: Any) -> None:
+def test_work_queued_on_a_stream_before_its_capture_comes_before_the_graph(w: Any) -> None:
     s = w.stream()
     x = w.array(np.zeros(4))
     bump(w, s, x, 1)

@@ -46,7 +46,7 @@ class Own:
 
 
 def text(x: Any) -> str:
-    """A text that says every type and bit of a value."""
+    """A text with every type and bit of a value."""
     kind = type(x).__name__
     if isinstance(x, float):
         return f"{kind} {struct.pack('d', x).hex()}"
@@ -135,7 +135,7 @@ def test_the_same_value_made_again_is_replayed(recorder: str) -> None:
         assert f.last.did == "replayed" and len(runs) == 2, make
 
 
-def test_an_object_that_is_changed_in_place_is_recorded_anew() -> None:
+def test_an_object_that_is_changed_in_place_is_recorded_again() -> None:
     for name in RECORDERS:
         call, own = RECORDERS[name](), Own(1)
         for it in (1, 1, 1, 2, 2, 1.0, 1):

@@ -58,7 +58,7 @@ def unsafe_on_another_thread(w: Any, s: Any, o: SimpleNamespace) -> None:
 
 
 #: What is done, CUDA's code for it (0: it is allowed), and whether the capture is broken then: on a driver, and on the
-#: simulated device, where fanin refuses some of it before the device hears of it.
+#: simulated device, where fanin refuses some of it before any call of the device.
 ROWS: dict[str, tuple[Act, int, bool, bool]] = {
     "a capture on the same stream": (lambda w, s, o: w.begin_capture(s), 1, False, False),
     "a capture on the legacy stream": (lambda w, s, o: w.begin_capture(w.legacy()), 900, False, False),
@@ -89,7 +89,9 @@ def about(w: Any) -> SimpleNamespace:
 
 @pytest.mark.parametrize("swallow", [False, True], ids=["passed on", "swallowed"])
 @pytest.mark.parametrize("row", ROWS)
-def test_a_function_that_breaks_its_capture_is_told_and_recorded_the_next_time(w: Any, row: str, swallow: bool) -> None:
+def test_a_function_that_breaks_its_capture_gets_an_error_and_is_recorded_the_next_time(
+    w: Any, row: str, swallow: bool
+) -> None:
     act, code, on_driver, on_sim = ROWS[row]
     broken = on_sim if w.kind == "sim" else on_driver
     o, x = about(w), w.array(np.ones(4))
@@ -140,7 +142,7 @@ def test_a_function_that_breaks_its_capture_is_told_and_recorded_the_next_time(w
     tree.close()
 
 
-def test_a_stream_that_is_not_joined_is_told_at_the_end(w: Any) -> None:
+def test_a_stream_that_is_not_joined_is_an_error_at_the_end(w: Any) -> None:
     tree, side, x = fanin.GraphTree(w.place(), memory=1 << 14), w.stream(), w.array(np.ones(4))
     joins = [True]
 
@@ -170,7 +172,7 @@ def test_a_stream_that_is_not_joined_is_told_at_the_end(w: Any) -> None:
     tree.close()
 
 
-def test_a_capture_that_the_function_ends_itself_is_told(w: Any) -> None:
+def test_a_function_that_ends_the_capture_gets_an_error(w: Any) -> None:
     tree, x = fanin.GraphTree(w.place(), memory=1 << 14), w.array(np.ones(4))
     ends, graphs = [False], []
 
@@ -195,7 +197,7 @@ def test_a_capture_that_the_function_ends_itself_is_told(w: Any) -> None:
     tree.close()
 
 
-def test_a_caller_who_captures_himself_has_the_function_in_his_own_graph(w: Any) -> None:
+def test_a_call_within_a_callers_capture_adds_the_function_to_the_callers_graph(w: Any) -> None:
     tree, s, x = fanin.GraphTree(w.place(), memory=1 << 14), w.stream(), w.array(np.ones(4))
     out = w.array(np.zeros(4))
     g = tree.function(lambda x, out: fanin.add_n([x, x], out=out), roles="static")

@@ -20,7 +20,7 @@ from kit.sample import sizes
 
 STREAMS = pytest.mark.parametrize("m", ["sim", "fake"], indirect=True)  # where there are some
 
-# Ways to go: each gives values, and lets go of all that it made
+# Scripted ways: each returns values, and drops everything that it made
 
 
 def life(m: Any) -> list[Any]:
@@ -65,7 +65,7 @@ def no_room(m: Any) -> list[Any]:
 
 
 def gone(m: Any) -> list[Any]:
-    """Functions are dropped behind others, in a step and between steps, and their recordings given back."""
+    """Functions are dropped after others, in a step and between steps, and their recordings freed."""
     values: list[Any] = []
     x = m.array(np.ones(4))
     with tree_on(m, memory=1 << 14) as tree:
@@ -89,7 +89,7 @@ WAYS = {"a life": life, "no room": no_room, "functions that are gone": gone}
 EVERY = pytest.mark.parametrize("way", WAYS.values(), ids=[word.replace(" ", "-") for word in WAYS])
 
 
-def test_the_ways_lead_where_they_are_to_lead(m: Any) -> None:
+def test_the_scripted_ways_have_the_expected_results(m: Any) -> None:
     said = no_room(m)
     assert [did for did, _ in said[:-2]] == ["warmed", "raw", "raw", "raw", "warmed", "raw"]
     assert said[4][1] == [4.0] * 100 and said[5][1] == [4.0] * 300
@@ -117,11 +117,11 @@ def test_each_allocation_fails_once_and_nothing_is_lost(m: Any, way: Callable[[A
 @EVERY
 @pytest.mark.parametrize("code", [2, 999], ids=["out of memory", "unknown"])
 @pytest.mark.parametrize("step", sizes(25, 1))
-def test_each_call_of_the_device_fails_once_and_the_tree_goes_on(
+def test_each_call_of_the_device_fails_once_and_the_tree_still_works(
     m: Any, way: Callable[[Any], list[Any]], code: int, step: int
 ) -> None:
-    """A stream that stayed captured, or a context that stayed, would show in the next run; what the failing call was to
-    give back is lost with it. In the sample one in 25 calls of the driver fails, others for each code.
+    """A stream that stayed captured, or a context that stayed, would show in the next run; memory that the failing
+    call was to free is lost with it. In the sample one in 25 calls of the driver fails, others for each code.
     """
     want, failures, ran_out = way(m), 0, False
     n = 0 if m.kind == "sim" else code % step
@@ -151,10 +151,10 @@ def test_each_call_of_the_device_fails_once_and_the_tree_goes_on(
     assert failures > (20 if step == 1 else 8)
 
 
-# A tree that goes on
+# A tree that still works
 
 
-def test_a_call_without_room_adds_once_or_not_at_all_whatever_allocation_fails(m: Any) -> None:
+def test_a_call_without_memory_adds_once_or_not_at_all_for_each_failing_allocation(m: Any) -> None:
     """And the tree is as before: the next call does it."""
     total, x = m.array(np.zeros(100)), m.array(np.ones(100))
     added, raw, failures, n = 0.0, 0, 0, 0
@@ -183,7 +183,7 @@ def test_a_call_without_room_adds_once_or_not_at_all_whatever_allocation_fails(m
         assert failures > 20 and raw > 20 and tree.stats.nodes == 0, (failures, raw)
 
 
-def test_functions_that_go_while_allocations_fail_are_given_back(m: Any) -> None:
+def test_functions_dropped_while_allocations_fail_are_freed(m: Any) -> None:
     x, failures, n = m.array(np.ones(4)), 0, 0
     with tree_on(m, memory=1 << 14) as tree:
         first = tree.function(scaled(m, 2))
@@ -254,7 +254,7 @@ def is_told(tree: Any, x: Any) -> None:
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="allocations fail in test builds alone: FANIN_DEV=1")
 @pytest.mark.parametrize("recording", [False, True], ids=["warming-up", "recording"])
-def test_a_forked_child_closes_the_tree_and_makes_one_whatever_allocation_fails(m: Any, recording: bool) -> None:
+def test_a_forked_child_closes_the_tree_and_makes_one_for_each_failing_allocation(m: Any, recording: bool) -> None:
     def act(tree: Any, x: Any) -> None:
         failures = n = 0
         while n < failures + 10:
@@ -263,7 +263,7 @@ def test_a_forked_child_closes_the_tree_and_makes_one_whatever_allocation_fails(
                 is_told(tree, x)
                 tree.close()
                 assert tree.closed and repr(tree) and tree.stats.nodes == 0 and tree._recordings() == []
-                if m.kind != "fake":  # CUDA is gone in a forked child
+                if m.kind != "fake":  # CUDA does not work in a forked child
                     assert gone(m)[-1] == ([2.0] * 4, 1)
             except MemoryError:
                 failures += 1
@@ -282,7 +282,7 @@ def runs_raw_each_time(m: Any) -> bool:
     return [did for did, _ in no_room(m)[:-2:2]] == ["warmed", "raw", "warmed"]
 
 
-def test_a_function_for_which_there_is_no_room_settles_on_running_as_it_is(m: Any) -> None:
+def test_a_function_without_memory_for_its_recording_runs_eagerly_from_then_on(m: Any) -> None:
     tree, seen = tree_on(m, memory=5 * 1024, limit=3), []
 
     def body(x: Any) -> Any:
@@ -308,7 +308,7 @@ def tells_a_forked_child(m: Any) -> bool:
 
 
 def keeps_what_runs_later(m: Any) -> bool:
-    """Memory from beyond a full tree, which the function drops, is not given back before the recording runs.
+    """Memory from beyond a full tree, which the function drops, is not freed before the recording runs.
 
     It does not run here: with the fault it would write into that memory.
     """

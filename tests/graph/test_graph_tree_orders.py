@@ -89,7 +89,7 @@ def test_copies_lie_in_memory_as_numpys_do(order: Any) -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"kind": "stable"}, {"axis": 0, "kind": "heapsort"}, {"axis": 1}], ids=str)
-def test_sort_takes_what_numpys_takes(how: dict[str, Any]) -> None:
+def test_sort_takes_the_arguments_of_numpys(how: dict[str, Any]) -> None:
     def of(x: Any) -> Any:
         y = -x
         y.sort(**how)
@@ -228,7 +228,7 @@ def of_a_buffer(x: Any, w: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_gives_in_every_state_what_numpy_gives(name: str) -> None:
+def test_an_operation_gives_numpys_result_in_every_state(name: str) -> None:
     fn, rng = OPERATIONS[name], np.random.default_rng(7)
     w = rng.standard_normal((3, 4))
     for dtype in (np.float64, np.float32):
@@ -316,7 +316,7 @@ REFUSED: dict[str, tuple[Function, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_not_recorded_is_refused_in_words_of_the_caller(what: str) -> None:
+def test_the_refusal_of_an_unrecorded_function_names_the_callers_call(what: str) -> None:
     call, kind, text = REFUSED[what]
     tree = fanin.GraphTree("cpu")
     step = tree.function(lambda x: call(x + 0))
@@ -325,7 +325,7 @@ def test_what_is_not_recorded_is_refused_in_words_of_the_caller(what: str) -> No
     assert "lambda" not in e.value.args[0]
 
 
-def test_a_number_of_a_device_is_read_by_numpy_and_the_error_says_so() -> None:
+def test_the_error_for_a_device_number_that_numpy_reads_names_the_read() -> None:
     with fanin.sim.Machine() as m:
         x = m.array(np.ones(()))
         for number in (float, int):

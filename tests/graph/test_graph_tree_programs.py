@@ -144,7 +144,7 @@ class Program:
             else:
                 value = np.full(4, float(rng.randint(0, 9)))
                 operands.append((m.array(value), value))
-        if rng.random() < 0.3:  # work of the caller's, behind which the call comes
+        if rng.random() < 0.3:  # work of the caller before the call
             array, value = rng.choice(weights)
             m.launch(m.current_stream(), lambda a, out: np.add(a, 1, out=out), reads=[array], writes=[array])
             value += 1
@@ -211,7 +211,7 @@ def all_met(counts: Counter[str]) -> None:
 @pytest.mark.filterwarnings("ignore:f[0-9.]+ (runs|copies) :RuntimeWarning")
 @KINDS
 @pytest.mark.parametrize("seeds", sizes((SAMPLE,), (range(140),)))
-def test_random_programs_give_what_an_eager_run_gives(kind: str, seeds: Sequence[int]) -> None:
+def test_random_programs_give_the_results_of_an_eager_run(kind: str, seeds: Sequence[int]) -> None:
     all_met(programs(kind, seeds))
 
 
@@ -226,7 +226,7 @@ SMALL = {
 @pytest.mark.filterwarnings("ignore:f[0-9.]+ (runs|copies) :RuntimeWarning")
 @KINDS
 @pytest.mark.parametrize("n", sizes(12, 140))
-def test_random_programs_with_little_memory_give_what_an_eager_run_gives(kind: str, n: int) -> None:
+def test_random_programs_with_little_memory_give_the_results_of_an_eager_run(kind: str, n: int) -> None:
     counts = programs(kind, range(n), memories=SMALL[kind])
     print(counts)
     assert counts["raw"] > n // 2 and counts["replayed"] > n // 7 and counts["recorded"] > n // 7
@@ -235,7 +235,7 @@ def test_random_programs_with_little_memory_give_what_an_eager_run_gives(kind: s
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:f[0-9.]+ (runs|copies) :RuntimeWarning")
 @KINDS
-def test_ten_thousand_random_programs_with_little_memory_give_what_an_eager_run_gives(kind: str) -> None:
+def test_ten_thousand_random_programs_with_little_memory_give_the_results_of_an_eager_run(kind: str) -> None:
     counts = programs(kind, range(20000, 23400), memories=SMALL[kind])
     print(counts)
     assert counts["raw"] > 1000 and counts["replayed"] > 200
@@ -244,7 +244,7 @@ def test_ten_thousand_random_programs_with_little_memory_give_what_an_eager_run_
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:f[0-9.]+ (runs|copies) :RuntimeWarning")
 @KINDS
-def test_ten_thousand_random_programs_give_what_an_eager_run_gives(kind: str) -> None:
+def test_ten_thousand_random_programs_give_the_results_of_an_eager_run(kind: str) -> None:
     all_met(programs(kind, range(1000, 11000)))
 
 

@@ -1,4 +1,4 @@
-"""The rows of docs/graph-trees.md, reached by scripted calls that say what they did and why: but for T18, an error
+"""The rows of docs/graph-trees.md, reached by scripted calls that report what they did and why; except T18, an error
 (test_graph_trees.py)."""
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_an_operand_that_moves_is_counted_and_then_copied(script: Script) -> Non
     assert ["copied from now on" in reason for reason in reasons] == [False, False, False, True, False]
 
 
-def test_what_writes_runs_as_it_is(script: Script) -> None:
+def test_a_function_that_writes_a_copied_operand_runs_eagerly(script: Script) -> None:
     writes, inc = script.doubled_in_place(), script.doubled_in_place(roles="static")
     with pytest.warns(RuntimeWarning, match="runs without a recording"):
         for _ in range(3):
@@ -138,7 +138,7 @@ def test_what_writes_runs_as_it_is(script: Script) -> None:
     assert script.seen[-1] == ("raw", ("T7",)) and "cannot be copied" in inc.last.reason
 
 
-def test_a_function_that_stands_twice_behind_itself_is_told_of(script: Script) -> None:
+def test_a_function_recorded_twice_after_itself_is_reported(script: Script) -> None:
     a = script.times(2)
     with pytest.warns(RuntimeWarning, match="runs again and again"):
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Graph trees where something looks right and is not: operands that overlap, keys that are equal, what is kept."""
+"""Graph trees in cases that are easy to get wrong: operands that overlap, equal keys, kept memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kit.graph_trees import did, launch, scaled, tree_on
 from kit.pictures import Read, outside
 
 
-def test_memory_that_a_function_keeps_is_found_only_where_it_is_looked_for(m: Any) -> None:
+def test_memory_that_a_function_keeps_is_found_only_by_the_check_for_it(m: Any) -> None:
     kept: list[Any] = []
 
     def keeps(x: Any) -> None:
@@ -57,7 +57,7 @@ def test_a_view_of_an_operand_in_the_pool_is_kept_as_a_view(m: Any) -> None:
     assert did(middle) == "replayed"
 
 
-def test_what_is_copied_shares_no_memory_with_what_is_written(m: Any) -> None:
+def test_a_copied_operand_shares_no_memory_with_a_written_one(m: Any) -> None:
     tree = tree_on(m)
 
     def update(w: Any, v: Any, one: Any) -> Any:
@@ -81,7 +81,7 @@ def test_what_is_copied_shares_no_memory_with_what_is_written(m: Any) -> None:
     assert did(in_place) == "replayed"
 
 
-def test_what_is_accumulated_overlaps_nothing_at_a_replay_either(m: Any) -> None:
+def test_an_accumulated_operand_overlaps_nothing_at_a_replay_either(m: Any) -> None:
     tree = tree_on(m)
     add = tree.function(
         lambda g, x: launch(m, lambda a, b: np.add(a, b, out=b), [x], [g]), roles=("accumulate", "copy")
@@ -118,7 +118,7 @@ def test_a_copied_operand_that_the_function_keeps_is_found(m: Any, kept: Callabl
     assert tree.stats.nodes == 0
 
 
-def test_an_operand_of_which_a_view_is_given_is_never_made_a_copy(m: Any) -> None:
+def test_an_operand_with_a_view_among_the_outputs_never_becomes_a_copied_one(m: Any) -> None:
     tree = tree_on(m, limit=2)
     tail = tree.function(lambda w: w[1:], roles="static")
     held = [m.array(np.arange(3.0) + i) for i in range(8)]
@@ -220,7 +220,7 @@ def test_the_kind_of_operands_that_was_not_used_for_longest_gives_way_to_a_new_o
     assert tree.stats.nodes <= 65
 
 
-def test_recordings_behind_one_whose_kind_gave_way_go_with_it(m: Any) -> None:
+def test_recordings_after_an_evicted_one_are_dropped_with_it(m: Any) -> None:
     tree, alive = tree_on(m), weakref.WeakSet[Any]()
     f, g = tree.function(scaled(m, 2)), tree.function(scaled(m, 3))
     with warnings.catch_warnings():
@@ -347,7 +347,7 @@ def on_a_thread(m: Any, *calls: Callable[[], Any]) -> list[Any]:
     return out
 
 
-def test_a_step_ends_on_the_thread_that_began_it_and_with_the_last_who_has_it(m: Any) -> None:
+def test_a_step_ends_on_the_thread_that_began_it_and_with_its_last_reference(m: Any) -> None:
     tree, other = tree_on(m), tree_on(m)
     steps = [tree.step()]
     steps[0].__enter__()
@@ -412,7 +412,7 @@ def test_a_tree_whose_recordings_need_no_memory_has_a_picture(m: Any) -> None:
     assert outside(picture) == [] and len([text for text in picture.texts() if ", owns 0 B" in text]) == 1
 
 
-def test_what_a_call_did_can_be_asked_for_again_and_again_without_a_leak(m: Any) -> None:
+def test_repeated_queries_of_the_last_call_leak_nothing(m: Any) -> None:
     tree, double = tree_on(m), scaled(m, 2)
     x = m.array(np.ones(2))
     for _ in range(5):
@@ -438,7 +438,7 @@ def doubled_on(m: sim.Machine) -> Callable[[Any], Any]:
     return doubled
 
 
-def test_a_thread_lets_go_of_operands_while_another_one_records() -> None:
+def test_a_thread_drops_operands_while_another_one_records() -> None:
     def scene(m: Any) -> Any:
         tree = fanin.GraphTree("sim:0", memory=1 << 16)
         double = tree.function(doubled_on(m))
@@ -492,7 +492,7 @@ def test_keep_is_a_bool_or_one_for_each_output(m: Any, keep: Any) -> None:
         tree_on(m).function(scaled(m, 2), keep=keep)
 
 
-def test_roles_that_are_no_words_are_told_what_would_have_been_right(m: Any) -> None:
+def test_the_error_for_an_invalid_role_names_the_valid_ones(m: Any) -> None:
     with pytest.raises(TypeError, match="roles= is one word for all operands, or one for each"):
         tree_on(m).function(scaled(m, 2), roles=3)
 
@@ -511,10 +511,10 @@ def test_keep_for_another_number_of_outputs_is_refused_by_name(m: Any) -> None:
     tree.close()
 
 
-# Functions that nobody has any more
+# Functions without references
 
 
-def test_recordings_of_functions_that_are_gone_are_given_back_before_the_tree_is_closed(m: Any) -> None:
+def test_recordings_of_dropped_functions_are_freed_before_the_tree_is_closed(m: Any) -> None:
     tree, x = tree_on(m), m.array(np.ones(4))
     first = tree.function(scaled(m, 2))
     for _ in range(20):
@@ -536,7 +536,7 @@ def test_recordings_of_functions_that_are_gone_are_given_back_before_the_tree_is
     tree.close()
 
 
-def test_a_recording_of_a_function_that_is_gone_goes_with_all_behind_it(m: Any) -> None:
+def test_a_recording_of_a_dropped_function_is_freed_with_all_after_it(m: Any) -> None:
     """No call leads there any more."""
     tree, x = tree_on(m), m.array(np.ones(4))
     first, then = tree.function(scaled(m, 2)), tree.function(scaled(m, 3))
@@ -558,7 +558,7 @@ def test_a_recording_of_a_function_that_is_gone_goes_with_all_behind_it(m: Any) 
     tree.close()
 
 
-def test_a_function_that_goes_within_a_step_leaves_its_outputs_as_they_are(m: Any) -> None:
+def test_a_function_dropped_within_a_step_leaves_its_outputs_unchanged(m: Any) -> None:
     tree, x = tree_on(m), m.array(np.ones(4))
     other = tree.function(scaled(m, 5))
     for i in range(5):
@@ -580,7 +580,7 @@ def test_a_function_that_goes_within_a_step_leaves_its_outputs_as_they_are(m: An
 # Churn
 
 
-def test_who_lives_makes_no_more_recordings_than_the_limit_allows(m: Any) -> None:
+def test_a_function_makes_no_more_recordings_than_the_limit_allows(m: Any) -> None:
     """Each of 2**5 sets of outputs that live would have a recording of its own. Here: the first, three more, the one
     that fits them all, and one at the root."""
     tree = tree_on(m, limit=3)
@@ -606,7 +606,7 @@ def test_who_lives_makes_no_more_recordings_than_the_limit_allows(m: Any) -> Non
 # Forks
 
 
-def test_a_child_forked_during_a_call_of_another_thread_is_told_and_does_not_hang(m: Any) -> None:
+def test_a_child_forked_during_a_call_of_another_thread_gets_an_error_and_does_not_hang(m: Any) -> None:
     tree, x = tree_on(m), m.array(np.ones(4))
     inside, go = threading.Event(), threading.Event()
 
@@ -641,7 +641,7 @@ def test_a_child_forked_during_a_call_of_another_thread_is_told_and_does_not_han
     tree.close()
 
 
-def test_a_child_forked_while_nobody_is_in_a_call_uses_the_tree_as_the_parent_does() -> None:
+def test_a_child_forked_between_calls_uses_the_tree_as_the_parent_does() -> None:
     with sim.Machine(1) as m:
         tree = fanin.GraphTree("sim:0", memory=1 << 14)
         x = m.array(np.ones(4))
@@ -661,7 +661,7 @@ def test_a_child_forked_while_nobody_is_in_a_call_uses_the_tree_as_the_parent_do
 # Memory that is full
 
 
-def test_a_function_for_which_there_is_no_room_runs_as_it_is_once_and_says_so(m: Any) -> None:
+def test_a_function_without_memory_runs_eagerly_once_and_warns(m: Any) -> None:
     tree = fanin.GraphTree(m.place(), memory=512)
     added, runs = m.array(np.zeros(100)), []
 
@@ -691,7 +691,7 @@ def test_a_function_for_which_there_is_no_room_runs_as_it_is_once_and_says_so(m:
     tree.close()
 
 
-def test_a_recording_for_which_there_is_no_room_runs_once_as_it_is(m: Any) -> None:
+def test_a_function_without_memory_for_its_recording_runs_eagerly_once(m: Any) -> None:
     """What is warmed up has room, and the copies that a recording needs beside it have none."""
     tree = fanin.GraphTree(m.place(), memory=1024)
     runs, total = [], m.array(np.zeros(100))
@@ -718,7 +718,7 @@ def test_a_recording_for_which_there_is_no_room_runs_once_as_it_is(m: Any) -> No
     tree.close()
 
 
-def test_what_a_raw_call_gives_of_the_devices_own_memory_is_read_after_the_step_and_never_overwritten(m: Any) -> None:
+def test_a_result_of_a_raw_call_in_device_memory_is_readable_after_the_step_and_never_overwritten(m: Any) -> None:
     """The first output has room and ends with the step; the second has none, and stays as it was."""
     tree = tree_on(m, memory=1024)
     two, writes = tree.function(lambda x: (scaled(m, 2)(x), scaled(m, 3)(x))), tree.function(lambda x: scaled(m, 2)(x))
@@ -740,8 +740,8 @@ def test_what_a_raw_call_gives_of_the_devices_own_memory_is_read_after_the_step_
     assert kept[4].numpy().tolist() == [12.0] * 100
 
 
-@pytest.mark.parametrize("m", ["sim", "cpu"], indirect=True)  # where it is known what a kernel writes
-def test_what_a_call_that_writes_into_a_copied_operand_gives_is_an_ordinary_array(m: Any) -> None:
+@pytest.mark.parametrize("m", ["sim", "cpu"], indirect=True)  # if the writes of a kernel are tracked
+def test_a_call_that_writes_a_copied_operand_returns_an_ordinary_array(m: Any) -> None:
     tree = tree_on(m)
 
     def spoils(x: Any) -> Any:
@@ -766,8 +766,8 @@ def test_what_a_call_that_writes_into_a_copied_operand_gives_is_an_ordinary_arra
 
 
 def test_the_picture_shows_what_recordings_own_and_share(m: Any) -> None:
-    """Behind `first` stand two branches, which use the same memory: each shares with the other, and `first` with none
-    but for what it needs while it runs."""
+    """Two branches follow `first` and use the same memory: each shares with the other, and `first` shares only what
+    it needs while it runs."""
     from fanin.graph.picture import shared_memory
 
     tree = tree_on(m)
@@ -796,7 +796,7 @@ def test_the_picture_shows_what_recordings_own_and_share(m: Any) -> None:
     tree.close()
 
 
-def test_what_is_shared_is_found_piece_by_piece() -> None:
+def test_shared_memory_is_found_piece_by_piece() -> None:
 
     from fanin.graph.picture import shared_memory
 

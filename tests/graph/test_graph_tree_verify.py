@@ -118,7 +118,7 @@ UNSEEN: dict[str, tuple[Callable[[Any], tuple[Step, Callable[[], None]]], str, s
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_what_a_replay_does_not_do_again_is_found_and_named(m: Any, name: str) -> None:
+def test_work_that_a_replay_does_not_repeat_is_found_and_named(m: Any, name: str) -> None:
     globals()["RATE"] = 0.5
     made, where, why = UNSEEN[name]
     step, change = made(m)
@@ -130,7 +130,7 @@ def test_what_a_replay_does_not_do_again_is_found_and_named(m: Any, name: str) -
             f(x, w, g)
     change()
     before = w.numpy().tolist(), g.numpy().tolist()
-    for _ in range(6):  # it goes on to be checked: what was found once is not forgotten
+    for _ in range(6):  # later calls are checked too: a finding is kept
         with tree.step(), pytest.raises(fanin.CaptureError, match=rf"{f.name}: .*{where} differs.*{why}"):
             f(x, w, g)
         m.synchronize()
@@ -260,7 +260,7 @@ def test_an_exception_of_the_function_passes_and_its_operands_are_as_before(m: A
         assert f(x, w).numpy().tolist() == [3.0] * 3 and did(f) == "replayed"
 
 
-def test_operands_that_share_memory_and_outputs_of_the_step_are_put_back_as_they_were(m: Any) -> None:
+def test_operands_that_share_memory_and_outputs_of_the_step_are_restored(m: Any) -> None:
     whole = m.array(np.arange(6.0))
 
     def first(x: Any) -> Any:
@@ -291,7 +291,7 @@ def test_operands_that_share_memory_and_outputs_of_the_step_are_put_back_as_they
 
 @pytest.mark.parametrize("verify", [0, 3])
 def test_calls_on_different_streams_wait_for_each_other(m: Any, verify: int) -> None:
-    """The function runs on the caller's stream, behind the tree's work, and the replay behind that."""
+    """The function runs on the caller's stream after the tree's work, and the replay after that."""
     if m.place() == "cpu":
         pytest.skip("the CPU has no streams")
     tree = tree_on(m, verify=verify)
@@ -404,7 +404,7 @@ def test_verify_is_a_number_of_replays(verify: int) -> None:
 
 
 def random_calls(m: Any, seed: int, verify: int) -> Iterator[list[float]]:
-    """Functions one behind the other in steps of changing shape: what each call gives, and the state."""
+    """Functions one after the other in steps of changing shape: the results of each call, and the state."""
     rng = random.Random(seed)
     tree = tree_on(m, verify=verify)
     ops = (np.subtract, np.minimum, np.maximum)
@@ -436,7 +436,7 @@ def random_calls(m: Any, seed: int, verify: int) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize("count", sizes(3, 8))
-def test_random_programs_pass_and_give_the_same_as_without_it(m: Any, count: int) -> None:
+def test_random_programs_pass_and_give_the_same_with_verify_as_without(m: Any, count: int) -> None:
     replays = 0
     for seed in range(count):
         rows = list(random_calls(m, seed, 2))

@@ -42,7 +42,7 @@ def test_a_function_is_warmed_then_recorded_then_replayed(m: Any) -> None:
     assert seen == [("warmed", None), ("recorded", 0), ("replayed", 0), ("replayed", 0)]
 
 
-def test_an_output_of_the_step_stays_where_it_is_and_anything_else_is_copied(m: Any) -> None:
+def test_an_output_of_the_step_is_read_in_place_and_other_operands_are_copied(m: Any) -> None:
     tree = tree_on(m)
     double, triple = tree.function(scaled(m, 2)), tree.function(scaled(m, 3))
     for i in range(4):
@@ -130,7 +130,7 @@ def test_outputs_come_as_the_function_gave_them(m: Any) -> None:
 # ---- roles ----
 
 
-def test_a_static_operand_is_read_where_it_lies(m: Any) -> None:
+def test_a_static_operand_is_read_in_place(m: Any) -> None:
     tree = tree_on(m)
     f = tree.function(scaled(m, 2), roles="static")
     w = m.array(np.ones(3))
@@ -183,7 +183,7 @@ def test_strict_trees_refuse_a_static_operand_that_moves(m: Any) -> None:
     assert did(f) == "replayed"
 
 
-def test_what_is_accumulated_is_the_callers_own_and_adds_up_over_replays(m: Any) -> None:
+def test_an_accumulated_operand_is_the_callers_array_and_adds_up_over_replays(m: Any) -> None:
     tree = tree_on(m)
 
     def grad(x: Any, g: Any) -> None:
@@ -288,7 +288,7 @@ def test_a_handle_of_an_ended_step_raises_in_every_state_and_so_do_its_views(m: 
         assert again.numpy().tolist() == [2.0] * 4
 
 
-def test_what_is_parked_in_a_buffer_when_its_step_ends_is_not_summed(m: Any) -> None:
+def test_gradients_parked_in_a_buffer_when_its_step_ends_are_not_summed(m: Any) -> None:
     tree = tree_on(m)
     double = tree.function(scaled(m, 2))
     buf = fanin.InputBuffer(1, budget=1 << 20)
@@ -329,7 +329,7 @@ def test_two_outputs_that_live_at_once_never_share_bytes(m: Any) -> None:
     assert did(double) == "replayed"
 
 
-def test_a_path_of_which_nobody_holds_anything_ends_within_its_step(m: Any) -> None:
+def test_a_path_without_referenced_outputs_ends_within_its_step(m: Any) -> None:
     tree = tree_on(m)
     double = tree.function(scaled(m, 2), keep=True)
     seen = []
@@ -584,7 +584,7 @@ def returns_a_part_of_what_is_copied(m: Any, out: dict[str, Any]) -> Callable[..
     [(kind, name) for name in sorted(BAD) for kind in ("sim", "fake", "cpu")[: 2 if name in NEED_STREAMS else 3]],
     indirect=["m"],
 )
-def test_a_body_that_goes_wrong_leaves_the_tree_as_before_and_nothing_captured(m: Any, name: str) -> None:
+def test_a_body_that_raises_leaves_the_tree_unchanged_and_nothing_captured(m: Any, name: str) -> None:
     make, error, words = BAD[name]
     tree = tree_on(m)
     out: dict[str, Any] = {}
@@ -610,7 +610,7 @@ def test_a_body_that_goes_wrong_leaves_the_tree_as_before_and_nothing_captured(m
             after = tree._recordings()
             assert (after, tree.stats.in_use) == (before, used)
             assert y.numpy().tolist() == [3.0] * 4
-            other = good(y)  # .. and goes on from there
+            other = good(y)  # .. and continues from there
             assert other.numpy().tolist() == [9.0] * 4
             del caught
         if "kept" in out:
@@ -620,7 +620,7 @@ def test_a_body_that_goes_wrong_leaves_the_tree_as_before_and_nothing_captured(m
     m.synchronize()
 
 
-def test_a_body_that_goes_wrong_when_it_is_warmed_up_leaves_the_tree_as_before(m: Any) -> None:
+def test_a_body_that_raises_during_warm_up_leaves_the_tree_unchanged(m: Any) -> None:
     tree = tree_on(m)
     kept: list[Any] = []
 
@@ -642,7 +642,7 @@ def test_a_body_that_goes_wrong_when_it_is_warmed_up_leaves_the_tree_as_before(m
                 kept.pop().numpy()
 
 
-def test_a_function_that_writes_into_what_is_copied_runs_as_it_is_and_says_so_once(m: Any) -> None:
+def test_a_function_that_writes_a_copied_operand_runs_eagerly_and_warns_once(m: Any) -> None:
     tree = tree_on(m)
 
     one = m.array(np.ones(3))
@@ -773,7 +773,7 @@ def test_a_function_called_within_another_or_within_a_capture_is_part_of_that(m:
 
 
 @pytest.mark.parametrize("kind", ["sim", "fake"])
-def test_after_close_nothing_is_left_and_calls_say_so(kind: str, a_world: Callable[..., Any]) -> None:
+def test_after_close_nothing_is_left_and_calls_raise(kind: str, a_world: Callable[..., Any]) -> None:
     m = a_world(kind, 1, seed=7, memory=1 << 20)
     blocks = []
     for _ in range(4):
@@ -809,7 +809,7 @@ def a_tree_was_closed(m: Any) -> Any:
     return double
 
 
-def test_bad_arguments_are_told_what_would_have_been_right(m: Any) -> None:
+def test_errors_for_bad_arguments_name_the_valid_ones(m: Any) -> None:
     tree = tree_on(m)
     with pytest.raises(ValueError, match='roles are "auto", "copy", "static" and "accumulate", not \'statik\''):
         tree.function(scaled(m, 2), roles="statik")
@@ -829,7 +829,7 @@ def test_bad_arguments_are_told_what_would_have_been_right(m: Any) -> None:
         fanin.GraphTree(m.place(), memory=3)
 
 
-def test_a_tree_may_be_asked_within_a_body_and_from_other_threads_meanwhile(m: Any) -> None:
+def test_a_tree_may_be_queried_within_a_body_and_by_other_threads_at_that_time(m: Any) -> None:
     tree = tree_on(m)
     seen: list[Any] = []
 
@@ -858,7 +858,7 @@ def test_a_tree_may_be_asked_within_a_body_and_from_other_threads_meanwhile(m: A
     assert did(f) == "replayed" and len(seen) == 4
 
 
-# ---- to be seen ----
+# ---- reports ----
 
 
 def test_a_launch_of_a_recording_has_a_line_and_a_slice_in_the_trace(m: Any, tmp_path: Any) -> None:
@@ -872,7 +872,7 @@ def test_a_launch_of_a_recording_has_a_line_and_a_slice_in_the_trace(m: Any, tmp
     assert [line.label for line in lines] == ["replay of times_2, recording 0"] * 3
     assert len({line.stream for line in lines}) == 1 and lines[0].bytes == 32
     times = [(line.start_us, line.end_us) for line in lines]
-    if m.kind == "sim":  # on its clock, one behind the other
+    if m.kind == "sim":  # on its clock, one after the other
         assert all(start < end for start, end in times)
         assert all(one[1] <= next_[0] for one, next_ in itertools.pairwise(times))
     t.save(tmp_path / "trace.json")
@@ -909,7 +909,7 @@ def test_a_tree_is_drawn_with_a_bar_for_each_recording(m: Any, tmp_path: Any) ->
 
 
 def test_a_steady_call_allocates_nothing_of_its_own(m: Any) -> None:
-    """As much as the waits and the launch of the simulated device do, whatever the operands are."""
+    """As much as the waits and the launch of the simulated device, for all operands."""
     tree = tree_on(m)
 
     def nothing(*operands: Any) -> Any:
@@ -917,7 +917,7 @@ def test_a_steady_call_allocates_nothing_of_its_own(m: Any) -> None:
         return operands[0]
 
     counts = {}
-    caller = m.current_stream()  # somebody has it, as its library would
+    caller = m.current_stream()  # another reference, as its library would have
     for n in (1, 32):
         f = tree.function(nothing, roles="static")
         operands = [m.array(np.ones(1)) for _ in range(n)]

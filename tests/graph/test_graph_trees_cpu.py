@@ -1,5 +1,5 @@
-"""Graph trees on the CPU, with ndarrays: buffers, passes and the tape in a function are recorded; what cannot be is an
-error. What all devices have in common stands in the files beside; NumPy functions stand in test_graph_tree_orders.py.
+"""Graph trees on the CPU, with ndarrays: buffers, passes and the tape in a function are recorded; other work is an
+error. The other files have the behaviour that all devices share; test_graph_tree_orders.py has NumPy functions.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def fails(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_recorded_is_refused_and_the_tree_is_as_before(name: str) -> None:
+def test_code_that_cannot_be_recorded_is_refused_and_the_tree_is_unchanged(name: str) -> None:
     fn, error, words = BAD[name]
     calls: list[int] = []
 
@@ -230,7 +230,7 @@ def test_operands_are_ndarrays_of_known_dtypes_or_outputs() -> None:
 
 
 @pytest.mark.parametrize("role", ["static", "accumulate"])
-def test_what_numpy_alone_writes_into_an_operand_that_stays_is_refused_in_the_first_call(role: str) -> None:
+def test_a_write_of_numpy_alone_into_a_static_operand_is_refused_in_the_first_call(role: str) -> None:
     """By the operand's own name, or by a view of it; through the handle, and in kernels, it is recorded."""
     g, v = np.zeros(3), np.zeros(3)
 
@@ -313,7 +313,7 @@ def test_sparse_gradients_of_the_tape_are_refused_in_the_first_call() -> None:
         tree.function(f)(np.zeros(2, "i8"))
 
 
-def test_what_is_read_only_is_refused_by_a_replay_that_would_write_into_it() -> None:
+def test_a_replay_refuses_a_read_only_array_that_it_would_write() -> None:
     """It lies where the array lay that the recording writes into."""
 
     def adds(x: Any, g: Any) -> None:
@@ -557,7 +557,7 @@ def test_a_function_can_be_referenced_weakly() -> None:
         assert ref() is None and gone == [1]
 
 
-def test_which_argument_is_out_is_known_of_each_function() -> None:
+def test_the_out_argument_of_each_function_is_listed() -> None:
     from fanin.graph import cpu_arrays
 
     asked = 0
@@ -583,7 +583,7 @@ def test_values_that_were_read_are_copies() -> None:
         assert all(a.tolist() == [2.0 * k] * 3 for k, a in taken)
 
 
-def test_what_numpy_would_write_into_a_copy_of_values_is_an_error() -> None:
+def test_a_write_of_numpy_into_a_copy_of_values_is_an_error() -> None:
     writes: list[Callable[[Any], Any]] = [
         lambda y: np.copyto(y, 9.0, where=MASK), lambda y: np.put(y, [0], 5.0), lambda y: np.putmask(y, MASK, 5.0),
         lambda y: np.cumsum(y, out=y), lambda y: np.sum(np.ones((2, 3)), axis=0, out=y),
@@ -653,7 +653,7 @@ def test_a_pass_backward_in_a_function_adds_into_the_callers_gradient() -> None:
         assert did(f) == "replayed" and tree.stats.nodes == 1
 
 
-def test_a_step_of_the_tape_is_recorded_and_gives_the_bits_of_the_step_as_it_is() -> None:
+def test_a_recorded_step_of_the_tape_gives_the_bits_of_the_eager_step() -> None:
     rng = np.random.default_rng(3)
 
     def step(x: Any, w: Any, b: Any, gw: Any, gb: Any) -> Any:
@@ -756,7 +756,7 @@ def blocks() -> int:
     return hooks.blocks()
 
 
-def test_a_tree_lets_go_of_copied_operands_and_with_its_end_of_all() -> None:
+def test_a_tree_drops_copied_operands_and_at_its_end_all_others() -> None:
     alive: list[weakref.ref[Any]] = []
 
     def array() -> Any:
@@ -779,7 +779,7 @@ def test_a_tree_lets_go_of_copied_operands_and_with_its_end_of_all() -> None:
     assert [r() for r in alive] == [None] * 5
 
 
-def test_a_steady_call_with_ndarrays_allocates_only_what_it_is_given_by() -> None:
+def test_a_steady_call_with_ndarrays_allocates_only_for_its_arguments() -> None:
     counts = {}
     with tree_here() as tree:
         for n in (1, 8):
@@ -856,7 +856,7 @@ def test_threads_may_call_at_once() -> None:
 
 
 def random_function(rng: random.Random) -> Callable[..., Any]:
-    """Some operations one after the other, as ordinary code on whatever takes NumPy's functions."""
+    """Some operations one after the other, as ordinary code for every kind of array that takes NumPy's functions."""
     plan = [(rng.randrange(10), rng.random(), rng.random()) for _ in range(rng.randint(1, 8))]
 
     def f(x: Any, w: Any, g: Any) -> Any:

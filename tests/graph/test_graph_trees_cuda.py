@@ -1,5 +1,5 @@
-"""Graph trees on the CUDA backend, where the driver has its own say: what it is asked for and in which mode, what it
-may not be asked for, what it takes for a recording, what is known of others' kernels. On the fake driver.
+"""Graph trees on the CUDA backend: which driver calls they make and in which mode, which they may not make, the
+driver's memory for a recording, and the limits of tracking user kernels. On the fake driver.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def allocate(w: Any) -> None:
     w.call("cuMemAllocAsync", ctypes.byref(out), ctypes.c_size_t(64), stream)
 
 
-# What the driver is asked for
+# Calls of the driver
 
 
 def test_a_recording_is_captured_once_instantiated_once_and_launched_at_every_call(w: Any) -> None:
@@ -92,8 +92,8 @@ def test_unsafe_calls_of_other_threads_do_not_break_a_recording(w: Any) -> None:
     tree.close()
 
 
-def test_a_tree_does_not_disturb_a_capture_of_somebody_elses(w: Any) -> None:
-    """Captured in thread-local mode on the same thread, which is the worst: whatever the tree asks for."""
+def test_a_tree_does_not_disturb_a_capture_of_other_code(w: Any) -> None:
+    """A capture in thread-local mode on the same thread, the worst case, survives every call of the tree."""
     s, x = w.stream(), w.array(np.ones(4))
     tree = tree_of()
     f = tree.function(doubled, roles="static")
@@ -107,7 +107,7 @@ def test_a_tree_does_not_disturb_a_capture_of_somebody_elses(w: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["StreamBeginCapture", "GraphInstantiateWithFlags", "StreamGetCaptureInfo", "UserObjectCreate"]
 )
-def test_a_driver_that_lacks_what_trees_need_is_told_by_name(w: Any, name: str) -> None:
+def test_the_error_for_a_driver_without_a_needed_function_names_it(w: Any, name: str) -> None:
     w.driver.hide(name)
     with pytest.raises(fanin.DeviceError, match=rf"the driver of cuda:0 has no cu{name}: graph trees need"):
         tree_of()
@@ -139,7 +139,7 @@ def test_a_steady_call_allocates_nothing_in_the_core_and_keeps_nothing_in_python
     tree.close()
 
 
-def test_stats_count_what_the_driver_takes_for_recordings(w: Any) -> None:
+def test_stats_count_the_drivers_memory_for_recordings(w: Any) -> None:
     tree = tree_of()
     f, g = tree.function(doubled), tree.function(lambda x: doubled(doubled(x)))
     taken = []
@@ -166,16 +166,16 @@ def test_after_close_no_graph_no_memory_and_no_object_is_left(w: Any) -> None:
         assert called(tree, f, x) == "replayed"
         assert d.live("graphs") == 1
         tree.close()
-        del tree, f, x  # whose memory knows the tree's stream
+        del tree, f, x  # whose memory is marked with the tree's stream
         w.synchronize()
-        doubled(w.array(np.ones(4)))  # looks for what may go
+        doubled(w.array(np.ones(4)))  # polls for memory to free
         fanin.trim()
         assert {kind: d.live(kind) for kind in kinds} == before
         streams.append(d.live("streams"))
     assert streams[0] == streams[2], "the next tree has the stream of the last one"
 
 
-def test_memory_of_a_tree_that_is_gone_stays_as_long_as_its_graph_runs(w: Any) -> None:
+def test_memory_of_a_dropped_tree_stays_as_long_as_its_graph_runs(w: Any) -> None:
     s, x = w.stream(), w.array(np.ones(4))
     with fanin.stream(s):
         tree = tree_of()
@@ -193,7 +193,7 @@ def test_memory_of_a_tree_that_is_gone_stays_as_long_as_its_graph_runs(w: Any) -
     assert all((o.numpy() == 7.0).all() for o in others)
 
 
-# What it may not be asked for
+# Calls that the tree may not make
 
 
 def test_a_function_that_allocates_from_the_driver_is_refused_by_name(w: Any) -> None:
@@ -217,7 +217,7 @@ def test_a_function_that_allocates_from_the_driver_is_refused_by_name(w: Any) ->
     asks[0] = False
     assert called(tree, g, x, 2) == "replayed"
     tree.close()
-    w.forgive("memory")  # which nobody has
+    w.forgive("memory")  # without a reference
 
 
 @pytest.mark.parametrize("call", ["GraphGetNodes", "GraphNodeGetType", "GraphInstantiateWithFlags", "MemGetInfo"])
@@ -233,7 +233,7 @@ def test_a_graph_that_cannot_be_made_ready_is_destroyed(w: Any, call: str) -> No
     tree.close()
 
 
-def test_a_device_that_is_lost_in_a_replay_is_told_and_the_tree_can_be_closed(w: Any) -> None:
+def test_a_device_lost_in_a_replay_is_an_error_and_the_tree_can_be_closed(w: Any) -> None:
     w.judges_itself("a graph of a lost device is never destroyed, nor is what counts it")
     tree, x = tree_of(), w.array(np.ones(4))
     f = tree.function(doubled)
@@ -248,7 +248,7 @@ def test_a_device_that_is_lost_in_a_replay_is_told_and_the_tree_can_be_closed(w:
     assert tree.closed
 
 
-def test_a_forked_child_is_told_and_may_let_go_of_the_tree(w: Any) -> None:
+def test_a_forked_child_gets_an_error_and_may_drop_the_tree(w: Any) -> None:
     tree, x = tree_of(), w.array(np.ones(4))
     f = tree.function(doubled)
     assert called(tree, f, x) == "replayed"
@@ -263,11 +263,11 @@ def test_a_forked_child_is_told_and_may_let_go_of_the_tree(w: Any) -> None:
     tree.close()
 
 
-# What is known of work
+# Tracked work
 
 
-def test_what_others_kernels_touch_is_not_known_and_roles_are_believed(w: Any) -> None:
-    """A limit: a kernel that is not fanin's writes into a copied operand, and nobody can tell."""
+def test_accesses_of_user_kernels_are_not_tracked_and_roles_are_trusted(w: Any) -> None:
+    """A limit: a kernel that is not fanin's writes into a copied operand, and no check can find it."""
     tree, x, mine = tree_of(), w.array(np.zeros(4)), w.array(np.ones(4))
 
     def f(x: Any) -> Any:
@@ -300,7 +300,7 @@ def test_memory_of_an_ended_path_is_poisoned_with_debug(w: Any, debug: bool, poi
 
 
 @pytest.mark.parametrize("how", ["raises", "breaks its capture", "does well"])
-def test_whatever_call_of_the_driver_fails_nothing_stays_captured(w: Any, how: str) -> None:
+def test_nothing_stays_captured_after_any_failed_call_of_the_driver(w: Any, how: str) -> None:
     """While a function is recorded that goes wrong itself, or does not: each call of the driver fails once. Then the
     same function is recorded as if nothing had been.
     """
@@ -345,7 +345,7 @@ def test_whatever_call_of_the_driver_fails_nothing_stays_captured(w: Any, how: s
     w.forgive("contexts")  # FakeDriver.call's own
 
 
-def test_a_replay_asks_the_driver_for_no_more_because_of_more_operands(w: Any) -> None:
+def test_a_replay_makes_no_more_driver_calls_for_more_operands(w: Any) -> None:
     tree, s = tree_of(memory=1 << 16), w.stream()
     counts = {}
     with fanin.stream(s), w.driver.context():
@@ -430,7 +430,7 @@ def test_a_planted_fault_of_recordings_is_found(w: Any, name: str) -> None:
         hooks.fault(None)
 
 
-def test_unsafe_calls_of_the_function_itself_break_its_capture_and_the_tree_says_so(w: Any) -> None:
+def test_unsafe_calls_of_the_function_break_its_capture_and_the_tree_raises(w: Any) -> None:
     tree, x, asks = tree_of(), w.array(np.ones(4)), [False]
 
     def f(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A recorded layout says whether later arrays lie as those that were recorded, and what differs first."""
+"""A recorded layout checks whether later arrays lie like the recorded ones, and names the first difference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_same_relations_in_other_memory_are_the_same_layout() -> None:
 
 
 def changed(what: str) -> tuple[list[Array], tuple[Any, ...]]:
-    """The arrays of `flat` with one thing changed, and what the check must say."""
+    """The arrays of `flat` with one change, and the expected result of the check."""
     a = flat()
     x = a[1].base
     assert x is not None
@@ -94,13 +94,13 @@ def changed(what: str) -> tuple[list[Array], tuple[Any, ...]]:
         "overlap of another dtype",
     ],
 )
-def test_what_differs_first_is_named(what: str) -> None:
+def test_the_first_difference_is_named(what: str) -> None:
     arrays, said = changed(what)
     assert Layout(flat()).check(arrays) == said
     assert Layout(arrays).check(arrays) is None
 
 
-def test_what_means_nothing_is_not_compared() -> None:
+def test_strides_without_meaning_are_not_compared() -> None:
     """Strides along axes of extent 1 and of empty arrays, equal dtypes that are other objects, where memory is."""
     x = np.zeros((4, 6))
     record = [("a", "i4"), ("b", "f8")]
@@ -133,7 +133,7 @@ def test_columns_that_now_are_arrays_of_their_own_are_the_same_if_their_strides_
     assert layout.check([m[:, 0], m[:, 1], m[:, 1], m[:, 3]]) == (2, "overlap", 1)
 
 
-def test_a_read_only_array_that_can_be_written_is_told() -> None:
+def test_a_read_only_array_that_became_writable_is_reported() -> None:
     x = np.zeros(3)
     x.flags.writeable = False
     layout = Layout([x])
@@ -141,7 +141,7 @@ def test_a_read_only_array_that_can_be_written_is_told() -> None:
 
 
 @pytest.mark.parametrize("count", sizes(500, 1500))
-def test_a_layout_is_the_same_exactly_where_numpy_says_so(count: int) -> None:
+def test_a_layout_is_the_same_exactly_where_numpy_finds_it_so(count: int) -> None:
     rng = np.random.default_rng(SEED)
     seen: Counter[str] = Counter()
     for _ in range(count):
@@ -172,7 +172,7 @@ def relations(arrays: list[Array]) -> list[tuple[Any, ...]]:
     return [(f, at[i] - at[f]) for i, f in enumerate(first)]
 
 
-def test_it_holds_no_array() -> None:
+def test_a_layout_references_no_array() -> None:
     class Kept(np.ndarray[Any, Any]):
         pass
 
@@ -185,7 +185,7 @@ def test_it_holds_no_array() -> None:
     assert layout.check([np.zeros(3)]) is None
 
 
-def test_nothing_of_it_is_left_behind() -> None:
+def test_a_layout_leaks_nothing() -> None:
     hooks.memory()  # skips in a release, which counts no blocks
     x = np.zeros(9)
     before = hooks.blocks()

@@ -1,5 +1,5 @@
-"""Arrays by DLPack from hostile producers: whatever they say ends in the right sum or in an exception, and what was
-taken is given back exactly once. The numbers are rows of the table of faults that the exchange was built against.
+"""Arrays by DLPack from hostile producers: all their claims end in the right sum or in an exception, and each consumed
+tensor is deleted exactly once. The numbers are rows of the table of faults that the exchange was built against.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def test_a_planted_leak_of_the_tensor_is_found() -> None:
 
 
 @pytest.mark.parametrize("versioned", [True, False])
-def test_an_honest_tensor_is_summed_and_given_back_once(versioned: bool) -> None:
+def test_an_honest_tensor_is_summed_and_deleted_once(versioned: bool) -> None:
     p = Producer(versioned=versioned)
     with once(p):
         assert total(p, ONE).tolist() == [11, 22, 33]
 
 
-def test_the_tensor_is_held_until_the_sum_is_taken_and_the_very_object_comes_back() -> None:
+def test_the_tensor_is_kept_until_the_take_which_returns_the_same_object() -> None:
     p = Producer()
     buf = fanin.InputBuffer(1)
     with once(p):
@@ -131,7 +131,7 @@ def test_pinned_host_memory_is_host_memory() -> None:
 # Rows 1-5: the call
 
 
-def test_row_1_what_gives_no_capsule_is_a_type_error() -> None:
+def test_row_1_a_producer_that_returns_no_capsule_is_a_type_error() -> None:
     class Bad(Producer):
         def __dlpack__(self, **how: Any) -> Any:
             return 42
@@ -147,7 +147,7 @@ class Sentinel(BaseException):
     "error", [ValueError("mine"), MemoryError("mine"), Sentinel("mine"), KeyboardInterrupt("mine")]
 )
 @pytest.mark.parametrize("where", ["__dlpack__", "__dlpack_device__"])
-def test_row_2_what_the_producer_raises_reaches_the_caller_as_it_is(error: BaseException, where: str) -> None:
+def test_row_2_an_error_of_the_producer_reaches_the_caller_unchanged(error: BaseException, where: str) -> None:
     def boom(self: Any, **how: Any) -> Any:
         raise error
 
@@ -218,7 +218,7 @@ def test_row_4_of_many_threads_one_gets_the_capsule() -> None:
             del bufs, threads
 
 
-def test_row_5_a_producer_that_does_not_know_the_keyword_is_asked_without() -> None:
+def test_row_5_a_producer_without_the_keyword_is_called_without_it() -> None:
     class Old(Producer):
         def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
             return self.make()
@@ -366,7 +366,7 @@ def test_without_a_device_method_the_tensors_own_counts() -> None:
     {"data": None},
     {"data": 0, "offset": 64},
 ])  # fmt: skip
-def test_rows_11_to_14_20_and_21_geometry_that_cannot_be_is_a_value_error(how: dict[str, Any], versioned: bool) -> None:
+def test_rows_11_to_14_20_and_21_impossible_geometry_is_a_value_error(how: dict[str, Any], versioned: bool) -> None:
     p = Producer(versioned=versioned, **how)
     with once(p):
         refused(p, ValueError)
@@ -481,7 +481,7 @@ def test_row_25_a_bool_is_whether_its_byte_is_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [">f8", ">i4", ">c16"])
-def test_row_26_foreign_byte_order_is_refused_with_the_way_out(dtype: str) -> None:
+def test_row_26_foreign_byte_order_is_refused_with_the_remedy(dtype: str) -> None:
     refused(np.ones(3, dtype), BufferError, "newbyteorder")
 
 
@@ -490,7 +490,7 @@ def test_row_25_long_double_is_refused_by_name(dtype: str) -> None:
     refused(np.ones(3, dtype), BufferError, str(np.dtype(dtype)))
 
 
-# Rows 27-31: who may write, who is freed
+# Rows 27-31: which memory may be written, and when it is freed
 
 
 @pytest.mark.parametrize(("how", "written"), [
@@ -500,9 +500,7 @@ def test_row_25_long_double_is_refused_by_name(dtype: str) -> None:
     ({"flags": READ_ONLY | 0xF0}, False),
     ({"versioned": False}, False),
 ])  # fmt: skip
-def test_rows_27_to_29_a_donated_tensor_is_written_where_it_says_that_it_may_be(
-    how: dict[str, Any], written: bool
-) -> None:
+def test_rows_27_to_29_a_donated_tensor_is_written_if_its_flags_permit_it(how: dict[str, Any], written: bool) -> None:
     p = Producer(**how)
     with once(p):
         buf = fanin.InputBuffer(1, budget=0)
@@ -592,7 +590,7 @@ def test_row_33_a_deleter_may_use_the_buffer_and_drop_the_last_reference_to_it(h
 
 
 def our_tensor() -> Any:
-    """What fanin itself offers by `__dlpack__`: a sum on its way to a library that it does not know."""
+    """The `__dlpack__` of fanin's own arrays: a sum on its way to a foreign library."""
     caught: list[Any] = []
 
     class Space:
@@ -615,7 +613,7 @@ def our_tensor() -> Any:
     return caught[0]
 
 
-def test_our_tensor_is_an_honest_one() -> None:
+def test_an_exported_tensor_is_an_honest_one() -> None:
     ours = our_tensor()
     assert ours.__dlpack_device__() == (1, 0)
     assert np.from_dlpack(ours).tolist() == [11, 22, 33]
@@ -630,7 +628,7 @@ def test_our_tensor_is_an_honest_one() -> None:
     assert (sent.major, sent.minor, sent.flags, sent.tensor.ndim) == (1, 3, IS_COPIED, 1)
 
 
-def test_row_36_our_capsule_dropped_unconsumed_gives_back_its_memory() -> None:
+def test_row_36_an_exported_capsule_dropped_unconsumed_frees_its_memory() -> None:
     ours = our_tensor()
     gc.collect()
     before = hooks.memory()[0]
@@ -641,7 +639,7 @@ def test_row_36_our_capsule_dropped_unconsumed_gives_back_its_memory() -> None:
         assert hooks.memory()[0] == before
 
 
-def test_row_34_our_deleter_may_be_called_on_a_thread_without_python() -> None:
+def test_row_34_the_deleter_of_an_export_may_run_on_a_thread_without_python() -> None:
     """NumPy's arrays call it wherever they are dropped; here the call comes with the GIL released."""
     ours = our_tensor()
     capsule = ours.__dlpack__(max_version=(1, 3))
@@ -654,7 +652,7 @@ def test_row_34_our_deleter_may_be_called_on_a_thread_without_python() -> None:
     worker.join()
 
 
-def test_row_35_what_is_held_at_exit_is_left_alone() -> None:
+def test_row_35_tensors_referenced_at_exit_are_not_deleted() -> None:
     code = """
 import sys; sys.path.insert(0, {tests!r})
 import fanin, numpy as np
@@ -671,7 +669,7 @@ print('end')
     assert run_prepared(code.format(tests=str(TESTS))).stdout == "end\n"
 
 
-def test_row_37_what_the_producer_edits_after_the_hand_over_counts_no_more() -> None:
+def test_row_37_edits_of_the_producer_after_the_hand_over_have_no_effect() -> None:
     p = Producer()
     with once(p):
         buf = fanin.InputBuffer(1)
@@ -682,7 +680,7 @@ def test_row_37_what_the_producer_edits_after_the_hand_over_counts_no_more() -> 
         assert buf.take()[0].tolist() == [11, 22, 33]
 
 
-def test_rows_39_and_40_array_interfaces_with_raw_addresses_are_not_asked() -> None:
+def test_rows_39_and_40_array_interfaces_with_raw_addresses_are_not_read() -> None:
     class Forged:
         __array_interface__ = {"shape": (3,), "typestr": "<f8", "data": (8, False), "version": 3}
         __cuda_array_interface__ = __array_interface__
@@ -709,7 +707,7 @@ def test_row_41_the_buffer_protocol_is_read_by_numpy_and_released_once() -> None
         fanin.add_n([memoryview(np.zeros(2, "f8,i4"))])
 
 
-def test_row_42_a_producer_may_change_the_buffer_while_it_is_asked() -> None:
+def test_row_42_a_producer_may_change_the_buffer_while_it_is_called() -> None:
     class Meddler(Producer):
         def __dlpack__(self, **how: Any) -> Any:
             buf.add(0, np.full(3, 100.0))
@@ -753,7 +751,7 @@ def test_row_43_slots_and_keys_are_converted_once() -> None:
         buf.add(type("Huge", (), {"__index__": lambda self: 2**64})(), ONE)
 
 
-def test_row_47_a_sum_that_was_handed_out_is_not_written_by_the_next_pass() -> None:
+def test_row_47_an_exported_sum_is_not_written_by_the_next_pass() -> None:
     buf = fanin.InputBuffer(1, budget=0)
     buf.add(0, ONE)
     buf.add(0, ONE)

@@ -1,8 +1,8 @@
-"""Thousands of DLPack tensors drawn from the edges: each is summed as NumPy sees it, or refused; and each deleter runs
+"""Thousands of DLPack tensors drawn from the edges: each is summed as NumPy reads it, or refused; and each deleter runs
 exactly once.
 
-A tensor whose numbers are sound but which points outside the memory that it has is a forged pointer: nobody can tell,
-and none is made here.
+A tensor whose numbers are sound but which points outside the memory that it has is a forged pointer: no check can find
+it, and none is made here.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def draw(r: random.Random) -> dict[str, Any]:
 
 
 def view(how: dict[str, Any]) -> Any:
-    """What NumPy sees there; None where the tensor must be refused; NotImplemented where it is a forged pointer."""
+    """The values as NumPy reads them; None if the tensor must be refused; NotImplemented for a forged pointer."""
     ndim, shape, strides, (code, bits, lanes) = how["ndim"], how["shape"], how["strides"], how["dtype"]
     named = how["name"] == ""
     if not named or (how["versioned"] and how["version"][0] != 1):
@@ -122,7 +122,7 @@ def test_every_tensor_is_summed_or_refused_and_given_back_once(seed: int) -> Non
         try:
             buf.add(0, p)
             assert expected is not None, how
-            if expected.size > 10_000:  # expanded: the sum would be large, and says nothing more
+            if expected.size > 10_000:  # expanded: the sum would be large, and would test nothing more
                 expected = expected[tuple(slice(0, 0) for _ in expected.shape)]
                 buf.clear()
                 buf.add(0, expected)

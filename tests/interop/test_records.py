@@ -1,5 +1,5 @@
-"""What the core is told of an object (fanin/_interop/records.py): tuples that it tells apart by how many fields they
-have.
+"""Descriptions of objects for the core (fanin/_interop/records.py): tuples that it distinguishes by their number of
+fields.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from kit.support import run_python
 
 pytestmark = pytest.mark.core
 
-#: What a program says of itself.
+#: A program that prints its own state.
 SELF = """
 import sys, threading
 print(__name__, sys.argv, sorted(n for n in globals() if n[0] != "_"), threading.active_count())
@@ -20,7 +20,7 @@ print(sys.stdin.read(), file=sys.stderr)
 """
 
 
-def test_it_finds_the_process_that_a_new_python_finds() -> None:
+def test_a_prepared_program_starts_like_one_in_a_new_python() -> None:
     new, forked = run_python(SELF, "an argument"), run_prepared(SELF, "an argument")
     assert (forked.stdout, forked.stderr) == (new.stdout, new.stderr)
 
@@ -40,7 +40,7 @@ def last_said(stderr: str) -> list[str]:
 @pytest.mark.parametrize(
     "words", [["-c", WORDS], ["said.py"], ["-m", "said"], ["-W", "error", "said.py"]], ids=" ".join
 )
-def test_it_runs_code_files_and_modules_as_a_new_python_does(words: list[str], tmp_path: Path) -> None:
+def test_a_prepared_process_runs_code_files_and_modules_as_a_new_python_does(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "said.py").write_text(WORDS)
     how: dict[str, Any] = {"env": {"OF_A_TEST": "here"}, "cwd": tmp_path, "check": False}
     new, forked = run_python([*words, "more"], **how), run_prepared([*words, "more"], **how)
@@ -67,7 +67,7 @@ def test_a_fork_of_a_python_with_numpy_alone_imports_fanin_itself() -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
     ],
 )
-def test_it_ends_with_the_status_of_the_code(code: str, status: int) -> None:
+def test_a_prepared_process_ends_with_the_status_of_the_code(code: str, status: int) -> None:
     done = run_prepared(code, check=False)
     assert done.returncode == status and done.stdout == ""
     assert done.stderr.endswith("ValueError: mine\n") or not done.stderr
@@ -76,7 +76,7 @@ def test_it_ends_with_the_status_of_the_code(code: str, status: int) -> None:
             run_prepared(code)
 
 
-def test_it_ends_as_an_interpreter_ends() -> None:
+def test_a_prepared_process_ends_as_an_interpreter_does() -> None:
     code = """
 import atexit, threading
 atexit.register(print, "at exit")
@@ -89,6 +89,6 @@ threading.Thread(target=print, args=("a thread",)).start()
     assert run_prepared(code).stdout.splitlines() == ["a thread", "at exit", "let go"]
 
 
-def test_what_one_leaves_the_next_does_not_find() -> None:
+def test_a_program_leaves_no_state_for_the_next() -> None:
     run_prepared("import fanin; fanin.left = fanin.InputBuffer(1); fanin.set_options(debug=True); fanin.add_n([1, 2])")
     assert run_prepared("import fanin; print(hasattr(fanin, 'left'), fanin.counters().adds)").stdout == "False 0\n"

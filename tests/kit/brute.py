@@ -1,10 +1,10 @@
-"""A model of streams, events, graphs and host threads that knows no clocks: every order in which a small program's
+"""A model of streams, events, graphs and host threads without clocks: every order in which a small program's
 steps can happen, one after the other.
 
 A program is a list of calls in the order in which the host makes them, each by one of a few host threads. A call is
-some steps, host's and device's, and says of each which steps come before it. Two accesses to a common byte race if one
+some steps, host's and device's, each with the steps that come before it. Two accesses to a common byte race if one
 order has them this way and another that way. `Model(without=...)` leaves one rule out, or bends it: such a model is
-wrong, and a test that cannot tell it from the right one tests nothing.
+wrong, and a test that passes with it tests nothing.
 
     launch s reads writes     what s does next                 record e s, wait s e     e is what s has been given so
     far sync s, sync_event e      the host goes on behind it       read s view              a copy on s for which the
@@ -27,7 +27,7 @@ SIZE = 12  # bytes of an array
 
 Call = tuple[Any, ...]  # (thread, name, arguments ..)
 
-#: What a model may leave out or bend; the last words of each say which.
+#: Rules that a model may leave out or bend; the last words of each comment name it.
 BENT = (
     "fifo: a stream's steps come in any order",
     "queueing: work may run before it was queued",
@@ -63,7 +63,7 @@ class Access:
     array: str
     bytes: frozenset[int]
     write: bool
-    kept: bool = False  # somebody else keeps the memory until it has run
+    kept: bool = False  # another reference keeps the memory until it has run
     release: bool = False
 
 
@@ -72,7 +72,7 @@ class Model:
         self.without = without.partition(":")[0]
         self.before: list[int] = []  # of each step: those that come before it, directly
         self.accesses: list[Access] = []
-        self.calls: list[int] = []  # of each call: how many accesses there were behind it
+        self.calls: list[int] = []  # of each call: how many accesses follow it
         self.host: list[int | None] = [None] * threads
         self.stream: list[int | None] = [None] * STREAMS
         self.event: dict[int, int] = {}
@@ -168,7 +168,7 @@ class Model:
         entry = None if self.without == "graph entry" else entry  # type: ignore[assignment]
         again = {} if self.without == "graph again" else self.member
         last: list[int] = [self.step(entry, again.get((g, k))) for k in range(1 if b is None else 2)]
-        for stage in range(3):  # before the fork on a; then on b, and on a beside it; behind the join on a
+        for stage in range(3):  # before the fork on a; then on b, and on a beside it; after the join on a
             if stage == 1 and b is not None:
                 last[1] = self.step(last[0], last[1])
             for where, reads, writes in works[stage::3]:
@@ -225,7 +225,7 @@ class Model:
                 ):
                     continue
                 if old.release or old.step == new.step:
-                    continue  # what comes behind a release is a graph's, which keeps the memory
+                    continue  # accesses after a release are a graph's, which keeps the memory
                 if after[old.step] >> new.step & 1 and after[new.step] >> old.step & 1:
                     return at
         return None

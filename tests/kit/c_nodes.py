@@ -15,5 +15,5 @@ LONG = 1
 
 @functools.cache
 def module() -> ModuleType:
-    """The library; where no compiler is, the test that asks is skipped."""
+    """The library; without a compiler, the calling test is skipped."""
     return extension("nodes", [TEST_C / "nodes.c"], "-O2", f"-I{fanin.get_include()}")

@@ -54,7 +54,7 @@ def bare(text: str) -> str:
 
 
 def flat(statement: str) -> str:
-    """A statement without what stands in parentheses and braces, three deep."""
+    """A statement without the text in parentheses and braces, three deep."""
     for _ in range(3):
         statement = PARENTHESES.sub("", statement)
     return statement

@@ -141,8 +141,8 @@ class Dict:
 class Torch:
     """torch.autograd, by a Function whose backward calls the pullback.
 
-    An array of the suite is one tensor, which is held as long as the suite may hold the array: torch writes into
-    tensors that have no other reference.
+    An array of the suite is one tensor, which stays referenced as long as the suite may use the array: torch
+    writes into tensors that have no other reference.
     """
 
     lacks: Mapping[str, str] = {"streams": HOST, "arrays": "torch.from_numpy takes no read-only arrays"}

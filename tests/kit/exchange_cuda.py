@@ -18,7 +18,7 @@ from kit.standins import DLArray, InterfaceArray, Library, installed, table_arra
 
 @contextlib.contextmanager
 def torch_like(library: Library, table: bool) -> Iterator[type[Any]]:
-    """torch's class: the core is told of its table, and forgets it at the end."""
+    """torch's class: its table is registered with the core, and removed at the end."""
     with installed("torch", standins.torch(library, table=table)) as module, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "quicken", lambda: None)
         if _core.table_known(getattr(module.Tensor, TABLE, None), TORCH):
@@ -51,7 +51,7 @@ def like(name: str, library: Library) -> Iterator[type[Any]]:
 
 
 def ready_on(x: Any, s: fanin.Stream) -> None:
-    """Numba's arrays say themselves where they are ready."""
+    """Numba's arrays name the stream on which they are ready."""
     if isinstance(x, InterfaceArray):
         x.ready = s.handle
 

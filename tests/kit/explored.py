@@ -1,8 +1,8 @@
-"""Random scenarios of a few threads on one buffer, as data: what `explore` finds of them with its reduction is what it
-finds without.
+"""Random scenarios of a few threads on one buffer, as data: `explore` must find the same outcomes with its reduction
+as without.
 
 A program is a tuple of threads, a thread a tuple of steps, a step a word and its arguments; `scenario` makes a function
-of a Machine of it, whose value is all that any thread could see.
+of a Machine of it, whose value is everything that a thread can observe.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Buffers:
         self.buf = fanin.InputBuffer(declared, budget=budget, stats=stats, stream=self.stream)
 
     def do(self, step: Step) -> Any:
-        """One step, as a thread does it; what it saw."""
+        """One step of a thread; returns what the thread observed."""
         word, *rest = step
         buf = self.buf
         if word == "add":
@@ -116,7 +116,7 @@ class Buffers:
         return buf.clear()
 
     def value(self, seen: list[list[Any]]) -> str:
-        """All that could be seen, and what is left."""
+        """Everything observable, and what is left."""
         last = outcome(lambda: [None if x is None else self.seen(x) for x in self.buf.take()])
         return repr((seen, last, [o.tobytes() for o in self.out]))
 

@@ -15,10 +15,10 @@ import numpy as np
 
 SEED = 20261128
 
-#: Whether this machine is one whose fenv_t is known here.
+#: Whether this module has the layout of this machine's fenv_t.
 KNOWN = platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc"
 
-_MXCSR = 28  # its place in fenv_t, behind the state of the x87 unit
+_MXCSR = 28  # its place in fenv_t, after the state of the x87 unit
 _CONTROL = 0xFFC0  # without the flags of exceptions that have occurred
 DEFAULT = 0x1F80
 

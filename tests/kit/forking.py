@@ -1,9 +1,9 @@
-"""The process behind kit/prepared.py: it imports the modules that it is given, and then forks for each line that it
-reads.
+"""The process that kit/prepared.py starts: it imports the modules named in its arguments, and then forks for each line
+that it reads.
 
     python -P tests/kit/forking.py numpy
 
-It imports next to nothing besides, so that a program can look at what it imports itself.
+It imports almost nothing else, so that a program can inspect its own imports.
 """
 
 import gc
@@ -67,7 +67,7 @@ if __name__ == "__main__":
             if not (e.name or "").startswith("fanin."):  # a copy of the tree may lack a part
                 raise
         if not name.startswith(("fanin", "fake_cuda")):
-            gc.freeze()  # else the collector looks at all of these at the end of each fork
+            gc.freeze()  # otherwise the collector traverses all of these at the end of each fork
     asked = fork_for_each_line()
     if asked is not None:
         take_over(asked)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-#: Asked for its names, so that planted faults are met.
+#: Names are read from the module at each use, so that a planted fault takes effect.
 F = importlib.import_module("fanin.analysis.wrapper")
 
 

@@ -1,4 +1,4 @@
-"""Graph trees in a world (kit/world.py): what their tests make, ask and call again and again."""
+"""Graph trees in a world (kit/world.py): helpers that many of their tests share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Graphs for passes backward, drawn at random: told as data, built of any engine's classes, evaluated plainly.
+"""Random graphs for backward passes: described as data, built from any engine's classes, evaluated plainly.
 
 A graph's functions are linear: the gradient of an edge is a number times the sum of one slot, or that very sum, or
 undefined. So the sum that gets to a slot is, for each way that leads there, the product of its numbers; and what a pass
-must give can be said in float64 by a few lines that know of no engine (`plain`).
+must give follows in float64 from a few lines that use no engine (`plain`).
 
     spec = draw(random.Random(7), "arrays")
     built = Built(spec, fanin)                      # or reference.engine
@@ -30,7 +30,7 @@ Place = tuple[int, int]  # node, slot
 TIMES, SAME, NOTHING, SPARSE, WRONG = "times", "same", "nothing", "sparse", "wrong"
 
 
-#: What a hook before or behind a node does: looks, halves all; and what is refused: another kind, or defined at will.
+#: What a hook before or after a node does: LOOK only reads, HALVE halves all; the engine refuses the others.
 LOOK, HALVE, A_LIST, FORGETS, MAKES_UP, A_KIND = "look", "halve", "a list", "forgets", "makes up", "a kind"
 
 
@@ -56,7 +56,7 @@ class Word:
 
 @dataclass
 class NodeSpec:
-    """A node, or a leaf. `edges[i]` leads to an earlier one; `makes[i]` says of which slot, how, times what."""
+    """A node, or a leaf. `edges[i]` leads to an earlier one; `makes[i]` has the slot, the form and the factor."""
 
     inputs: int = 1
     edges: list[Place | None] = field(default_factory=list)
@@ -65,7 +65,7 @@ class NodeSpec:
     declared: bool = False
     throws: bool = False
     nested: int = 0  # a pass of so many steps inside it
-    slot_hook: float | None = None  # replaces the sum by so many times it; 0: looks at it
+    slot_hook: float | None = None  # replaces the sum by its multiple; 0: only reads it
     pre_hook: str | None = None
     post_hook: str | None = None
 
@@ -110,7 +110,7 @@ def times(g: Any, c: float) -> Any:
 
 
 def notes(e: BaseException) -> list[str]:
-    """Those that say where it was."""
+    """The errors that name a place."""
     return [note for note in getattr(e, "__notes__", []) if not note.startswith(("lost with", "beside it"))]
 
 
@@ -192,12 +192,12 @@ def coefficient(r: random.Random, values: str) -> float:
 
 
 class Built:
-    """A graph of an engine's own nodes. Whatever runs writes itself down in `log`."""
+    """A graph of an engine's own nodes. Each function that runs adds a line to `log`."""
 
     def __init__(self, spec: Spec, engine: Any, value: Callable[[float], Any] | None = None) -> None:
         self.spec, self.engine, self.log = spec, engine, []  # type: tuple[Spec, Any, list[Any]]
         self.value = value or (lambda c: number(spec.values, c))
-        self.held: list[tuple[Any, Any]] = []  # gradients that were seen, and what they were
+        self.held: list[tuple[Any, Any]] = []  # gradients that hooks received, and copies of them
         self.nodes: dict[int, Any] = {}
         for i in spec.made or range(len(spec.nodes)):
             n = spec.nodes[i]
@@ -293,14 +293,14 @@ class Built:
             return self.engine.backward(self.roots(), inputs, keep_graph=keep, **how)
         except Exception as e:
             where = [re.findall(r"in (\w+).*: (\d+ of \d+) node", note) for note in notes(e)]
-            self.log += [("note", *found) for found in where if found]  # others tell of what was lost (E17)
+            self.log += [("note", *found) for found in where if found]  # the other errors name what was lost (E17)
             return type(e).__name__
 
     def input(self, i: int, slot: int) -> Any:
         return self.nodes[i] if self.spec.nodes[i].leaf else (self.nodes[i], slot)
 
     def outcome(self, **how: Any) -> list[Any]:
-        """All that can be seen of the passes: results, errors, the leaves, in which order what ran."""
+        """Everything observable about the passes: results, errors, leaves, and the order in which functions ran."""
         seen = [self.run(keep, **how) for keep in ((True, False, False) if self.spec.keep else (False,))]
         return [seen, self.grads(), self.log]
 
@@ -315,14 +315,14 @@ class Built:
         return not any(n.throws for n in self.spec.nodes) and not any(wrong)
 
     def changed(self) -> list[Any]:
-        """Gradients that somebody else held and that were written (A6, L7)."""
+        """Gradients with other references that were written (A6, L7)."""
         return [x for x, was in self.held if show(x) != was]
 
 
 def plain(spec: Spec) -> dict[int, tuple[float, float]]:
-    """What one pass gives to each leaf, and how large the numbers were that it is made of; NaN for what is undefined.
+    """The gradient that one pass gives to each leaf, and the size of its terms; NaN for an undefined one.
 
-    Float64, by the definition: from late nodes to early ones each sends on what it has. Asks no engine for anything.
+    Float64, by the definition: from late nodes to early ones, each forwards its sum. Calls no engine.
     """
     total: dict[Place, float] = {}
     size: dict[Place, float] = {}

@@ -1,6 +1,6 @@
-"""What a development build of the core lets tests do to it: count its memory, let allocations fail, plant faults.
+"""Test hooks of a development build of the core: count its memory, make allocations fail, plant faults.
 
-A release has nothing of it: a test that asks is skipped there, and says so. `.ci/run development` runs them all.
+A release has no hooks: it skips the tests that need them, with that reason. `.ci/run development` runs them all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tensor_throws() -> int:
 
 
 class Attempt:
-    """`with attempt:` something is done while one allocation fails; a MemoryError ends it there, and is told."""
+    """`with attempt:` runs its block while one allocation fails; a MemoryError ends the block and is recorded."""
 
     def __init__(self, n: int) -> None:
         self.n, self.failed = n, False
@@ -90,7 +90,7 @@ def fault(name: str | None) -> None:
 
 
 def unsound(machine: Machine) -> int:
-    """Waits left out whose order did not hold: must be 0; in a release, which does not tell, it is."""
+    """Omitted waits whose order did not hold: must be 0; always 0 in a release, which does not count them."""
     return int(_hook("unsound")(machine)) if DEVELOPMENT else 0
 
 

@@ -72,7 +72,7 @@ def c_array(values: Sequence[int] | None) -> Any:
 class Producer:
     """An array with `__dlpack__` and `__dlpack_device__`; by default an honest one over `array`.
 
-    Every other argument replaces what would have been said. `deleted` counts calls of the deleter.
+    Every other argument replaces an honest answer. `deleted` counts calls of the deleter.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The core and the parts: which files belong to a part, what each may import, and which tests need it.
 
-A folder says it: one with the name of a part, anywhere below csrc, python and tests, belongs to that part with all that
-lies in it. So tests/buffer/sim has the tests of the buffer that need the simulated machine.
+The folder decides: one with the name of a part, anywhere below csrc, python and tests, belongs to that part with all
+its files. So tests/buffer/sim has the tests of the buffer that need the simulated machine.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ PAGES: dict[str, tuple[str, ...]] = {
 WITHOUT_PYTHON = {"api": "csrc/py/api"}
 #: Below these folders a name is a part's.
 ROOFS = ("csrc", "python", "tests")
-#: Folders of tests that need parts, beside those whose names say it; EVERY is what a folder called so needs.
+#: Folders of tests that need parts, in addition to those named after a part; EVERY is the need of the folder `parts`.
 EVERY = "parts"
 NEED: dict[str, tuple[str, ...]] = {
-    "tests/c": tuple(PARTS),  # the programs of one folder, and of all that stand lower
+    "tests/c": tuple(PARTS),  # the programs of one folder, and of all folders before it
     "tests/device": ("sim",),  # the fake driver is made of csrc/device/sim
     "tests/faults": tuple(PARTS),
     "tests/gpu": tuple(PARTS),
@@ -61,7 +61,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 
 
 def parts_of(path: str) -> set[str]:
-    """The parts whose folders a file or folder lies in, given from the root, a file with or without its suffix."""
+    """The parts to which a file or folder belongs. The path starts at the root; a file's suffix is optional."""
     roof, *folders = path.split("/")
     return {part for part, names in PARTS.items() if roof in ROOFS and set(folders) & set(names)}
 

@@ -18,11 +18,11 @@ SHOWN = ("base/*.c", "array/*.c", "device/capture_rule.c", "buffer/sync.c", "buf
 
 @functools.cache
 def inside(*optimize: str) -> ModuleType:
-    """The library; where no compiler is, the test that asks is skipped. Benchmarks want a release's flags."""
+    """The library; without a compiler, the calling test is skipped. Benchmarks use a release's flags."""
     sources = [*sorted(TEST_C.glob("inside*.c")), *sorted(p for pattern in SHOWN for p in CSRC.glob(pattern))]
     return extension("inside", sources, *optimize)
 
 
 def view(x: np.ndarray) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
-    """An array as the library takes it; whoever calls keeps it alive."""
+    """An array as the library takes it; the caller keeps it alive."""
     return x.__array_interface__["data"][0], x.dtype.name, x.shape, x.strides

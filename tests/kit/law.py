@@ -40,8 +40,8 @@ class Outcome:
     norm: float | None = None
     seen: list[Any] = field(default_factory=list)
     error: BaseException | None = None
-    written: list[int] = field(default_factory=list)  # contributions of others whose memory changed
-    shared: list[int] = field(default_factory=list)  # contributions of others in whose memory the result is
+    written: list[int] = field(default_factory=list)  # referenced contributions whose memory changed
+    shared: list[int] = field(default_factory=list)  # referenced contributions that share memory with the result
     same: int | None = None  # the contribution that came back as itself
     bytes_written: int = 0  # by the buffer, as its counters have it
     counters: dict[str, int] = field(default_factory=dict)
@@ -129,7 +129,7 @@ def statements(text: str) -> list[str]:
 
 
 def memory_of(x: Any) -> list[Any]:
-    """The arrays behind x, as ndarrays."""
+    """The arrays of x, as ndarrays."""
     if isinstance(x, np.ndarray | np.generic):
         return [x] if isinstance(x, np.ndarray) else []
     if type(x).__name__ == "Tensor":
@@ -359,8 +359,8 @@ def broken(law: Law, way: Way, place: Place | None = None) -> list[str]:
 
 
 def roads_differ(c: Case, way: Way) -> list[str]:
-    """What the road of plain entries (D27) counts, says and raises otherwise than the general one, which a trace
-    takes; the budget is infinite, as when a finite one is passed is each road's own affair.
+    """How the path of plain entries (D27) and the general one, which a trace takes, differ in counts, messages and
+    errors; the budget is infinite, as when a finite one is passed is each road's own affair.
     """
     way = replace(way, budget="inf", look="nothing", life="first" if way.life == "beside" else way.life)
     short, general = run(c, way, account=True), run(c, replace(way, look="trace"), account=True)
@@ -649,7 +649,7 @@ def hold(
     seed: int, lists: range, kind: str = "host", ways: int = 4, families: tuple[str, ...] = ("numpy",),
     found: Callable[[str], None] | None = None, flavours: tuple[str, ...] = (), shrink: bool = True,
 ) -> Tally:  # fmt: skip
-    """Hold the law: `lists` random lists by some ways each. A list that breaks it raises, or is told to `found`."""
+    """Check the law: `lists` random lists by some ways each. A list that breaks it raises, or is passed to `found`."""
     print(f"seed {seed}")
     tally = Tally()
     at: Place | None = None
@@ -694,6 +694,6 @@ def some_ways(draw: random.Random, c: Case, kind: str, count: int, tally: Tally)
 
 
 def on_devices(c: Case) -> bool:
-    """Objects have no parts that are known; exact sums of sparse gradients are the host's (D36)."""
+    """Objects have no parts that can be compared; exact sums of sparse gradients are the host's (D36)."""
     kinds = {x.kind for x in c.terms}
     return "object" not in kinds and not (c.wanted.accumulate == "exact" and "sparse" in kinds)

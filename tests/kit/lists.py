@@ -443,7 +443,7 @@ def wanted(draw: random.Random, dtypes: list[str], shape: Shape, flavour: str) -
 
 
 def widest(dtypes: list[str]) -> str:
-    """A dtype that holds all of these, as NumPy has it for those that it knows."""
+    """A dtype that holds all of these: NumPy's for its own dtypes."""
     plain = [d for d in dtypes if np.dtype(d) not in LOW]
     if not plain:
         return "float32"

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "csrc/device/kernels"))
 import build  # type: ignore[import-not-found]  # noqa: E402
 
 LOAD, BRANCH = 0x981, 0x947
-#: Bits 73 to 75 of a load say how much: 6 is 16 bytes.
+#: Bits 73 to 75 of a load are its width: 6 means 16 bytes.
 SIXTEEN = 6
 #: The most instructions for 16 bytes of a source that a fold may take.
 BOUNDS = {"float16": 20, "bfloat16": 30, "e4m3fn": 60, "e5m2": 60, "single": 10, "doubled": 14, "twice": 8}

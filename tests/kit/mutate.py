@@ -16,9 +16,9 @@ A mutant dies where pytest ends with status 1 (a test failed), where a signal en
 do not end; the verdict names which. Before the first mutant the tests run once without one, on the same machine: all
 must pass. The tests of a mutant do not end where they take FACTOR times the processor time that they took then, or
 where STILL looks in a row find no thread that runs or waits for a processor. Neither is a time of day: on a busy
-machine both come later. Any other status (2 interrupted, 3 an internal error, 4 a wrong option, 5 no test) says nothing
-about the mutant and ends the run with a message. So does a test that killed a mutant and also fails in the tree as it
-is, where all of them run at the end.
+machine both come later. Any other status (2 interrupted, 3 an internal error, 4 a wrong option, 5 no test) decides
+nothing about the mutant and ends the run with a message. So does a test that killed a mutant and also fails in the
+unchanged tree, where all of them run at the end.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ COPIED = (
 )
 
 #: The first tests that are run, by the beginning of a file's path, without csrc/: those likely to notice a fault there.
-#: All that match are asked, the first lines first.
+#: All entries that match are used, the first lines first.
 NEAR = {
     "array/exact": ["array/test_exact.py", "array/sim/test_exact_sparse.py", "buffer/sim/test_exact_buffer.py"]
     + ["array/sim/test_sums.py"],
@@ -519,9 +519,9 @@ def built(tree: Path) -> bool:
 Command = tuple[list[str], float | None]
 #: The tests of a mutant may take so many times the processor time that they take without it.
 FACTOR = 10
-#: Where no thread of the tests runs, or is to run, at so many looks in a row they wait for one another.
+#: If no thread of the tests runs, or is ready to run, in this many checks in a row, they wait for one another.
 STILL = 30
-#: The seconds between two looks.
+#: The seconds between two checks.
 PAUSE = 1.0
 
 
@@ -579,7 +579,7 @@ HOW = ["-x", "--continue-on-collection-errors"]
 
 
 def killer(tree: Path, commands: list[Command]) -> str | None:
-    """What noticed the mutant: a test, with ": signal N" or ": no end" behind it where no assertion failed. None: it
+    """The test that found the mutant, followed by ": signal N" or ": no end" if no assertion failed. None: the mutant
     survives. Each command has its limit of processor seconds. RuntimeError where a status of pytest's is no answer.
     """
     for command, cpu in commands:
@@ -655,7 +655,7 @@ def near(file: str) -> list[str]:
     path = file.removeprefix("csrc/")
     python = [f"tests/{t}" for start, tests in NEAR.items() if path.startswith(start) for t in tests]
     programs = next((names for start, names in NEAR_IN_C.items() if path.startswith(start)), [])
-    c = [f"tests/c/test_c.py::test_a_c_program_checks_what_it_says[test_{name}.c]" for name in programs]
+    c = [f"tests/c/test_c.py::test_a_c_program_passes_its_checks[test_{name}.c]" for name in programs]
     return [*dict.fromkeys(c + python)]
 
 

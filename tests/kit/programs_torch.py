@@ -169,12 +169,12 @@ class Program:
         return outs
 
 
-#: Arguments that ask for a gradient.
+#: Arguments that require a gradient.
 ASKING = ("leaf", "grown", "view")
 
 
 def program(rng: random.Random, gradients: bool = False) -> Program:
-    """A random one; with `gradients`, most of its arguments ask for one."""
+    """A random program; with `gradients`, most of its arguments require one."""
     kinds = [
         "plain",
         *rng.choices(

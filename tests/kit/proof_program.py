@@ -1,4 +1,4 @@
-"""The proof program (tests/c/proof.c) as tests see it: run it, and read the numbers that it prints."""
+"""Runs the proof program (tests/c/proof.c), and reads the numbers that it prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.support import build_c, run_c
 
 SOURCES = ("proof.c", "proof_config.c", "proof_run.c", "proof_split.c", "proof_values.c")
 
-#: Every job that the buffer queues is seen by the program on its way to the device.
+#: The program intercepts every job that the buffer queues to the device.
 FLAGS = ("-Wl,--wrap=fan_device_run",)
 
 
@@ -45,7 +45,7 @@ def lines_of(output: str) -> Iterator[Line]:
 
 
 def proof(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs the program, built if need be; prints what it said. With `check`, its own checks must hold."""
+    """Runs the program, built if need be; prints its output. With `check`, its own checks must hold."""
     done = run_c(build_c(SOURCES, *FLAGS), *args, check=check)
     print(done.stdout)
     if check:

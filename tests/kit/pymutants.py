@@ -1,9 +1,9 @@
 """Planted faults in Python modules: a rule's text is replaced, and a test must notice.
 
-A mutant is a module, a text that stands in it once, and what stands there instead. While it is planted the module's
-names are those of the changed source; afterwards they are the very objects that were there before, so that nobody else
-notices. Tests that are to notice must ask the module for its names (`descriptors.parse`), not hold them (`from
-fanin.descriptors import parse`).
+A mutant is a module, a text that occurs in it once, and its replacement. While it is planted, the module's names are
+those of the changed source; afterwards they are the objects from before, so that no other test is affected. Tests that
+must find the fault have to read names from the module (`descriptors.parse`), not keep them (`from fanin.descriptors
+import parse`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def changed(mutant: Mutant) -> str:
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
-    """While it lasts the module is the changed one, and those beside it know it."""
+    """Within the block, the module is the changed one, and so it is for the modules that import it."""
     modules = [importlib.import_module(name) for name in (mutant.module, *mutant.also)]
     sources = [changed(mutant), *map(source_of, modules[1:])]
     kept = [dict(vars(m)) for m in modules]

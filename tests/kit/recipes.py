@@ -1,4 +1,4 @@
-"""Gradients by recipe, for two buffers that are held against each other.
+"""Gradients by recipe, for two buffers that are compared.
 
 A recipe is a few plain values. Each of the two buffers lives in a world of its own, where the same recipe makes the
 same thing in memory of its own; so what one buffer does to memory the other cannot see, and is compared.
@@ -62,7 +62,7 @@ def text_of(x: Any) -> str:
     if isinstance(x, Word):
         return x.text
     if isinstance(x, bool | int | float | complex | np.generic | np.ndarray) and np.ndim(x) == 0:
-        return str(complex(x))  # whatever kind of number it is shown as
+        return str(complex(x))  # for every kind of number that it is viewed as
     if isinstance(x, np.ndarray | np.generic) and x.dtype in DTYPES:
         return f"{x.dtype} {bits(x).hex()}"
     return type(x).__name__
@@ -95,7 +95,7 @@ def recipe(kinds: list[str], dtypes: list[int], shapes: list[tuple[int, ...]], d
 
 @dataclass
 class Given:
-    """What one of the two buffers was given, and the memory behind it."""
+    """The arguments of one of the two buffers, and their memory."""
 
     things: list[Any] = field(default_factory=list)  # in the order in which they were made
     memory: list[Array] = field(default_factory=list)  # that must stay the same in both worlds
@@ -239,7 +239,7 @@ def compressed(index: Array, lines: int) -> tuple[Array, Array, Array]:
 
 
 def parts_of(x: Any) -> list[Any]:
-    """The memory behind x: of an array, all that it is a view of, as numbers of its dtype."""
+    """The memory of x: for a view, the memory of its base, as numbers of its dtype."""
     if isinstance(x, np.generic):
         return []
     if isinstance(x, np.ndarray):

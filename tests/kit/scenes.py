@@ -153,7 +153,7 @@ def options(m: Machine) -> Any:
 
 
 def pools(m: Machine) -> Any:
-    """A large sum takes memory that is kept, unless it was given back before."""
+    """A large sum takes memory from the pool, unless the pool freed it before."""
     terms = [np.ones(1 << 17)] * 2
     fanin.add_n(terms)  # its memory is kept
     before = fanin.counters().pool_hits

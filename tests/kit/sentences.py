@@ -21,7 +21,7 @@ ITEM = re.compile(r"(\s*)([-*+] |\d+[.)] |> )?")
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a paragraph; what stands in backticks, links and brackets is one word."""
+    """The sentences of a paragraph; text in backticks, links and brackets counts as one word."""
     words: list[str] = []
 
     def hide(match: re.Match[str]) -> str:

@@ -1,7 +1,6 @@
 """Arrays and streams of GPU libraries that behave as their specifications say, over the fake driver's memory: DLPack,
-its C exchange table, `__cuda_array_interface__`, and as much of torch, CuPy and Numba as fanin asks for. A library here
-frees its memory as soon as nobody on the host holds it: what a device still does with it is the business of whoever let
-it go.
+its C exchange table, `__cuda_array_interface__`, and as much of torch, CuPy and Numba as fanin uses. These libraries
+free memory as soon as the host has no reference to it: the code that drops the last reference must wait for the device.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class Array:
         return self
 
     def read(self, stream: fanin.Stream) -> list[Any]:
-        """What a kernel on `stream` sees, once all has run."""
+        """What a kernel on `stream` reads, once everything has run."""
         seen: list[Any] = []
         self.library.driver.launch(stream, lambda v: seen.append(v.copy()), reads=[self], name="read")
         self.library.driver.synchronize()

@@ -1,7 +1,7 @@
 """Graphs of kit.graphs on the streams of two devices, and all small shapes of graphs.
 
-Every node and leaf is on a stream that is drawn; a node's gradients lie on the device that their consumer says, and are
-made by kernels on the stream that is current while it runs. So whatever the rules of streams leave out is a race.
+Every node and leaf is on a stream that is drawn; a node's gradients lie on the device of their consumer, and are
+made by kernels on the stream that is current while it runs. So a wait that the stream rules omit is a race.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class OnStreams(graphs.Built):
                 self.w.launch(self.w.current_stream(self.home[i]), lambda v: np.multiply(v, 1, out=v), writes=[g])
 
     def values(self) -> dict[int, list[float] | None]:
-        """What the callers' streams see of the leaves."""
+        """The leaves as the callers' streams read them."""
         with self.here():
             grads = {i: self.nodes[i].grad for i in self.spec.leaves}
             return {i: None if g is None else g.numpy().tolist() for i, g in grads.items()}

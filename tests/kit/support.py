@@ -60,7 +60,7 @@ def core_file() -> Path | None:
 def sanitizer() -> str:
     """ "address", "thread", "undefined", several joined by commas, or "": read from the library itself.
 
-    A sanitized library asks for its runtime's symbols by name, whatever the environment says now.
+    A sanitized library refers to its runtime's symbols by name, so the environment does not matter.
     """
     path = core_file()
     if path is None:
@@ -79,7 +79,7 @@ def emptied(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 # Python beside this one
 
-#: How a sanitizer begins what it has to say.
+#: The first words of a sanitizer's report.
 REPORT = re.compile(r": runtime error: |(ERROR|WARNING): (Address|Thread|Leak|UndefinedBehavior)Sanitizer")
 
 
@@ -90,10 +90,10 @@ def run_python(
     cwd: str | os.PathLike[str] | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `code` (text for -c, or a list of arguments) in a Python of its own and returns what it said.
+    """Runs `code` (text for -c, or a list of arguments) in a Python of its own and returns its output.
 
     A sanitizer preloaded here is preloaded there, and what it reports is an AssertionError always. With
-    `check`, so is an exit status other than 0; both show all that was said.
+    `check`, so is an exit status other than 0; both show the whole output.
     """
     words = ["-c", code] if isinstance(code, str) else list(code)
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(TESTS)])
@@ -212,7 +212,7 @@ def _headers(source: Path) -> bytes:
 
 
 def object_of(source: Path, flags: tuple[str, ...]) -> Path:
-    """The object of a C file, compiled once for all that ask for the same file and flags."""
+    """The object of a C file, compiled once for all callers with the same file and flags."""
     return _object_of_core(source, flags) if CSRC in source.parents else _object(source, flags)
 
 
@@ -233,7 +233,7 @@ def build_c(
 
     Every object is kept under a hash of all that went into it, so that a second run compiles nothing. Flags for the
     linker (`link`, and "-Wl,..") make no other objects, and the core's files have no use for other folders' headers.
-    Where the sources are missing, the test that asks is skipped.
+    Without the sources, the calling test is skipped.
     """
     if WITHOUT_SOURCES:
         skip_without_sources()
@@ -260,7 +260,7 @@ def build_c(
 
 
 def extension(name: str, sources: Sequence[Path], *flags: str) -> ModuleType:
-    """A module of Python's made of C files without the core's; where no compiler is, the test that asks is skipped."""
+    """A Python module made from C files without the core's; without a compiler, the calling test is skipped."""
     if not compiler():
         import pytest
 
@@ -287,7 +287,7 @@ def run_c(
         capture_output=True,
         text=True,
         errors="replace",
-        # A program of ours frees what it took, unlike an interpreter: here leaks are looked for too.
+        # These programs free all their memory, unlike an interpreter, so leaks are checked too.
         env=emptied({"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1", **(env or {})}),
         stdin=subprocess.DEVNULL,
     )

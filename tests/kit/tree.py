@@ -1,7 +1,7 @@
-"""What the tree of sources looks like, read from the files alone: who includes, calls and imports whom, in which
-circles. The tests of the layout use it.
+"""The structure of the sources, read from the files alone: which file includes, calls and imports which, and in which
+cycles. The tests of the layout use it.
 
-Everything takes a folder (or a text) and gives values or sentences, so that a test can hand in a small wrong tree.
+Each function takes a folder (or a text) and returns values or sentences, so that a test can pass a small wrong tree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.M
 
 
 class Elf:
-    """As much of a 64-bit little-endian ELF file as is asked for here, read by hand: no tool is needed."""
+    """A reader for the parts of a 64-bit little-endian ELF file that this module needs; it needs no tool."""
 
     def __init__(self, path: Path) -> None:
         self.data = data = path.read_bytes()
@@ -111,7 +111,7 @@ def iter_growing(seen: dict[Path, None]) -> Iterator[Path]:
 
 
 def kept(cache: Path, key: Iterable[str | bytes], suffix: str, make: Callable[[Path], None]) -> Path:
-    """The file in `cache` that stands under a hash of `key`; `make` writes it where it is not there."""
+    """The file in `cache` named by a hash of `key`; `make` writes it if it is missing."""
     text = hashlib.sha256()
     for part in key:
         text.update((part.encode() if isinstance(part, str) else part) + b"\0")
@@ -133,7 +133,7 @@ def declared(csrc: Path) -> Path:
 
 
 def asked(cc: list[str], csrc: Path, *flags: str) -> str:
-    """What the compiler says with these flags and those of a release build; a refusal is an AssertionError."""
+    """The compiler's output with these flags and those of a release build; a failure is an AssertionError."""
     import numpy
 
     command = [*cc, "-std=c11", *flags, f"-I{csrc}", "-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION"]
@@ -142,7 +142,7 @@ def asked(cc: list[str], csrc: Path, *flags: str) -> str:
         for s in (sysconfig.get_path("include"), numpy.get_include(), csrc.parent / "python/fanin/include")
     ]
     command += [f"-I{declared(csrc)}"] if (csrc / "py/core.pyi").exists() else []
-    unset = {"LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "CCACHE_BASEDIR"}  # the last shortens paths in what it says
+    unset = {"LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "CCACHE_BASEDIR"}  # the last shortens paths in its messages
     env = {k: v for k, v in os.environ.items() if k not in unset}
     done = subprocess.run(
         [*command, '-DFAN_BUILD="names"'], capture_output=True, text=True, env={**env, "LC_ALL": "C"}, cwd=csrc
@@ -186,7 +186,7 @@ class Edge:
 
 def nodes_of(csrc: Path, objects: Mapping[str, Path]) -> dict[str, str]:
     """File -> the node that it belongs to. x.h and x.c are one ("buffer/fold"), where x.h declares what x.c defines;
-    a header of structs alone, or of the functions of others, stands for itself ("buffer/slot.h").
+    a header of structs alone, or of functions of other files, is its own node ("buffer/slot.h").
     """
     node = {}
     for path in c_files(csrc):
@@ -202,7 +202,7 @@ def nodes_of(csrc: Path, objects: Mapping[str, Path]) -> dict[str, str]:
 
 
 def c_edges(csrc: Path, objects: Mapping[str, Path]) -> list[Edge]:
-    """Who needs whom in csrc/: from the `#include` lines, and from what objects use and others define."""
+    """Which file of csrc/ needs which: from the `#include` lines, and from the symbols that objects use and define."""
     node = nodes_of(csrc, objects)
     edges = []
     for name in node:
@@ -321,8 +321,8 @@ def circles(edges: Iterable[Edge]) -> list[str]:
 
 
 def python_edges(package: Path) -> list[Edge]:
-    """Who imports whom in a package, anywhere in a file, functions and `if TYPE_CHECKING` included. A node is a file
-    without its suffix, as in "fanin/analysis/records".
+    """Which file of a package imports which, anywhere in a file, functions and `if TYPE_CHECKING` included. A node is a
+    file without its suffix, as in "fanin/analysis/records".
     """
     found = (p for p in package.glob("**/*.py*") if p.suffix in (".py", ".pyi"))
     files = {p.relative_to(package.parent).with_suffix("").as_posix(): p for p in found}
@@ -407,7 +407,7 @@ def plan_fields(csrc: Path, cc: list[str], cache: Path) -> dict[str, set[str]]:
     """Each field of the plans, as in "fan_sync_add.record", with the files that read it. Those that make plans do not
     count; buffer/plan, which makes its own of the others', counts for theirs.
 
-    Whose field it is, the compiler says: it warns of each use in a copy of the headers.
+    The compiler finds the struct of each field: it warns of each use in a copy of the headers.
     """
     headers = [p for name in RULE_FILES if (p := csrc / f"{name}.h").exists()]
     structs = plan_structs(p.read_text() for p in headers)
@@ -428,7 +428,7 @@ def plan_fields(csrc: Path, cc: list[str], cache: Path) -> dict[str, set[str]]:
             text = without_comments(path.read_text())
             for line, name in said:
                 if path.stem == Path(COMPOSED).stem and name.partition(".")[0] in own:
-                    continue  # whoever makes a plan does not carry it out
+                    continue  # a file that makes a plan does not carry it out
                 if reads(text, line, name.partition(".")[2]):
                     readers[name].add(path.relative_to(csrc).as_posix())
     return readers
@@ -444,7 +444,7 @@ def uses_in(path: Path, csrc: Path, cc: list[str], cache: Path, folder: Path) ->
 
 
 def facts_nobody_sets(csrc: Path) -> list[str]:
-    """The facts that a rule asks (the fields of the structs that it is handed) and that nothing under `csrc` decides:
+    """The facts that a rule reads (the fields of the structs that it is passed) and that nothing under `csrc` decides:
     to copy a field of the same name from another struct is not to decide it.
     """
     headers = [p for name in RULE_FILES if (p := csrc / f"{name}.h").exists()]
@@ -466,7 +466,7 @@ def facts_nobody_sets(csrc: Path) -> list[str]:
 
 
 def rule_bits_set(csrc: Path) -> list[str]:
-    """Where a rule's bit is put into a word of rules outside the files that decide. To ask for one (`rules & FAN_A(6)`)
+    """Where a rule's bit is put into a word of rules outside the files that decide. To read one (`rules & FAN_A(6)`)
     is not to set it.
     """
     wrong = []
@@ -495,7 +495,7 @@ _MEETS = re.compile(
 
 
 def places_compared(csrc: Path) -> list[str]:
-    """Where it is asked whether bytes meet, in the buffer and above it: array/extents answers that for all."""
+    """Where code checks by itself whether bytes overlap, in the buffer and above it: only array/extents may."""
     wrong = []
     for path in c_files(csrc):
         name = path.relative_to(csrc).as_posix()

@@ -1,4 +1,4 @@
-"""PyTorch's own metadata of a function, which ours is held against."""
+"""PyTorch's own metadata of a function, for comparison with fanin's."""
 
 from __future__ import annotations
 

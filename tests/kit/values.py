@@ -36,7 +36,7 @@ def bits(x: Any) -> bytes:
 
 
 def show(x: Any) -> tuple[Any, ...]:
-    """All that a caller can tell of a result but its identity and memory: two results are the same where this is.
+    """Everything that a caller can observe of a result except its identity and memory: results are equal if these are.
 
     Sparse results are compared as what they add up to, index by index: D12 leaves open when duplicates are added.
     """

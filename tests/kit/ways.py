@@ -8,7 +8,7 @@ A way is text: `program` writes the Python that brings one list in, and the law 
     s        streams of the place
     seen     snapshots
 
-and leaves `result`, and `stats` and `norm` where they are wanted.
+and sets `result`, and `stats` and `norm` if they are wanted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOOKS = ("nothing", "nothing", "nothing", "snapshots", "explain", "a failed take
 #: What the buffer has done before, or does beside.
 LIVES = ("first", "first", "second", "cleared", "beside")
 PLACES = ("host", "sim", "fake")
-#: What can be wanted of a sum; see `Wanted.words`.
+#: The options of a sum; see `Wanted.words`.
 WORDS = ("nothing", "shape", "dtype", "exact", "wider", "scale", "out", "writable", "stats")
 
 
@@ -271,7 +271,7 @@ IN_A_PASS = {
 IN_C = {"fits": plain, "python": False, "places": ("host",), "holds": ("kept",), "flavours": ("dense", "expanded")}
 HANDLE = IN_C | {"python": True, "same": False}
 
-#: The table: whoever adds a way adds a row.
+#: The table: add a row for each new way.
 ENTRIES: dict[str, Entry] = {
     "add": Entry(adds),
     "add, keys": Entry(adds, keyed=True),
@@ -391,7 +391,7 @@ def taken(case: Case, way: Way) -> Lines:
 
 
 def terms_of(case: Case) -> list[Term]:
-    """Those of a list, with what was said again."""
+    """The terms of a list; a repeated one is the term that it repeats."""
     found: list[Term] = []
     for x in case.terms:
         found.append(found[x.index[0][0]] if x.kind == "again" else x)

@@ -1,16 +1,16 @@
 """One world for one suite: the simulated machine ("sim"), the CUDA backend on the fake driver ("fake"), or on a GPU
-("gpu"), asked alike; for graph trees the CPU ("cpu"), which has no streams.
+("gpu"), with one interface; for graph trees the CPU ("cpu"), which has no streams.
 
     with world("sim") as w:
         s, x = w.stream(), w.array(np.zeros(4))
         w.launch(s, lambda v: v.fill(1), writes=[x])
 
-At the end of the block everything has run, and whatever it was about: nothing raced, no wait was left out that was
-needed, no device is in an error, options are as they were, and nothing is left: no memory, event or stream, on the
-device and in the core. A test that plants a race says so: `w.races_are_planted()`; then there must be one.
+At the end of the block everything has run, and the world checks for every test: nothing raced, no needed wait was
+omitted, no device has an error, options are restored, and nothing leaked: no memory, event or stream, on the device and
+in the core. A test that plants a race calls `w.races_are_planted()`; then there must be one.
 
-Above all, a world is streams, arrays and launches. What a caller of the driver does is there too (`record`, `wait`,
-`unsafe`, ..): no rule of ours orders it. What one kind alone can do is asked of `w.machine` or `w.driver`.
+A world has mainly streams, arrays and launches. It also has direct calls of the driver (`record`, `wait`, `unsafe`,
+..), which no rule of fanin orders. Calls that only one kind has are methods of `w.machine` or `w.driver`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ again:
 }
 """
 
-#: What a driver counts and nobody may leave behind.
+#: What a driver counts, and a test may not leak.
 COUNTED = ("contexts", "streams", "events", "modules", "memory", "objects", "graphs")
 
 
@@ -63,19 +63,19 @@ def world(kind: str, devices: int = 2, seed: int = 0, **options: Any) -> World:
 
 
 class World:
-    """What the kinds share; see the head of this file."""
+    """The interface that all kinds share; see the head of this file."""
 
     kind = ""
     prefix = "cuda"
     real = False
-    on: Any  # who is asked: a Machine, a FakeDriver, or the GPU's driver
+    on: Any  # a Machine, a FakeDriver, or the GPU's driver
 
     def __init__(self, devices: int, seed: int, **options: Any) -> None:
         self._how = (devices, seed, options)
         self._planted = self._lost = False
         self._forgiven: set[str] = set()
-        self.failed = False  # the test did: whatever is left is not judged
-        self.keep = SimpleNamespace()  # what a test wants to find again; let go of at the end
+        self.failed = False  # set by the test: leaks are not checked
+        self.keep = SimpleNamespace()  # references that a test keeps; dropped at the end
 
     # The block
 
@@ -114,10 +114,10 @@ class World:
         return wrong
 
     def left(self) -> list[str]:
-        """What is left behind, once the world is gone."""
+        """What leaked, once the world has ended."""
         wrong = self.uneven()
         if wrong or blocks() > self._blocks:
-            gc.collect()  # what stands in a circle is no leak
+            gc.collect()  # objects in a cycle are no leak
             wrong = self.uneven()
             if (n := blocks() - self._blocks) > 0:
                 wrong.append(f"{n} blocks of the core left behind: {alive()}")
@@ -137,7 +137,7 @@ class World:
         self._lost = True
 
     def judges_itself(self, why: str) -> None:
-        """This test plants what may show anywhere, and says itself what must come of it: nothing is judged here."""
+        """This test plants a fault that may show anywhere, and checks its effect itself: the world checks nothing."""
         assert why
         self.failed = True
 
@@ -396,7 +396,7 @@ class Raw(World):
 
 
 class Watched(FakeDriver):
-    """A fake driver that knows which graphs there are, its world, and whom to tell of its end."""
+    """A fake driver with a list of its graphs, its world, and the function to call when it ends."""
 
     world: Fake
 
@@ -467,8 +467,8 @@ class Fake(Raw):
                 pass  # the test has done so
 
     def wait_for_all(self) -> None:
-        """What stands in a circle goes; and what was let go of goes with the next call of its device."""
-        for collects in (False, True, False):  # a collection takes long in a process that has seen thousands of tests
+        """Collect objects in cycles; dropped ones are freed by the next call of their device."""
+        for collects in (False, True, False):  # a collection takes long in a process that has run thousands of tests
             if not (self.on.live("contexts") and any(self.on.live(what) for what in ("memory", "events", "objects"))):
                 return
             if collects:
@@ -483,7 +483,7 @@ class Fake(Raw):
 
 
 class Driver(FakeDriver):
-    """A GPU's driver. What a test may ask of it is what it may ask of the fake one, but for faults, counts and
+    """A GPU's driver. It has the methods of the fake one, except those for faults, counts and
     races.
     """
 
@@ -596,7 +596,7 @@ class Gpu(Raw):
 
 
 def blocks() -> int:
-    """Blocks of memory that the core holds, but for what it keeps for next ones; a release does not say."""
+    """Blocks of memory that the core holds, except those that it pools; a release does not count them."""
     fanin.trim()
     return hooks.blocks()
 

@@ -1,8 +1,8 @@
 """Random programs of views and writes, and the world of arrays that they run on; made anew from a seed as often as
 needed.
 
-A program is a list of numbers; each step looks at what is there and takes the numbers as choices. So the same numbers
-do the same in two worlds that look the same, any list of numbers is a program, and a shorter list is a smaller one.
+A program is a list of numbers; each step reads the state of the world and takes the numbers as choices. So the same
+numbers do the same in two equal worlds, any list of numbers is a program, and a shorter list is a smaller one.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def same_size(dtype: Any) -> str:
     return {1: "u1", 2: "i2", 4: "f4", 8: "i8"}.get(dtype.itemsize, dtype)
 
 
-#: Functions that give back the very array that they are given, most often.
+#: Functions that mostly return their argument itself.
 ITSELF = (
     np.asarray,
     np.ascontiguousarray,
@@ -266,7 +266,7 @@ def assigned(x: Any, c: Choices) -> None:
     )
 
 
-#: Writes where NumPy is told in another way what is written; some change no byte.
+#: Other ways to name the written array to NumPy; some change no byte.
 TOLD = (
     lambda x: np.clip(x, 0, 9, x),
     lambda x: x.clip(1, 99, x),
@@ -324,8 +324,8 @@ GEOMETRY: dict[str, Callable[[Any, Choices], None]] = {"shape": reshaped, "dtype
 
 
 def rewritten(x: Any, y: Any, seen: Counter[str]) -> None:
-    """x[...] = y where NumPy says what that gives: not where it may fail half-way, and not where it leaves open which
-    element is written last.
+    """x[...] = y if NumPy defines the result: not if it may fail half-way, and not if it leaves open which element is
+    written last.
     """
     if x.dtype.kind in "SU" and x.dtype != y.dtype:
         return
@@ -435,7 +435,7 @@ def looks(x: Any) -> Any:
 
 
 class Base:
-    """Whose memory an output is said to be; one that says nothing (as_strided keeps an object of its own) agrees with
+    """The owner of an output's memory by its `base`; one without it (as_strided keeps an object of its own) agrees with
     all.
     """
 
@@ -450,7 +450,7 @@ class Base:
 
 
 def description(result: Any, w: World) -> list[Any]:
-    """Everything that can be told of a world and a result after a run, in a form that two worlds can be compared by."""
+    """Everything observable of a world and a result after a run, in a form by which two worlds can be compared."""
     described: list[Any] = [w.memory()]
     inputs = {id(a): f"array {i}" for i, a in enumerate(w.arrays)}
     for a in w.arrays:

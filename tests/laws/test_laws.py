@@ -1,4 +1,4 @@
-"""Laws, by name: what holds of every sum, whatever is summed. Gradients are drawn by recipe (kit/recipes.py)."""
+"""Laws, by name: each holds for every sum of every kind. Gradients are drawn by recipe (kit/recipes.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def buffer(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(params=sizes(60, 150))
 def count(request: pytest.FixtureRequest) -> int:
-    """How many cases a law is held against."""
+    """The number of cases by which a law is checked."""
     drawn: int = request.param
     return drawn
 
@@ -48,7 +48,7 @@ def cases(count: int, kinds: list[str] | None = None) -> Iterator[tuple[random.R
         world = Given()
         terms = [world.make(recipe(some, dtypes, [shape], draw), False) for _ in range(draw.randint(1, 6))]
         if any(type(x) is int and not 0 <= x < 128 for x in terms):
-            continue  # whether it fits is asked at each add, of what is there then
+            continue  # each add checks whether it fits the sum so far
         try:
             whole = reference.InputBuffer(1)
             for x in terms:
@@ -95,7 +95,7 @@ def test_the_budget_never_changes_a_bit(buffer: Any, count: int) -> None:
 
 
 @pytest.mark.rule("A6", "A7")
-def test_a_gradient_someone_else_holds_is_never_written(buffer: Any, count: int) -> None:
+def test_a_gradient_with_other_references_is_never_written(buffer: Any, count: int) -> None:
     written = 0
     for draw, terms in cases(count):
         world = Given(memory=[y for x in terms for y in parts_of(x) if isinstance(y, np.ndarray)])
@@ -164,7 +164,7 @@ def test_undefined_gradients_change_nothing_and_zeros_only_the_dtype(buffer: Any
 
 
 @pytest.mark.rule("A14")
-def test_looking_changes_nothing(buffer: Any, count: int) -> None:
+def test_reads_change_nothing(buffer: Any, count: int) -> None:
     for draw, terms in cases(count):
         b = buffer(1, budget=draw.choice(BUDGETS))
         for i, x in enumerate(terms):
@@ -193,7 +193,7 @@ def test_a_scale_of_one_and_an_out_change_nothing(buffer: Any, count: int) -> No
 
 
 @pytest.mark.rule("A15")
-def test_slots_do_not_see_each_other(buffer: Any, count: int) -> None:
+def test_slots_are_independent(buffer: Any, count: int) -> None:
     many = [terms for _, terms in cases(count // 4)]
     b = buffer(len(many), budget=100)
     steps = [(slot, x) for slot, terms in enumerate(many) for x in terms]

@@ -1,7 +1,7 @@
 """A state machine: the core in C against the description in NumPy, step by step, to the last bit.
 
 Both get the same calls. Both must raise the same type of error, or return the same: kind, dtype, shape, bits (of NaNs,
-that it is one), and the very object that was added where it is handed through. What a caller holds must look the same
+that it is one), and the very object that was added where it is handed through. The caller's arrays must be equal
 in both worlds after every step.
 
     FANIN_SEED=7 pytest tests/laws/test_machine.py      another seed; "random" draws one and prints it
@@ -41,7 +41,7 @@ from kit.values import DTYPES, LOW, bits, show
 from reference import buffer as reference
 from reference import numbers as reference_numbers
 
-PLAIN = [i for i, d in enumerate(DTYPES) if d.kind in "buifc"]  # those that NumPy knows
+PLAIN = [i for i, d in enumerate(DTYPES) if d.kind in "buifc"]  # those of NumPy itself
 HOWS = ["plain"] * 6 + ["scale", "writable", "out", "out", "out and scale"]
 RECORDED = ["dense"] * 6 + ["none", "object"]
 PICKS = st.binary(min_size=8, max_size=8).map(lambda b: int.from_bytes(b, "little"))  # even, unlike integers()
@@ -53,7 +53,7 @@ def castable(old: Any, new: Any) -> bool:
 
 
 class Twins(RuleBasedStateMachine):
-    """Two buffers, two worlds. `candidate` is held against the reference; `seen` counts what happened."""
+    """Two buffers, two worlds. `candidate` is compared with the reference; `seen` counts the outcomes."""
 
     candidate: Any = None
     seen: Counter[str] = Counter()
@@ -129,7 +129,7 @@ class Twins(RuleBasedStateMachine):
         if made.kind == "fraction" and self.eager:
             made = replace(
                 made, kind="object"
-            )  # a Fraction has no sum with an array: when it is asked for is left open
+            )  # a Fraction has no sum with an array: the time of the error is left open
         copy = draw.random() < 0.1 and not donate and not self.recording
         fresh = [k for k in (0, 1, 2, 3, 4, 5, 2**40) if k not in came]
         keyed = self.keyed[slot] ^ (draw.random() < 0.02)
@@ -301,7 +301,7 @@ def run(candidate: Any, seed: int, how: settings) -> Counter[str]:
     return machine.seen  # type: ignore[no-any-return]
 
 
-#: So many programs see all that is in HAPPENED, and find each planted fault.
+#: This many programs meet everything in HAPPENED, and find each planted fault.
 SAMPLE = 100
 
 
@@ -382,7 +382,7 @@ def happened(seen: Counter[str], seldom: Sequence[str] = ()) -> None:
 @pytest.mark.core
 @pytest.mark.rule("A1", "A2", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A13", "A14", "A15", "A16")
 @pytest.mark.parametrize("by", sizes("draws", "hypothesis"))
-def test_the_core_does_what_the_description_says(by: str) -> None:
+def test_the_core_matches_the_description(by: str) -> None:
     seed = random.SystemRandom().randrange(2**32) if SEED == "random" else int(SEED)
     print(f"FANIN_SEED={seed}")
     if by == "draws":
@@ -395,7 +395,7 @@ def test_the_core_does_what_the_description_says(by: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_core_does_what_the_description_says_for_long() -> None:
+def test_the_core_matches_the_description_in_long_programs() -> None:
     seed = random.SystemRandom().randrange(2**32) if SEED in ("random", "0") else int(SEED)
     print(f"FANIN_SEED={seed}")
     happened(run(fanin.InputBuffer, seed, settings(QUICK, max_examples=20_000, deadline=None)))
@@ -428,7 +428,7 @@ def copy_of_reference(fault: Callable[[Any], None]) -> Any:
 
 
 def put(m: Any, name: str, new: Any) -> None:
-    """A function of the numbers becomes another, for whoever calls it."""
+    """Replaces a function of the module `numbers` for all its callers."""
     for place in (m, m.numbers):
         if hasattr(place, name):
             setattr(place, name, new)
@@ -631,6 +631,6 @@ def test_a_planted_fault_is_found(fault: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.full
-def test_the_description_does_what_it_says() -> None:
+def test_the_description_agrees_with_itself_and_meets_every_case() -> None:
     """Against itself nothing differs, and everything that should happen does."""
     happened(drive(copy_of_reference(lambda m: None), seed=1, examples=200))

@@ -219,7 +219,7 @@ assert w.grad.tolist() == list(range(16)), "wrong"
 
 
 def test_an_extension_of_a_table_that_was_reordered_does_not_run(tmp_path: Path) -> None:
-    """The planted change: `share` is where `like` is; so what the test above runs tells one from the other."""
+    """The planted change: `share` is at the place of `like`; the program of the test above must find it."""
     text = (TEST_C / "v1" / "fanin.h").read_text()
     moved = text.replace("(*like)(", "(*SWAP)(").replace("(*share)(", "(*like_)(").replace("(*SWAP)(", "(*share_)(")
     moved = moved.replace(

@@ -22,13 +22,13 @@ pytestmark = pytest.mark.tools
 PACKAGE = ROOT / "python" / "fanin"
 #: Called by the tests of other engines, and not by the package.
 SUITE = "conformance"
-#: Names that somebody else asks for: IPython, pytest.
+#: Names that other libraries use: IPython, pytest.
 PROTOCOLS = {"_repr_svg_", *(f"pytest_{x}" for x in ("addoption", "configure", "runtest_makereport", "pyfunc_call"))}
 
 #: The names of the core that users meet.
 PUBLIC = public()
 
-#: Names of the core that others' extensions in C ask for, by fanin.h: the capsule, and the type of a node's function.
+#: Names of the core that other extensions in C use, by fanin.h: the capsule, and the type of a node's function.
 BY_C = {"_C_API", "CFunction"}
 
 
@@ -53,7 +53,7 @@ def uses(found: Mapping[Path, ast.Module]) -> set[str]:
 
 
 def core_names(core: ModuleType, public: set[str]) -> Iterator[tuple[str, str]]:
-    """(name, where) of what nobody outside of the package may ask for: functions and constants of the core that are
+    """(name, where) of all that code outside of the package may not use: functions and constants of the core that are
     not public, and members of its types that begin with an underscore.
     """
     for name, value in vars(core).items():

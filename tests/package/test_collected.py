@@ -1,4 +1,4 @@
-"""Every test file is collected: pytest leaves folders of some names out, "dist" among them, unless told not to."""
+"""Every test file is collected: by default pytest skips folders of some names, "dist" among them."""
 
 from __future__ import annotations
 

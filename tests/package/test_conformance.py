@@ -36,7 +36,7 @@ spec.loader.exec_module(page)
 
 
 class Buffer:
-    """fanin's own, behind methods that a fault replaces."""
+    """fanin's own buffer, with methods that a fault replaces."""
 
     make: Callable[[int], Any] = fanin.InputBuffer
 
@@ -214,7 +214,7 @@ class LastWins(Dict):
 
 
 class DepthFirst(Dict):
-    """Each gradient goes on at once."""
+    """Each gradient is forwarded at once."""
 
     def backward(self, root: Value, gradient: Any) -> None:
         if root.pullback is None:

@@ -68,7 +68,7 @@ def cited_decisions() -> dict[str, set[int]]:
     return found
 
 
-def test_decisions_are_in_order_given_once_and_those_that_are_cited_exist() -> None:
+def test_decisions_are_in_order_and_unique_and_cited_ones_exist() -> None:
     text, cited = DECISIONS.read_text(), cited_decisions()
     assert len(DECISION.findall(text)) >= 75 and sum(map(len, cited.values())) > 100
     assert not wrong_decisions(text, cited)

@@ -1,4 +1,4 @@
-"""Every public name says in a sentence what it is for, and its examples run."""
+"""Every public name has a docstring that begins with a sentence, and its examples run."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ PUBLIC = dict(public())
 
 
 def exempt(name: str, o: Any) -> bool:
-    """Fields of dataclasses are told of in the docstring of their class."""
+    """The docstring of a dataclass describes its fields."""
     return isinstance(o, types.MemberDescriptorType)
 
 
 @pytest.mark.tools
 @pytest.mark.core
 @pytest.mark.parametrize("name", PUBLIC)
-def test_it_says_in_a_sentence_what_it_is_for(name: str) -> None:
+def test_a_docstring_begins_with_a_sentence(name: str) -> None:
     o = PUBLIC[name]
     if exempt(name, o):
         return

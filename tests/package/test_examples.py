@@ -14,7 +14,7 @@ from kit.support import ROOT, compiler, run_python
 
 EXAMPLES = ROOT / "examples"
 
-#: What each prints: `...` stands for any text.
+#: The output of each: `...` matches any text.
 PRINTED = {
     "01_add_n.py": (
         """\
@@ -144,7 +144,7 @@ picture: ...
     ),
 }
 
-#: What those print that need torch, where it is; elsewhere they say so.
+#: The output of those that need torch, with torch; without it they report that.
 WITH_TORCH = {
     "07_torch_micro_batches.py": (
         "".join(
@@ -188,7 +188,7 @@ second derivatives: True
     "14_mygrad.py": ("mygrad", "w: True\nb: True\nhidden: True\nrows: True\n"),
 }
 
-#: What those print that run on ranks: by themselves they say how.
+#: The output of those that run on ranks: in one process they print the command.
 WITH_RANKS = {
     "19_ddp.py": """\
 DDP alone is close to fanin's sums: True
@@ -262,7 +262,7 @@ def test_an_example_in_c_is_compiled_and_prints_what_it_should(name: str) -> Non
 
 @pytest.mark.tools
 @pytest.mark.parametrize("name", WITH_ENGINE)
-def test_an_engine_on_ours_is_told_in_at_most_a_hundred_lines(name: str) -> None:
+def test_an_example_engine_has_at_most_a_hundred_lines(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) <= 100
 
 
@@ -284,7 +284,7 @@ def test_an_example_prints_what_it_should(name: str) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
 @pytest.mark.parametrize("name", [*WITH_TORCH, *WITH_RANKS])
-def test_an_example_for_torch_says_that_it_needs_it(name: str) -> None:
+def test_an_example_for_torch_reports_a_missing_torch(name: str) -> None:
     prints(name, "this example needs torch, which is not installed\n")
 
 
@@ -312,7 +312,7 @@ def test_the_example_for_mpi_gives_the_same_weights_under_mpiexec() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ENGINE)
-def test_an_example_for_another_engine_says_what_it_needs(name: str) -> None:
+def test_an_example_for_another_engine_reports_a_missing_library(name: str) -> None:
     package, _ = WITH_ENGINE[name]
     if importlib.util.find_spec(package) is not None:
         pytest.skip(f"{package} is installed")

@@ -80,7 +80,7 @@ def test_a_call_that_takes_things_of_two_machines_is_found(
         fuzz.run(1, 20_000, only)  # such calls are rare among all
 
 
-def test_what_a_call_keeps_is_found(found: dict[str, fuzz.Entry], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_a_call_keeps_is_found(found: dict[str, fuzz.Entry], monkeypatch: pytest.MonkeyPatch) -> None:
     hooks.memory()  # skips in a release, which counts no blocks
     kept: list[Any] = []
     monkeypatch.setattr(fanin, "trim", lambda: kept.append(fanin.InputBuffer(1)))

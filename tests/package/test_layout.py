@@ -1,6 +1,6 @@
-"""The layout of the C core: who may include whom, what the library shows, and how it is linked.
+"""The layout of the C core: which file may include which, the names that the library exports, and how it is linked.
 
-Each checker is a function that takes a tree (or a file) and gives sentences, one for each thing that is wrong; each has
+Each checker is a function that takes a tree (or a file) and returns sentences, one for each error; each has
 a planted fault that it must find.
 """
 
@@ -30,7 +30,7 @@ from kit.tree import (
 
 pytestmark = pytest.mark.tools
 
-#: The rungs, each folder with its height. A folder includes itself and what stands lower.
+#: The rungs, each folder with its height. A folder includes itself and folders before it.
 LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "engine": 4, "graph": 4, "analysis": 4, "py": 5}
 SAID = "base < array < device < buffer < {engine, graph, analysis} < py"
 #: The same of the rooms of py/.
@@ -103,7 +103,7 @@ def broken_includes(csrc: Path) -> list[str]:
     return wrong
 
 
-def test_a_folder_includes_only_what_stands_lower() -> None:
+def test_a_folder_includes_only_folders_before_it() -> None:
     assert list(CSRC.glob("**/*.c")), "csrc/ has no C files"
     assert not broken_includes(CSRC)
 
@@ -190,7 +190,7 @@ def without_prefix(obj: Path) -> list[str]:
 
 
 def compiled(csrc: Path, cache: Path) -> dict[str, Path]:
-    """Every source's object file: only its names are looked at."""
+    """Every source's object file: only its names are read."""
     if not compiler():
         pytest.skip("no C compiler: set CC")
     if sys.platform != "linux":
@@ -260,7 +260,7 @@ def broken_calls(edges: list[Edge]) -> list[str]:
     return [f"{e.why}: {ROOMS_SAID}" for e in between if broken_rooms(Path(e.here), Path(e.there))]
 
 
-def test_a_room_of_py_calls_only_what_stands_lower(objects: dict[str, Path]) -> None:
+def test_a_subfolder_of_py_calls_only_those_before_it(objects: dict[str, Path]) -> None:
     edges = c_edges(CSRC, objects)
     assert len([e for e in edges if e.here.startswith("py/") and "calls" in e.why]) > 200, "nothing was read"
     assert not broken_calls(edges)
@@ -339,7 +339,7 @@ def test_a_tree_without_circles_is_well(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("angles", [False, True])
 def test_a_planted_circle_of_includes_is_found(angles: bool, tmp_path: Path) -> None:
-    """low and high need no function of each other, but each must know the other's types; -I csrc finds <both>, too."""
+    """low and high need no function of each other, but each uses the other's types; -I csrc finds <both>, too."""
     high = {
         "base_high_h": '#include "base/low.h"\ntypedef fan_low fan_high_t;\nint fan_high(void);\n',
         "base_high_c": '#include "base/high.h"\nint fan_high(void) { return fan_low_get(); }\n',
@@ -463,8 +463,8 @@ def test_a_planted_weakness_is_found(flags: tuple[str, ...], sentence: str, buil
     assert not_hardened(linked(tmp_path, text, *kept, *flags)) == [sentence]
 
 
-def test_readelf_sees_what_we_see(built: Path) -> None:
-    """The reader above is our own: where binutils are at hand, they are asked too."""
+def test_readelf_agrees_with_the_reader(built: Path) -> None:
+    """The reader above is the project's own: if binutils are installed, their output is compared."""
     if not shutil.which("readelf") or not shutil.which("nm"):
         pytest.skip("no readelf or nm here")
 

@@ -45,7 +45,7 @@ ALLOWED = {
     ): "notes the limits, and waits without one",
     (
         "tests/sim/test_explore_law.py",
-        "test_a_thread_that_waits_for_a_foreign_lock_is_told_of_with_the_stacks",
+        "test_a_thread_that_waits_for_a_foreign_lock_is_reported_with_the_stacks",
     ): "waits for the limit's error, however late it comes",
     ("tests/dist/test_mpi.py", ""): "waits for the limit's error, however late it comes",
     ("tests/dist/test_gloo.py", "waits"): "waits for the limit's error, however late it comes",

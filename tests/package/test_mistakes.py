@@ -1,4 +1,4 @@
-"""What a call with a mistake says: which argument, what was expected, what was given, what to write instead."""
+"""Messages for calls with a mistake: which argument, what was expected, what was given, what to write instead."""
 
 from __future__ import annotations
 

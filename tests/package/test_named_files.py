@@ -1,4 +1,4 @@
-"""Comments, docstrings and pages name no file that is gone."""
+"""Comments, docstrings and pages name no missing file."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_every_file_that_a_comment_or_a_page_names_exists() -> None:
         ("a.md", "The page `docs/gone.md`."),
     ],
 )
-def test_a_planted_name_of_a_file_that_is_gone_is_found(path: str, source: str) -> None:
+def test_a_planted_name_of_a_missing_file_is_found(path: str, source: str) -> None:
     [name] = gone(path, source, ends(["csrc/buffer/add.c"]))
     assert "gone" in name
     assert not gone(path, source, ends(["csrc/" + name]))

@@ -45,7 +45,7 @@ def test_an_import_brings_numpy_and_nothing_else() -> None:
 
 @pytest.mark.core
 def test_an_import_leaves_out_what_only_some_calls_need() -> None:
-    """Which costs more than the rest of it: the compressors behind tempfile, subprocess, pictures of traces."""
+    """Modules that cost more than the rest of the import: compressors for tempfile, subprocess, pictures of traces."""
     late = {"tempfile", "subprocess", "json", "fanin._trace.picture", "fanin._trace.passes", "fanin.tape"}
     code = "import sys, numpy; before = set(sys.modules); import {}; print(sorted({} & sys.modules.keys() - before))"
     assert run_prepared(code.format("fanin", late), imports=NUMPY).stdout.strip() == "[]"
@@ -178,7 +178,7 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     tools, user = tmp_path / "tools", tmp_path / "user"
     quietly(sys.executable, "-m", "venv", str(tools), cwd=tmp_path)
     quietly(str(tools / "bin" / "pip"), "install", "-q", "build", cwd=tmp_path)
-    # The sdist is made from a copy, so that a build leaves nothing behind in the tree.
+    # The sdist is made from a copy, so that a build leaves no file in the tree.
     copy = tmp_path / "copy"
     import shutil
 

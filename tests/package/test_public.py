@@ -1,4 +1,4 @@
-"""What users import stands where they find it, and says so; what is ours alone bears an underscore."""
+"""Public names are in the documented modules, and name them as their module; private ones have an underscore."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOUNS = {"errors", "options", "slots", "streams"}
 
 
 @pytest.mark.tools
-def test_what_is_no_public_module_bears_an_underscore() -> None:
+def test_a_private_module_has_an_underscore() -> None:
     found = {m.name for m in pkgutil.iter_modules(fanin.__path__) if not m.name.startswith("_")}
     assert found == PUBLIC | NOUNS
 

@@ -1,5 +1,5 @@
-"""README.md and the pages say what is so: their Python runs, the two commands are there once, and .ci/run runs the
-test command.
+"""README.md and the pages are correct: their Python runs, the two commands are there once, and .ci/run runs the test
+command.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def python_blocks(text: str) -> list[tuple[int, str, str | None]]:
     """(line, code, expected output) of each Python block.
 
     What a block prints is the fenced block without a language, or `text`, that follows it directly, if there is one.
-    `<!-- skip: why -->` above a block says why it is not run.
+    `<!-- skip: why -->` above a block excludes it, with the reason.
     """
     found: list[tuple[int, str, str | None]] = []
     matches = list(BLOCK.finditer(text))
@@ -53,7 +53,7 @@ def python_blocks(text: str) -> list[tuple[int, str, str | None]]:
 
 
 def matches(expected: str, got: str) -> bool:
-    """Whether `got` is `expected`, where a line `...` stands for any lines and `...` within a line for any text."""
+    """Whether `got` is `expected`, where a line `...` matches any lines and `...` within a line any text."""
     pattern = re.escape("\n".join(line.rstrip() for line in expected.strip().splitlines()))
     pattern = pattern.replace(re.escape("..."), ".*?")
     return re.fullmatch(pattern, "\n".join(line.rstrip() for line in got.strip().splitlines()), re.DOTALL) is not None
@@ -103,7 +103,7 @@ def test_the_laws_that_a_dict_breaks_are_found_in_a_table() -> None:
 
 
 @pytest.mark.tools
-def test_the_readme_says_how_fast_the_newest_benchmarks_are() -> None:
+def test_the_readme_has_the_newest_benchmarks() -> None:
     run = json.loads((ROOT / "benchmarks" / "results.json").read_text())
     median = {(row["title"], name): times[1] for row in run["results"] for name, times in row["rows"].items()}
 
@@ -124,7 +124,7 @@ def test_the_readme_says_how_fast_the_newest_benchmarks_are() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(BLOCKS)), ids=[f"line{line}" for line, _, _ in BLOCKS])
-def test_the_readme_code_runs_and_prints_what_it_says(at: int, tmp_path: Path) -> None:
+def test_the_readme_code_runs_and_prints_its_output(at: int, tmp_path: Path) -> None:
     _, code, expected = BLOCKS[at]
     done = run_prepared(code, cwd=tmp_path, check=False)
     # A block may end in an error that it shows: then the error is part of what is printed.
@@ -217,7 +217,7 @@ def runnable(page: Path) -> Blocks:
 
 
 @pytest.mark.parametrize("page", [p for p in SHOWING if p.name not in FRAGMENTS], ids=lambda p: p.stem)
-def test_the_code_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_the_code_of_a_page_runs_and_prints_its_output(page: Path, tmp_path: Path) -> None:
     """The blocks of a page go on from each other."""
     assert output_of(runnable(page), tmp_path) == []
 
@@ -253,7 +253,7 @@ def test_a_block_that_a_prompt_refuses_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.tools
-def test_the_tutorial_has_eight_steps_that_print_and_the_length_that_it_says() -> None:
+def test_the_tutorial_has_eight_steps_that_print_and_the_stated_length() -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()
     steps = re.split(r"^## \d\. ", text, flags=re.MULTILINE)[1:]
     assert len(steps) == 8
@@ -295,7 +295,7 @@ def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:
         "a subclass",
     ],
 )
-def test_what_leaves_the_fast_path_is_what_the_page_lists(make: Any, fast: bool | None) -> None:
+def test_the_page_lists_all_that_leaves_the_fast_path(make: Any, fast: bool | None) -> None:
     """An add on the fast path allocates nothing of the core's."""
     buf = fanin.InputBuffer(1)
     given = [make() for _ in range(3)]
@@ -312,7 +312,7 @@ def test_what_leaves_the_fast_path_is_what_the_page_lists(make: Any, fast: bool 
 
 @pytest.mark.tools
 @pytest.mark.parametrize("command", [DEMO, TEST])
-def test_each_command_stands_in_the_readme_once(command: str) -> None:
+def test_each_command_is_in_the_readme_once(command: str) -> None:
     lines = [line.strip() for line in README.read_text().splitlines()]
     assert lines.count(command) == 1
     assert sum("python3 -m venv" in line for line in lines) == 2

@@ -1,4 +1,4 @@
-"""What an object prints of itself is its state; and what has a length can be gone through."""
+"""The repr of an object shows its state; and an object with a length can be iterated."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_report_shows_what_was_found() -> None:
     assert found.startswith("<fanin.sim.Report 'differs': ") and "2 results, failed>" in found
 
 
-def test_a_buffer_is_gone_through_slot_by_slot() -> None:
+def test_a_buffer_is_iterated_slot_by_slot() -> None:
     buf = InputBuffer(3)
     buf.add(0, np.ones(2))
     buf.add(2, np.full(2, 2.0))
@@ -125,7 +125,7 @@ def test_a_buffer_is_gone_through_slot_by_slot() -> None:
     assert list(InputBuffer(0)) == []
 
 
-def test_an_array_of_a_device_is_gone_through_by_its_first_axis() -> None:
+def test_an_array_of_a_device_is_iterated_over_its_first_axis() -> None:
     with Machine(1) as m:
         x = m.array(np.arange(6).reshape(3, 2))
         rows = list(x)
@@ -144,10 +144,10 @@ def test_an_array_of_a_device_is_gone_through_by_its_first_axis() -> None:
             lambda: m.launch(m.stream(), len, reads=x),
         ):
             with pytest.raises(TypeError, match="sequence"):
-                call()  # one array where several are asked for is a mistake, as with NumPy's
+                call()  # one array where several are expected is a mistake, as with NumPy's
 
 
-def test_a_trace_is_gone_through_line_by_line() -> None:
+def test_a_trace_is_iterated_line_by_line() -> None:
     with fanin.trace() as t:
         fanin.add_n([np.ones(3), np.ones(3)])
     assert tuple(t) == t.lines and len(t) == len(t.lines) > 0

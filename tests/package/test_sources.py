@@ -1,4 +1,4 @@
-"""What the objects of a release show: no name that nobody uses, nothing for tests alone; and which tests fork.
+"""The names in the objects of a release: none is unused, none is for tests alone; and which tests fork.
 
 Each checker has a planted fault that it must find.
 """
@@ -40,7 +40,7 @@ def dead(csrc: Path, cache: Path) -> list[str]:
 
 
 def test_every_global_name_is_used_by_another_file() -> None:
-    """What tests alone ask is there under FAN_TEST; what one file alone asks is static; what nobody asks is gone."""
+    """Names that only tests use need FAN_TEST; names that one file uses are static; unused names are not there."""
     assert not dead(CSRC, cache_dir())
 
 
@@ -54,7 +54,7 @@ def test_a_planted_dead_function_is_found(tmp_path: Path) -> None:
 
 
 def for_tests_alone(objects: dict[str, Path]) -> list[str]:
-    """The sources whose release object names something that only tests ask Python for."""
+    """The sources whose release object contains a Python name that only tests use."""
     return [
         f"{name} names {match[0].decode()} for tests alone: it belongs under FAN_TEST, or into tests/c/inside.c"
         for name, obj in objects.items()

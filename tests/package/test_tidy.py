@@ -46,8 +46,8 @@ def test_a_planted_one_is_found(flags: list[str], tmp_path: Path) -> None:
     assert "readability-avoid-nested-conditional-operator" in tidy([file], flags)
     file.write_text("int f(int a, int b);\nint f(int a, int b)\n{\n    return a ? 1 : b;\n}\n")
     assert not tidy([file], flags)
-    inner = "for (int j = 0; j < b; j++)\n            if (a & j)\n                if (j > i)\n                    n++;\n"
+    inner = "for (int j = 0; j < b; j++)\n            if (a & j)\n                if (j > i)\n"
     for loops, found in ((2, False), (3, True)):  # each counts 1 + 2 + 3 + 4
-        body = f"    for (int i = 0; i < a; i++)\n        {inner}" * loops
+        body = f"    for (int i = 0; i < a; i++)\n        {inner}                    n++;\n" * loops
         file.write_text(f"int f(int a, int b);\nint f(int a, int b)\n{{\n    int n = 0;\n{body}    return n;\n}}\n")
         assert ("readability-function-cognitive-complexity" in tidy([file], flags)) == found

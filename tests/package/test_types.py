@@ -157,7 +157,7 @@ def mypy(code: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.tools
-def test_what_users_write_passes_mypy_and_what_is_wrong_does_not(tmp_path: Path) -> None:
+def test_correct_user_code_passes_mypy_and_wrong_code_does_not(tmp_path: Path) -> None:
     found = mypy(GOOD + BAD, tmp_path)
     wrong = GOOD.count("\n") + BAD.count("\n")
     assert [int(line.split(":")[1]) for line in found] == [wrong - 2, wrong - 1, wrong], found

@@ -103,7 +103,7 @@ WAYS: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
 @pytest.mark.rule("L3", "L7")
 @pytest.mark.parametrize("own", [True, False], ids=["in .grad", "in leaf.grad"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_sparse_gradient_of_torchs_becomes_grad_where_nobody_else_has_its_parts(way: str, own: bool) -> None:
+def test_a_sparse_gradient_of_torchs_becomes_grad_if_its_parts_have_no_other_reference(way: str, own: bool) -> None:
     torch = pytest.importorskip("torch")
     leaf, keep, where = fanin.Leaf(torch.zeros(3, requires_grad=own)), [], []
     look, taken = WAYS[way]

@@ -214,7 +214,7 @@ def my() -> Any:
 
 
 def my_programs() -> dict[str, Callable[[Any, Any], tuple[Any, list[Any]]]]:
-    """Each gives a result and the tensors whose gradients are looked at."""
+    """Each returns a result and the tensors whose gradients are checked."""
     import mygrad as mg
     from mygrad.nnet.layers import batchnorm, conv_nd, max_pool
     from mygrad.nnet.losses import softmax_crossentropy
@@ -297,7 +297,7 @@ def test_mygrad_takes_a_gradient_to_begin_with_and_refuses_one_that_does_not_fit
             (x**2).backward(np.ones((2, 2)))
 
 
-def test_mygrad_does_not_track_where_it_is_told_so(my: Any, passes: list[int]) -> None:
+def test_mygrad_does_not_track_if_tracking_is_off(my: Any, passes: list[int]) -> None:
     import mygrad as mg
 
     with my.on_fanin(), mg.no_autodiff:

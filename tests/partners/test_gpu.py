@@ -1,4 +1,4 @@
-"""The real libraries on a real GPU: what tests/interop/sim/test_exchange_cuda.py shows on stand-ins. Skipped where
+"""The real libraries on a real GPU, as tests/interop/sim/test_exchange_cuda.py has it on stand-ins. Skipped where
 there is none.
 """
 
@@ -111,8 +111,8 @@ def test_adds_and_a_take_inside_torchs_graph_are_replayed() -> None:
     torch.cuda.synchronize()
 
 
-def test_torchs_own_streams_bear_odd_numbers_and_those_it_was_told_of_do_not() -> None:
-    """By which fanin knows whether torch may be told of one."""
+def test_torchs_own_streams_have_odd_ids_and_external_ones_have_not() -> None:
+    """By which fanin decides whether it may pass one to torch."""
     s = torch.cuda.Stream()
     assert s.stream_id & 1 and torch.cuda.current_stream().stream_id in (0, torch.cuda.current_stream().stream_id | 1)
     assert not torch.cuda.ExternalStream(s.cuda_stream).stream_id & 1

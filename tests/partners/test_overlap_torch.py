@@ -51,7 +51,7 @@ def blocks(rng: Any, n: int) -> list[Any]:
     return out
 
 
-def test_random_blocks_are_what_numpy_says_where_torch_says_otherwise() -> None:
+def test_random_blocks_have_numpys_answer_where_torch_differs() -> None:
     """Of torch's answers those that differ are counted: it misses overlaps of row windows."""
     rng = np.random.default_rng(SEED)
     seen: Counter[str] = Counter()
@@ -70,7 +70,7 @@ def test_random_blocks_are_what_numpy_says_where_torch_says_otherwise() -> None:
     assert min(seen[w] for w in ("overlap", "disjoint", "agreed", "torch misses it")) > 300, f"seed {SEED}: {seen}"
 
 
-def test_step_slices_are_what_numpy_says_where_torch_says_otherwise() -> None:
+def test_step_slices_have_numpys_answer_where_torch_differs() -> None:
     rng = np.random.default_rng(SEED)
     seen: Counter[str] = Counter()
     v = torch.zeros(5, 6, 7)
@@ -115,8 +115,8 @@ def test_tensors_and_ndarrays_of_one_memory_are_compared() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation:UserWarning")
-def test_whatever_a_tensors_memory_stands_for_it_is_that_memory() -> None:
-    """Gradients that are asked for, parameters, conjugates, negatives, dtypes that nobody else has."""
+def test_tensors_are_compared_by_their_memory_not_their_meaning() -> None:
+    """Tensors that require gradients, parameters, conjugates, negatives, dtypes of torch alone."""
     for x in (
         torch.zeros(4, requires_grad=True),
         torch.nn.Parameter(torch.zeros(4)),
@@ -158,7 +158,7 @@ NO_ARRAYS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NO_ARRAYS)
-def test_what_is_no_single_tensor_in_memory_is_refused_by_its_place(name: str) -> None:
+def test_an_object_that_is_no_single_tensor_is_refused_by_its_place(name: str) -> None:
     make, words = NO_ARRAYS[name]
     with pytest.raises(TypeError, match=rf"^overlaps: array 1: .*{words}"):
         fanin.sharing.overlaps([torch.zeros(3), make()])

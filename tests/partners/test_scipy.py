@@ -1,4 +1,4 @@
-"""SciPy's sparse arrays and matrices, in bulk: what they sum to is what SciPy says."""
+"""SciPy's sparse arrays and matrices, in bulk: their sums are SciPy's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def some(format: str, family: str, dtype: str, seed: int) -> Any:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["array", "matrix"])
-def test_every_pair_of_formats_sums_to_what_scipy_says(family: str, dtype: str) -> None:
+def test_every_pair_of_formats_has_scipys_sum(family: str, dtype: str) -> None:
     for one, two in itertools.product(FORMATS, repeat=2):
         x, y = some(one, family, dtype, 1), some(two, family, dtype, 2)
         before = x.toarray(), y.toarray()
@@ -53,7 +53,7 @@ def test_int32_and_int64_indices() -> None:
         assert np.array_equal(fanin.add_n([x, x]).toarray(), 2 * x.toarray())
 
 
-def test_what_is_changed_after_it_was_added_never_crashes() -> None:
+def test_a_change_of_an_added_gradient_causes_no_crash() -> None:
     for format, attribute in itertools.product(("csr", "csc", "bsr"), ("indices", "indptr")):
         for budget in (0, None):
             x = some(format, "array", "float64", 3)
@@ -103,7 +103,7 @@ WRONG = {
 
 @pytest.mark.parametrize("family", ["array", "matrix"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_part_that_somebody_replaced_is_a_type_or_a_value_error(format: str, family: str) -> None:
+def test_a_replaced_part_is_a_type_or_a_value_error(format: str, family: str) -> None:
     refused = 0
     for name, wrong in itertools.product(PARTS[format], WRONG.values()):
         x = getattr(sp, f"{format}_{family}")(np.eye(3))
@@ -126,7 +126,7 @@ def test_a_part_that_somebody_replaced_is_a_type_or_a_value_error(format: str, f
 
 
 @pytest.mark.parametrize("shape", [None, (3,), (3, 3, 3), "ab", (-1, 3), (2**70, 3), (1, 1), (100, 100)])
-def test_a_shape_that_somebody_replaced_is_a_type_or_a_value_error(shape: Any) -> None:
+def test_a_replaced_shape_is_a_type_or_a_value_error(shape: Any) -> None:
     for format in ("coo", "csr", "csc", "bsr", "dia"):
         x = getattr(sp, f"{format}_array")(np.eye(3))
         x._shape = shape
@@ -136,8 +136,8 @@ def test_a_shape_that_somebody_replaced_is_a_type_or_a_value_error(shape: Any) -
             buf.add(0, np.ones((3, 3)))
 
 
-def test_what_another_thread_replaces_while_it_is_added_is_an_error_or_added() -> None:
-    """The parts are looked at once: what is checked is what is summed."""
+def test_a_part_that_another_thread_replaces_during_the_add_is_an_error_or_added() -> None:
+    """The parts are read once: the checked parts are the summed ones."""
     import sys
     import threading
 

@@ -20,7 +20,7 @@ from kit.support import ROOT, run_python
 
 pytestmark = pytest.mark.partners
 
-#: A plugin of the suite's pytest: WAY says what runs the passes; how often ours were asked is written at the end.
+#: A plugin of the suite's pytest: WAY selects the engine; at the end it writes the number of calls of fanin's engine.
 PLUGIN = '''
 import contextlib, importlib.util, os, pathlib
 import fanin
@@ -93,7 +93,7 @@ def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.0 to 3.11.3 have none
         tar.extractall(folder, [m for m in tar.getmembers() if m.name.startswith(within)], **safe)
     (folder / "plugin.py").write_text(PLUGIN)
-    (folder / "pytest.ini").write_text("[pytest]\n")  # its own asks for plugins that have no part in this
+    (folder / "pytest.ini").write_text("[pytest]\n")  # its own configuration needs plugins that are not used here
     return package, example, folder
 
 
@@ -113,7 +113,7 @@ def outcomes(suite: tuple[str, str, Path], way: str) -> tuple[dict[str, str], in
     return seen, int((folder / "asked").read_text())
 
 
-def test_what_passes_with_its_own_pass_passes_with_ours(suite: tuple[str, str, Path]) -> None:
+def test_tests_that_pass_with_the_librarys_own_backward_pass_with_fanins(suite: tuple[str, str, Path]) -> None:
     """.. and in HIPS autograd's own pass with our buffers; micrograd has one gradient a value, and nothing to park."""
     tests, least, ways = {"autograd": (600, 5_000, ("engine", "buffers")), "micrograd": (2, 2, ("engine",))}[suite[0]]
     own, none = outcomes(suite, "own")

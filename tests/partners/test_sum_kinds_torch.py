@@ -1,4 +1,4 @@
-"""The kind of a sum is that of the lowest key (D15), whatever the budget, and whoever gave memory away."""
+"""The kind of a sum is that of the lowest key (D15), for every budget and every choice of donated memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def elements(x: Any) -> Any:
 
 
 def kinds(names: tuple[str, ...], makers: dict[str, Callable[[], Any]], **options: Any) -> Counter[str]:
-    """The kinds that the sum of these has, by budget and by who gives memory away."""
+    """The kinds of the sum of these, by budget and by donated gradients."""
     found: Counter[str] = Counter()
     for budget, give in itertools.product((0, 10**9), ("keep", "temporary", "donate")):
         buf = fanin.InputBuffer(1, budget=budget, **options)
@@ -96,7 +96,7 @@ def test_a_sum_of_numbers_and_0d_arrays_is_of_the_kind_of_the_first_array(accumu
         assert list(found) == [want], (names, found)
 
 
-def test_memory_of_another_kind_that_was_given_away_is_the_sums() -> None:
+def test_donated_memory_of_another_kind_becomes_the_sum() -> None:
     """A sum may lie in the memory of a later array; it is nevertheless of the kind of the first one."""
     coo = MAKERS["torch coo"]
     given = MAKERS["ndarray"]()

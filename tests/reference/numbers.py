@@ -137,7 +137,7 @@ def rounded(x: Array, dtype: DType) -> Array:
 
     def convert(x: Array) -> Array:
         if x.dtype == np.bool_:
-            x = x.view(np.uint8) != 0  # whatever the byte is
+            x = x.view(np.uint8) != 0  # for every byte
         if name_of(x.dtype) in LOW:
             x = x.astype(np.float32)
         if name_of(dtype) in LOW[1:] and x.dtype != np.float32:

@@ -25,7 +25,7 @@ def random_view(rng: random.Random, array: str, widths: tuple[int, ...]) -> tupl
     return array, first, first + rng.choice(widths), rng.choice((1, 1, 2, 3))
 
 
-#: What a program may do, by weight; with more threads than one, what they tell each other, too.
+#: The calls of a program, by weight; with several threads also those by which they wait for each other.
 KINDS = ["launch"] * 8 + ["record", "wait"] + ["order"] * 5
 KINDS += ["sync", "sync_event", "tell", "read", "capture", "graph", "graph", "record_stream", "drop", "keep", "barrier"]
 BETWEEN_THREADS = ["see", "sync", "pass", "pass", "both", "both"]
@@ -73,13 +73,13 @@ class Draw:
                 return self.kept(kind, t, s)
 
     def between(self, kind: str, t: int, s: int) -> list[Call]:
-        """Of what one thread knows of another."""
+        """The order that one thread gets from another."""
         other = self.rng.randrange(self.threads)
         if kind == "see":
             return [(t, "see", other)]
-        if kind == "pass":  # what t knows another thread knows
+        if kind == "pass":  # what t waited for orders another thread
             return [(t, "sync", s), (other, "see", t), (other, "launch", self.rng.choice(self.streams), *self.work())]
-        b = self.rng.choice(BLOCKING)  # both: what t knows nobody knows, for all that they wait for the same
+        b = self.rng.choice(BLOCKING)  # both: what t waited for orders no other thread, though they wait for the same
         launch = (other, "launch", self.rng.choice(self.streams), *self.work())
         return [(t, "sync", s), (t, "sync", b), (other, "sync", b), launch]
 
@@ -181,7 +181,7 @@ class Runner:
         del self.arrays[array]
 
     def on_see(self, other: int) -> None:
-        pass  # what threads know of each other is the caller's
+        pass  # the order between threads is the caller's
 
 
 def checked(program: list[Call], threads: int) -> int | None:
@@ -207,7 +207,7 @@ def checked(program: list[Call], threads: int) -> int | None:
         m._check(False)  # what is left of the arrays is no call
 
     def together(m: Machine) -> None:
-        """Each call is a thread, which comes behind the one that was its thread's call before."""
+        """Each call is a thread, which comes after the previous call of its thread."""
         run, last = Runner(m), {}  # type: ignore[var-annotated]
         for i, call in enumerate(program):
             known = [last[t] for t in {call[0], call[2] if call[1] == "see" else call[0]} if t in last]
@@ -248,7 +248,7 @@ def agree(seed: int, n: int, threads: int, calls: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("count", sizes(40, 300))
-def test_the_checker_says_what_every_order_says(threads: int, count: int) -> None:
+def test_the_checker_agrees_with_every_order(threads: int, count: int) -> None:
     racy, clean = agree(0, count, threads, 9)
     print(f"seed 0, {threads} host threads: {racy} programs race, {clean} do not")
     assert min(racy, clean) > count / 10
@@ -256,13 +256,13 @@ def test_the_checker_says_what_every_order_says(threads: int, count: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_checker_says_what_every_order_says_of_many_programs(threads: int) -> None:
+def test_the_checker_agrees_with_every_order_for_many_programs(threads: int) -> None:
     racy, clean = agree(1, 20_000 if threads == 1 else 6_000, threads, 11 if threads == 1 else 9)
     print(f"seed 1, {threads} host threads: {racy} programs race, {clean} do not")
     assert racy > 1000 and clean > 1000
 
 
-#: The first seed whose programs tell a bent model apart, where it is not 0.
+#: The first seed whose programs find a wrong model, if it is not 0.
 FIRST = {"event": 2, "newest": 3, "sync": 1, "sync_event": 1, "sync teaches": 1, "read": 2, "marks": 2, "others": 5} | {
     "graph fork": 10,
     "see": 1,
@@ -270,8 +270,8 @@ FIRST = {"event": 2, "newest": 3, "sync": 1, "sync_event": 1, "sync teaches": 1,
 
 
 @pytest.mark.parametrize("bent", BENT, ids=lambda bent: bent.partition(":")[0])
-def test_a_model_that_is_bent_is_told_apart(bent: str) -> None:
-    """By programs on which it says something else than the right model does, and the checker with that."""
+def test_a_wrong_model_is_found(bent: str) -> None:
+    """By programs for which it and the right model differ, while the checker agrees with the right one."""
     tried = 0
     for seed in range(FIRST.get(bent.partition(":")[0], 0), 40):
         threads = 1 + seed % 3

@@ -61,7 +61,7 @@ def test_a_sum_without_keys_differs_with_the_order_of_arrival() -> None:
     assert again.tobytes() != report.results[0].tobytes()
 
 
-def test_a_wait_that_is_left_out_is_found_and_its_schedule_replays() -> None:
+def test_an_omitted_wait_is_found_and_its_schedule_replays() -> None:
     report = explore(functools.partial(keyed_sum, out=("S12.wait",)))
     assert report.races and not report.ok
     assert isinstance(report.error, fanin.RaceError)
@@ -143,14 +143,14 @@ def test_the_reduction_finds_what_the_whole_search_finds(mask: int) -> None:
     assert reduced.runs <= whole.runs and whole.skipped == 0
 
 
-def test_what_threads_share_beyond_fanin_needs_the_whole_search() -> None:
+def test_state_that_threads_share_outside_of_fanin_needs_the_whole_search() -> None:
     """The words of explore: threads whose steps commute are run in one order, and a list that they share is no step."""
     run = functools.partial(racy, mask=16)
     assert len(explore(run, reduce=False, limit=100_000).results) == 2
     assert len(explore(run, limit=100_000).results) >= 1
 
 
-def test_the_reduction_leaves_orders_out() -> None:
+def test_the_reduction_omits_orders() -> None:
     """Threads that touch nothing in common need one order alone."""
 
     def apart(m: Machine) -> Any:
@@ -176,7 +176,7 @@ def test_reduced_and_whole_agree_on_sums(limit: int) -> None:
 
 
 def test_every_order_is_run() -> None:
-    """Unreduced, with steps that all touch one thing: every interleaving is seen."""
+    """Unreduced, with steps that all use one object: every interleaving runs."""
 
     def two(m: Machine) -> Any:
         s = m.stream()
@@ -199,7 +199,7 @@ def test_every_order_is_run() -> None:
     assert reduced.complete and set(reduced.results) == set(found.results)
 
 
-def test_beyond_the_limit_orders_are_drawn_and_the_report_says_so() -> None:
+def test_beyond_the_limit_orders_are_random_and_the_report_says_so() -> None:
     run = functools.partial(keyed_sum, n=4)
     report = explore(run, limit=5, samples=7)
     assert (report.ok, report.failed, report.outcome) == (False, False, "incomplete") and not report.complete
@@ -209,7 +209,7 @@ def test_beyond_the_limit_orders_are_drawn_and_the_report_says_so() -> None:
     assert str(report) == str(explore(run, limit=5, samples=7))
 
 
-def test_deadlocks_are_found_and_told_apart() -> None:
+def test_deadlocks_are_found_and_distinguished() -> None:
     """Each thread takes its buffer, and within that sum the other's: fine, unless both have begun."""
 
     def crossed(m: Machine) -> Any:
@@ -276,7 +276,7 @@ def once_in_a_while(extra: Callable[[int], bool], value: Callable[[int], object]
     return scene
 
 
-def test_what_a_process_does_once_does_not_spoil_the_first_search() -> None:
+def test_one_time_work_of_a_process_does_not_spoil_the_first_search() -> None:
     report, plain = (explore(once_in_a_while(lambda run, at=at: run == at, lambda run: 1)) for at in (0, -1))
     assert report.ok and report.repeats and report.runs == plain.runs
 
@@ -363,7 +363,7 @@ def test_results_without_a_value_cannot_be_compared_and_are_not_ok(inside: Any) 
         (lambda: replay(lost_wait, "9999"), "does not fit"),
     ],
 )
-def test_what_cannot_be_explored_is_refused(call: Any, words: str) -> None:
+def test_scenarios_that_cannot_be_explored_are_refused(call: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
 
@@ -387,7 +387,7 @@ def test_scenarios_are_marked_and_collected() -> None:
 # Calls that take no lock are turns, and accesses
 
 
-def test_small_gradients_that_threads_add_meet_in_every_order() -> None:
+def test_small_gradients_of_threads_are_added_in_every_order() -> None:
     """They go the fast path, which takes no lock; without keys the order of arrival is the order of the sum."""
 
     def scenario(m: Machine) -> Any:
@@ -428,7 +428,7 @@ def test_adds_to_different_slots_commute() -> None:
 
 
 def test_adds_to_different_slots_do_not_commute_where_the_budget_decides() -> None:
-    """Which slot is folded hangs on who comes last; the counters of a run tell."""
+    """The last thread decides which slot is folded; the counters of a run show it."""
 
     def scenario(m: Machine, budget: int) -> Any:
         buf = fanin.InputBuffer(2, budget=budget)
@@ -445,7 +445,7 @@ def test_adds_to_different_slots_do_not_commute_where_the_budget_decides() -> No
 
 
 @pytest.mark.parametrize("reduce", [True, False])
-def test_what_a_thread_reads_of_counters_hangs_on_the_order(reduce: bool) -> None:
+def test_counters_that_a_thread_reads_depend_on_the_order(reduce: bool) -> None:
     def scenario(m: Machine) -> Any:
         buf = fanin.InputBuffer(2)
         m.spawn(buf.add, 0, np.ones(2))
@@ -456,15 +456,15 @@ def test_what_a_thread_reads_of_counters_hangs_on_the_order(reduce: bool) -> Non
     assert set(explore(scenario, reduce=reduce).results) == {0, 1}
 
 
-def test_whether_another_thread_has_ended_hangs_on_the_order() -> None:
+def test_whether_another_thread_has_ended_depends_on_the_order() -> None:
     assert set(explore(scenes.ends).results) == {0, 1}
 
 
-# Events, asked by host threads
+# Queries of events by host threads
 
 
-def test_whether_an_event_was_recorded_hangs_on_the_order() -> None:
-    """Whoever asks first hears of no record, so there is nothing to wait for: True."""
+def test_whether_an_event_was_recorded_depends_on_the_order() -> None:
+    """The first query finds no record, so there is nothing to wait for: True."""
 
     def scenario(m: Machine) -> Any:
         s, e = m.stream(), m.event()
@@ -478,8 +478,8 @@ def test_whether_an_event_was_recorded_hangs_on_the_order() -> None:
     assert report.complete and set(report.results) == {True, False}, report
 
 
-def test_a_thread_that_waits_for_an_event_sees_what_was_written_before_it() -> None:
-    """synchronize blocks without the GIL, lets others act, and orders the host behind the record where there
+def test_a_thread_that_waits_for_an_event_reads_what_was_written_before_it() -> None:
+    """synchronize blocks without the GIL, lets others act, and orders the host after the record if there
     was one.
     """
 
@@ -507,7 +507,7 @@ def test_a_thread_that_waits_for_an_event_sees_what_was_written_before_it() -> N
 
 
 @pytest.mark.parametrize("what", ["synchronize", "query"])
-def test_threads_that_ask_an_event_while_another_is_at_work_let_it_go_on(what: str) -> None:
+def test_threads_that_query_an_event_do_not_stop_a_running_thread(what: str) -> None:
     """Other threads than the machine's: a kernel that takes its time has the GIL for itself, and they wait
     without it.
     """
@@ -533,7 +533,7 @@ def test_threads_that_ask_an_event_while_another_is_at_work_let_it_go_on(what: s
         assert len(seen) == 4
 
 
-def test_a_buffer_that_had_a_life_before_the_first_machine_is_seen_like_a_new_one() -> None:
+def test_a_buffer_reused_from_before_the_first_machine_is_explored_like_a_new_one() -> None:
     code = """
 import fanin
 if {before}:

@@ -1,5 +1,5 @@
-"""explore sees every call: its reduction loses no outcome of random scenarios, and no call of a spawned thread goes
-without a turn.
+"""explore schedules every call: its reduction loses no outcome of random scenarios, and every call of a spawned thread
+is a turn.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_the_reduction_loses_no_outcome_of_sums_that_are_wider_than_their_terms(
 
 
 #: What the law has found, by its seeds: a batch with two for one slot that hung beside a take; events that `explain`
-#: told of while an add was recording them, in long searches and in short ones.
+#: reported while an add was recording them, in long searches and in short ones.
 FOUND = [(14, ("small",)), *((seed, ("sim",)) for seed in (1027, 1033, 1050))]
 FOUND_LONG = [(seed, ("sim",)) for seed in (1019, 1044)]
 
@@ -77,7 +77,7 @@ FOUND_LONG = [(seed, ("sim",)) for seed in (1019, 1044)]
         *(pytest.param(400, found, id=f"full-{found[0]}", marks=pytest.mark.full) for found in FOUND + FOUND_LONG),
     ],
 )
-def test_what_the_law_once_found_is_not_found_again(limit: int, found: tuple[int, tuple[str, ...]]) -> None:
+def test_scenarios_that_once_broke_the_law_keep_it(limit: int, found: tuple[int, tuple[str, ...]]) -> None:
     seed, kinds = found
     seen = check_law([seed], kinds, limit)
     assert seen["several"] == 1, "there are several outcomes to lose"
@@ -112,12 +112,12 @@ def planted(name: str) -> Iterator[None]:
 
 @faults_are_planted
 @pytest.mark.parametrize("name", ["no turns", "OF_MUTEX"])
-def test_the_law_finds_calls_that_make_no_turn_or_touch_nothing(name: str) -> None:
+def test_the_law_finds_calls_without_a_turn_or_a_footprint(name: str) -> None:
     with planted(name), pytest.raises(AssertionError, match="missed"):
         check_law(SEEDS, ALL, SAMPLED)
 
 
-# Passes that tell how far they are, and those of several workers
+# Passes with progress, and those of several workers
 
 
 def shown(leaf: fanin.Leaf) -> Any:
@@ -135,8 +135,8 @@ BESIDE: dict[str, Callable[[fanin.Leaf, fanin.Node], Any]] = {
 
 
 def beside_a_pass(what: str, workers: int, tells: bool) -> Callable[[Machine], str]:
-    """A scenario: a pass and a thread beside it; where it tells, what it sees of the leaf each time. Of several workers
-    the nodes are two, without edges: more are too many orders for a search of all.
+    """A scenario: a pass and a thread beside it; with progress, the leaf as each call reads it. With several workers
+    there are two nodes without edges: more have too many orders for a search of all.
     """
 
     def run(m: Machine) -> str:
@@ -170,7 +170,7 @@ def test_the_reduction_loses_no_outcome_of_a_pass(what: str, workers: int, tells
 
 @faults_are_planted
 @pytest.mark.parametrize(("name", "what", "tells"), [("OF_GRAPH", "asks", True), ("OF_GRAPH", "hooks", False)])
-def test_the_law_finds_a_pass_that_touches_no_graph(name: str, what: str, tells: bool) -> None:
+def test_the_law_finds_a_pass_without_a_footprint_on_its_graph(name: str, what: str, tells: bool) -> None:
     with planted(name):
         words, reduced, _ = searched(beside_a_pass(what, 1, tells), 200)
     assert "missed" in words, (words, reduced)
@@ -207,19 +207,17 @@ def test_the_reduction_loses_no_outcome_of_two_workers(what: str, whole_limit: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "tells"), [("reads", False), ("resets", False), ("nobody", True)], ids=str)
-def test_the_reduction_loses_no_outcome_of_two_workers_beside_a_thread_or_that_tell_how_far_they_are(
-    what: str, tells: bool
-) -> None:
-    """532 to 9,883 orders stand for all, and two to six times as many are given up on the way. All are more than can be
-    run: of the last scene 100,000 were no end. Of a node and its leaf that tell how far they are 39,000 were none, and
-    120,000 more that were given up: of such, and with a thread beside, orders are drawn at random
+def test_the_reduction_loses_no_outcome_of_two_workers_beside_a_thread_or_with_progress(what: str, tells: bool) -> None:
+    """532 to 9,883 orders represent all, and two to six times as many are abandoned. All orders are too many to
+    run: the last scene has more than 100,000. A node and its leaf with progress have more than 39,000, and 120,000 that
+    were abandoned: for these, and with a thread beside, orders are drawn at random
     (tests/engine/sim/test_workers_explored.py).
     """
     check_two_workers(what, tells, 2, 20_000)
 
 
 @faults_are_planted
-def test_the_law_finds_two_workers_whose_locks_touch_nothing() -> None:
+def test_the_law_finds_two_workers_whose_locks_have_no_footprint() -> None:
     with planted("OF_MUTEX"):
         words, reduced, _ = searched(of_two_workers("resets", False), 200)
     assert "missed" in words, (words, reduced)
@@ -308,7 +306,7 @@ STILL = {
     _core.Node: {"device", "group", "inputs", "name", "sequence_nr", "stream"},
     _core.Leaf: {"array", "name", "sequence_nr", "stream"},
     _core.Walk: set(),
-    _core.GraphTree: {"device", "step", "plot"},  # plot asks for _recordings
+    _core.GraphTree: {"device", "step", "plot"},  # plot calls _recordings
     _core.GraphStep: set(),
     _core.GraphFunction: {"name"},
     Machine: {"devices", "seed", "join", "abandoned"},
@@ -636,7 +634,7 @@ def test_every_call_has_a_footprint_or_depends_on_no_other() -> None:
         ("OF_COUNTERS", (type(None), "repr(trace)")),
     ],
 )
-def test_a_footprint_that_is_left_out_is_found(kind: str, key: Key) -> None:
+def test_an_omitted_footprint_is_found(kind: str, key: Key) -> None:
     assert not without_footprint([key])
     with planted(kind):
         assert without_footprint([key]) == {key}
@@ -653,7 +651,7 @@ def test_a_sum_of_an_array_that_another_call_writes_is_run_in_both_orders() -> N
 # Queries are choices
 
 
-def test_both_answers_of_a_query_are_tried() -> None:
+def test_both_results_of_a_query_are_tried() -> None:
     def asked(m: Machine) -> Any:
         s, other, x = m.stream(), m.stream(), m.array(np.zeros(1))
         m.launch(s, lambda v: v.fill(1), writes=[x], name="write")
@@ -670,7 +668,7 @@ def test_both_answers_of_a_query_are_tried() -> None:
 
 
 @pytest.mark.parametrize("reduce", [True, False])
-def test_answers_in_host_threads_are_part_of_the_order(reduce: bool) -> None:
+def test_results_of_queries_in_host_threads_are_part_of_the_order(reduce: bool) -> None:
     def asked(m: Machine) -> Any:
         s = m.stream()
         m.launch(s, lambda v: None, writes=[m.empty(1)])
@@ -683,7 +681,7 @@ def test_answers_in_host_threads_are_part_of_the_order(reduce: bool) -> None:
     assert report.complete and set(report.results) == {(a, b) for a in (True, False) for b in (True, False)}, report
 
 
-def test_what_the_caller_has_waited_for_is_no_choice() -> None:
+def test_a_query_of_work_that_the_caller_waited_for_is_no_choice() -> None:
     def asked(m: Machine) -> Any:
         s = m.stream()
         m.launch(s, lambda v: None, writes=[m.empty(1)])
@@ -695,7 +693,7 @@ def test_what_the_caller_has_waited_for_is_no_choice() -> None:
     assert report.runs == 1 and report.results == (True,)
 
 
-def test_who_asks_an_event_again_and_again_comes_to_an_end() -> None:
+def test_repeated_queries_of_an_event_end() -> None:
     def asked(m: Machine) -> int:
         s, n = m.stream(), 0
         for _ in range(4):
@@ -710,7 +708,7 @@ def test_who_asks_an_event_again_and_again_comes_to_an_end() -> None:
         assert asked(m) == 4  # one piece of work for each time
 
 
-# Busy waits, and waits that the machine does not know
+# Busy waits, and waits outside of the machine
 
 
 def polling(m: Machine, adds: int) -> Any:
@@ -734,7 +732,7 @@ def test_a_busy_wait_ends() -> None:
     assert report.ok and report.complete, report
 
 
-def test_a_busy_wait_for_what_never_comes_is_a_deadlock() -> None:
+def test_a_busy_wait_for_a_state_that_never_comes_is_a_deadlock() -> None:
     report = explore(functools.partial(polling, adds=1))
     assert report.complete and report.deadlocks == report.runs, report
     assert isinstance(report.error, DeadlockError) and "host thread 0 polls for a change" in str(report.error)
@@ -742,7 +740,7 @@ def test_a_busy_wait_for_what_never_comes_is_a_deadlock() -> None:
         polling(m, 1)
 
 
-def test_a_scenario_without_an_end_is_told_of() -> None:
+def test_a_scenario_without_an_end_is_reported() -> None:
     def endless(m: Machine) -> None:
         buf = fanin.InputBuffer(1)
 
@@ -758,7 +756,7 @@ def test_a_scenario_without_an_end_is_told_of() -> None:
     assert "no end after 300 steps (of the last 300, host thread 0 took 300)" in str(report.error)
 
 
-def test_a_thread_that_waits_for_a_foreign_lock_is_told_of_with_the_stacks() -> None:
+def test_a_thread_that_waits_for_a_foreign_lock_is_reported_with_the_stacks() -> None:
     def locked(m: Machine) -> None:
         lock, buf = threading.Lock(), fanin.InputBuffer(1)
 
@@ -789,12 +787,12 @@ def results_of(scene: Callable[[Machine], Any], reduce: bool) -> set[Any]:
 
 
 def test_every_kind_of_footprint_has_a_scene() -> None:
-    elsewhere = ["OF_WAITED"]  # a race, and no result, tells what a release asks of it: the next test but one
+    elsewhere = ["OF_WAITED"]  # a release shows in races, not in results: the next test but one
     assert [*SCENES, *elsewhere] == KINDS
 
 
 @pytest.mark.parametrize("kind", SCENES)
-def test_a_reduced_search_sees_what_a_whole_one_sees_of_each_kind(kind: str) -> None:
+def test_a_reduced_search_finds_the_outcomes_of_a_whole_one_for_each_kind(kind: str) -> None:
     reduced, whole = results_of(SCENES[kind], True), results_of(SCENES[kind], False)
     assert reduced == whole and len(whole) == 2, (reduced, whole)
 
@@ -807,7 +805,7 @@ def test_without_its_footprint_an_outcome_of_each_kind_is_missed(kind: str) -> N
 
 
 def release_beside_a_wait(m: Machine) -> None:
-    """One thread waits for a stream that reads a sum, the other lets go of the sum: a race if it does so first."""
+    """One thread waits for a stream that reads a sum, the other drops the sum: a race if the drop comes first."""
     c, d, e = m.stream(), m.stream(), m.event()
     with fanin.stream(c):
         buf = fanin.InputBuffer(1)  # its sum is its own memory: nothing marks what a launch does with it
@@ -823,7 +821,7 @@ def release_beside_a_wait(m: Machine) -> None:
 
 
 @faults_are_planted
-def test_without_the_footprint_of_what_a_thread_waited_for_a_race_of_a_release_is_missed() -> None:
+def test_without_the_footprint_of_a_wait_a_race_of_a_release_is_missed() -> None:
     for reduce in (True, False):
         report = explore(release_beside_a_wait, reduce=reduce)
         assert report.complete and 0 < report.races < report.runs, report
@@ -832,7 +830,7 @@ def test_without_the_footprint_of_what_a_thread_waited_for_a_race_of_a_release_i
         assert report.complete and report.races == 0, report
 
 
-def test_a_thread_that_uses_another_machine_is_seen() -> None:
+def test_a_thread_that_uses_another_machine_is_found() -> None:
     def scenario(m: Machine) -> Any:
         other = Machine(devices=1)
         far = other.stream()

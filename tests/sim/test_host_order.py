@@ -1,5 +1,5 @@
-"""What one host thread may take as over because another one knows it: the edges that the checker draws between host
-threads, and those that it must not draw.
+"""Work that is over for one host thread because another one waited for it: the edges that the checker draws between
+host threads, and those that it must not draw.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def read(v: Any) -> None:
 
 
 def one_by_one(*steps: Callable[[Machine], Any], setup: Callable[[Machine], Any] = lambda m: None) -> None:
-    """Each step on a host thread of its own, the first to its end before the second begins, which nothing says to the
-    checker.
+    """Each step on a host thread of its own, the first to its end before the second begins, without a call that shows
+    this order to the checker.
     """
 
     def scenario(m: Machine) -> None:
@@ -35,7 +35,7 @@ def one_by_one(*steps: Callable[[Machine], Any], setup: Callable[[Machine], Any]
             m.spawn(step, m)
         m.join()
 
-    replay(scenario, "")  # behind its end the lowest thread acts first
+    replay(scenario, "")  # after its end the lowest thread acts first
 
 
 class Kit:
@@ -50,21 +50,21 @@ class Kit:
 
 
 def known(k: Kit) -> Callable[[Machine], Any]:
-    """A step that knows that the first write is over."""
+    """A step after which its thread has waited for the first write."""
     return lambda m: k.a.synchronize()
 
 
 def writes(k: Kit) -> Callable[[Machine], Any]:
-    """A step that writes again, and so must know."""
+    """A step that writes again, and so must come after the first write."""
     return lambda m: m.launch(k.c, write, writes=[k.x], name="second")
 
 
-def test_a_synchronize_of_a_blocking_stream_teaches_nothing_of_what_another_thread_knew() -> None:
+def test_a_synchronize_of_a_blocking_stream_adds_no_order_with_another_threads_work() -> None:
     k = Kit()
 
     def first(m: Machine) -> None:
         k.a.synchronize()
-        k.b.synchronize()  # nothing is queued there: who waits for it learns nothing
+        k.b.synchronize()  # nothing is queued there: a wait for it adds no order
 
     def second(m: Machine) -> None:
         k.b.synchronize()
@@ -74,7 +74,7 @@ def test_a_synchronize_of_a_blocking_stream_teaches_nothing_of_what_another_thre
         one_by_one(first, second, setup=k)
 
 
-def test_work_that_a_thread_queues_carries_what_it_knew() -> None:
+def test_queued_work_comes_after_everything_its_thread_waited_for() -> None:
     k = Kit()
 
     def first(m: Machine) -> None:
@@ -141,7 +141,7 @@ def test_a_host_read_races_with_another_streams_write() -> None:
 
 @pytest.mark.parametrize("kind", ["device", "host", "small strided", "small reversed", "sparse"])
 @pytest.mark.parametrize("see", ["ready", "take", "take out", "snapshot"])
-def test_an_add_that_a_thread_saw_comes_before_what_it_does_next(kind: str, see: str) -> None:
+def test_an_add_that_a_thread_observed_comes_before_its_next_step(kind: str, see: str) -> None:
     k = Kit()
     box: dict[str, Any] = {}
 
@@ -174,7 +174,7 @@ def test_an_add_that_a_thread_saw_comes_before_what_it_does_next(kind: str, see:
     one_by_one(first, second, setup=setup)
 
 
-def test_an_add_that_nobody_saw_orders_nothing() -> None:
+def test_an_add_that_no_thread_observed_orders_nothing() -> None:
     k = Kit()
     box: dict[str, Any] = {}
 
@@ -195,7 +195,7 @@ def test_an_add_that_nobody_saw_orders_nothing() -> None:
         one_by_one(first, second, setup=setup)
 
 
-def test_a_threads_result_comes_before_what_its_reader_does_next() -> None:
+def test_a_threads_result_comes_before_the_next_step_of_its_reader() -> None:
     k = Kit()
 
     def run(ask: bool) -> None:
@@ -271,7 +271,7 @@ def test_a_wait_of_the_legacy_stream_is_a_barrier_each_time() -> None:
         e = n.record()
         legacy.wait(e)
         m.launch(a, write, writes=[x])
-        legacy.wait(e)  # it has waited for e already; but between the blocking streams it stands once more
+        legacy.wait(e)  # it has waited for e already, but counts again between the blocking streams
         m.launch(b, read, reads=[x])
 
 
@@ -309,7 +309,7 @@ def test_an_array_that_the_legacy_stream_used_may_be_dropped_beside_a_capture() 
             assert x.numpy().tolist() == [1, 1, 1, 1]
 
 
-def test_a_drop_teaches_no_stream_what_its_host_knew() -> None:
+def test_a_drop_orders_no_stream_after_work_that_its_host_waited_for() -> None:
     k = Kit()
 
     def setup(m: Machine) -> None:
@@ -326,8 +326,8 @@ def test_a_drop_teaches_no_stream_what_its_host_knew() -> None:
 
 
 @pytest.mark.parametrize("case", ["two devices", "legacy", "legacy of two devices", "host", "release"])
-def test_the_advice_of_a_race_message_is_a_call_that_mends_it(case: str) -> None:
-    """It names streams as their repr does, and stands between the two operations that it names."""
+def test_the_call_that_a_race_message_advises_fixes_the_race(case: str) -> None:
+    """It names streams as their repr does, and belongs between the two operations that it names."""
 
     def program(advice: str) -> None:
         with Machine(2) as m:

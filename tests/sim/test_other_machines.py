@@ -1,4 +1,4 @@
-"""Errors over two simulated machines, whose devices have the same names, say which is of another machine."""
+"""Errors over two simulated machines, whose devices have the same names, name the object of the other machine."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def node(a: Machine, b: Machine) -> None:
 
 
 @pytest.mark.parametrize("call", [taken, added, consumed, tree, node])
-def test_an_error_over_two_machines_says_so(call: Callable[[Machine, Machine], None]) -> None:
+def test_an_error_over_two_machines_names_both(call: Callable[[Machine, Machine], None]) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(OTHER)):
         call(Machine(), Machine())
 
 
-def test_an_error_over_two_devices_of_one_machine_names_them_alone() -> None:
+def test_an_error_over_two_devices_of_one_machine_names_only_the_devices() -> None:
     m, buf = Machine(devices=2), fanin.InputBuffer(1)
     buf.add(0, m.array(np.ones(2)))
     with pytest.raises(ValueError, match=r"out= is on sim:1, the sum on sim:0$"):

@@ -82,7 +82,7 @@ def test_steps_run_one_thing_at_a_time() -> None:
         *[({name: x}, f"{name}: .*{x}") for name in ("launch_us", "gbytes_per_s") for x in (-1, math.nan, math.inf)],
     ],
 )
-def test_a_machine_that_cannot_be_says_why(options: Any, words: str) -> None:
+def test_invalid_arguments_of_a_machine_raise_a_clear_error(options: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Machine(**options)
 
@@ -126,7 +126,7 @@ def test_a_race_names_both_sides_and_the_wait_that_is_missing() -> None:
         m.synchronize()  # it was raised once
 
 
-def test_bytes_that_do_not_meet_are_no_race() -> None:
+def test_disjoint_bytes_are_no_race() -> None:
     with Machine() as m:
         a, b, c = m.stream(), m.stream(), m.stream()
         x = m.empty((4, 6))
@@ -233,7 +233,7 @@ def two_orders() -> None:
 
 @pytest.mark.parametrize("work", [a_machine_at_work, two_orders])
 def test_every_allocation_may_fail(work: Any) -> None:
-    """Each once: MemoryError, or it went well all the same; nothing is left behind."""
+    """Each once: MemoryError, or the call succeeds all the same; nothing leaks."""
     work()
     gc.collect()
     gc.collect()
@@ -251,7 +251,7 @@ def test_every_allocation_may_fail(work: Any) -> None:
         hit = hooks.memory()[2] > before
         n += 1
         if n % 8 == 0:
-            gc.collect()  # CPython keeps few MemoryErrors; beyond them one is shared and never lets go of its frames
+            gc.collect()  # CPython keeps few MemoryErrors; beyond them one is shared and never drops its frames
     gc.collect()
     assert failed > 30 and n > failed
     assert hooks.memory()[0] == live
@@ -346,7 +346,7 @@ def test_ctrl_c_inside_a_kernel_leaves_the_machine_usable() -> None:
     assert x.numpy().tolist() == [1, 1]
 
 
-def test_the_views_of_a_kernel_that_raised_show_what_was_there_then() -> None:
+def test_the_views_of_a_kernel_that_raised_show_the_values_of_that_time() -> None:
     def inner(part: Any, back: Any) -> None:
         raise LookupError("in the kernel")
 
@@ -373,14 +373,14 @@ def test_the_views_of_a_kernel_that_raised_show_what_was_there_then() -> None:
     assert frames["fail"].f_locals["grid"].tolist() == np.arange(12.0).reshape(3, 4)[:, ::-1].tolist()
     assert frames["inner"].f_locals["part"].tolist() == [1, 2, 3]
     assert frames["inner"].f_locals["back"].tolist() == [11, 7, 3]
-    frames["fail"].f_locals["view"][:] = 100  # nobody's but the traceback's
+    frames["fail"].f_locals["view"][:] = 100  # only the traceback refers to it
     assert x.numpy().tolist() == [-1] * 4 and y.numpy().tolist() == [[-1] * 4] * 3
     del m, s, x, y
     gc.collect()
     assert frames["inner"].f_locals["part"].shape == (3,)
 
 
-def test_a_release_race_is_told_by_a_later_call_of_any_kind() -> None:
+def test_a_release_race_is_reported_by_a_later_call_of_any_kind() -> None:
     calls: dict[str, Callable[[Machine, Any, Any, Any], object]] = {
         "launch": lambda m, s, y, g: m.launch(s, lambda v: None, reads=[y]),
         "synchronize": lambda m, s, y, g: m.synchronize(),
@@ -406,11 +406,11 @@ def test_a_release_race_is_told_by_a_later_call_of_any_kind() -> None:
         t.wait(s)
         m.launch(t, lambda v: None, reads=[x], name="late")
         assert m.races == 0
-        del x  # nobody marked it: this call cannot raise
+        del x  # no mark was made: this call cannot raise
         assert m.races == 1
         with pytest.raises(fanin.RaceError, match=r"memory is freed .* while 'late'"):
             call(m, s, y, (graph, event, buf))
-        call(m, s, y, (graph, event, buf))  # told once
+        call(m, s, y, (graph, event, buf))  # reported once
         assert m.races == 1, name
 
 

@@ -57,7 +57,7 @@ def test_arrays_of_every_dtype_go_there_and_back(dtype: str) -> None:
         np.ones((0, 3)),
     ],
 )
-def test_an_array_is_a_copy_of_whatever_numpy_makes_of_it(value: Any) -> None:
+def test_an_array_is_a_copy_of_the_ndarray_that_numpy_makes_of_the_argument(value: Any) -> None:
     with Machine() as m:
         x = m.array(value)
         before = np.array(value)
@@ -99,7 +99,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize("key", KEYS, ids=repr)
-def test_indexing_gives_the_views_that_numpy_gives(key: Any) -> None:
+def test_indexing_gives_the_views_of_numpy(key: Any) -> None:
     value = np.arange(4 * 3 * 5).reshape(4, 3, 5)
     with Machine() as m:
         x = m.array(value)
@@ -189,7 +189,7 @@ def test_views_of_other_shapes() -> None:
 
 
 @pytest.mark.parametrize("n", [2**62, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, -(2**64), 10**30])
-def test_shapes_that_no_machine_has_are_refused(n: int) -> None:
+def test_impossible_shapes_are_refused(n: int) -> None:
     with Machine() as m:
         for x in (m.empty((2, 3)), m.empty(1), m.empty(()), m.empty((0, 3))):
             for shape in ((n,), (n, 1), (1, n), (n, n), (2, n), (-1, n), (n, -1), (n, 2, 3), (0, n)):
@@ -247,13 +247,13 @@ def test_arrays_are_made_by_machines() -> None:
             m.empty((1 << 40, 1 << 40))
 
 
-def test_a_device_without_memory_says_so() -> None:
+def test_a_device_out_of_memory_raises_a_clear_error() -> None:
     with Machine(1, memory=1 << 16) as m:
         with pytest.raises(fanin.DeviceOutOfMemoryError):
             m.empty(1 << 20)
         with pytest.raises(MemoryError):
             m.empty(1 << 20)
-        m.array(np.ones(16)).numpy()  # and goes on
+        m.array(np.ones(16)).numpy()  # and the machine still works
 
 
 def test_fresh_memory_is_poisoned() -> None:
@@ -381,12 +381,12 @@ def test_a_view_that_a_kernel_keeps_is_refused_and_its_memory_stays_mapped(how: 
     del m
     gc.collect()
     if how in ("itself", "a view of it"):
-        assert kept[0].sum() != 3  # the array was given back, and is poisoned
+        assert kept[0].sum() != 3  # the array was freed, and is poisoned
     if how == "a generator":
         assert len(list(kept[0])) == 2
 
 
-def test_what_a_kernel_lets_go_of_is_no_kept_view() -> None:
+def test_a_view_that_a_kernel_drops_is_not_kept() -> None:
     """Nor what it returns, nor a cycle that the collector takes apart."""
 
     def cycle(x: np.ndarray) -> None:
@@ -426,7 +426,7 @@ def test_what_a_kernel_lets_go_of_is_no_kept_view() -> None:
         assert weak[0]() is None and weak[1].tolist() == [0, 1, 2]
 
 
-def test_the_views_of_a_kernel_that_raised_may_be_looked_at() -> None:
+def test_the_views_of_a_kernel_that_raised_may_be_read() -> None:
     """What it raised is the news; its traceback holds the views."""
     m = Machine()
     x = m.array(np.arange(3.0))
@@ -446,7 +446,7 @@ def test_the_views_of_a_kernel_that_raised_may_be_looked_at() -> None:
     assert len(frame.tb_frame.f_locals["view"].tolist()) == 3
 
 
-def test_what_a_kernel_raises_is_raised_by_the_call_that_ran_it() -> None:
+def test_an_error_in_a_kernel_is_raised_by_the_call_that_ran_it() -> None:
     with Machine() as m:
         s = m.stream()
         x = m.empty(2)
@@ -499,12 +499,12 @@ def test_a_kernel_may_queue_more_work() -> None:
         (lambda m, s, x: m.spawn(3), TypeError, "cannot be called"),
     ],
 )
-def test_a_launch_that_cannot_be_is_refused(call: Any, error: Any, words: str) -> None:
+def test_an_invalid_launch_is_refused(call: Any, error: Any, words: str) -> None:
     with Machine() as m, pytest.raises(error, match=words):
         call(m, m.stream(), m.empty(2))
 
 
-def test_what_is_left_by_an_exception_is_dropped() -> None:
+def test_pending_work_is_dropped_after_an_exception() -> None:
     class Big:
         pass
 
@@ -520,7 +520,7 @@ def test_what_is_left_by_an_exception_is_dropped() -> None:
     assert gone() is None
 
 
-def test_a_machine_goes_on_after_an_exception() -> None:
+def test_a_machine_can_be_used_after_an_exception() -> None:
     m = Machine()
     with pytest.raises(KeyError), m:
         raise KeyError
@@ -531,7 +531,7 @@ def test_a_machine_goes_on_after_an_exception() -> None:
         m.spawn(lambda: 1)
         raise KeyError
     with m, pytest.raises(RuntimeError, match="make a new one"):
-        m.join()  # its threads were told to end: that is the end of it
+        m.join()  # its threads were requested to end: the machine is closed
 
 
 def test_an_ndarray_of_no_axes_is_an_index_and_no_element_is_read() -> None:

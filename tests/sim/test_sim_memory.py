@@ -1,5 +1,5 @@
-"""What a simulated machine keeps: everything that was dropped is given back, and what goes on needs no more from turn
-to turn.
+"""The memory of a simulated machine: everything that was dropped is freed, and repeated work needs no more memory from
+turn to turn.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def blocks_in_use() -> int:
 
 
 def growth(turn: Callable[[], object], n: int = 200) -> tuple[float, float]:
-    """Blocks of the core's and bytes of the heap that a turn leaves behind, after as many that warm it up."""
+    """Blocks of the core's and bytes of the heap that a turn leaks, after as many turns that warm it up."""
     for _ in range(n):
         turn()
     blocks, size = blocks_in_use(), bytes_in_use()
@@ -75,7 +75,7 @@ def m() -> Iterator[Machine]:
         yield m
 
 
-def test_a_dropped_event_is_given_back(m: Machine, sanitized: str) -> None:
+def test_a_dropped_event_is_freed(m: Machine, sanitized: str) -> None:
     s = m.stream()
 
     def turn() -> None:
@@ -108,7 +108,7 @@ def test_a_dropped_event_of_a_driver_is_destroyed() -> None:
         assert d.live("events") == before
 
 
-def test_a_stream_that_is_dropped_is_given_back(m: Machine, sanitized: str) -> None:
+def test_a_dropped_stream_is_freed(m: Machine, sanitized: str) -> None:
     def turn() -> None:
         t, y = m.stream(), m.array(np.zeros(4))
         m.launch(t, lambda v: None, reads=[y])
@@ -128,14 +128,14 @@ def test_a_stream_that_is_kept_costs_a_kilobyte(m: Machine, sanitized: str) -> N
     assert sanitized or size < 1000
 
 
-def test_a_stream_that_was_dropped_has_run_what_it_was_given(m: Machine) -> None:
+def test_a_dropped_stream_has_run_its_queued_work(m: Machine) -> None:
     x = m.array(np.zeros(4))
     m.launch(m.stream(), lambda v: v.fill(1), writes=[x])
     m.synchronize()
     assert x.numpy().tolist() == [1, 1, 1, 1]
 
 
-def test_a_new_graph_each_time_widens_nothing(m: Machine, sanitized: str) -> None:
+def test_a_new_graph_in_each_turn_needs_no_more_memory(m: Machine, sanitized: str) -> None:
     s, t, x = m.stream(), m.stream(), m.array(np.zeros(4))
 
     def turn() -> None:
@@ -202,7 +202,7 @@ def test_a_machine_in_a_cycle_is_collected(cycle: str) -> None:
     assert blocks_in_use() == before, "the machine's memory is still there"
 
 
-def test_a_machine_that_somebody_has_is_not_collected() -> None:
+def test_a_referenced_machine_is_not_collected() -> None:
     m = Machine(1)
     s, x = m.stream(), m.array(np.zeros(1))
     m.launch(s, lambda v: v.fill(1) or m, writes=[x])
@@ -211,7 +211,7 @@ def test_a_machine_that_somebody_has_is_not_collected() -> None:
     assert x.numpy() == 1
 
 
-def test_work_that_was_lost_with_its_machine_says_so() -> None:
+def test_an_error_reports_work_that_was_lost_with_its_machine() -> None:
     def make() -> Any:
         m = Machine(1)
         s, x = m.stream(), m.array(np.zeros(1))
@@ -238,7 +238,7 @@ def test_a_graph_is_launched_on_its_own_machine(m: Machine) -> None:
 
 @pytest.mark.parametrize("producers", [1, 2])
 @pytest.mark.parametrize("device", [0, 1])
-def test_a_snapshot_gives_its_events_back_across_devices_too(producers: int, device: int, sanitized: str) -> None:
+def test_a_snapshot_frees_its_events_across_devices_too(producers: int, device: int, sanitized: str) -> None:
     with Machine(2) as m:
         streams, c = [m.stream(0) for _ in range(producers)], m.stream(device)
         buf = fanin.InputBuffer(1, stream=c)
@@ -255,7 +255,7 @@ def test_a_snapshot_gives_its_events_back_across_devices_too(producers: int, dev
         buf.clear()
 
 
-def test_memory_that_is_given_back_holds_no_number_any_more() -> None:
+def test_freed_memory_keeps_none_of_its_values() -> None:
     with Machine(1) as m:
         x = m.array(np.full(64, 7.0))
         m.synchronize()
@@ -265,7 +265,7 @@ def test_memory_that_is_given_back_holds_no_number_any_more() -> None:
         assert 7.0 not in y.numpy(), "who reads it too late must not find what was there"
 
 
-def test_a_machine_of_more_streams_than_a_clock_holds_by_itself_gives_back_all_its_memory() -> None:
+def test_a_machine_with_more_streams_than_fit_in_a_clock_frees_all_its_memory() -> None:
     gc.collect()
     before = hooks.blocks()
     with Machine(1) as m:
@@ -280,7 +280,7 @@ def test_a_machine_of_more_streams_than_a_clock_holds_by_itself_gives_back_all_i
     assert hooks.blocks() <= before
 
 
-def test_a_machine_with_threads_of_its_own_gives_back_all_its_memory() -> None:
+def test_a_machine_with_host_threads_frees_all_its_memory() -> None:
     def act() -> None:
         with Machine(1) as m:
             buf = fanin.InputBuffer(1)
@@ -297,7 +297,7 @@ def test_a_machine_with_threads_of_its_own_gives_back_all_its_memory() -> None:
     assert hooks.blocks() == before
 
 
-def test_memory_that_was_dropped_in_a_capture_lets_go_of_its_machine() -> None:
+def test_memory_dropped_in_a_capture_drops_its_machine() -> None:
     def one() -> None:
         with Machine() as m:
             s, x = m.stream(), m.array(np.zeros(4))
@@ -430,7 +430,7 @@ def test_a_call_that_takes_a_stream_after_the_block_of_its_machine_is_found() ->
     }
 
 
-def test_what_a_closed_machine_computed_can_be_read_and_its_streams_are_open_in_another_block_of_it() -> None:
+def test_results_of_a_closed_machine_can_be_read_and_its_streams_are_open_in_another_block() -> None:
     buf = fanin.InputBuffer(1)
     with Machine(1) as m:
         s, x = m.stream(), m.array(np.ones(3))

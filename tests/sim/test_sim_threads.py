@@ -17,7 +17,7 @@ from kit.prepared import run_prepared
 pytestmark = pytest.mark.core
 
 
-def test_threads_run_at_join_by_turns() -> None:
+def test_threads_run_at_join_one_at_a_time() -> None:
     with Machine() as m:
         assert m.host_schedule == ""
         seen: list[Any] = []
@@ -31,7 +31,7 @@ def test_threads_run_at_join_by_turns() -> None:
         assert repr(threads[1]) == "<fanin.sim.Thread 't1', ended>"
 
 
-def test_what_a_thread_raises_is_raised_by_join() -> None:
+def test_an_error_in_a_thread_is_raised_by_join() -> None:
     with Machine() as m:
         good = m.spawn(lambda: 1)
         bad = m.spawn(lambda: 1 // 0, name="bad")
@@ -97,7 +97,7 @@ def test_threads_make_streams_at_once() -> None:
                 m.spawn(lambda: None)
 
 
-def test_ctrl_c_is_heard_while_threads_run() -> None:
+def test_ctrl_c_interrupts_running_threads() -> None:
     code = """
 import fanin, os, signal
 
@@ -117,7 +117,7 @@ except KeyboardInterrupt:
     assert run_prepared(code).stdout.strip() == "heard"
 
 
-def test_ctrl_c_is_heard_while_kernels_run() -> None:
+def test_ctrl_c_interrupts_running_kernels() -> None:
     code = """
 import fanin, os, signal
 
@@ -148,7 +148,7 @@ except KeyboardInterrupt:
     ],
     ids=["synchronize", "numpy", "step", "spawn", "record"],
 )
-def test_a_kernel_that_asks_the_machine_gets_an_answer(kernel: Any, error: Any) -> None:
+def test_a_kernel_may_query_the_machine(kernel: Any, error: Any) -> None:
     m = Machine()
     x = m.empty(2)
     m.launch(m.stream(), lambda v: kernel(m, x), writes=[x])
@@ -172,7 +172,7 @@ class Shrinking:
         return 1
 
 
-def test_lists_that_change_while_they_are_read_do_no_harm() -> None:
+def test_lists_that_change_while_they_are_read_cause_no_crash() -> None:
     with Machine() as m:
         shape: list[Any] = []
         shape += [Shrinking(shape), 2, 3]
@@ -184,7 +184,7 @@ def test_lists_that_change_while_they_are_read_do_no_harm() -> None:
         assert m.empty((2, 3)).transpose([Shrinking([]), 0]).shape == (3, 2)
 
 
-def test_deadlocks_name_what_is_stuck() -> None:
+def test_deadlocks_name_the_stuck_threads_and_streams() -> None:
     """Two threads that wait for each other's sums, through a combine that takes the other buffer."""
     with Machine() as m:
         one, other = (fanin.InputBuffer([fanin.Slot(combine=lambda a, b, i=i: hold(i, a, b))]) for i in range(2))

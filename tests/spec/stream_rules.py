@@ -1,5 +1,5 @@
-"""The rules S once more, as readable Python: pure functions of (device, stream) pairs, written from the page of
-rules and not from C, which is held against them case by case (test_stream_rules.py).
+"""The rules S again, as readable Python: pure functions of (device, stream) pairs, written from the page of rules and
+not from C, which is compared with them case by case (test_stream_rules.py).
 
 D is the device of the incoming gradient; P, C the producer's and the consumer's stream; A the accumulation stream;
 R the stream where the slot's value became ready; E the event recorded there.

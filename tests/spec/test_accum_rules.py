@@ -72,14 +72,14 @@ ZERO, NOTHING, OBJECT = Side("zero"), Side("undefined"), Side("object")
         ]
     ],
 )
-def test_what_happens_when_two_meet(
+def test_the_sum_of_each_pair_of_kinds(
     accum: Any, rule: str, old: Side, new: Side, recording: bool, action: str, result: str
 ) -> None:
     assert accum(old, new, recording) == AccumPlan(action, result, frozenset({rule} - {""}))
 
 
 @pytest.mark.rule("A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8")
-def test_every_meeting_is_decided_in_c_as_on_the_page() -> None:
+def test_every_pair_of_kinds_is_decided_in_c_as_on_the_page() -> None:
     table = {key: reference.accum(*key) for key in product(SIDES, SIDES, (False, True))}
     assert {key: accum_in_c(*key) for key in table} == table
     decided = {rule for plan in table.values() for rule in plan.rules}

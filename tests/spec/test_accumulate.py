@@ -107,7 +107,7 @@ def test_a_single_contribution_comes_back_as_the_very_object(make_buffer: Any, l
 
 
 @pytest.mark.rule("A14", "S2")
-def test_undefined_gradients_and_zeros_do_not_count_as_company(make_buffer: Any, lib: Any) -> None:
+def test_beside_undefined_gradients_and_zeros_a_gradient_still_counts_as_single(make_buffer: Any, lib: Any) -> None:
     x = row(1, 2)
     b = make_buffer(1)
     for g in (None, lib.Zero((2,), f32), x, None, lib.Zero((2,), f32)):
@@ -116,7 +116,7 @@ def test_undefined_gradients_and_zeros_do_not_count_as_company(make_buffer: Any,
 
 
 @pytest.mark.rule("A14")
-def test_what_asks_for_a_copy_gets_one(make_buffer: Any, lib: Any) -> None:
+def test_options_that_need_a_copy_get_one(make_buffer: Any, lib: Any) -> None:
     x = row(1, 2)
     for slot, add, take in [
         (lib.Slot(dtype="float64"), {}, {}),
@@ -245,7 +245,7 @@ def test_dense_after_sparse_is_dense_in_the_dense_ones_memory_only_if_donated(ma
 def test_a_dense_float64_gradient_is_cast_to_the_float32_that_is_declared(
     make_buffer: Any, lib: Any, general: bool, budget: Any
 ) -> None:
-    """Each by itself, before it is summed: bit by bit what NumPy casts and adds in float32, whatever comes beside."""
+    """Each by itself, before it is summed: bit by bit what NumPy casts and adds in float32, with every other term."""
     tie = 1 + 2.0**-24  # between two numbers of float32: to the even one
     wide = row(tie, tie + 2.0**-40, 2.0**24 + 1, 1e300, -1e-60, -0.0, 1e-45, np.inf, np.nan, dtype=f64)
     narrow = row(*(1.5,) * 9)
@@ -359,7 +359,7 @@ def test_duplicates_are_added_in_the_dtype_that_the_sum_then_has(
 
 
 @pytest.mark.rule("A5")
-def test_what_scipy_has_no_dtype_for_comes_back_as_sparse_of_ours(total: Total, lib: Any) -> None:
+def test_a_sparse_sum_of_a_dtype_that_scipy_lacks_comes_back_as_fanin_sparse(total: Total, lib: Any) -> None:
     for format in ("coo", "csr", "csc"):
         x = coo((0, 1, 1), dtype=np.int8, format=format)
         for result in (
@@ -372,7 +372,7 @@ def test_what_scipy_has_no_dtype_for_comes_back_as_sparse_of_ours(total: Total, 
 
 @pytest.mark.rule("A4", "A6", "A7")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_where_nothing_is_stored_a_dense_value_stays_bit_by_bit(total: Total, lib: Any, budget: Any) -> None:
+def test_a_dense_value_without_a_stored_entry_keeps_its_bits(total: Total, lib: Any, budget: Any) -> None:
     s, d = coo((0, 1, -0.0), (1, 0, 2.0)), np.full((2, 3), -0.0, f32)
     expected = bits(np.array([[-0.0, -0.0, -0.0], [2, -0.0, -0.0]], f32))
     assert bits(total(s, d, budget=budget)) == expected
@@ -419,7 +419,7 @@ def test_sparse_low_floats_are_rounded_once(total: Total, lib: Any, budget: Any)
 
 
 @pytest.mark.rule("A9", "A10")
-def test_sparse_gradients_fit_what_is_declared(make_buffer: Any, lib: Any, total: Total) -> None:
+def test_sparse_gradients_are_conformed_to_the_declaration(make_buffer: Any, lib: Any, total: Total) -> None:
     x = coo((0, 1, 1.5), (0, 1, 2.0), (1, 2, 3.0), dtype=f64)
     result = total(x, slot=lib.Slot(dtype="float32"))
     assert type(result) is sp.coo_array
@@ -435,7 +435,7 @@ def test_sparse_gradients_fit_what_is_declared(make_buffer: Any, lib: Any, total
 
 
 @pytest.mark.rule("A9", "A10")
-def test_a_sparse_gradient_that_is_reduced_is_first_what_was_declared(total: Total, lib: Any) -> None:
+def test_a_sparse_gradient_is_cast_to_the_declared_dtype_before_it_is_reduced(total: Total, lib: Any) -> None:
     small = coo((0, 1, 200), (0, 1, 100), (1, 1, 100), dtype=np.uint8)
     assert total(small, slot=lib.Slot(shape=(3,), dtype="float64")).tolist() == [0, 400, 0]
     assert total(small, slot=lib.Slot(shape=(3,), dtype="uint16")).tolist() == [0, 400, 0]
@@ -541,7 +541,7 @@ def test_objects_sum_by_their_own_plus_in_order(total: Total, budget: Any) -> No
 
 @pytest.mark.rule("A8", "A9", "A10")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_beside_an_object_a_gradient_is_what_was_declared(total: Total, lib: Any, budget: Any) -> None:
+def test_beside_an_object_a_gradient_is_conformed_to_the_declaration(total: Total, lib: Any, budget: Any) -> None:
     slot = lib.Slot(shape=(1,), dtype="float16")
     t, x = Tracked("t"), row(2048, 1, 1, 1)
     assert total(x, t, slot=slot, budget=budget).text == "([2052.0]+t)", "2051, rounded"
@@ -572,7 +572,7 @@ def test_after_something_sparse_the_object_comes_first(total: Total) -> None:
 
 @pytest.mark.rule("A8")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_combine_sums_what_is_no_array(total: Total, lib: Any, budget: Any) -> None:
+def test_combine_sums_objects_that_are_no_arrays(total: Total, lib: Any, budget: Any) -> None:
     slot = lib.Slot(combine=lambda old, new: [*old, *new])
     assert total([1], (2,), [3], slot=slot, budget=budget) == [1, 2, 3]
     words = lib.Slot(combine=lambda old, new: f"<{text_of(old)} {text_of(new)}>")
@@ -602,7 +602,7 @@ def test_masked_arrays_and_subclasses_that_sum_their_own_way_are_objects(total: 
 
 @pytest.mark.rule("A8")
 @pytest.mark.parametrize("bad", [[1.0], (1.0,), {"a": 1}, "1", b"1", {1}, object(), lambda: 1, np.array(["a"])])
-def test_what_has_no_sum_is_a_type_error(make_buffer: Any, bad: Any) -> None:
+def test_an_object_without_a_sum_is_a_type_error(make_buffer: Any, bad: Any) -> None:
     b = make_buffer(1, name="grads")
     with pytest.raises(TypeError):
         b.add(0, bad)
@@ -663,7 +663,7 @@ def test_a_sum_that_raises_leaves_every_contribution_where_it_was(make_buffer: A
 
 @pytest.mark.rule("A8")
 @pytest.mark.parametrize("call", ["take", "clear", "snapshot"])
-def test_a_call_out_cannot_enter_its_own_slot(make_buffer: Any, call: str) -> None:
+def test_a_callback_cannot_use_its_own_slot(make_buffer: Any, call: str) -> None:
     seen = []
 
     class Nosy(Tracked):
@@ -692,9 +692,7 @@ def test_a_call_out_cannot_enter_its_own_slot(make_buffer: Any, call: str) -> No
 
 @pytest.mark.rule("A1")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_a_pass_that_records_itself_adds_by_the_arrays_operator_and_never_in_place(
-    make_buffer: Any, budget: Any
-) -> None:
+def test_a_recording_pass_adds_by_the_arrays_operator_and_never_in_place(make_buffer: Any, budget: Any) -> None:
     x = row(2048, dtype=f16)
     b = make_buffer(2, create_graph=True, budget=budget)
     b.add(0, x, donate=True)
@@ -711,7 +709,7 @@ def test_a_pass_that_records_itself_adds_by_the_arrays_operator_and_never_in_pla
 
 @pytest.mark.rule("A1", "A9")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_a_pass_that_records_itself_broadcasts_nothing_in_silence(make_buffer: Any, lib: Any, budget: Any) -> None:
+def test_a_recording_pass_never_broadcasts_silently(make_buffer: Any, lib: Any, budget: Any) -> None:
     b = make_buffer([lib.Slot(), lib.Slot(shape=(2,), dtype="float32")], create_graph=True, budget=budget)
 
     def fails() -> None:  # at the add, or, as it is the arrays' own operator that sums, at the sum
@@ -732,7 +730,7 @@ def test_a_pass_that_records_itself_broadcasts_nothing_in_silence(make_buffer: A
 
 
 @pytest.mark.rule("A14")
-def test_a_snapshot_is_in_memory_of_its_own_and_changes_nothing(make_buffer: Any) -> None:
+def test_a_snapshot_has_its_own_memory_and_changes_nothing(make_buffer: Any) -> None:
     for budget in BUDGETS:
         b = make_buffer(1, budget=budget)
         assert b[0] is None
@@ -752,7 +750,7 @@ def test_a_snapshot_is_in_memory_of_its_own_and_changes_nothing(make_buffer: Any
 
 
 @pytest.mark.rule("A14")
-def test_a_snapshot_of_anything_is_what_take_would_give(make_buffer: Any, lib: Any) -> None:
+def test_a_snapshot_of_any_kind_equals_the_result_of_take(make_buffer: Any, lib: Any) -> None:
     t = Tracked("t")
     for terms in (
         (coo((0, 1, 2.0), (0, 1, 3.0)),),

@@ -1,4 +1,4 @@
-"""Memory is the oracle: what a caller still holds is never written, whatever it is and however it got there."""
+"""Memory is the oracle: an array with other references is never written, for every kind and every way to add it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def held(request: pytest.FixtureRequest, folder: Path) -> tuple[Array, Array]:
 
 @pytest.mark.rule("A6", "A7")
 @pytest.mark.parametrize(("budget", "keyed"), every(3, list(product(BUDGETS, (False, True)))))
-def test_what_is_held_is_never_written(make_buffer: Any, held: tuple[Array, Array], budget: Any, keyed: bool) -> None:
+def test_a_referenced_gradient_is_never_written(
+    make_buffer: Any, held: tuple[Array, Array], budget: Any, keyed: bool
+) -> None:
     memory, g = held
     before = memory.tobytes()
     csr = sp.csr_array(np.full((2, 3), 7, f32))
@@ -98,7 +100,7 @@ def test_what_is_held_is_never_written(make_buffer: Any, held: tuple[Array, Arra
 
 @pytest.mark.rule("A6", "A14")
 @pytest.mark.parametrize("how", [{"writable": True}, {"scale": 1}, {"scale": 2}], ids=str)
-def test_a_single_one_that_is_changed_on_the_way_out_is_not_written(
+def test_a_single_gradient_that_options_of_take_change_is_not_written(
     make_buffer: Any, held: tuple[Array, Array], how: Any
 ) -> None:
     memory, g = held
@@ -112,7 +114,7 @@ def test_a_single_one_that_is_changed_on_the_way_out_is_not_written(
 
 
 @pytest.mark.rule("A6", "A14")
-def test_a_donated_one_is_handed_to_who_writes_if_it_is_reusable(make_buffer: Any) -> None:
+def test_a_reusable_donated_gradient_is_handed_to_a_writing_consumer(make_buffer: Any) -> None:
     memory = ones(4, 6)
     overlapping = np.lib.stride_tricks.as_strided(memory, (2, 3), (4, 4))
     for g, handed in (
@@ -182,7 +184,7 @@ def test_one_array_in_two_slots_alone_in_one_of_them(make_buffer: Any, budget: A
 def test_a_gradient_whose_base_lives_on_is_not_written(make_buffer: Any, budget: Any) -> None:
     memory = ones(10)
     b = make_buffer(1, budget=budget)
-    b.add(0, memory[2:6])  # nobody holds the view, but the memory is ours no more than before
+    b.add(0, memory[2:6])  # no reference to the view is left, but the memory still has another owner
     b.add(0, ones(4))
     b.add(0, memory[4:8])
     assert b.take()[0].tolist() == [3] * 4
@@ -191,7 +193,7 @@ def test_a_gradient_whose_base_lives_on_is_not_written(make_buffer: Any, budget:
 
 @pytest.mark.rule("A6")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_a_gradient_that_only_a_weak_reference_sees_is_not_written(make_buffer: Any, budget: Any) -> None:
+def test_a_gradient_with_only_a_weak_reference_is_not_written(make_buffer: Any, budget: Any) -> None:
     import weakref
 
     b = make_buffer(1, budget=budget)
@@ -220,7 +222,7 @@ def test_the_same_array_twice_is_twice_its_value(make_buffer: Any, budget: Any) 
 
 @pytest.mark.rule("A14")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_with_copy_a_caller_may_change_it_at_once(make_buffer: Any, lib: Any, budget: Any) -> None:
+def test_a_copied_gradient_may_be_changed_at_once(make_buffer: Any, lib: Any, budget: Any) -> None:
     b = make_buffer(5, budget=budget)
     x, m = ones(4), sp.csr_array(np.eye(2, dtype=f32))
     s = lib.Sparse("coo", (np.array([[0, 1]]), ones(2)), (2,))
@@ -242,7 +244,7 @@ def test_with_copy_a_caller_may_change_it_at_once(make_buffer: Any, lib: Any, bu
 
 
 @pytest.mark.rule("A14")
-def test_a_parted_buffer_keeps_nothing(make_buffer: Any) -> None:
+def test_a_parted_buffer_keeps_no_gradient(make_buffer: Any) -> None:
     """After take and clear the buffer holds no reference to what was added."""
     import gc
     import weakref

@@ -1,4 +1,4 @@
-"""Who has contributed: rules S1, S2, A15, A16; errors leave all as it was and say where they happened."""
+"""Which producers have contributed: rules S1, S2, A15, A16; errors change nothing and name the place."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_integer_of_numpys_is_a_slot_and_a_key(make_buffer: Any) -> None:
 
 
 @pytest.mark.rule("S2")
-def test_undefined_gradients_count_and_are_no_value(make_buffer: Any) -> None:
+def test_undefined_gradients_are_counted_and_add_no_value(make_buffer: Any) -> None:
     for budget in (0, None):
         b = make_buffer(2, budget=budget)
         b.expect(0, 3)
@@ -122,7 +122,7 @@ def test_a_key_is_an_integer_that_is_not_negative(make_buffer: Any, key: Any, er
 
 
 @pytest.mark.rule("A16")
-def test_what_is_expected_is_held_to(make_buffer: Any) -> None:
+def test_take_checks_the_expected_count(make_buffer: Any) -> None:
     b = make_buffer(2, name="grads")
     with pytest.raises(ValueError, match="slot 0"):
         b.ready(0)
@@ -150,7 +150,7 @@ def test_what_is_expected_is_held_to(make_buffer: Any) -> None:
 
 
 @pytest.mark.rule("A16")
-def test_expect_is_a_count_and_not_less_than_what_came(make_buffer: Any) -> None:
+def test_expect_is_a_count_and_at_least_the_contributions_so_far(make_buffer: Any) -> None:
     b = make_buffer(1)
     b.add(0, ONE)
     for n, error in ((0, ValueError), (-1, ValueError), ("2", TypeError), (1.5, TypeError), (None, TypeError)):

@@ -1,6 +1,6 @@
 """The plan is what runs: each field of a plan is read by what carries plans out, and rules alone set their bits.
 
-Whose field a name is, the compiler says (kit/tree.py); each checker has a planted fault that it must find.
+The compiler finds the struct of a field (kit/tree.py); each checker has a planted fault that it must find.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ pytestmark = pytest.mark.tools
 
 #: What describes plans and carries nothing out: for them alone nothing need be planned.
 TELLERS = {"buffer/explain.c"}
-#: What a plan says of itself and nobody carries out, each with what reads it.
+#: Fields that only describe a plan and are not carried out, each with its reader.
 SAYS = {
     "rules": "trace and explain",
     "device": "a stream's number is asked as a whole",
     "stream": "a stream's number is asked as a whole",
 }
 
-#: Fields that nobody carries out yet, since when that is known. The list may only shrink.
+#: Fields that no code carries out yet, with the date of the finding. The list may only shrink.
 KNOWN_UNREAD: dict[str, str] = {}
 #: Files in which bits of rules are set beside the rules. The list may only shrink.
 KNOWN_SETTERS: dict[str, str] = {}
@@ -47,7 +47,7 @@ class Question:
     rule: str
     text: str
     answer: str
-    #: functions that ask it: of the road of plain entries, and of the general one
+    #: functions that call it: on the path of plain entries, and on the general one
     asked: tuple[str, ...]
     #: the words of an answer
     words: str
@@ -295,7 +295,7 @@ def bodies(csrc: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def answered_twice(csrc: Path, questions: list[Question]) -> list[str]:
-    """Where a question is answered beside its answer, which answers are gone, and which functions ask no more."""
+    """Where a question is answered outside its function, which functions are missing, and which no longer call them."""
     wrong, functions = [], bodies(csrc)
     for q in questions:
         own, said = {q.answer, *q.parts}, f"{q.rule}: {q.text}"
@@ -315,7 +315,7 @@ def answered_twice(csrc: Path, questions: list[Question]) -> list[str]:
 
 
 def unread(readers: dict[str, set[str]], known: dict[str, str]) -> list[str]:
-    """The fields of plans that nobody carries out, and what is known and gone."""
+    """The fields of plans that no code carries out, and listed ones that no longer exist."""
     nobody = {f for f, files in readers.items() if not files - TELLERS and f.partition(".")[2] not in SAYS}
     return [
         f"{field} is read by nobody{' but ' + ', '.join(sorted(readers[field])) if readers[field] else ''}: "
@@ -325,7 +325,7 @@ def unread(readers: dict[str, set[str]], known: dict[str, str]) -> list[str]:
 
 
 def setters(wrong: list[str], known: dict[str, str]) -> list[str]:
-    """The places that set a rule's bit beside the rules, and what is known and gone."""
+    """The places outside the rules that set a rule's bit, and listed ones that no longer exist."""
     gone = set(known) - {w.partition(":")[0] for w in wrong}
     return [w for w in wrong if w.partition(":")[0] not in known] + [
         f"{file} sets no rule's bit any more: take it off KNOWN_SETTERS" for file in sorted(gone)
@@ -350,7 +350,7 @@ def test_a_rule_s_bit_is_set_by_the_rules_alone() -> None:
     assert not setters(rule_bits_set(CSRC), KNOWN_SETTERS)
 
 
-def test_whose_bytes_meet_is_asked_in_one_place() -> None:
+def test_overlap_of_bytes_is_checked_in_one_place() -> None:
     assert not places_compared(CSRC)
 
 
@@ -387,7 +387,7 @@ int fan_run(fan_slot_state s)
     [
         ("", "", []),
         ("p.wait || ", "", ["fan_add_plan.wait is read by nobody: a plan says what is done, and only that"]),
-        # .. nor by who reads a field of that name of something else, or only writes it
+        # .. nor by code that reads a field of that name of another struct, or only writes it
         (
             "p.wait || ",
             "(fan_other){1}.wait || ",
@@ -403,7 +403,7 @@ int fan_run(fan_slot_state s)
         ),
     ],
 )
-def test_a_planted_field_that_nobody_reads_is_found(old: str, new: str, sentences: list[str], tmp_path: Path) -> None:
+def test_a_planted_unread_field_is_found(old: str, new: str, sentences: list[str], tmp_path: Path) -> None:
     (tmp_path / "buffer").mkdir()
     (tmp_path / "buffer/sync.h").write_text(SYNC)
     (tmp_path / "buffer/run.c").write_text(RUNS.replace(old, new))
@@ -411,7 +411,7 @@ def test_a_planted_field_that_nobody_reads_is_found(old: str, new: str, sentence
     assert unread(fields(tmp_path, tmp_path), {}) == sentences
 
 
-def test_who_only_tells_of_a_plan_does_not_carry_it_out() -> None:
+def test_code_that_only_reports_a_plan_does_not_count_as_carrying_it_out() -> None:
     read = {"fan_p.a": {"buffer/explain.c"}, "fan_p.b": {"buffer/explain.c", "buffer/add.c"}, "fan_p.rules": set()}
     assert unread(read, {}) == [
         "fan_p.a is read by nobody but buffer/explain.c: a plan says what is done, and only that"
@@ -468,7 +468,7 @@ def test_a_planted_comparison_of_places_is_found(line: str, found: bool, tmp_pat
 
 @pytest.mark.parametrize("q", QUESTIONS, ids=lambda q: f"{q.rule}-{q.answer}")
 def test_a_planted_second_answer_is_found(q: Question, tmp_path: Path) -> None:
-    """Beside the sources as they are; and an answer that is gone, and a road that no longer asks."""
+    """Planted in a copy of the sources: a second answer, a missing function, and a path that no longer calls it."""
     shutil.copytree(CSRC / "buffer", tmp_path / "buffer")
     file = tmp_path / "buffer" / "add.c"
     text = file.read_text()
@@ -492,12 +492,12 @@ def test_each_rule_has_its_question() -> None:
 # The questions
 
 
-def test_every_fact_that_a_rule_asks_is_set_by_somebody() -> None:
+def test_every_fact_that_a_rule_reads_is_set() -> None:
     assert facts_nobody_sets(CSRC) == []
 
 
-def test_a_planted_fact_that_nobody_sets_is_found(tmp_path: Path) -> None:
-    """A field that is only handed on from one of the same name is set by nobody."""
+def test_a_planted_unset_fact_is_found(tmp_path: Path) -> None:
+    """A field that is only copied from one of the same name is not set."""
     (tmp_path / "buffer").mkdir()
     rule = "typedef struct fan_reuse {\n    bool dense; /* x */\n    bool lent;\n} fan_reuse;\n"
     rule += "int ask(const fan_reuse *f);\n"

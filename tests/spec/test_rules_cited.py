@@ -1,6 +1,6 @@
 """The rules and their tests: every rule of S, A, V, E and L is stated by a test, every number cited exists.
 
-A test says which rules it states: `@pytest.mark.rule("S8", "S9")`.  Code and messages cite a rule by its number.
+A mark lists the rules that a test states: `@pytest.mark.rule("S8", "S9")`. Code and messages cite a rule by its number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARKED = ("V", "E", "L")
 #: How many rules each family has, and which numbers are given to what is still to come.
 COUNTS = {"S": 22, "A": 16, "V": 3, "E": 18, "L": 9, "K": 4}
 TO_COME: set[str] = set()
-#: Rules that no test states yet, since when that is known: the list may only shrink.
+#: Rules that no test states yet, with the date of the finding: the list may only shrink.
 KNOWN_UNSTATED: dict[str, str] = {}
 
 ROW = re.compile(r"^\| ([A-Z]\d{1,2}) \|", re.MULTILINE)
@@ -113,7 +113,7 @@ def test_the_page_of_rules_is_whole() -> None:
 
 
 def counts_in(root: Path) -> dict[str, dict[str, int]]:
-    """Each place that says how many rules S and A have, and what it says; of a bit the position counts."""
+    """Each place that states the number of rules S and A, with the number; for a bit, its position."""
     explain = (root / "tests/buffer/sim/test_explain.py").read_text()
     bits = re.search(r"rules_of\(0b1 \| 1 << (\d+) \| 1 << (\d+) \| 1 << (\d+)\)", explain)
     assert bits, (

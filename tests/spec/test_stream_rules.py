@@ -80,7 +80,7 @@ def test_a_missing_consumer_stream_is_fixed_at_the_slots_first_gradient(rules: A
 
 
 @pytest.mark.rule("S8")
-def test_same_stream_nobody_waits_and_nothing_is_recorded(rules: Any) -> None:
+def test_same_stream_nothing_waits_and_nothing_is_recorded(rules: Any) -> None:
     plan = rules.sync_add(1, (1, 2), (1, 2), (1, 1), Slot())
     assert plan == Add("A", (1, 2), Slot((1, 2), (1, 2), (1, 2), False), False, False, {"S8"})
 
@@ -106,7 +106,7 @@ def test_neither_stream_the_sum_is_on_the_current_stream_even_if_both_are_the_sa
 
 
 @pytest.mark.rule("S12")
-def test_a_fold_waits_for_each_other_stream_and_uses_what_was_made_there(rules: Any) -> None:
+def test_a_fold_waits_for_each_other_stream_and_marks_its_gradients_as_used(rules: Any) -> None:
     terms = [rules.sync_term((1, 1), P, False, False) for P in ((1, 2), (1, 1), (2, 1), NOWHERE)]
     assert [t.wait for t in terms] == [True, False, True, False]
     assert all(t.mark for t in terms), "its memory may be a third stream's, wherever it was made"
@@ -151,7 +151,7 @@ def test_a_consumer_elsewhere_waits_and_an_event_that_is_missing_is_recorded_now
 
 
 @pytest.mark.rule("S19")
-def test_the_value_is_used_on_the_consumers_stream_whatever_it_waited_for(rules: Any) -> None:
+def test_the_value_is_used_on_the_consumers_stream_with_or_without_a_wait(rules: Any) -> None:
     assert rules.sync_take(Slot((1, 1), (1, 1), (1, 1), False), (1, 1)) == Take(False, False, True, {"S19"})
     same_index = rules.sync_take(Slot((2, 1), (1, 1), (1, 1), True), (2, 1))
     assert same_index.mark and same_index.wait, "stream 1 of device 2 is not stream 1 of device 1"
@@ -187,7 +187,7 @@ def test_finishing_runs_on_the_accumulation_stream_after_the_takers(rules: Any) 
         (5, 6, True, False, "error"),
     ],
 )
-def test_what_a_capture_lets_wait_for_what(rules: Any, s: int, t: int, free: bool, legacy: bool, decided: str) -> None:
+def test_the_waits_that_a_capture_permits(rules: Any, s: int, t: int, free: bool, legacy: bool, decided: str) -> None:
     assert rules.capture(s, t, free, legacy) == decided
 
 

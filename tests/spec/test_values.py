@@ -142,7 +142,7 @@ def test_each_dtype_is_summed_as_numpy_adds_it(total: Total) -> None:
 
 
 @pytest.mark.rule("A10")
-def test_a_bool_is_true_whatever_its_byte_is(total: Total) -> None:
+def test_a_bool_is_true_for_every_nonzero_byte(total: Total) -> None:
     odd = np.array([0, 1, 2, 255], np.uint8).view(bool)
     result = total(odd, np.zeros(4, bool))
     assert result.view(np.uint8).tolist() == [0, 1, 1, 1]
@@ -259,7 +259,7 @@ def test_an_integer_that_does_not_fit_is_an_error(make_buffer: Any, lib: Any) ->
     ("declared", "given"),
     [((3,), (1,)), ((3,), ()), ((3,), (3, 1)), ((1, 3), (3,)), ((2, 1), (3, 3)), ((0,), (3,)), ((3,), (0,))],
 )
-def test_a_shape_is_never_broadcast_in_silence(make_buffer: Any, lib: Any, declared: Any, given: Any) -> None:
+def test_a_shape_is_never_broadcast_silently(make_buffer: Any, lib: Any, declared: Any, given: Any) -> None:
     b = make_buffer([lib.Slot(shape=declared)], name="grads")
     with pytest.raises(ValueError, match=r"grads.*slot 0") as e:
         b.add(0, np.zeros(given))
@@ -339,7 +339,7 @@ def test_expanded_gradients_stay_expanded_until_memory_is_needed(total: Total) -
 
 @pytest.mark.rule("A13")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_reducing_an_expanded_axis_gives_what_the_array_would(total: Total, lib: Any, dtype: Any) -> None:
+def test_reducing_an_expanded_axis_gives_the_result_of_the_full_array(total: Total, lib: Any, dtype: Any) -> None:
     x = np.broadcast_to(row(1, 0, 1, dtype=dtype)[:, None], (2, 3, 5))
     for shape in ((3, 5), (3, 1), (1, 1), (), (5,)):
         assert bits(total(x, slot=lib.Slot(shape=shape))) == bits(total(x.copy(), slot=lib.Slot(shape=shape)))
@@ -432,7 +432,7 @@ def test_out_may_be_one_of_the_contributions_or_overlap_them(make_buffer: Any) -
 
 
 @pytest.mark.rule("A14")
-def test_out_for_an_undefined_slot_is_left_alone(make_buffer: Any) -> None:
+def test_out_for_an_undefined_slot_is_not_written(make_buffer: Any) -> None:
     b = make_buffer(2)
     b.add(1, None)
     outs = [np.full(2, 5.0), np.full(3, 5.0)]
@@ -441,7 +441,7 @@ def test_out_for_an_undefined_slot_is_left_alone(make_buffer: Any) -> None:
 
 
 @pytest.mark.rule("A14")
-def test_out_for_an_undefined_slot_is_left_alone_even_where_others_read_it(make_buffer: Any) -> None:
+def test_out_for_an_undefined_slot_is_not_written_even_if_other_slots_read_it(make_buffer: Any) -> None:
     for how in ({}, {"scale": 1}):
         b = make_buffer(2)
         x, y = row(1, 2), row(3, 4)
@@ -453,7 +453,7 @@ def test_out_for_an_undefined_slot_is_left_alone_even_where_others_read_it(make_
 
 
 @pytest.mark.rule("A14")
-def test_a_scale_is_asked_only_of_slots_that_have_a_sum(make_buffer: Any, lib: Any) -> None:
+def test_a_scale_is_checked_only_for_slots_with_a_sum(make_buffer: Any, lib: Any) -> None:
     b = make_buffer(3)
     b.add(1, row(1j, dtype=np.complex64))
     b.add(2, None)

@@ -139,7 +139,7 @@ def matmul(rng: Rng) -> Case:
     x, y, error = operand(rng, right, a.dtype)
     bad = right[:1] != (k,) or len(right) != 2
     numeric = not isinstance(x, np.ma.MaskedArray) and np.asarray(x).dtype.kind in KINDS
-    if bad and (not error or numeric):  # shapes are looked at before dtypes
+    if bad and (not error or numeric):  # shapes are checked before dtypes
         error = ValueError
     return Case("matmul", lambda w: w @ x, lambda w: w @ y, [a], error)
 

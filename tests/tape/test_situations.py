@@ -120,7 +120,7 @@ LAYERS: dict[str, Callable[[Var, Any], Var]] = {
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("own", DTYPES)
 @pytest.mark.parametrize("other", DTYPES)
-def test_a_gradient_has_its_parameters_dtype_whatever_it_meets(name: str, own: str, other: str) -> None:
+def test_a_gradient_has_its_parameters_dtype_beside_every_other_operand(name: str, own: str, other: str) -> None:
     w, v = (tape.parameter(np.array([[0.5, 1], [2, 1]], d)) for d in (own, other))
     y = LAYERS[name](w, v)
     assert y.dtype == np.result_type(own, other)

@@ -1,5 +1,5 @@
-"""The list of what a compiled function of tensors can stand in for: each row beside the function itself, and what is no
-row is refused by name.
+"""The list of views and writes that a compiled function of tensors can replace: each row is compared with the function
+itself, and everything else is refused by name.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def tensors_of(tree: Any) -> list[Any]:
 
 
 def facts(t: Any, args: list[Any], outputs: list[Any]) -> tuple[Any, ...]:
-    """What of a tensor a caller can see at once."""
+    """Everything of a tensor that a caller can read at once."""
     roots = [a if a._base is None else a._base for a in args]
     base = None if t._base is None else next((i for i, r in enumerate(roots) if r is t._base), "own")
     same = next((i for i, a in enumerate(args) if a.untyped_storage()._cdata == t.untyped_storage()._cdata), None)
@@ -330,7 +330,7 @@ def of_gradients(tensors: list[Any], leaves: list[Any]) -> list[Any]:
 
 
 def later(tensors: list[Any], args: list[Any]) -> list[Any]:
-    """What autograd says of a write to each result, and whether a graph that saved an argument hears of it."""
+    """Autograd's error for a write to each result, and whether a graph that saved an argument detects it."""
     found: list[Any] = []
     for t in tensors:
         if not t.dtype.is_floating_point or any(t is a for a in args):
@@ -395,7 +395,7 @@ def test_the_page_has_each_row_of_the_list() -> None:
 
 
 @pytest.mark.parametrize("name", UNLISTED)
-def test_what_is_no_row_is_refused_by_name_at_the_first_call_and_nothing_is_done(name: str) -> None:
+def test_a_view_or_write_without_a_row_is_refused_by_name_at_the_first_call_and_nothing_is_done(name: str) -> None:
     fn, words = UNLISTED[name]
     _, args = grown()
     before = [(a.tolist(), a._version, a.grad_fn) for a in args]
@@ -413,7 +413,7 @@ def test_what_is_no_row_is_refused_by_name_at_the_first_call_and_nothing_is_done
 @pytest.mark.parametrize(
     "name", [name for name in UNLISTED if name not in ("mode left", "stale", "write by a Function")]
 )
-def test_what_is_no_row_is_refused_at_a_later_call_where_it_first_shows(name: str) -> None:
+def test_a_view_or_write_without_a_row_is_refused_at_the_later_call_that_shows_it(name: str) -> None:
     fn, words = UNLISTED[name]
     shape = fn(*grown()[1])
 
@@ -483,7 +483,7 @@ def test_a_write_that_is_counted_at_one_call_alone_is_an_error(turn: int) -> Non
         (lambda x: x.untyped_storage().nbytes(), "its place in its storage is read"),
     ],
 )
-def test_what_a_copy_answers_otherwise_is_refused_at_a_later_call_that_reads_it_first(read: Any, words: str) -> None:
+def test_a_property_that_a_copy_lacks_is_refused_at_the_later_call_that_reads_it(read: Any, words: str) -> None:
     f = functionalize(lambda x, on: x * (2 if on < 0 else float(read(x))), compiler=same)
     x = torch.ones(4)[1:].requires_grad_()
     f(x, -1.0)

@@ -15,7 +15,7 @@ T, C = "fanin.analysis.tensors", "fanin.analysis.collect"
 
 
 def fault(old: str, new: str) -> Mutant:
-    """One of the adapter for tensors, which the collector knows."""
+    """A fault of the adapter for tensors, which the collector uses."""
     return Mutant(T, old, new, (C,))
 
 
@@ -85,17 +85,17 @@ MUTANTS = [
 
 CHECKS = [
     collected.test_who_writes_follows_the_table,
-    collected.test_storage_that_changed_is_said_where_pytorch_refuses,
+    collected.test_a_changed_storage_is_reported_where_pytorch_raises,
     collected.kept_grad_mode,
-    collected.test_writes_past_every_operation_are_seen_and_hidden,
-    collected.test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written,
+    collected.test_writes_outside_of_operations_are_found_and_hidden_from_autograd,
+    collected.test_of_overlapping_inputs_each_with_a_written_byte_is_written,
     collected.test_inputs_that_share_memory_share_it_in_the_run,
     collected.test_inputs_of_several_storages_on_one_memory_share_it_in_the_run,
     collected.test_outputs_of_each_kind,
     collected.test_the_arguments_are_as_they_were_also_where_the_function_raises,
     collected.test_outputs_of_the_rarer_kinds,
     collected.test_outputs_that_are_views_under_no_grad,
-    collected.test_outputs_lie_where_they_lie_whoever_moved,
+    collected.test_outputs_keep_their_places_if_an_input_moves,
     collected.fields_of_programs,
 ]
 

@@ -1,5 +1,5 @@
-"""Metadata beside PyTorch's own: collected from random functions, rewritten, and of overlaps; where the two differ it
-is said why, and how often.
+"""Metadata beside PyTorch's own: collected from random functions, rewritten, and of overlaps; where the two differ, the
+tests have the reasons, and count them.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ REFUSES_MOVED = (
 
 
 def explained(p: Program, found: list[tuple[str, int, str]], theirs: Any, ours: Any) -> list[str]:
-    """A reason for each difference, or the difference itself where there is none. Whatever is said of ours is held
-    against a plain run.
+    """A reason for each difference, or the difference itself if it has none. Each claim about fanin's side is
+    compared with a plain run.
     """
     args = p.args()
     shown = [records.MetadataKey.make(x) if isinstance(x, torch.Tensor) else None for x in args]
@@ -154,7 +154,7 @@ def explained(p: Program, found: list[tuple[str, int, str]], theirs: Any, ours: 
 
 
 def compare_programs(seeds: range, gradients: bool = False) -> tuple[Counter[str], Counter[str]]:
-    """(counts, reasons of differences); `gradients`: most arguments ask for one."""
+    """(counts, reasons of differences); `gradients`: most arguments require one."""
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     for seed in seeds:
@@ -206,7 +206,7 @@ def test_metadata_is_what_pytorch_collects_field_by_field() -> None:
     assert counts["fields that differ"] < counts["fields"] / 1000
 
 
-def test_metadata_of_functions_that_ask_for_gradients_is_what_pytorch_collects() -> None:
+def test_metadata_of_functions_with_gradients_is_pytorchs() -> None:
     counts, reasons = compare_programs(range(300), gradients=True)
     print(f"seeds 0 to 299: {dict(counts)}; {dict(reasons)}")
     assert counts["compared"] > 200 and counts["inputs that ask for a gradient"] > 200
@@ -250,7 +250,7 @@ def collect(fn: Callable[..., Any], *args: Any, **how: Any) -> Any:
 
 
 def tensors_of(*args: Any) -> list[tuple[Any, ...]]:
-    """All that can be seen of tensors: values, geometry, version, history."""
+    """Everything observable of tensors: values, geometry, version, history."""
     return [
         (x.tolist(), x.stride(), x.storage_offset(), x.untyped_storage()._cdata, x._version, x.requires_grad, x.grad_fn)
         for x in args
@@ -324,8 +324,8 @@ def test_sparse_outputs_are_arrays_of_their_own() -> None:
     ].memory_format is None
 
 
-def test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written() -> None:
-    """PyTorch runs them apart and sees the write only where it was made; what becomes of them as a base is the same."""
+def test_of_overlapping_inputs_each_with_a_written_byte_is_written() -> None:
+    """PyTorch runs them apart and finds the write only in the written one; their base gets the same metadata."""
     base = torch.zeros(8)
     a, b, c = base[:4], base[2:6], base[6:]
 
@@ -339,7 +339,7 @@ def test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written() -> Non
     assert ours.output_info == theirs.output_info  # and the view is one of b, not of a
 
 
-def test_writes_past_every_operation_are_seen_and_hidden() -> None:
+def test_writes_outside_of_operations_are_found_and_hidden_from_autograd() -> None:
     def through_numpy(x: Any) -> Any:
         x.numpy()[1] = 7
         return []
@@ -413,7 +413,7 @@ def test_who_writes_follows_the_table() -> None:
             assert info == theirs and info.mutation_type is want, (fn, keep, info, theirs)
 
 
-def test_storage_that_changed_is_said_where_pytorch_refuses() -> None:
+def test_a_changed_storage_is_reported_where_pytorch_raises() -> None:
     def set_(x: Any) -> Any:
         with torch.no_grad():
             x.set_(torch.zeros(5))
@@ -448,7 +448,7 @@ def test_storage_that_changed_is_said_where_pytorch_refuses() -> None:
     assert info.mutation_type is MutationType.NOT_MUTATED
 
 
-def test_outputs_lie_where_they_lie_whoever_moved() -> None:
+def test_outputs_keep_their_places_if_an_input_moves() -> None:
     k = OutputType
 
     def of(fn: Any, *args: Any) -> Any:
@@ -486,7 +486,7 @@ def test_outputs_lie_where_they_lie_whoever_moved() -> None:
     ]
 
 
-def test_grad_mode_left_behind_is_recorded_and_undone() -> None:
+def test_a_changed_grad_mode_is_recorded_and_restored() -> None:
     def leaves_off(x: Any) -> Any:
         torch.set_grad_enabled(False)
         return [x + 1]
@@ -516,7 +516,7 @@ def test_grad_mode_left_behind_is_recorded_and_undone() -> None:
         torch.set_autocast_enabled("cpu", False)
 
 
-def test_what_is_no_plain_tensor_is_refused_by_its_descriptor() -> None:
+def test_an_object_that_is_no_plain_tensor_is_refused_by_its_descriptor() -> None:
     with pytest.raises(TypeError, match=r"collect_metadata: args\[1\]: expected a plain torch.Tensor or a Parameter"):
         collect(lambda *a: [], torch.ones(2), FakeTensorMode().from_tensor(torch.ones(3)))
     for bad in (torch.ones(3).to_sparse(), torch.ones(3, device="meta")):
@@ -627,7 +627,7 @@ def kinds_of(fn: Any, *args: Any) -> Any:
 
 
 def test_outputs_of_the_rarer_kinds() -> None:
-    """Pieces of an input, alone and with another view of it; twins; two views of what nobody sees."""
+    """Pieces of an input, alone and with another view of it; aliases; two views of an array that is not returned."""
     k, of = OutputType, kinds_of
     x = torch.ones(4, 3, requires_grad=True) * 1
     y = torch.ones(4, 3)
@@ -732,8 +732,8 @@ def misaligned(m: Any) -> bool:
 
 
 def test_metadata_without_duplicates_is_that_of_the_function_without_duplicates() -> None:
-    """Held against PyTorch's own metadata of the inner function; and against what PyTorch makes of that of the outer
-    one, with a reason for each difference.
+    """Compared with PyTorch's own metadata of the inner function, and with PyTorch's rewrite of the metadata of the
+    outer one, with a reason for each difference.
     """
     counts: Counter[str] = Counter()
     for seed in range(3000):
@@ -805,7 +805,7 @@ BASES = (
 
 
 def check_against_the_truth(seed: int, truth: Any, ours: Any, inner_args: Any, fake: Any) -> None:
-    """Geometry is compared by value where both know it."""
+    """Geometry is compared by value if both have it."""
     skip = {"subclass_inp_meta", "subclass_fw_graph_out_meta", "view_meta_sequence"}
     for what, i, name in differences(truth, ours):
         if name in skip:
@@ -817,7 +817,7 @@ def check_against_the_truth(seed: int, truth: Any, ours: Any, inner_args: Any, f
 
 
 def check_against_theirs(seed: int, theirs: Any, ours: Any, outer: Any, counts: Counter[str]) -> None:
-    """They differ where PyTorch is known to be wrong, and nowhere else."""
+    """They differ only where PyTorch is wrong (docs/analysis.md)."""
     outs = outer.output_info
     for what, i, name in differences(theirs, ours):
         if name in ("traced_tangents", "traced_tangents_descs", "subclass_tangent_meta"):
@@ -951,6 +951,6 @@ def fields_of_programs() -> None:
 
 def kept_grad_mode() -> None:
     try:
-        test_grad_mode_left_behind_is_recorded_and_undone()
+        test_a_changed_grad_mode_is_recorded_and_restored()
     finally:
         torch.set_grad_enabled(True)

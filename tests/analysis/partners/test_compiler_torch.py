@@ -188,7 +188,7 @@ def test_a_value_that_is_no_tensor_of_its_slot_is_an_error_before_anything_is_wr
 
 @pytest.mark.parametrize("write", [lambda x: x.detach().mul_(2), lambda x: x.data.mul_(2)], ids=["detach", "data"])
 @pytest.mark.parametrize("grown", [False, True])
-def test_a_write_that_autograd_does_not_see_is_written_back_so(write: Any, grown: bool) -> None:
+def test_a_write_hidden_from_autograd_is_written_back_hidden(write: Any, grown: bool) -> None:
     def make() -> list[Any]:
         leaf = torch.ones(3, requires_grad=True)
         return [leaf * 1 if grown else leaf, torch.ones(2)]
@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("how", REFUSED)
-def test_what_a_function_sets_on_an_argument_is_refused_and_nothing_is_done(how: str) -> None:
+def test_attributes_set_on_an_argument_are_refused_and_nothing_is_done(how: str) -> None:
     fn, said = REFUSED[how]
     x = torch.ones(3, requires_grad=True)
     x = x * 1 if how in ("detach_", "retain_grad") else x
@@ -317,7 +317,7 @@ def test_a_place_in_a_storage_that_is_read_is_refused_where_an_argument_begins_l
     assert functionalize(lambda x: x.as_strided((2,), (2,)) * 1, compiler=same)(whole[4:7]).tolist() == [4, 6]
 
 
-def test_what_a_function_closes_over_is_written_once_a_call() -> None:
+def test_tensors_of_a_closure_are_written_once_a_call() -> None:
     counts = torch.zeros(2)
     norm, beside = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
 
@@ -333,7 +333,7 @@ def test_what_a_function_closes_over_is_written_once_a_call() -> None:
         assert torch.equal(norm.running_mean, beside.running_mean)
 
 
-def test_what_is_done_to_a_tensor_of_a_closure_is_done_once_with_its_history_geometry_and_gradient() -> None:
+def test_changes_of_a_tensor_of_a_closure_happen_once_with_its_history_geometry_and_gradient() -> None:
     def outcome(compiler: Any) -> tuple[object, ...]:
         w = torch.full((3,), 2.0, requires_grad=True)
         z, grown, flat, whole = torch.full((3,), 3.0), w * 2, torch.zeros(2, 3), torch.zeros(4)
@@ -377,7 +377,7 @@ def test_views_are_copied_as_views_that_may_be_written() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_what_is_written_back_is_not_what_a_compiled_backward_has_saved(shape: tuple[int, ...]) -> None:
+def test_no_tensor_saved_for_a_compiled_backward_is_written_back_to(shape: tuple[int, ...]) -> None:
     grads = []
     for compiler in (None, same, torch.compile(backend="aot_eager")):
         leaf, w = torch.arange(3.0, requires_grad=True), torch.full(shape, 2.0, requires_grad=True)
@@ -524,7 +524,7 @@ def outcome_of(call: Callable[..., Any], args: list[Any]) -> tuple[Any, ...] | s
     if roots:
         try:
             torch.stack([(o * o).sum() for o in roots]).sum().backward()
-            # A backward that AOTAutograd made gives zeros where nothing arrives, and none where nothing was asked.
+            # A backward of AOTAutograd returns zeros if no gradient arrives, and None if none is required.
             grads = [None if x.grad is None or not x.grad.any() else x.grad.tolist() for x in leaves]
         except RuntimeError as e:
             return f"RuntimeError in backward: {str(e)[:60]}"
@@ -585,8 +585,8 @@ def quietly(write: Callable[[], object]) -> None:
 
 
 def with_history(p: Any, r: random.Random) -> tuple[Callable[..., Any], Callable[[], list[Any]]]:
-    """A random program that first writes a tensor with a history; and what makes its arguments, behind the leaves that
-    gradients go to.
+    """A random program that first writes a tensor with a history; and a function that makes its
+    arguments from the leaves that get gradients.
     """
     weights = [1 if name in ("moved", "attribute") else 4 for name in GROWN]
     steps = r.choices(list(GROWN), weights, k=r.randint(1, 3))
@@ -652,7 +652,7 @@ def aot_eager(pure: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reported(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """The compiled function, whose own errors say so: PyTorch replays some views of detached results wrongly."""
+    """The compiled function; its errors are PyTorch's, which replays some views of detached results wrongly."""
 
     def run(*inner: Any) -> Any:
         try:

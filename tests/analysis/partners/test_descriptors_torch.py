@@ -1,5 +1,5 @@
-"""Descriptors beside PyTorch's own, class by class: what they print, what they equal, what they say of themselves, what
-they may hold.
+"""Descriptors beside PyTorch's own, class by class: their text, equality, markers, and what
+they may contain.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_expr_repr_and_predicates_are_pytorchs() -> None:
     print(f"{len(every)} trees")
 
 
-def test_what_is_equal_there_is_equal_here() -> None:
+def test_equal_descriptors_of_pytorch_are_equal_here() -> None:
     every = [o for o in grown(1) if not isinstance(o, d.OpaqueRefAOTInput)]
     pairs = [(o, theirs(o)) for o in every]
     counts: Counter[bool] = Counter()
@@ -103,7 +103,7 @@ def test_what_is_equal_there_is_equal_here() -> None:
     assert counts[True] == len(every) and counts[False] > 1000
 
 
-def test_what_pytorch_refuses_is_refused_with_an_assertion_error_too_and_more_is() -> None:
+def test_all_that_pytorch_refuses_is_refused_with_an_assertion_error_and_more_is() -> None:
     counts: Counter[str] = Counter()
     leaves = [o for o in grown(1) if not isinstance(o, d.OpaqueRefAOTInput)]
     for kind in (
@@ -172,7 +172,7 @@ def test_groups_are_pytorchs_groups() -> None:
 
 
 def test_pieces_of_wrapped_arrays_are_refused_where_pytorch_passes_over_them() -> None:
-    """Its check stands behind one that lets nothing through that it could find."""
+    """Its check comes after another one that passes nothing that it could find."""
     inputs, outputs = [d.PlainAOTInput(0), d.SubclassGetAttrAOTInput(d.PlainAOTInput(1), "a")], [d.PlainAOTOutput(0)]
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"in{i}") for i in range(2)]

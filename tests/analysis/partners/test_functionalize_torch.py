@@ -28,7 +28,7 @@ DTYPES = [torch.float32, torch.float32, torch.float64, torch.int32, torch.uint8,
 
 
 class World:
-    """One or two storages, aligned or not, tensors on them, some with a history or asking for a gradient; the
+    """One or two storages, aligned or not, tensors on them, some with a history or requiring a gradient; the
     arguments, and the leaves of all graphs.
     """
 
@@ -177,8 +177,8 @@ def description(result: Any, w: World) -> list[Any]:
 
 
 def of_autograd(result: Any, w: World) -> list[Any]:
-    """Who asks for a gradient, who is a leaf, versions, and the gradients of all leaves of all that has a history, of
-    first and second order.
+    """Which tensors require a gradient, which are leaves, versions, and the gradients of all leaves of all histories,
+    of first and second order.
     """
     tensors = [t for t in (*w.tensors, *w.roots, *leaves(result)) if isinstance(t, torch.Tensor)]
     described: list[Any] = []
@@ -256,7 +256,7 @@ def test_the_law_holds_for_many_more_programs_with_gradients(part: int) -> None:
     assert seen["undone"] > 4500 and seen["gradients"] > 6000 and seen["errors of a backward"] > 3000, seen
 
 
-def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself() -> None:
+def test_calling_the_wrapper_has_the_effects_of_calling_the_function() -> None:
     seed = random.randrange(2**32) if SEED == "random" else SEED
     print(f"FANIN_SEED={seed}")
     source, seen = random.Random(seed), Counter[str]()
@@ -314,7 +314,7 @@ VIEWS_OF_OTHER_DTYPES = {
 
 
 @pytest.mark.parametrize("name", VIEWS_OF_OTHER_DTYPES)
-def test_a_write_to_a_view_of_another_dtype_is_counted_by_whoever_saved_the_tensor(name: str) -> None:
+def test_a_write_to_a_view_of_another_dtype_changes_the_version_of_a_saved_tensor(name: str) -> None:
     dtype, view = VIEWS_OF_OTHER_DTYPES[name]
     x, w = torch.arange(4).to(dtype), torch.ones(4, dtype=dtype, requires_grad=True)
     expected = view(x)
@@ -352,7 +352,7 @@ def test_a_write_that_changes_no_byte_is_counted() -> None:
     assert z.tolist() == [1, 1, 1]
 
 
-def test_what_cannot_be_put_back_is_named() -> None:
+def test_state_that_cannot_be_restored_is_named() -> None:
     x = torch.zeros(3)
     f = functionalize(lambda a, b: a.add_(1))
     with warnings.catch_warnings():
@@ -377,8 +377,8 @@ def test_what_cannot_be_put_back_is_named() -> None:
 
 
 def keeps(fn: Any, make: Any, *, call: Any = None) -> None:
-    """What `description` says of a call of the wrapper is what it says of one of the function; twice, for the second
-    call goes another way.
+    """`description` returns the same for a call of the wrapper as for one of the function; twice, as the second call
+    takes another path.
     """
     f = functionalize(fn)
     for _ in range(2):
@@ -468,7 +468,7 @@ def test_a_call_that_raises_leaves_storages_as_they_were() -> None:
             assert now[1:] == where[1:] and (now[0] == where[0] or "beyond" in name or "nothing" in name), name
 
 
-def test_what_is_set_on_a_tensor_stays_and_goes_where_the_function_raises() -> None:
+def test_attributes_set_on_a_tensor_stay_unless_the_function_raises() -> None:
     def fn(x: Any, stop: bool) -> Any:
         x.grad, x.tag = torch.ones(3), "new"
         v = x.view(-1)[:2].requires_grad_()
@@ -494,7 +494,7 @@ def test_what_is_set_on_a_tensor_stays_and_goes_where_the_function_raises() -> N
             assert x.grad.tolist() == [1, 1, 1] and x.tag == "new" and not x.requires_grad
 
 
-def test_forward_mode_goes_through() -> None:
+def test_forward_mode_works() -> None:
     forward = torch.autograd.forward_ad
     f = functionalize(lambda x, y: x.mul_(y) * 2)
     with warnings.catch_warnings(), forward.dual_level():
@@ -617,7 +617,7 @@ def test_gradients_are_those_of_the_function_itself(name: str, kind: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name", [name for name in GRADIENTS if "inside" not in name]
-)  # what a backward has freed is gone
+)  # buffers that a backward freed stay freed
 def test_a_call_that_raises_leaves_gradients_as_they_were(name: str, kind: str) -> None:
     def stops(x: Any, w: Any) -> None:
         GRADIENTS[name](x, w)
@@ -657,7 +657,7 @@ HOLDERS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("who", HOLDERS)
-def test_a_view_that_gains_a_history_loses_it_where_the_function_raises_whoever_has_it(who: str) -> None:
+def test_a_view_that_gains_a_history_loses_it_if_the_function_raises_even_if_referenced(who: str) -> None:
     def stops(v: Any, w: Any) -> None:
         v.mul_(w)
         raise KeyError
@@ -696,7 +696,7 @@ def test_a_view_to_which_c_has_a_weak_reference_keeps_an_end_that_leads_nowhere(
     assert w.grad.tolist() == [1, 2, 3]
 
 
-def test_what_a_backward_saved_is_told_of_later_writes() -> None:
+def test_a_later_write_to_a_tensor_saved_for_backward_is_found() -> None:
     for run in (lambda fn: fn, functionalize):
         x, w = torch.ones(3), torch.ones(3, requires_grad=True)
         out = run(lambda x, w: (x * w).sum())(x, w)
@@ -752,7 +752,7 @@ def test_layouts_and_behaviour_are_held_with_the_guard() -> None:
         with pytest.raises(LayoutChangedError, match=words):
             f(*args)
     assert a.tolist() == [1, 1] and b.tolist() == [0, 0]
-    for name in ("meta", "pure"):  # of tensors a run on copies tells of them
+    for name in ("meta", "pure"):  # for tensors a run on copies finds them
         g = functionalize(fn)
         g(a, b, False)
         with pytest.raises(AttributeError, match=f"functionalize: .{name} "):
@@ -931,7 +931,7 @@ def test_the_pure_function_of_tensors_writes_nothing_and_has_slots() -> None:
             pure(*bad)
 
 
-def test_what_a_compiled_function_of_tensors_cannot_do_is_named() -> None:
+def test_the_refusals_of_a_compiled_function_of_tensors_name_the_cause() -> None:
     flat = torch.zeros(8)
     for fn, args, words in [
         (
@@ -955,7 +955,7 @@ def test_what_a_compiled_function_of_tensors_cannot_do_is_named() -> None:
     assert not flat.any()
 
 
-def test_a_compiled_function_is_made_anew_where_gradients_are_asked_for() -> None:
+def test_a_compiled_function_is_made_again_if_gradients_are_required() -> None:
     made = []
     f = functionalize(lambda x, w: (x.mul_(w), x * 1)[1], compiler=lambda pure: made.append(pure) or pure)
     for asks in (False, True, True, False):

@@ -1,5 +1,5 @@
-"""The joint function beside PyTorch's own: what a function that asks for gradients takes and returns together with its
-backward, slot by slot; where the two differ it is said why, and how often.
+"""The joint function beside PyTorch's own: the inputs and outputs of a function together with its backward, slot by
+slot; where the two differ, the tests have the reasons, and count them.
 """
 
 from __future__ import annotations
@@ -367,7 +367,7 @@ def test_the_joint_function_of_a_case_is_pytorchs(name: str) -> None:
 
 
 def test_an_input_that_is_read_and_then_detached_in_place_has_a_gradient() -> None:
-    """PyTorch asks it after the run, and loses the gradient that the function itself gives."""
+    """PyTorch checks it after the run, and loses the gradient that the function itself gives."""
 
     def fn(x: Any, w: Any) -> Any:
         y = x * 2 + w
@@ -479,7 +479,7 @@ def test_signatures_of_exported_joint_graphs_are_pytorchs_field_by_field() -> No
     assert counts["compared"] > 25 and counts["losses behind new values"] and counts["gradients"] > 30
 
 
-def test_the_example_of_the_page_prints_what_it_says() -> None:
+def test_the_example_of_the_page_prints_its_output() -> None:
     page = (ROOT / "docs" / "analysis.md").read_text().partition("`create_joint_signature(meta, requires_grad)`")[2]
     code, printed = page.partition("```python\n")[2].split("```\n")[:3:2]
     said = io.StringIO()

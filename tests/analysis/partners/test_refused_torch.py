@@ -1,4 +1,4 @@
-"""What `functionalize` and `collect_metadata` refuse: each row of the page's table, and cases that raise as it says."""
+"""The refusals of `functionalize` and `collect_metadata`: each row of the page's table has cases that raise it."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ def rows() -> list[str]:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_the_table_says_is_refused_is_refused_as_it_says(what: str) -> None:
+def test_each_row_of_the_table_is_refused_with_its_error(what: str) -> None:
     (row,) = [row for row in rows() if row.startswith(what)]
     error, cases = REFUSED[what]
     assert error.__name__ in row.rpartition(" | ")[2]

@@ -1,4 +1,4 @@
-"""A wrapped function of tensors that raises: what it did is undone, or the error says what is not."""
+"""A wrapped function of tensors that raises: its changes are undone, or the error names those that are not."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ GRADS = {
 
 @pytest.mark.parametrize("n", [3, 1_000, 10_000_000])
 @pytest.mark.parametrize("how", GRADS)
-def test_a_gradient_is_put_back_whatever_was_done_to_it(how: str, n: int) -> None:
+def test_a_gradient_is_restored_after_every_change(how: str, n: int) -> None:
     if n > 1_000 and how not in ("data", "resize_", "storage"):
         pytest.skip("memory of this size matters where it is given up")
     x = leaf(n)
@@ -162,7 +162,7 @@ def test_a_class_and_attributes_are_put_back() -> None:
         assert type(x) is kind and not hasattr(x, "more")
 
 
-def test_that_a_gradient_is_retained_is_undone_or_said() -> None:
+def test_retain_grad_is_undone_or_reported() -> None:
     w = leaf()
 
     def keeps(b: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_gradient_that_was_retained_before_still_is() -> None:
     assert b.grad.tolist() == [3, 3, 3] and l.grad.tolist() == [6, 6, 6]
 
 
-def test_the_graph_that_is_undone_is_gone() -> None:
+def test_the_undone_graph_is_freed() -> None:
     l = torch.ones(3, requires_grad=True)
     b = l * 1
     called: list[object] = []
@@ -219,7 +219,7 @@ def test_the_graph_that_is_undone_is_gone() -> None:
     assert l.grad.tolist() == [1, 1, 1] and not called
 
 
-def test_what_cannot_be_put_back_is_a_note_and_all_else_is_put_back() -> None:
+def test_state_that_cannot_be_restored_is_a_note_and_all_else_is_restored() -> None:
     x, y = torch.ones(3), leaf()
     other = torch.ones(3).to_sparse()
 
@@ -309,8 +309,8 @@ def arguments(r: random.Random) -> tuple[list[Any], list[Any]]:
 
 
 def raises_at_random(seed: int, seen: Counter[str]) -> str:
-    """One function and its arguments; "" where all is as it was, and gradients go where they went. `seen` counts what
-    the steps did.
+    """One function and its arguments; "" if everything is restored, and gradients reach the same leaves. `seen` counts
+    the steps.
     """
     r = random.Random(seed)
     steps = [(r.choice(list(HOSTILE)), r.random(), r.random()) for _ in range(r.randint(1, 6))]
@@ -329,7 +329,7 @@ def raises_at_random(seed: int, seen: Counter[str]) -> str:
                 continue
             seen[f"did {name}"] += 1
             if name in ("storage", "grad storage"):
-                return  # torch itself would read memory that is gone
+                return  # torch itself would read freed memory
 
     asks = any(x.requires_grad for x in kept)
     seen["programs whose tensors ask for gradients" if asks else "programs without gradients"] += 1
@@ -354,7 +354,7 @@ def raises_at_random(seed: int, seen: Counter[str]) -> str:
 
 
 def undone_at_random(n: int) -> None:
-    """So many functions that raise; AssertionError with the first that leave something behind."""
+    """Run this many functions that raise; AssertionError with the first ones that leave a change."""
     first, seen = 1_000_003 * n, Counter[str]()
     wrong = {seed: said for seed in range(first, first + n) if (said := raises_at_random(seed, seen))}
     print(f"{n} functions from seed {first}: {len(wrong)} leave something behind; {dict(seen)}")
@@ -364,7 +364,7 @@ def undone_at_random(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [300, pytest.param(8_000, marks=pytest.mark.slow)])
-def test_random_functions_that_raise_leave_nothing_behind(n: int) -> None:
+def test_random_functions_that_raise_change_nothing(n: int) -> None:
     undone_at_random(n)
 
 

@@ -164,7 +164,7 @@ def test_no_mode_of_the_calling_thread_changes_a_bit(mode: str, right: Ways) -> 
     assert not wrong
 
 
-def test_the_numbers_would_differ() -> None:
+def test_the_chosen_numbers_differ_between_modes() -> None:
     """NumPy, which computes in the thread's modes, gets other bits from the same numbers in each of them."""
     xs = terms(np.dtype("f4"), 300)
     want = xs[0] + xs[1]
@@ -198,7 +198,7 @@ def started_in(mode: str, n: int) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["both", "up"])
-def test_helper_threads_have_the_default_modes_whoever_starts_them(mode: str) -> None:
+def test_helper_threads_have_the_default_modes_in_every_caller(mode: str) -> None:
     with fanin.set_options(threads=1):
         want = fanin.add_n(long_terms())
     for n in (2, 4):

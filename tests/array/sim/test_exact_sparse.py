@@ -1,4 +1,4 @@
-"""Exact sums of sparse gradients: every stored number counts once, exactly, and the sum is rounded once, whatever the
+"""Exact sums of sparse gradients: every stored number counts once, exactly, and the sum is rounded once, for every
 order, keys and budget.
 """
 
@@ -134,7 +134,7 @@ def test_every_format_sums_exactly_in_every_order_under_every_budget(dtype: Any)
     assert min(seen.values()) > 5, seen
 
 
-def test_what_a_left_fold_loses_is_there() -> None:
+def test_an_exact_sum_keeps_what_a_left_fold_loses() -> None:
     def one(x: float) -> Any:
         return sp.csr_array(np.array([[x, 0.0]]))
 
@@ -185,7 +185,7 @@ def test_under_a_budget_dense_ones_become_a_state_and_sparse_ones_join_it() -> N
         assert buf.take()[0].tolist() == [2.0, 1e16]
 
 
-def test_what_cannot_be_said_exactly_is_refused() -> None:
+def test_a_sum_that_cannot_be_exact_is_refused() -> None:
     with pytest.raises(TypeError, match=r"an exact sum takes arrays, and no objects \(A11\)"):
         fanin.add_n([Fraction(1), Fraction(2)], accumulate="exact")
     huge = fanin.Sparse("coo", (np.zeros((2, 1), np.int64), np.ones(1)), (2**40, 2**40))

@@ -1,5 +1,5 @@
-"""Who shares memory: `overlap`, `overlaps`, `overlaps_itself` against NumPy's exact answer and against the addresses
-themselves.
+"""Which arrays share memory: `overlap`, `overlaps`, `overlaps_itself`, compared with NumPy's exact answer and with the
+addresses themselves.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_proof(x: Array, y: Array, witness: Any) -> bool:
 
 
 def judged(x: Array, y: Array) -> bool:
-    """fanin's answer, held against NumPy's; its proof, held against the addresses."""
+    """Compares fanin's answer with NumPy's, and its proof with the addresses."""
     v = fanin.overlap(x, y)
     assert bool(v) == np.shares_memory(x, y), (x.shape, x.strides, y.shape, y.strides)
     assert v.kind == ("overlap" if v else "disjoint") and v.reason is None
@@ -85,13 +85,13 @@ VIEWS = st.tuples(
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=3), st.sampled_from(DTYPES), VIEWS, VIEWS)
-def test_two_views_of_one_array_are_what_numpy_says_exactly(shape: list[int], dtype: Any, one: Any, two: Any) -> None:
+def test_two_views_of_one_array_have_numpys_exact_answer(shape: list[int], dtype: Any, one: Any, two: Any) -> None:
     x = np.zeros(shape, dtype)
     judged(view(x, *one), view(x, *two))
 
 
 @pytest.mark.parametrize("count", sizes(1_500, 6_000))
-def test_random_strides_are_what_numpy_says_and_both_answers_are_common(count: int) -> None:
+def test_random_strides_have_numpys_answer_and_both_answers_are_common(count: int) -> None:
     rng = np.random.default_rng(SEED)
     memory = np.zeros(4096, "u1")
     seen: Counter[bool] = Counter()
@@ -159,7 +159,7 @@ CASES: dict[str, tuple[Any, Any, bool]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_people_slice_is_judged_exactly(name: str) -> None:
+def test_common_slices_are_judged_exactly(name: str) -> None:
     x, y, overlap = CASES[name]
     assert judged(x, y) == judged(y, x) == overlap
 
@@ -183,7 +183,7 @@ def test_pairs_of_many_views_are_found_in_every_combination() -> None:
 
 
 def bad_pair(offset: int) -> tuple[Array, Array]:
-    """Two arrays that are known to need an exponential search (the memory is only reserved)."""
+    """Two arrays that need an exponential search (the memory is only reserved)."""
     memory = np.empty(300_000_000, "i1")
     return as_strided(memory, (1049,) * 3, (36674, 61119, 85569)), as_strided(
         memory[offset:], (1049,) * 2, (12223, 12224)
@@ -222,7 +222,7 @@ def test_threads_run_while_a_hard_pair_is_decided() -> None:
 
 
 @pytest.mark.parametrize("stride", [2**61, -(2**40), -(2**63)])
-def test_what_reaches_too_far_to_be_counted_is_unknown(stride: int) -> None:
+def test_an_extent_too_large_to_count_is_unknown(stride: int) -> None:
     x = as_strided(np.zeros(1, "u1"), (300,), (stride,))
     v = fanin.overlap(x, M)
     assert v.kind == "unknown" and v and "farther" in v.reason
@@ -264,7 +264,7 @@ def joined(pairs: Any, n: int) -> list[tuple[int, ...]]:
 
 
 def agree(views: list[Array]) -> fanin.sharing.Overlaps:
-    """A list's answers, held against those of its pairs."""
+    """Compares a list's answers with those of its pairs."""
     found = fanin.sharing.overlaps(views)
     pairs = [(i, j) for i, j in itertools.combinations(range(len(views)), 2) if np.shares_memory(views[i], views[j])]
     assert list(found.pairs) == pairs
@@ -294,7 +294,7 @@ def parent_views(rng: Any, n: int) -> list[Array]:
     return out
 
 
-def test_a_list_says_what_its_pairs_say() -> None:
+def test_a_list_has_the_answers_of_its_pairs() -> None:
     rng = np.random.default_rng(SEED)
     sizes: Counter[bool] = Counter()
     for n in [0, 1, 2, *rng.integers(3, 50, 80)]:
@@ -335,7 +335,7 @@ CUTS: dict[str, Callable[[int], list[Array]]] = {
 
 
 @pytest.mark.parametrize("name", CUTS)
-def test_what_one_array_is_cut_into_is_disjoint_until_something_spans_it(name: str) -> None:
+def test_pieces_of_one_array_are_disjoint_unless_another_array_spans_them(name: str) -> None:
     views = CUTS[name](30)
     found = agree(views)
     assert found.pairs == found.components == found.indices == ()
@@ -362,7 +362,7 @@ HALVES: dict[str, Callable[[int, Any], Callable[[int], Any]]] = {
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_columns_beside_pieces_of_rows_are_what_their_pairs_say(name: str) -> None:
+def test_columns_beside_pieces_of_rows_have_the_answers_of_their_pairs(name: str) -> None:
     rng = np.random.default_rng(SEED)
     for n in (8, 40, 160):
         views = beside_rows(n, HALVES[name](n, rng))
@@ -371,15 +371,15 @@ def test_columns_beside_pieces_of_rows_are_what_their_pairs_say(name: str) -> No
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_columns_beside_pieces_of_rows_need_no_question_for_each_pair(name: str) -> None:
-    """Of 20 000 arrays: `exact` says that the questions for components did not run out, a twentieth of the pairs."""
+def test_columns_beside_pieces_of_rows_need_no_search_for_each_pair(name: str) -> None:
+    """Of 20 000 arrays: `exact` shows that the searches for components, a twentieth of the pairs, did not run out."""
     views = beside_rows(20_000, HALVES[name](20_000, np.random.default_rng(SEED)))
     found = fanin.sharing.overlaps(views)
     assert found.exact and len(found.components) >= 4
     assert {i % 4 for c in found.components for i in c[:1]} == {0, 1, 2, 3}
 
 
-def test_components_are_inexact_where_their_questions_run_out() -> None:
+def test_components_are_inexact_if_their_searches_run_out() -> None:
     """Two combs of unlike steps: no order of them shows that the even and the odd ones share nothing."""
     flat = np.zeros(400_000, "i1")
     views = [flat[i % 2 :: 2 * (50 + i)] for i in range(6000)]
@@ -407,7 +407,7 @@ def test_components_do_not_need_the_pairs() -> None:
     assert fanin.sharing.overlaps([M] * 20_000).components == (tuple(range(20_000)),)
 
 
-def test_a_list_answers_for_each_pair_and_holds_no_array() -> None:
+def test_a_list_has_an_answer_for_each_pair_and_no_reference_to_an_array() -> None:
     class Kept(np.ndarray[Any, Any]):
         pass
 
@@ -429,7 +429,7 @@ def test_a_list_answers_for_each_pair_and_holds_no_array() -> None:
 # ---------------------------------------------------------------- what is an array
 
 
-def test_whatever_has_memory_on_the_host_is_an_array() -> None:
+def test_every_object_with_host_memory_is_an_array() -> None:
     raw = bytearray(64)
     floats = array.array("d", [0.0] * 8)
     page = mmap.mmap(-1, 4096)
@@ -444,7 +444,7 @@ def test_whatever_has_memory_on_the_host_is_an_array() -> None:
     assert fanin.overlap(objects, objects[1:]).witness == ((1,), (0,)) and not fanin.overlap(objects[:1], objects[1:])
 
 
-def test_subclasses_are_the_arrays_they_are() -> None:
+def test_subclasses_are_accepted_as_arrays() -> None:
     class Mine(np.ndarray[Any, Any]):
         pass
 
@@ -481,7 +481,7 @@ class Dlpack:
         return self.device
 
 
-def test_a_dlpack_capsule_is_taken_and_given_back() -> None:
+def test_a_dlpack_capsule_is_consumed_and_deleted() -> None:
     class Kept(np.ndarray[Any, Any]):
         pass
 
@@ -496,7 +496,7 @@ def test_a_dlpack_capsule_is_taken_and_given_back() -> None:
     assert gone() is None, "a capsule was not given back"
 
 
-#: what is no single array in memory -> what the error says of it
+#: objects that are no single array in memory -> the text of the error
 NO_ARRAYS: dict[str, tuple[Any, str]] = {
     "None": (None, "a NoneType is no array in memory; expected an ndarray"),
     "a number": (3.0, "a float is no array in memory"),
@@ -513,7 +513,7 @@ NO_ARRAYS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", NO_ARRAYS)
-def test_what_is_no_single_array_is_refused_by_its_place(name: str) -> None:
+def test_an_object_that_is_no_single_array_is_refused_by_its_place(name: str) -> None:
     bad, words = NO_ARRAYS[name]
     with pytest.raises(TypeError, match=r"^overlap: array 1: ") as e:
         fanin.overlap(M, bad)
@@ -527,7 +527,7 @@ def test_what_is_no_single_array_is_refused_by_its_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [3, M, "ab", b"ab", None], ids=repr)
-def test_what_is_no_sequence_of_arrays_is_refused(bad: Any) -> None:
+def test_an_object_that_is_no_sequence_of_arrays_is_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match=r"^overlaps: expected a sequence of arrays, got "):
         fanin.sharing.overlaps(bad)
 
@@ -557,7 +557,7 @@ class Liar:
         return self.capsule
 
 
-def test_a_capsule_that_is_none_or_was_taken_is_refused() -> None:
+def test_an_invalid_or_consumed_capsule_is_refused() -> None:
     with pytest.raises(TypeError, match="expected a capsule"):
         fanin.overlap(M, Liar(3))
     used = M.__dlpack__()
@@ -566,7 +566,7 @@ def test_a_capsule_that_is_none_or_was_taken_is_refused() -> None:
         fanin.overlap(M, Liar(used))
 
 
-#: a producer whose capsule is taken and refused -> the exception, and what it says
+#: a producer whose capsule is consumed and refused -> the exception, and its text
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a copy": ({"flags": IS_COPIED}, TypeError, "this Producer exports a copy"),
     "another version": ({"version": (2, 0)}, BufferError, "DLPack version 2.0"),
@@ -579,7 +579,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_capsule_that_is_refused_is_given_back_once(name: str) -> None:
+def test_a_refused_capsule_is_deleted_once(name: str) -> None:
     how, kind, words = REFUSED[name]
     p = Producer(**how)
     with once(p), pytest.raises(kind, match=f"^overlap: array 1: .*{words}"):
@@ -587,7 +587,7 @@ def test_a_capsule_that_is_refused_is_given_back_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("versioned", [True, False])
-def test_a_capsule_is_given_back_once(versioned: bool) -> None:
+def test_a_capsule_is_deleted_once(versioned: bool) -> None:
     x = np.zeros((4, 6))
     p = Producer(x[1:3], versioned=versioned)
     with once(p):
@@ -630,7 +630,7 @@ def test_tensors_on_another_device_are_compared_with_each_other_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
-def test_an_array_that_changes_while_others_are_read_harms_nothing() -> None:
+def test_an_array_that_changes_while_others_are_read_causes_no_crash() -> None:
     """A producer's __dlpack__ is Python's code and may do anything to the list and to the arrays in it."""
     x = np.zeros((4, 6))
     given: list[Any] = [x, None]
@@ -679,7 +679,7 @@ def test_work_is_bounded_as_memory_is() -> None:
     assert fanin.overlap(one, two).kind == "disjoint" and fanin.overlap(one, two, budget=1000).kind == "unknown"
 
 
-def test_no_pair_is_made_to_know_that_none_is_undecided_where_all_arrays_have_one_step() -> None:
+def test_no_pair_is_listed_to_find_undecided_ones_if_all_arrays_have_one_step() -> None:
     x = np.zeros((400, 500), "f4")
     found = fanin.sharing.overlaps([*x, *x.T, x[:100, 10:20], x])
     assert found.unknown == () and "_made" not in vars(found)
@@ -688,7 +688,7 @@ def test_no_pair_is_made_to_know_that_none_is_undecided_where_all_arrays_have_on
     assert two_steps.unknown == () and "_made" in vars(two_steps)
 
 
-def test_where_no_pair_is_looked_at_none_is_undecided() -> None:
+def test_no_pair_is_undecided_if_none_is_checked() -> None:
     draw = random.Random(SEED)
     easy = Counter[bool]()
     for _ in range(300):
@@ -720,7 +720,7 @@ def test_many_arrays_in_any_order_have_the_pairs_of_the_sorted_ones(apart: int) 
     assert fanin.sharing.overlaps(pieces).pairs == tuple((i, i + 1) for i in meet)
 
 
-def test_to_go_through_what_was_found_is_to_go_through_its_pairs() -> None:
+def test_iterating_a_result_iterates_its_pairs() -> None:
     x = np.zeros(10)
     found = fanin.sharing.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
     assert [(i, j) for i, j in found] == list(found) == list(found.pairs) == [(0, 1), (1, 3), (2, 3)]
@@ -729,7 +729,7 @@ def test_to_go_through_what_was_found_is_to_go_through_its_pairs() -> None:
 
 
 @pytest.mark.threads
-def test_threads_that_ask_for_the_pairs_at_once_get_one_list() -> None:
+def test_threads_that_read_the_pairs_at_once_get_one_list() -> None:
     store, seen = np.zeros(2000), 0
     for _ in range(5):
         found, start = fanin.sharing.overlaps([store[i : i + 500] for i in range(500)]), threading.Barrier(3)
@@ -745,7 +745,7 @@ def test_threads_that_ask_for_the_pairs_at_once_get_one_list() -> None:
     assert seen == 5 * 500 * 499 // 2
 
 
-def test_comparing_verdicts_leaves_nothing_behind() -> None:
+def test_comparing_verdicts_leaks_nothing() -> None:
     x = np.zeros(8)
     one, two = fanin.overlap(x[:4], x[2:]), fanin.overlap(x[:4], x[2:])
     before = sys.getallocatedblocks()

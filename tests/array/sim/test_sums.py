@@ -1,4 +1,4 @@
-"""Sums of NumPy arrays as Python asks for them: the same bits whatever instruction set and threads do the work."""
+"""Sums of NumPy arrays called from Python: the same bits with every instruction set and number of threads."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_one_changed_element_changes_the_hash() -> None:
 
 
 @pytest.mark.parametrize("isa", ["", "SSE2", "avx1024", b"sse2", 2])
-def test_an_instruction_set_that_is_not_here_is_named_with_those_that_are(isa: Any) -> None:
+def test_the_error_for_a_missing_instruction_set_names_the_available_ones(isa: Any) -> None:
     before = _core.get_options()
     with pytest.raises(ValueError, match=f"isa=.*this machine has '{ISAS[0]}'"):
         fanin.set_options(isa=isa, budget=1)
@@ -138,7 +138,7 @@ def test_a_nonsensical_number_of_threads_is_a_value_error(threads: Any) -> None:
         fanin.set_options(threads=threads)
 
 
-def test_options_come_back_after_the_block() -> None:
+def test_options_are_restored_after_the_block() -> None:
     before = _core.get_options()
     with fanin.set_options(isa=ISAS[0], threads=3):
         assert fanin.info()["sums"] == {"isa": ISAS[0], "threads": 3}
@@ -219,8 +219,8 @@ LARGE = 33 << 20  # bytes of a sum beyond half of every last cache that is belie
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "int8", "int16"])
 def test_large_sums_of_narrow_elements_are_the_same_bits_by_every_instruction_set(dtype: str) -> None:
-    """Written around the caches, a few bytes at a time: held against the same sum of a small part, of which the large
-    one is many.
+    """Written around the caches, a few bytes at a time: compared with the same sum of a small part, of which the large
+    one is many copies.
     """
     d = np.dtype(getattr(ml_dtypes, dtype, dtype))
     rng = np.random.default_rng(25)
@@ -236,6 +236,6 @@ def test_large_sums_of_narrow_elements_are_the_same_bits_by_every_instruction_se
 
 
 @pytest.mark.parametrize("one", ["12", b"12", {0: np.ones(2), 1: np.ones(2)}])
-def test_what_iterates_and_is_no_sequence_of_arrays_is_refused(one: Any) -> None:
+def test_an_iterator_is_no_sequence_of_arrays_and_is_refused(one: Any) -> None:
     with pytest.raises(TypeError, match=f"expected a sequence of arrays, got one {type(one).__name__}"):
         fanin.add_n(one)

@@ -1,5 +1,5 @@
-"""What is parked is others' memory, and what is added others' objects: whatever becomes of them meanwhile ends in an
-error that names it, never in a crash.
+"""Parked gradients may be memory and objects of other code: a change to them before the take ends in an error that
+names the gradient, never in a crash.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def test_memory_that_was_resized_while_it_was_parked_is_not_read(made: Callable[
         assert buf.take()[0].tolist() == [1, 1, 1]
 
 
-def test_the_only_gradient_of_a_slot_with_statistics_is_read_and_so_looked_at() -> None:
+def test_the_only_gradient_of_a_slot_with_statistics_is_checked_before_it_is_read() -> None:
     for made in MADE:
         owner, gradient = made()
         buf = fanin.InputBuffer(1, stats=True, name="grads")
@@ -158,7 +158,7 @@ def test_the_key_of_a_gradient_that_was_changed_is_named(donate: bool) -> None:
             buf.clear()
 
 
-def test_what_an_object_of_another_slot_moves_during_the_take_is_not_read() -> None:
+def test_memory_that_an_object_of_another_slot_moves_during_the_take_is_not_read() -> None:
     """combine is others' code: it may resize what a later slot, or out=, is about to read or write."""
     moved: list[Any] = []
 
@@ -192,7 +192,7 @@ def test_an_empty_or_hand_through_gradient_that_was_resized_is_no_error() -> Non
         buf.add(1, np.ones((0, 3)))
         shrunk(a)
         one, two = buf.take()
-        assert one is a  # A14: the very object, whatever it is now
+        assert one is a  # A14: the same object, with its current content
         assert two.shape == (0, 3)
 
 
@@ -262,7 +262,7 @@ def test_a_part_of_a_sparse_gradient_that_is_no_part_is_an_error_that_names_the_
 
 
 class Space:
-    """A library by the array API standard, whose `from_dlpack` fails when it is told to."""
+    """A library by the array API standard, whose `from_dlpack` fails when a test requests it."""
 
     __name__ = "space_of_test_doors"
 
@@ -276,7 +276,7 @@ class Space:
         self.calls += 1
         self.during()
         if self.calls in self.fails:
-            self.seen.append(np.from_dlpack(x))  # somebody has it, and keeps it
+            self.seen.append(np.from_dlpack(x))  # the library keeps a reference
             raise self.fails[self.calls]("no room at export")
         return Foreign(np.from_dlpack(x))
 
@@ -330,7 +330,7 @@ def shown(sums: list[Any]) -> list[Any]:
 
 @pytest.mark.rule("A6")
 @pytest.mark.parametrize("again", ["target", "add", "donated"])
-def test_what_a_library_kept_of_a_sum_that_it_refused_is_not_written_any_more(again: str) -> None:
+def test_a_sum_that_a_library_refused_but_references_is_not_written_again(again: str) -> None:
     donate = again == "donated"
     buf = fanin.InputBuffer([fanin.Slot(shape=(5,), dtype="float64")], budget=0)
     for x in (np.arange(5.0), np.ones(5)):
@@ -375,7 +375,7 @@ def test_a_result_that_its_library_refuses_loses_no_sum(way: str) -> None:
             buf.add(0, np.zeros(5), key=2 if keyed else None)
             assert shown(TAKES[way](buf, others)) == want
             for a, b in zip(space.seen, seen, strict=True):
-                assert np.array_equal(a, b)  # nothing was written that somebody was shown
+                assert np.array_equal(a, b)  # no memory was written to which another reference exists
             assert buf.take() == [None] * 4
             space.seen.clear()
             faults += 1
@@ -404,7 +404,7 @@ def test_a_snapshot_that_its_library_refuses_changes_nothing() -> None:
     assert others[0].tolist() == [1.0] * 5
 
 
-def test_what_adds_while_a_result_is_shown_is_told_so_and_nothing_is_lost() -> None:
+def test_an_add_during_the_conversion_of_a_result_raises_and_loses_nothing() -> None:
     buf, _ = four_slots(None, False, False)
     said: list[str] = []
 
@@ -426,7 +426,7 @@ def test_what_adds_while_a_result_is_shown_is_told_so_and_nothing_is_lost() -> N
 
 
 class Cell:
-    """An object with a + that raises when it is told to."""
+    """An object with a + that raises when a test requests it."""
 
     fails: type[BaseException] | None = None
 
@@ -485,7 +485,7 @@ def test_a_batch_in_which_a_sum_raises_is_not_added_at_all(budget: Any, keyed: b
     )  # an object counts one byte, so 8 are passed where the array comes too
 
 
-def test_two_of_a_batch_in_one_slot_are_taken_back_together() -> None:
+def test_two_gradients_of_a_batch_in_one_slot_are_undone_together() -> None:
     for bad in range(6):
         buf = fanin.InputBuffer(2, budget=0)
         Cell.fails = ValueError
@@ -499,8 +499,8 @@ def test_two_of_a_batch_in_one_slot_are_taken_back_together() -> None:
 
 
 def test_a_batch_in_which_a_sum_raises_beside_other_threads_adds_and_takes() -> None:
-    """Whatever others sum meanwhile: what raised has added nothing, what did not has added all. Any + raises in the
-    thread whose batch is to fail.
+    """While other threads add: a batch that raised has added nothing, any other batch has added all. Each + raises in
+    the thread whose batch is to fail.
     """
     import threading
 
@@ -548,7 +548,7 @@ def test_a_batch_in_which_a_sum_raises_beside_other_threads_adds_and_takes() -> 
     assert min(counts) > 10
 
 
-# ---------------------------------------------------------------- who is who (24), and who comes meanwhile (11)
+# ---------------------------------------------------------------- equal names (24), and concurrent calls (11)
 
 
 def test_two_libraries_of_one_name_are_two() -> None:
@@ -592,7 +592,7 @@ def test_a_name_with_a_nul_character_is_a_value_error() -> None:
         m.launch(m.stream(), lambda: None, name="a\0b")
 
 
-def test_a_known_word_with_more_behind_a_nul_character_is_none() -> None:
+def test_a_valid_word_followed_by_a_nul_character_is_refused() -> None:
     m = sim.Machine()
     for make in (
         lambda: fanin.InputBuffer([Slot(device="cpu\0")]),
@@ -606,7 +606,7 @@ def test_a_known_word_with_more_behind_a_nul_character_is_none() -> None:
             make()
 
 
-def test_a_finalizer_that_adds_as_a_take_begins_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_add_by_a_finalizer_at_the_start_of_a_take_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     import gc
     import sys
 

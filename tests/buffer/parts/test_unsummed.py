@@ -78,7 +78,7 @@ def recorded(x: Any) -> None:
         tree.function(lambda a: a + a)(x)
 
 
-#: The doors by which an array or a dtype comes in, and what the message must say beside the dtype. In these an object
+#: The entry points for an array or a dtype, and what the message must name besides the dtype. In these an object
 #: array is none of numbers, too: the slot declares what it holds, or there is no slot.
 DOORS: dict[str, tuple[Any, str]] = {
     "add, declared": (lambda x: given_to(fanin.Slot(3, name="w1")).add(0, x, key=3), r"^g: slot 0 \(w1\), key 3: "),
@@ -112,7 +112,7 @@ OPEN: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("door", [*DOORS, *OPEN])
-def test_by_every_door_a_dtype_that_is_not_summed_is_one_error_that_says_where_and_which(door: str) -> None:
+def test_every_entry_point_raises_one_error_that_names_the_place_and_the_unsupported_dtype(door: str) -> None:
     call, says = (DOORS | OPEN)[door]
     arrays = [x for x in [*UNSUMMED, *NO_NUMBERS, *OTHERS] if x.ndim and (door in DOORS or x.dtype != np.object_)]
     for x in arrays:
@@ -124,7 +124,7 @@ def test_by_every_door_a_dtype_that_is_not_summed_is_one_error_that_says_where_a
 
 
 @pytest.mark.parametrize("x", [*UNSUMMED, *NO_NUMBERS, OTHERS[0]], ids=named)
-def test_what_is_refused_leaves_the_buffer_as_it_was_and_says_what_to_do(x: Any) -> None:
+def test_a_refusal_changes_nothing_and_names_the_remedy(x: Any) -> None:
     buf = fanin.InputBuffer([fanin.Slot(name="w1")], name="g")
     with pytest.raises(fanin.DTypeError, match=r"(the array|the scalar) has dtype .*x\.astype\(.*Slot\(combine=f\)"):
         buf.add(0, x)
@@ -145,7 +145,7 @@ def test_the_error_is_each_class_by_which_libraries_call_it() -> None:
 
 
 @pytest.mark.parametrize("x", NO_NUMBERS[:3], ids=named)
-def test_combine_sums_what_holds_no_numbers(x: Any) -> None:
+def test_combine_sums_arrays_without_numbers(x: Any) -> None:
     buf = fanin.InputBuffer([fanin.Slot(combine=lambda old, new: np.concatenate([old, new]))])
     buf.add(0, x)
     buf.add(0, x)
@@ -164,7 +164,7 @@ def test_a_slot_with_combine_sums_them(x: Any, budget: Any) -> None:
     assert buf.take(slot=0) is x, "a single one comes back as it is"
 
 
-def test_they_meet_arrays_that_are_summed_as_objects_do() -> None:
+def test_objects_and_arrays_of_unsupported_dtypes_sum_together() -> None:
     seen: list[Any] = []
 
     def combine(old: Any, new: Any) -> Any:

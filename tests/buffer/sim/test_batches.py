@@ -40,7 +40,7 @@ X, Y = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
 
 
 @pytest.mark.parametrize("budget", [0, 8, None])
-def test_it_adds_as_add_does(budget: Any) -> None:
+def test_a_batch_adds_as_add_does(budget: Any) -> None:
     batches: list[tuple[list[int], list[Any], Any]] = [
         ([0, 1, 0], [X, Y, Y], None),
         ([0, 0, 0], [X, Y, X], [2, 0, 1]),
@@ -85,7 +85,7 @@ BAD: list[tuple[str, list[Any], list[Any], dict[str, Any], type[Exception], str]
     ("slots", "gradients", "options", "kind", "words"), [b[1:] for b in BAD], ids=[b[0] for b in BAD]
 )
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "items"])
-def test_one_that_is_refused_leaves_none(
+def test_one_refused_gradient_refuses_the_whole_batch(
     plain: bool, slots: Any, gradients: Any, options: Any, kind: Any, words: str
 ) -> None:
     buf = pair()
@@ -105,7 +105,7 @@ def test_one_that_is_refused_leaves_none(
     assert taken(buf) == [None, [1, 2]]
 
 
-def test_what_is_refused_is_let_go() -> None:
+def test_references_to_refused_gradients_are_dropped() -> None:
     buf = pair()
     for extra in ([np.ones(3)], [Money(1), np.ones(3)]):
         mine = [X.copy(), Y.copy()]
@@ -115,7 +115,7 @@ def test_what_is_refused_is_let_go() -> None:
             buf.add_many([0, 0, *([1] if len(extra) > 1 else []), 0], [*mine, *extra])
         gc.collect()
         assert hooks.memory()[0] == blocks
-        mine[0].resize(4, refcheck=True)  # nobody else has it
+        mine[0].resize(4, refcheck=True)  # no other reference exists
         assert taken(buf) == [None, None]
 
 
@@ -130,7 +130,7 @@ def test_expect_counts_the_whole_batch() -> None:
     assert taken(buf)[0] == [2, 4]
 
 
-def test_memory_that_is_wanting_adds_none() -> None:
+def test_a_failed_allocation_adds_no_gradient_of_the_batch() -> None:
     for n in range(200):
         buf = pair()
         buf.add(0, X, copy=True)
@@ -180,7 +180,7 @@ def test_on_streams_it_waits_as_add_does(seed: int) -> None:
 
 
 @pytest.mark.threads
-def test_takes_and_batches_do_not_wait_for_each_other_for_ever() -> None:
+def test_takes_and_batches_do_not_deadlock() -> None:
     buf = fanin.InputBuffer(3)
     one = np.ones(2)
     rounds, total = 400, [0.0]
@@ -247,7 +247,7 @@ def test_a_small_pass_takes_no_memory_of_the_core() -> None:
     run_prepared(textwrap.dedent(code))
 
 
-def test_a_buffer_keeps_nothing_of_its_life_before() -> None:
+def test_a_reused_buffer_keeps_no_gradient() -> None:
     for turn in range(20):
         old = fanin.InputBuffer(1)
         ref = weakref.ref(old)
@@ -276,7 +276,7 @@ class Evil:
         return self.value
 
 
-def test_lists_that_change_meanwhile_are_read_as_they_were() -> None:
+def test_lists_that_change_during_a_batch_are_read_as_they_were() -> None:
     buf = fanin.InputBuffer(2, budget=1000)
     slots, grads = [0] * 200, [np.ones(16) for _ in range(200)]
     g = np.ones(16)
@@ -296,7 +296,7 @@ def test_lists_that_change_meanwhile_are_read_as_they_were() -> None:
         buf.add_many(mine, [np.ones(3)])
 
 
-def test_what_a_refused_batch_taught_its_slots_is_forgotten() -> None:
+def test_a_refused_batch_leaves_no_shape_or_dtype_in_its_slots() -> None:
     buf = fanin.InputBuffer(2, stats=True)
     buf.add(0, np.ones(7))
     buf.take()
@@ -339,7 +339,7 @@ def changed(how: Any) -> Any:
     ],
     ids=["dtype", "shape", "resize", "strides"],
 )
-def test_an_array_that_is_made_another_meanwhile_is_found(how: Any) -> None:
+def test_an_array_that_changes_during_a_batch_is_found(how: Any) -> None:
     buf, a = changed(how)
     for call in (buf.take, lambda: buf[0], lambda: buf.take(scale=2.0), lambda: buf.explain(0)):
         with pytest.raises(RuntimeError, match="changed after it was added"):
@@ -404,7 +404,7 @@ class Counted(Money):
         return made
 
 
-def test_a_batch_that_is_taken_back_lets_go_of_the_sums_it_had_tried() -> None:
+def test_a_batch_that_is_undone_drops_its_attempted_sums() -> None:
     Counted.sums = []
     buf = fanin.InputBuffer([fanin.Slot(), fanin.Slot()], budget=0)
     buf.add_many([0, 1], [Counted(1), Counted(10)])

@@ -1,4 +1,4 @@
-"""The default budget: what the buffer alone keeps alive is summed while it is warm, what somebody else holds waits."""
+"""The default budget: gradients that only the buffer keeps alive are summed while they are cached; others wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ONE = 8 * N
 
 @pytest.fixture
 def limits() -> Iterator[tuple[int, int]]:
-    """Four gradients that the buffer alone has may wait, and ten that somebody else holds."""
+    """Limits by which four gradients that only the buffer references may wait, and ten with other references."""
     hooks.auto_budget(4 * ONE, 10 * ONE)
     yield 4, 10
     hooks.auto_budget()
@@ -35,7 +35,7 @@ def made(k: int) -> Any:
     return np.full(N, float(k))
 
 
-# What it is, and what it says of itself
+# Its value, and how it is shown
 
 
 def test_the_default_is_auto_and_numbers_stay_numbers() -> None:
@@ -54,7 +54,7 @@ def test_the_default_is_auto_and_numbers_stay_numbers() -> None:
 @pytest.mark.parametrize(
     ("bad", "error"), [("Auto", ValueError), ("", ValueError), (True, TypeError), ([], TypeError), (b"auto", TypeError)]
 )
-def test_what_is_no_budget_is_told_what_one_is(bad: Any, error: type[Exception]) -> None:
+def test_the_error_for_an_invalid_budget_names_the_valid_ones(bad: Any, error: type[Exception]) -> None:
     for call in (lambda: fanin.InputBuffer(1, budget=bad), lambda: fanin.set_options(budget=bad)):
         with pytest.raises(error, match='expected "auto", a number of bytes'):
             call()
@@ -65,7 +65,7 @@ def test_its_limits_are_a_part_of_the_cache_and_64_mib() -> None:
     assert 16 << 10 <= alone <= 16 * MIB and held == 64 * MIB
 
 
-def test_explain_says_what_the_budget_is(limits: tuple[int, int]) -> None:
+def test_explain_shows_the_budget(limits: tuple[int, int]) -> None:
     buf, keep = fanin.InputBuffer(1), [made(k) for k in range(6)]
     for g in keep:
         buf.add(0, g)
@@ -82,7 +82,7 @@ def test_explain_says_what_the_budget_is(limits: tuple[int, int]) -> None:
     assert "budget=inf: 15.62 KiB wait in all slots." in few.explain(0)
 
 
-# The patterns of callers: who has a gradient when the next one comes
+# The patterns of callers: which references to a gradient exist when the next one arrives
 
 
 def temporary(buf: Any, n: int) -> None:
@@ -158,7 +158,9 @@ DROPPED = [temporary, rebound, deleted, popped, through_a_function, pairs, views
 
 
 @pytest.mark.parametrize("producer", DROPPED, ids=lambda f: f.__name__)
-def test_what_its_maker_drops_is_summed_early(limits: tuple[int, int], producer: Callable[[Any, int], None]) -> None:
+def test_a_gradient_that_its_producer_drops_is_summed_early(
+    limits: tuple[int, int], producer: Callable[[Any, int], None]
+) -> None:
     sums = []
     for budget in ("auto", math.inf):
         buf = fanin.InputBuffer(1, budget=budget)
@@ -172,7 +174,7 @@ def test_what_its_maker_drops_is_summed_early(limits: tuple[int, int], producer:
     assert sums[0].tobytes() == sums[1].tobytes()
 
 
-def test_what_is_converted_is_the_buffers_alone(limits: tuple[int, int]) -> None:
+def test_a_converted_gradient_is_owned_by_the_buffer_alone(limits: tuple[int, int]) -> None:
     buf = fanin.InputBuffer([fanin.Slot(shape=(N,), dtype="float64")])
     converted(buf, 40)
     assert buf.counters.peak_parked_bytes <= (limits[0] + 1) * ONE and buf.take()[0][0] == 40
@@ -187,7 +189,7 @@ def view_of_kept(k: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["arrays", "views", "fortran"])
-def test_what_somebody_holds_waits_longer(limits: tuple[int, int], kind: str) -> None:
+def test_a_gradient_with_other_references_waits_longer(limits: tuple[int, int], kind: str) -> None:
     keep = [np.full((2, N // 2), float(k), order="F" if kind == "fortran" else "C") for k in range(40)]
     buf = fanin.InputBuffer(1)
     for k, g in enumerate(keep):
@@ -198,8 +200,8 @@ def test_what_somebody_holds_waits_longer(limits: tuple[int, int], kind: str) ->
     assert all((g == k).all() for k, g in enumerate(keep))
 
 
-def test_what_has_no_home_on_the_host_waits_as_what_is_held(limits: tuple[int, int]) -> None:
-    """A simulated device's arrays, and sparse ones, count against the larger limit, whoever has them."""
+def test_device_and_sparse_gradients_wait_like_referenced_ones(limits: tuple[int, int]) -> None:
+    """Arrays of a simulated device, and sparse ones, count against the larger limit, even without other references."""
     with fanin.sim.Machine(devices=1, seed=0) as m:
         buf = fanin.InputBuffer(1)
         for k in range(9):
@@ -216,7 +218,7 @@ def test_what_has_no_home_on_the_host_waits_as_what_is_held(limits: tuple[int, i
     sparse.clear()
 
 
-def test_what_the_buffer_alone_has_and_what_is_held_are_counted_apart(limits: tuple[int, int]) -> None:
+def test_owned_and_referenced_gradients_are_counted_apart(limits: tuple[int, int]) -> None:
     keep = [made(k) for k in range(9)]
     buf = fanin.InputBuffer(2)
     for g in keep:
@@ -230,7 +232,9 @@ def test_what_the_buffer_alone_has_and_what_is_held_are_counted_apart(limits: tu
 
 
 @pytest.mark.parametrize("make", [made, lambda k: made(k)[::-1]], ids=["forward", "backward"])
-def test_what_its_holder_drops_later_is_counted_as_the_buffers_own(limits: tuple[int, int], make: Any) -> None:
+def test_a_gradient_counts_as_owned_once_its_last_other_reference_is_dropped(
+    limits: tuple[int, int], make: Any
+) -> None:
     buf, held = fanin.InputBuffer(1), [make(k) for k in range(6)]
     for g in held:
         buf.add(0, g)
@@ -241,7 +245,7 @@ def test_what_its_holder_drops_later_is_counted_as_the_buffers_own(limits: tuple
     assert buf.counters.folds == 1
 
 
-def test_each_of_many_slots_is_asked_when_its_next_comes(limits: tuple[int, int]) -> None:
+def test_each_of_many_slots_is_rechecked_when_its_next_gradient_arrives(limits: tuple[int, int]) -> None:
     """One gradient a slot cannot be summed; the second is, at once, where the buffer's own are too many."""
     buf = fanin.InputBuffer(20)
     for rounds in range(3):
@@ -253,7 +257,7 @@ def test_each_of_many_slots_is_asked_when_its_next_comes(limits: tuple[int, int]
     assert [s[0] for s in buf.take()] == [3 * i for i in range(20)]
 
 
-def test_what_was_added_last_is_asked_when_the_next_comes_to_another_slot() -> None:
+def test_the_last_gradient_is_rechecked_when_the_next_one_goes_to_another_slot() -> None:
     hooks.auto_budget(4 * ONE, 1000 * ONE)
     try:
         buf = fanin.InputBuffer(20)
@@ -285,7 +289,7 @@ def test_a_gradient_for_two_slots_is_held_and_never_written(limits: tuple[int, i
 
 
 def test_memory_goes_back_at_once() -> None:
-    """What was added and dropped is gone when the call that sums it is over, not when the sum is taken."""
+    """A gradient that the caller dropped is freed when the call that sums it ends, not when the sum is taken."""
     hooks.auto_budget(3 * ONE, 10 * ONE)
     try:
         buf, alive = fanin.InputBuffer(1), 0
@@ -303,7 +307,7 @@ def test_memory_goes_back_at_once() -> None:
 
 
 def test_the_first_that_is_the_buffers_alone_is_where_the_sum_is(limits: tuple[int, int]) -> None:
-    """A6: no memory is made for it. One that somebody holds is left as it was."""
+    """A6: the sum allocates no memory. A gradient with other references is not changed."""
     buf = fanin.InputBuffer(1)
     first = made(1)
     address = first.ctypes.data
@@ -376,7 +380,7 @@ def early(n: int = 12, **how: Any) -> Any:
     return buf
 
 
-def test_the_ledger_knows_what_was_summed_early(limits: tuple[int, int]) -> None:
+def test_the_ledger_counts_gradients_that_were_summed_early(limits: tuple[int, int]) -> None:
     buf = early()
     for key in (0, 3, 11):
         with pytest.raises(ValueError, match=f"key {key}: this key has contributed already"):
@@ -387,7 +391,7 @@ def test_the_ledger_knows_what_was_summed_early(limits: tuple[int, int]) -> None
     assert buf.take()[0][0] == sum(range(13))
 
 
-def test_what_was_expected_counts_what_was_summed_early(limits: tuple[int, int]) -> None:
+def test_expect_counts_gradients_that_were_summed_early(limits: tuple[int, int]) -> None:
     buf = fanin.InputBuffer(1)
     buf.expect(0, 13)
     for k in range(12):
@@ -406,7 +410,7 @@ def test_what_was_expected_counts_what_was_summed_early(limits: tuple[int, int])
         buf.take()
 
 
-def test_a_snapshot_of_what_was_summed_early_stays_as_it_is(limits: tuple[int, int]) -> None:
+def test_a_snapshot_of_an_early_sum_does_not_change(limits: tuple[int, int]) -> None:
     buf = early()
     before = buf[0]
     for k in range(12, 30):
@@ -418,7 +422,7 @@ def test_a_snapshot_of_what_was_summed_early_stays_as_it_is(limits: tuple[int, i
 @pytest.mark.parametrize(
     "how", ["out", "scale", "writable", "clear", "explain", "dropped", "trace", "other dtype", "fortran", "debug"]
 )
-def test_whatever_follows_what_was_summed_early(limits: tuple[int, int], how: str) -> None:
+def test_every_kind_of_gradient_may_follow_an_early_sum(limits: tuple[int, int], how: str) -> None:
     buf, total = early(), float(sum(range(12)))
     if how == "out":
         out = np.empty(N)
@@ -457,7 +461,7 @@ def test_whatever_follows_what_was_summed_early(limits: tuple[int, int], how: st
         assert (other.take()[0] == total + 12).all()
 
 
-def test_what_lies_beyond_a_gap_waits_whoever_has_it(limits: tuple[int, int]) -> None:
+def test_a_gradient_beyond_a_gap_waits_whether_or_not_it_is_referenced(limits: tuple[int, int]) -> None:
     buf = fanin.InputBuffer(1)
     for k in range(1, 12):
         buf.add(0, made(k), key=k)
@@ -493,7 +497,7 @@ def test_low_precision_is_rounded_once_all_the_same(limits: tuple[int, int]) -> 
 
 
 def script(rng: np.random.Generator, slots: int) -> list[tuple[Any, ...]]:
-    """Adds of gradients that are dropped at once, soon, or never, with whatever else a caller may do in between."""
+    """Adds of gradients that are dropped at once, soon, or never, with other calls in between."""
     keyed = rng.random() < 0.5
     next_key = [0] * slots
     steps: list[tuple[Any, ...]] = []
@@ -585,7 +589,7 @@ def run(steps: list[tuple[Any, ...]], slots: int, budget: Any) -> tuple[list[Any
     return said, buf.counters
 
 
-def test_no_bit_no_error_and_no_snapshot_depends_on_who_holds_what() -> None:
+def test_no_bit_error_or_snapshot_depends_on_other_references() -> None:
     refused = folds = in_place = 0
     try:
         for seed in range(250):
@@ -607,7 +611,7 @@ def test_no_bit_no_error_and_no_snapshot_depends_on_who_holds_what() -> None:
 
 @pytest.mark.threads
 def test_threads_that_add_to_one_slot_while_it_is_summed() -> None:
-    """Sums of some size are made without the interpreter: who comes meanwhile waits."""
+    """Larger sums are computed without the interpreter's lock: other threads that use the slot wait."""
     size, each = 40_000, 40
     hooks.auto_budget(2 * 8 * size, 64 * MIB)
     buf = fanin.InputBuffer(1)

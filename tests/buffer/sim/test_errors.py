@@ -249,7 +249,7 @@ def frozen() -> Any:
 
 
 @pytest.mark.parametrize("what", [a[0] for a in ADDS])
-def test_a_call_that_raises_says_why_and_leaves_everything_as_it_was(what: str) -> None:
+def test_a_call_that_raises_names_the_cause_and_changes_nothing(what: str) -> None:
     _, call, kind, words = next(a for a in ADDS if a[0] == what)
     buf = grads()
     explained = [buf.explain(i) for i in range(4)]
@@ -442,7 +442,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize("what", [m[0] for m in MADE])
-def test_what_cannot_be_made_says_why(what: str) -> None:
+def test_a_constructor_that_fails_names_the_cause(what: str) -> None:
     _, call, kind, words = next(m for m in MADE if m[0] == what)
     gc.collect()
     blocks, options = hooks.memory()[0], _core.get_options()
@@ -453,7 +453,7 @@ def test_what_cannot_be_made_says_why(what: str) -> None:
     assert _core.get_options() == options
 
 
-def test_add_n_says_which_array_it_was() -> None:
+def test_errors_of_add_n_name_the_array() -> None:
     with pytest.raises(ValueError) as caught:
         fanin.add_n([np.ones(2), np.ones(2), np.ones(3)])
     assert caught.value.__notes__ == ["it was arrays[2] of add_n"]
@@ -472,7 +472,7 @@ def test_missing_contributions_are_named_at_take() -> None:
     assert not buf.ready(1), "expect stays"
 
 
-def test_changing_what_was_added_is_caught_in_debug_mode() -> None:
+def test_debug_mode_finds_a_change_of_an_added_gradient() -> None:
     buf = InputBuffer(1, name="grads")
     x = np.ones(4)
     with fanin.set_options(debug=True):
@@ -520,7 +520,7 @@ def test_names_may_be_any_object_that_prints() -> None:
 
 
 @pytest.mark.rule("S1")
-def test_the_slot_is_looked_at_before_the_gradient() -> None:
+def test_the_slot_is_checked_before_the_gradient() -> None:
     class Loud:
         def __dlpack_device__(self) -> Any:
             raise AssertionError("asked")
@@ -603,7 +603,7 @@ def test_a_mismatch_warns_once_and_a_warning_made_an_error_loses_nothing() -> No
         assert buf.take(consumer)[0] is x
 
 
-def test_memory_that_is_wanting_is_a_memory_error_and_nothing_is_lost() -> None:
+def test_a_failed_allocation_is_a_memory_error_and_loses_nothing() -> None:
     for n in range(200):
         buf = grads()
         buf.explain(0)  # what is plain becomes items here, which take memory
@@ -664,7 +664,9 @@ def test_one_thing_is_named_as_one(call: Callable[[], object], said: str) -> Non
         ("float32", 1 - 2j, "slot 0: scale=1-2j: a float32 sum needs a real number"),
     ],
 )
-def test_a_scale_that_does_not_fit_is_told_by_its_value_and_the_dtype(dtype: str, scale: complex, said: str) -> None:
+def test_the_error_for_a_scale_that_does_not_fit_has_its_value_and_the_dtype(
+    dtype: str, scale: complex, said: str
+) -> None:
     buf = fanin.InputBuffer(1)
     for _ in range(2):
         buf.add(0, np.ones(3, dtype))
@@ -674,14 +676,14 @@ def test_a_scale_that_does_not_fit_is_told_by_its_value_and_the_dtype(dtype: str
     assert buf.take()[0].dtype == dtype, "nothing is lost"
 
 
-def test_what_is_no_array_is_told_how_to_become_one() -> None:
+def test_the_error_for_an_object_that_is_no_array_names_the_conversion() -> None:
     for x in ([1.0], (1.0,), "a", {"a": 1}, object()):
         with pytest.raises(TypeError, match=r"pass np\.asarray\(x\); for objects of your own give combine="):
             fanin.InputBuffer(1).add(0, x)
 
 
 @pytest.mark.parametrize("made", [0, 1, 3])
-def test_the_slot_behind_the_last_is_refused_by_every_call(made: int) -> None:
+def test_every_call_refuses_the_index_after_the_last_slot(made: int) -> None:
     with fanin.sim.Machine() as m:
         x, s = m.array(np.ones(2)), m.stream()
         strided = np.ones((4, 4)).T[::-2]

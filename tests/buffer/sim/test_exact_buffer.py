@@ -1,4 +1,4 @@
-"""accumulate="exact" in a buffer: sums of real numbers, rounded once, whatever the order, the budget and the keys."""
+"""accumulate="exact" in a buffer: sums of real numbers, rounded once, for every order, budget and choice of keys."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_the_first_bad_key_of_a_state_is_that_of_any_term_the_first_and_the_last
 
 @pytest.mark.rule("A2", "A14")
 @pytest.mark.parametrize("budget", [0, 10, None])
-def test_a_single_gradient_among_zeros_is_handed_through_whatever_the_budget(budget: Any) -> None:
+def test_a_single_gradient_among_zeros_is_handed_through_under_every_budget(budget: Any) -> None:
     x = np.ones(3)
     for terms in (
         [x, fanin.Zero((3,), "f8")],

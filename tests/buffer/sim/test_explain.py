@@ -1,4 +1,4 @@
-"""`explain` says what was and will be decided, in sentences with the numbers of the rules."""
+"""`explain` describes past and coming decisions in sentences with the numbers of the rules."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_why_a_fresh_array_takes_the_sum() -> None:
         assert f"At the next sum a fresh array will take the sum: {why} (A7)." in buf.explain(0).splitlines()
 
 
-def test_objects_zeros_and_undefined_ones_are_told_apart() -> None:
+def test_explain_distinguishes_objects_zeros_and_undefined_gradients() -> None:
     buf = InputBuffer([Slot(combine=lambda a, b: a)])
     for g in ({1}, None, fanin.Zero((3,), "float32")):
         buf.add(0, g)
@@ -127,8 +127,8 @@ def test_words() -> None:
 @pytest.mark.core
 @pytest.mark.parametrize("stats", [False, True])
 @pytest.mark.parametrize("dense_first", [False, True])
-def test_what_is_said_of_the_next_sum_is_what_it_does(stats: bool, dense_first: bool) -> None:
-    """With stats a term beside sparse ones is looked at once the sum is made: nothing is summed into it."""
+def test_explain_describes_the_next_sum_as_it_then_runs(stats: bool, dense_first: bool) -> None:
+    """With stats, a dense term among sparse ones is read again after the sum: nothing is summed into it."""
     row = fanin.Sparse("csr", (np.array([0, 2]), np.array([0, 2]), np.array([1.0, 2.0])), (1, 4))
     buf = InputBuffer(1, stats=stats)
     with fanin.trace() as t:
@@ -191,15 +191,15 @@ def test_a_sum_of_several_is_not_handed_through_as_a_single_one(
 
 
 @pytest.mark.core
-def test_an_exact_sum_is_told_as_one() -> None:
+def test_explain_names_an_exact_sum() -> None:
     buf = InputBuffer(1, accumulate="exact")
     for _ in range(2):
         buf.add(0, np.ones(3), donate=True)
     assert "At the next sum they will be summed exactly and rounded once (A11)." in buf.explain(0).splitlines()
 
 
-def test_of_a_contribution_that_is_still_arriving_nothing_is_told_but_that() -> None:
-    """Its add converts it and records its event without the slot's lock: explain looks at neither."""
+def test_explain_reports_only_the_presence_of_a_contribution_that_is_still_arriving() -> None:
+    """Its add converts it and records its event without the slot's lock: explain reads neither."""
 
     def scenario(m: fanin.sim.Machine) -> str:
         s, c = m.stream(), m.stream()

@@ -84,7 +84,7 @@ def test_a_batch_of_keys_in_any_order_is_added_whole_or_not_at_all(make: Any) ->
 
 
 @pytest.mark.rule("A15")
-def test_what_was_out_of_order_is_told_in_order() -> None:
+def test_gradients_added_out_of_order_are_reported_in_key_order() -> None:
     buf = fanin.InputBuffer(1)
     for k in reversed(range(200)):
         buf.add(0, gap_free(k), key=k)
@@ -178,7 +178,7 @@ def test_the_greatest_key_is_one_like_any_other() -> None:
 
 @pytest.mark.parametrize("far", [3, 100], ids=["shifted", "unsorted"])
 @pytest.mark.parametrize("kind", ["few bytes", "strided", "device"])
-def test_the_key_that_was_missing_lets_all_behind_it_be_summed_at_once(kind: str, far: int) -> None:
+def test_all_later_keys_are_summed_as_soon_as_the_missing_key_arrives(kind: str, far: int) -> None:
     with fanin.sim.Machine() as m:
         x = {"few bytes": np.ones(3), "strided": np.ones((3, 6)).T[::2], "device": m.array(np.ones(3))}[kind]
         buf = fanin.InputBuffer(1, budget=0)

@@ -39,7 +39,7 @@ def expected(terms: list[Any], writable: bool) -> tuple[int, ...]:
 
 @pytest.mark.rule("A13")
 @pytest.mark.parametrize("n", [2, 3])
-def test_the_strides_of_a_sum_are_those_of_the_first_whatever_the_budget(n: int) -> None:
+def test_the_strides_of_a_sum_are_those_of_the_first_under_every_budget(n: int) -> None:
     met = set()
     for names in itertools.product(TERMS, repeat=n):
         terms = [TERMS[name] for name in names]
@@ -52,7 +52,7 @@ def test_the_strides_of_a_sum_are_those_of_the_first_whatever_the_budget(n: int)
 
 @pytest.mark.rule("A11", "A13")
 @pytest.mark.parametrize("n", [2, 3])
-def test_the_strides_of_an_exact_sum_are_those_of_the_first_whatever_the_budget(n: int) -> None:
+def test_the_strides_of_an_exact_sum_are_those_of_the_first_under_every_budget(n: int) -> None:
     met = set()
     for names in itertools.product(TERMS, repeat=n):
         terms = [TERMS[name] for name in names]

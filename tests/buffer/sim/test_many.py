@@ -83,7 +83,7 @@ def test_a_take_of_all_slots_is_one_launch(w: Any) -> None:
             assert read(sums[i], s).tolist() == (values[i] * 3 * how.get("scale", 1)).tolist()
 
 
-def test_what_goes_into_out_is_one_launch(w: Any) -> None:
+def test_sums_into_out_are_one_launch(w: Any) -> None:
     n, s, taker = 50, w.stream(), w.stream()
     values = np.arange(n * 8, dtype=np.float32).reshape(n, 8)
     buf = fanin.InputBuffer(n, stream=s)
@@ -122,7 +122,7 @@ def test_each_stream_each_dtype_and_each_device_has_a_launch_of_its_own(w: Any) 
         assert read(x, streams[i % 3]).tolist() == [2 * i] * 5
 
 
-def test_the_line_of_the_launch_tells_the_slots_and_their_buffer() -> None:
+def test_the_trace_line_of_a_launch_names_its_slots_and_their_buffer() -> None:
     with Machine() as m, fanin.trace() as t:
         s = m.stream()
         buf = fanin.InputBuffer(5, stream=s, budget=0, name="grads")
@@ -197,7 +197,7 @@ def test_the_bits_are_those_of_slot_by_slot(a_world: Any, dtype: np.dtype[Any]) 
     assert w.races == 0, w.race
 
 
-def test_what_the_table_cannot_say_goes_singly_in_the_same_flush(w: Any) -> None:
+def test_sums_that_do_not_fit_the_table_are_launched_singly_in_the_same_flush(w: Any) -> None:
     s = w.stream()
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     given = [x, x.T, x[:, ::2], x.astype(np.float64), x]
@@ -383,7 +383,7 @@ def test_under_a_capture_sums_are_launches_that_a_graph_can_repeat(w: Any) -> No
 # Failures
 
 
-def test_a_launch_that_fails_poisons_its_slots_and_says_which(a_world: Any) -> None:
+def test_a_failed_launch_poisons_its_slots_and_names_them(a_world: Any) -> None:
     w = a_world("fake")
     s = w.stream()
     buf = fanin.InputBuffer(6, stream=s, budget=0, name="grads")
@@ -419,7 +419,7 @@ def test_memory_that_is_short_for_the_table_costs_launches_and_no_sum(a_world: A
     buf.add_many(range(5), parts[1], stream=s)
     w.driver.fail(0, NO_MEMORY, call=call)
     launches = w.launches(lambda: buf.add_many(range(5), parts[2], stream=s))
-    assert launches == (1 if call == "MemAllocFromPoolAsync" else 5)  # the pool is trimmed and asked once more
+    assert launches == (1 if call == "MemAllocFromPoolAsync" else 5)  # trims the pool, and tries again
     assert [read(x, s).tolist() for x in buf.take()] == [[6.0] * 8] * 5
 
 
@@ -547,7 +547,7 @@ def test_rounds_of_a_batch_take_no_more_memory(a_world: Any) -> None:
     assert len(set(held[4:])) == 1, held
 
 
-def test_a_take_that_needs_memory_gives_back_first_what_nobody_uses_any_more(a_world: Any) -> None:
+def test_a_take_that_needs_memory_first_frees_unused_pooled_memory(a_world: Any) -> None:
     w = a_world("fake")
     s, t = w.stream(), w.stream()
     buf = fanin.InputBuffer(1, stream=s)
@@ -695,8 +695,8 @@ def test_a_slot_beyond_the_last_is_refused_however_many_there_are(n: int, kept: 
 
 @pytest.mark.core
 @pytest.mark.parametrize(("dtype", "stats"), [("float32", True), ("float16", False), ("float16", True)])
-def test_one_slot_many_times_in_a_batch_is_summed_whenever_the_budget_says_so(dtype: str, stats: bool) -> None:
-    """The fast path's list may be empty when the next of the batch asks the budget: the sum before made items of it."""
+def test_a_slot_repeated_in_a_batch_is_summed_whenever_its_budget_is_exceeded(dtype: str, stats: bool) -> None:
+    """The fast path's list may be empty when the next checks the budget: the sum before made items of it."""
     buf = fanin.InputBuffer(1, stats=stats)
     buf.add_many([0] * 400, [np.ones(200_000, dtype) for _ in range(400)])
     (total,) = buf.take()
@@ -704,7 +704,7 @@ def test_one_slot_many_times_in_a_batch_is_summed_whenever_the_budget_says_so(dt
 
 
 def test_a_batch_that_is_refused_beside_another_thread_takes_its_gradients_back_in_every_order() -> None:
-    """A lock given back that is not held ends the run."""
+    """Unlocking a lock that is not held ends the run."""
 
     def scenario(m: Machine) -> Any:
         buf = fanin.InputBuffer([fanin.Slot(), fanin.Slot((3,), "float64")])
@@ -730,8 +730,8 @@ def test_a_batch_that_is_refused_beside_another_thread_takes_its_gradients_back_
 @pytest.mark.parametrize("converted", [None, 0, 1, 2, 3])
 @pytest.mark.parametrize("budget", [0, math.inf])
 def test_a_sum_waits_for_the_one_producer_of_a_batch(w: Any, converted: int | None, budget: float) -> None:
-    """Several gradients of one call share an event: the sum waits for it once, whatever else it leaves out. A kernel of
-    the producer's writes them, so a sum that does not wait races.
+    """Several gradients of one call share an event: the sum waits for it once, even if it omits other waits. A
+    kernel of the producer's writes them, so a sum that does not wait races.
     """
     consumer, producer = w.stream(), w.stream()
     for keys in itertools.permutations(range(4)):

@@ -40,7 +40,7 @@ def exact_norm(arrays: Iterable[Any]) -> float:
     for x, times in Counter(numbers_of(arrays)).items():
         n, d = x.as_integer_ratio()
         total += times * ((n << 1074) // d) ** 2
-    # The root of 2**140 times the squares has 70 more bits than it needs; the last one stands for those dropped.
+    # The root of 2**140 times the squares has 70 more bits than it needs; the last one represents the dropped ones.
     root = math.isqrt(total << 140)
     root |= root * root != total << 140
     try:

@@ -1,5 +1,5 @@
-"""A contribution is cast, then summed, then widened, then scaled, then rounded: in this order on every device, whatever
-its form, and whatever came when.
+"""A contribution is cast, then summed, then widened, then scaled, then rounded: in this order on every device, for
+every form of it, and for every order of arrival.
 """
 
 from __future__ import annotations

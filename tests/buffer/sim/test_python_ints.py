@@ -31,7 +31,7 @@ ROWS = [
     ([A(1, "i1"), 300, -7, A(2, "i2"), A(0.5)], 296.5),
     ([A(1, "u1"), -1, A(2, "i1")], 2),
     ([np.int8(1), 300, np.int16(2)], 303),
-    # a zero behind numbers narrows no sum that goes on
+    # a zero after numbers narrows no sum that later terms extend
     ([100, 100, fanin.Zero((), "i1"), A(1, "i2")], 201),
     ([2**31, -129, fanin.Zero((), "f4"), A(26)], 2147483545.0),
     ([0.1, 1e-9, fanin.Zero((), "f4"), A(1.0)], 0.1 + 1e-9 + 1.0),

@@ -1,4 +1,4 @@
-"""What is refused, because it would be summed in silence into something that nobody meant; nothing is lost then."""
+"""Calls that are refused because their sum would silently be wrong; a refusal loses nothing."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_python_ints_that_leave_int64_are_an_error_and_nothing_is_lost() -> None
         assert buf.take() == [TOP, None]
 
 
-def test_what_meets_them_decides_what_becomes_of_ints_that_leave_int64() -> None:
+def test_the_other_terms_decide_the_result_of_ints_that_leave_int64() -> None:
     for budget in (0, math.inf):
         for after, sum_of in (
             (1.5, None),
@@ -187,7 +187,7 @@ def test_python_ints_fit_the_dtype_that_the_slot_declares() -> None:
 
 
 def test_sums_of_python_ints_are_pythons_own_or_an_error() -> None:
-    """Held against Python's `+`, under every budget, with and without keys."""
+    """Compared with Python's `+`, under every budget, with and without keys."""
     seen: Counter[str] = Counter()
     for seed in range(400):
         draw = random.Random(seed)
@@ -211,7 +211,7 @@ def test_sums_of_python_ints_are_pythons_own_or_an_error() -> None:
             got = buf.take(scale=scale)[0]
         except OverflowError:
             assert not fits, (seed, terms, scale)
-            buf.add(0, 0, key=len(terms) if keyed else None)  # it goes on
+            buf.add(0, 0, key=len(terms) if keyed else None)  # the buffer still works
             with pytest.raises(OverflowError):
                 buf.take(scale=scale)
         else:

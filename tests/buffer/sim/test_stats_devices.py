@@ -1,5 +1,5 @@
-"""stats=True on devices with streams: the CPU's figures, gathered in the order of the stream, read when they are asked
-for.
+"""stats=True on devices with streams: the CPU's figures, gathered in the order of the stream, read when `stats` is
+called.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def both(
 
 @pytest.mark.parametrize("dtype", PLAIN + LOW, ids=str)
 def test_figures_are_those_of_the_cpu(w: Any, dtype: np.dtype[Any]) -> None:
-    """Sizes of one launch and of many, in place under a budget, keys in any order, scaled: both outcomes are seen. How
-    many terms there are is the same to every dtype, so that two have the largest number.
+    """Sizes of one launch and of many, in place under a budget, keys in any order, scaled: both outcomes occur. The
+    number of terms is the same for every dtype, so that two have the largest number.
     """
     rng = np.random.default_rng([SEED, PLAIN.index(dtype) if dtype in PLAIN else 50 + LOW.index(dtype)])
     many = str(dtype) in ("float32", "bfloat16")
@@ -155,7 +155,7 @@ def test_figures_of_mixed_dtypes_and_wider_accumulation_are_those_of_the_cpu(w: 
 
 @pytest.mark.parametrize("places", sizes({0, 238, 520}, {0, 1, 237, 238, 239, 400, 499, 520}))
 def test_figures_of_several_launches_name_the_first_key_of_all(w: Any, places: set[int]) -> None:
-    """More sources than a launch of the general kernel takes: each launch looks at its own, and the last one tells of
+    """More sources than a launch of the general kernel takes: each launch reads its own, and the last one reports
     the result.
     """
     rng = np.random.default_rng([SEED, 2])
@@ -169,7 +169,7 @@ def test_figures_of_several_launches_name_the_first_key_of_all(w: Any, places: s
         named.add(stats.first_bad_key)
     assert named == places
     xs = [np.full(3, 0.25, "f4") for _ in range(500)]
-    xs[0][0] = xs[1][0] = 3e38  # nobody brought this inf: it overflowed in the first launch
+    xs[0][0] = xs[1][0] = 3e38  # no gradient has this inf: the first launch overflowed
     xs[499][1] = np.nan
     stats, _ = both(w, rng, xs, list(range(500)), {}, {})
     assert (stats.first_bad_key, stats.nonfinite) == (499, 2)
@@ -279,7 +279,7 @@ def test_figures_of_every_kind_of_sum_are_those_of_the_cpu(w: Any, name: str, ex
     agree(results[1], results[0], name)
 
 
-def test_of_what_is_reduced_broadcast_or_written_elsewhere(w: Any) -> None:
+def test_figures_of_reduced_broadcast_and_copied_sums_are_those_of_the_cpu(w: Any) -> None:
     s, c = w.stream(), w.stream()
     rng = np.random.default_rng([SEED, 3])
     for bad in (False, True):
@@ -317,7 +317,7 @@ def test_of_what_is_reduced_broadcast_or_written_elsewhere(w: Any) -> None:
 @pytest.mark.parametrize("where", [0, 1, 2])
 @pytest.mark.parametrize("accumulate", [None, "exact"])
 def test_out_may_be_one_of_the_gradients(w: Any, accumulate: Any, where: int) -> None:
-    """.. whose memory the sum is written over: who spoiled it is known all the same."""
+    """.. whose memory the sum overwrites: the key that spoiled it is still found."""
     c = w.stream()
     for bad in range(4):
         results = []
@@ -336,8 +336,8 @@ def test_out_may_be_one_of_the_gradients(w: Any, accumulate: Any, where: int) ->
 
 
 @pytest.mark.parametrize("place", ["cpu", "device"])
-def test_a_gradient_that_was_given_away_is_not_held_to_blame_for_what_was_added_to_it(w: Any, place: str) -> None:
-    """A sum of dense and sparse gradients would be written in place of the first: then nobody could say any more
+def test_a_donated_gradient_is_not_blamed_for_a_number_that_was_added_to_it(w: Any, place: str) -> None:
+    """A sum of dense and sparse gradients would be written in place of the first: then no code could determine
     whether that was finite.
     """
     for budget in (0, None):
@@ -354,7 +354,7 @@ def test_a_gradient_that_was_given_away_is_not_held_to_blame_for_what_was_added_
             assert buf.stats(0).first_bad_key == (1 if first else 0)
 
 
-def test_what_was_lent_to_producers_is_known(w: Any) -> None:
+def test_statistics_name_the_key_that_spoiled_a_lent_target(w: Any) -> None:
     s = w.stream()
     for bad in range(5):
         buf = fanin.InputBuffer([fanin.Slot(shape=(3,), dtype="float32")], stats=True, budget=0, stream=s)
@@ -367,10 +367,10 @@ def test_what_was_lent_to_producers_is_known(w: Any) -> None:
         assert buf.stats(0) == fanin.Stats(3, 32.0 if bad < 4 else 48.0, 4.0, int(bad < 4), bad if bad < 4 else None)
 
 
-# Who waits, and when
+# Which stream or thread waits, and when
 
 
-def test_the_sum_waits_for_nobody_and_the_figures_are_read_once(a_world: Any) -> None:
+def test_the_sum_does_not_block_and_the_figures_are_read_once(a_world: Any) -> None:
     driver = a_world("fake", 1).driver
     counts = []
     for stats in (False, True):
@@ -438,7 +438,7 @@ def test_figures_do_not_depend_on_the_order_in_which_streams_run(schedule: str) 
             assert m.races == 0
 
 
-def test_the_consumer_may_write_what_was_handed_through_to_it(w: Any) -> None:
+def test_the_consumer_may_write_a_gradient_that_was_handed_through(w: Any) -> None:
     """One contribution is read for its figures before the consumer has it, wherever it was made."""
     for A in range(3):
         streams = [w.stream() for _ in range(3)]
@@ -499,7 +499,7 @@ def test_a_captured_stream_is_not_waited_for(w: Any) -> None:
     assert buf.stats(0).sumsq == 48, "the slot is none the worse for it"
 
 
-def test_of_a_captured_sum_no_figures_are_kept(w: Any) -> None:
+def test_a_captured_sum_has_no_figures(w: Any) -> None:
     s = w.stream()
     g = w.array(np.full(3, 2.0))
     buf = fanin.InputBuffer(1, stats=True, stream=s, name="g", budget=0)
@@ -567,7 +567,7 @@ def test_a_snapshot_has_no_figures_and_spoils_none(w: Any) -> None:
     assert buf.stats(0) == fanin.Stats(2, 18.0, 3.0, 0, None)
 
 
-def test_figures_that_nobody_reads_are_given_back(a_world: Any) -> None:
+def test_memory_of_unread_figures_is_freed(a_world: Any) -> None:
     driver = a_world("fake", 1).driver
     s = driver.stream()
     g = driver.array(np.ones(3))

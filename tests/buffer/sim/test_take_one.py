@@ -62,7 +62,7 @@ def test_out_scale_and_keys_are_those_of_the_slot() -> None:
     assert buf.take(None, slot=1).tolist() == [111] and buf.take(slot=0, out=x) is x and x[0] == 5
 
 
-def test_what_is_wrong_names_the_slot_and_changes_nothing() -> None:
+def test_an_error_names_the_slot_and_changes_nothing() -> None:
     buf = three()
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"slot": 3}, IndexError, "w: .*from 0 to 2"),
@@ -84,7 +84,7 @@ def test_what_is_wrong_names_the_slot_and_changes_nothing() -> None:
     assert [None if x is None else x.tolist() for x in buf.take()] == [F.tolist(), (6 * F).tolist(), None]
 
 
-def test_expect_is_asked_of_that_slot_alone_and_stays() -> None:
+def test_expect_is_checked_for_the_taken_slot_alone_and_stays() -> None:
     buf = fanin.InputBuffer(2, name="w")
     buf.expect(0, 2)
     buf.expect(1, 1)
@@ -111,7 +111,7 @@ def test_statistics_counters_and_explain_are_of_that_slot() -> None:
 
 
 def test_one_buffer_serves_a_graph() -> None:
-    """Sums are taken node by node, while contributions to others go on coming; held against a dict of sums."""
+    """Sums are taken node by node, while contributions to others still arrive; compared with a dict of sums."""
     for seed in range(30):
         draw = random.Random(seed)
         n = draw.randint(2, 60)
@@ -155,7 +155,7 @@ def test_code_that_sums_may_use_the_other_slots() -> None:
 
 
 @pytest.mark.threads
-def test_two_takers_that_want_each_others_slots_do_not_wait_for_ever() -> None:
+def test_two_takes_of_each_others_slots_do_not_deadlock() -> None:
     met = threading.Barrier(2)
     failed: list[BaseException] = []
 
@@ -187,7 +187,7 @@ def test_two_takers_that_want_each_others_slots_do_not_wait_for_ever() -> None:
     assert got == [{1, 2}, {1, 2}] and len(failed) == 1 and "from within a sum" in str(failed[0])
 
 
-def test_a_failed_slot_keeps_what_it_held_and_the_others_are_not_asked() -> None:
+def test_a_failed_slot_keeps_its_gradients_and_the_others_are_not_checked() -> None:
     def refuse(old: Any, new: Any) -> Any:
         raise ZeroDivisionError
 

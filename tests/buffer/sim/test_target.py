@@ -64,7 +64,7 @@ def test_the_running_sum_is_lent_where_it_is_next() -> None:
 
 
 def test_a_sum_that_is_lent_again_is_so_by_no_rule() -> None:
-    """An earlier target has seen it: A6 would not have it written (D34)."""
+    """An earlier target's producer has a view of it: A6 forbids writing it (D34)."""
     buf = one(budget=0)
     with buf.target(0) as kept:
         kept += G
@@ -120,7 +120,7 @@ def test_it_is_in_the_accumulation_dtype_and_rounds_once(dtype: str) -> None:
     assert buf.take()[0].tolist() == [1 + 2**-10] * 3
 
 
-def test_what_was_lent_is_not_summed_into_by_others() -> None:
+def test_no_other_gradient_is_summed_into_a_lent_target() -> None:
     buf = one(budget=0)
     kept = []
     for _ in range(2):
@@ -257,7 +257,7 @@ def test_a_key_that_is_lent_has_contributed() -> None:
 
 
 @pytest.mark.threads
-def test_nobody_waits_in_a_circle() -> None:
+def test_targets_do_not_deadlock() -> None:
     buf = fanin.InputBuffer([np.empty(3, np.float32)] * 2, budget=0)
     for i in (0, 1):
         buf.add(i, G)
@@ -280,7 +280,7 @@ def test_nobody_waits_in_a_circle() -> None:
     assert taken[1].tolist() == (3 * G).tolist()
 
 
-def test_statistics_of_what_was_lent() -> None:
+def test_statistics_of_a_lent_target() -> None:
     for bad in range(4):
         buf = fanin.InputBuffer([fanin.Slot(shape=(3,), dtype="float32")], stats=True, budget=0)
         for k in range(4):
@@ -333,7 +333,7 @@ def test_bad_calls() -> None:
     assert buf.take()[0].tolist() == G.tolist()
 
 
-def test_memory_that_is_wanting_changes_nothing() -> None:
+def test_a_failed_allocation_of_a_target_changes_nothing() -> None:
     one().take()  # the next life of a buffer may be kept
     for n in range(100):
         gc.collect()

@@ -72,7 +72,7 @@ def test_the_memory_of_a_view_is_the_callers_when_the_add_returns() -> None:
         assert got.tolist() == [1] * 4
 
 
-def test_memory_of_the_caller_that_was_given_away_takes_the_sum() -> None:
+def test_donated_memory_of_the_caller_takes_the_sum() -> None:
     ours = fanin.InputBuffer(1, budget=0)
     c, grad = Buffer.of_python(ours), np.ones(4, F)
     c.add(0, grad, donate=True)

@@ -89,7 +89,7 @@ def test_a_buffer_that_no_stream_was_named_to_uses_the_current_one(m: Machine) -
     b.free()
 
 
-def test_what_is_no_machines_is_refused(m: Machine) -> None:
+def test_an_object_of_no_machine_is_refused(m: Machine) -> None:
     s, host = m.stream(), c_api.value(np.zeros(4, F))
     with pytest.raises(Failed, match="read 0 is no array of this machine"):
         m.launch(s, lambda x: None, reads=[host])
@@ -161,7 +161,7 @@ def test_explore_searches_the_orders_of_threads_that_call_the_c_api() -> None:
 
 
 def test_explore_finds_that_a_take_which_does_not_wait_for_all_differs() -> None:
-    """The planted fault: the consumer takes whatever is there; some orders give another sum."""
+    """The planted fault: the consumer takes an incomplete sum; some orders give another sum."""
 
     def scenario(m: sim.Machine) -> list[Any]:
         b, x, got = Buffer(1), np.ones(2, F), []  # type: tuple[Buffer, Any, list[Any]]

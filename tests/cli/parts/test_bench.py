@@ -110,7 +110,7 @@ WORK = {"key": 2e-10, "exact": 5e-10, "rank": 2e-10}
 
 
 def a_point(size: int, n: int, late: float = 1) -> dict[str, Any]:
-    """What a machine with known costs would measure: 20 us a message, 0.3 ns a byte sent, WORK to sum one."""
+    """The measurements of a machine with fixed costs: 20 us a message, 0.3 ns a byte sent, WORK to sum one."""
     part, crowd = ranks.flat(size, n), max(1, n / len(timing.cores()))
     seconds = {k: crowd * (part.messages * 2e-5 + part.sent * 3e-10 + part.summed * c) for k, c in WORK.items()}
     return {"size": size, "ranks": n, "rows": {ranks.NAMES[k]: {"median": 1e3 * late * s} for k, s in seconds.items()}}
@@ -145,7 +145,7 @@ def test_a_rank_with_several_contributions_sends_all_in_the_order_of_keys_and_on
     assert sent == {"key": 9 * part, "exact": 2.5 * part, "rank": 2 * part}
 
 
-def test_bench_prints_tables_and_marks_who_is_absent(quick: tuple[str, dict[str, Any], Path]) -> None:
+def test_bench_prints_tables_and_marks_missing_libraries(quick: tuple[str, dict[str, Any], Path]) -> None:
     said, written, _ = quick
     for one in written["results"]:
         assert f"{one['title']}; {one['rounds']} round" in said
@@ -185,7 +185,7 @@ def test_files_are_tried_before_the_work(capsys: pytest.CaptureFixture[str], tmp
             assert said.out == "" and words in said.err and str(place) in said.err
 
 
-def test_a_picture_of_no_known_kind_is_refused_before_the_work(
+def test_a_picture_of_an_unknown_kind_is_refused_before_the_work(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib, which draws, is not installed")
@@ -218,7 +218,7 @@ def test_turns_are_taken_and_each_variant_begins_in_a_round() -> None:
     assert {name: len(t) for name, t in times.items()} == {"a": 3, "b": 3, "c": 3}
 
 
-def test_statements_see_names_and_the_number_of_the_call() -> None:
+def test_statements_can_use_names_and_the_number_of_the_call() -> None:
     seen: list[int] = []
     cleared: list[int] = []
     timing.turns(
@@ -228,7 +228,7 @@ def test_statements_see_names_and_the_number_of_the_call() -> None:
     assert cleared[-1] == 6
 
 
-def test_what_takes_too_long_runs_once_and_what_is_absent_never() -> None:
+def test_a_slow_benchmark_runs_once_and_one_of_a_missing_library_never() -> None:
     ran: list[str] = []
     times = timing.turns({"slow": lambda: ran.append("slow"), "absent": None}, rounds=5, longest=0)
     assert ran == ["slow"] and len(times["slow"]) == 1 and "absent" not in times

@@ -48,7 +48,7 @@ def test_help_has_examples_everywhere_and_fits_a_terminal(
         assert max(map(len, text.splitlines())) <= 80, text
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert run_python(["-m", "fanin", "--version"]).stdout == f"fanin {fanin.__version__}\n"
 
 
@@ -60,14 +60,14 @@ def test_the_version_is_told() -> None:
         *(["check", "x.py", "--limit", "0"], ["check", "x.py", "--samples", "-1"], ["check", "x.py", "--limit", "x"]),
     ],
 )
-def test_what_cannot_be_said_is_refused_with_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused_with_the_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as e:
         main(words)
     assert e.value.code == 2
     assert capsys.readouterr().err.startswith("usage: fanin")
 
 
-def test_what_cannot_be_said_ends_the_process_with_2_and_no_traceback() -> None:
+def test_invalid_arguments_end_the_process_with_2_and_no_traceback() -> None:
     done = run_prepared(["-m", "fanin", "dance"], check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: fanin")
@@ -137,7 +137,7 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("columns", [50, 80, 130])
-def test_info_is_as_wide_as_columns_says(
+def test_info_has_the_width_of_columns(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -147,7 +147,7 @@ def test_info_is_as_wide_as_columns_says(
     assert columns - 25 < longest <= columns
 
 
-def test_info_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_lists_what_is_available(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     text = said(capsys)
     assert all(len(line) <= 80 for line in text.splitlines())
@@ -161,7 +161,7 @@ def test_info_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
 # check
 
 
-def test_check_finds_a_race_and_prints_how_to_see_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_finds_a_race_and_prints_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(CHECK_ME)]) == 1
     text = said(capsys)
     assert all(len(line) <= 80 for line in text.partition("\n\n")[0].splitlines())
@@ -178,7 +178,7 @@ def test_check_finds_a_race_and_prints_how_to_see_it_again(capsys: pytest.Captur
     assert main([*words[:-1], ""]) == 0
 
 
-def test_what_to_say_again_is_quoted_for_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_to_replay_is_quoted_for_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "check me.py"
     file.write_text(CHECK_ME.read_text())
     assert main(["check", str(file), "--scenario", "scratch_memory_is_shared"]) == 1
@@ -216,7 +216,7 @@ def a_list_between_threads(m):
 """
 
 
-def test_check_tells_of_a_thread_that_waits_for_a_foreign_lock(
+def test_check_reports_a_thread_that_waits_for_a_foreign_lock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "stuck.py"
@@ -228,9 +228,7 @@ def test_check_tells_of_a_thread_that_waits_for_a_foreign_lock(
         main(["check", str(file), "--stuck-after", "0"])
 
 
-def test_check_tries_all_orders_where_it_is_told_not_to_reduce(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_tries_all_orders_without_the_reduction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "shared.py"
     file.write_text(STUCK)
     words = ["check", str(file), "--scenario", "a_list_between_threads"]

@@ -32,7 +32,7 @@ def figure(text: str, row: str) -> float:
 
 
 @pytest.mark.parametrize(("words", "accuracy"), sizes((["--steps", "12"], 80), ([], 95)))
-def test_it_learns_and_shows_what_it_did(words: list[str], accuracy: int, tmp_path: Path) -> None:
+def test_the_demo_learns_and_reports_its_counts(words: list[str], accuracy: int, tmp_path: Path) -> None:
     done = run_prepared(["-W", "error", "-m", "fanin", "demo", "--checks", "4", "--out", str(tmp_path), *words])
     text = done.stdout
     assert figure(text, r"test accuracy \(held-out digits\)") >= accuracy
@@ -118,7 +118,7 @@ def short(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tu
     return status, capsys.readouterr().out
 
 
-def test_a_short_training_is_not_asked_for_its_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_accuracy_of_a_short_training_is_not_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, text = short(tmp_path, capsys, "--cpu")
     assert status == 0
     assert figure(text, r"test accuracy \(held-out digits\)") < 95
@@ -179,7 +179,7 @@ def test_recorded_steps_give_the_bits_of_the_steps_as_they_are(
     assert "they differ" in capsys.readouterr().out
 
 
-def test_without_threadpoolctl_it_runs_and_says_what_to_install(tmp_path: Path) -> None:
+def test_without_threadpoolctl_the_demo_runs_and_names_the_package(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['threadpoolctl'] = None; from fanin.cli import main;"
         f"sys.exit(main(['demo', '--cpu', '--steps', '1', '--out', {str(tmp_path)!r}]))"
@@ -228,7 +228,7 @@ def test_a_file_that_cannot_be_written_in_the_end_costs_nothing_else(
         assert re.search(rf"^fanin demo: --out .*: \[Errno 28\].*{name}'$", text, re.MULTILINE)
 
 
-def test_a_race_in_training_is_told_in_a_line(
+def test_a_race_in_training_is_reported_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def race(*args: Any) -> None:
@@ -263,7 +263,7 @@ def test_every_word_has_its_purpose() -> None:
 
 @pytest.mark.rule("S9", "S10", "S11", "S12", "S13", "S15", "S18", "S19", "S20", "S21", "S22")
 @pytest.mark.parametrize("word", [*(w for w in demo.PURPOSE if w not in demo.COVERED), *every(4, [*demo.COVERED])])
-def test_what_is_left_out_is_missed(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_omitted_wait_is_missing(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["demo", "--leave-out", word])
     text = capsys.readouterr().out
     assert f"  {word:<10}  {demo.PURPOSE[word]}\n" in text
@@ -290,7 +290,7 @@ def test_marks_that_guard_one_edge_are_missed_together(capsys: pytest.CaptureFix
     assert "missing: mark as used on" in capsys.readouterr().out
 
 
-def test_a_rules_number_stands_for_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rules_number_selects_all_of_its_waits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--leave-out", "S12"]) == 1
     text = capsys.readouterr().out
     assert all(word in text for word in ("S12.record", "S12.wait", "S12.mark"))

@@ -64,7 +64,7 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(number: str, capsys: pyt
 
 @pytest.mark.parametrize("words", [["--graph"], ["--leave-out", "S12.wait"], ["--checks", "2"], ["--out", "here"]])
 @pytest.mark.parametrize("launched", [False, True])
-def test_what_is_for_one_process_is_refused_on_ranks(
+def test_commands_for_one_process_are_refused_on_ranks(
     words: list[str], launched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if launched:

@@ -86,7 +86,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_letters_are_legible_on_light_and_on_dark_pages() -> None:
-    """WCAG 2 asks for a contrast of 4.5."""
+    """WCAG 2 requires a contrast of 4.5."""
     pairs = [(_svg.INK, plot.GROUND), (_svg.INK, _svg.GREY), (_svg.INK, plot.SUM), (_svg.INK, plot.BUCKET)]
     pairs += [(plot.FAINT, plot.GROUND), (plot.FAINT, _svg.WHITE), (plot.MEETING, _svg.WHITE), (_svg.RED, _svg.WHITE)]
     for letters, ground in pairs:
@@ -132,7 +132,7 @@ def test_a_text_that_has_no_room_keeps_its_beginning_and_its_end() -> None:
     assert cut > 100 and whole > 100, "seed 8"
 
 
-def test_lines_have_room_and_lose_no_word_but_behind_an_ellipsis() -> None:
+def test_lines_fit_and_lose_words_only_after_an_ellipsis() -> None:
     draw = random.Random(9)
     cut = whole = 0
     for _ in range(500):

@@ -65,7 +65,7 @@ def test_without_a_trace_nothing_is_recorded() -> None:
     assert len(t) == 0 and t.lines == () and t.dropped == 0
 
 
-def test_lines_say_what_was_decided_in_order(t: Trace) -> None:
+def test_lines_list_the_decisions_in_order(t: Trace) -> None:
     assert len(t) == len(t.lines) > 20
     assert all(isinstance(line, Line) for line in t.lines)
     times = [line.host_ns for line in t.lines]
@@ -86,7 +86,7 @@ def test_lines_say_what_was_decided_in_order(t: Trace) -> None:
         added[0].kind = "x"  # type: ignore[misc]
 
 
-def test_a_trace_may_be_entered_again_and_goes_on() -> None:
+def test_a_trace_may_be_entered_again_and_continues() -> None:
     t = fanin.trace()
     for n in (1, 2):
         with t:
@@ -113,7 +113,7 @@ def test_a_trace_is_of_its_thread() -> None:
     assert len(t) == 0
 
 
-def test_a_trace_sees_the_host_threads_of_a_machine() -> None:
+def test_a_trace_records_the_host_threads_of_a_machine() -> None:
     with fanin.trace() as t, Machine() as m:
         c = m.stream()
         buf = fanin.InputBuffer(1, stream=c)
@@ -347,7 +347,7 @@ def test_a_picture_is_drawn_with_the_same_bytes_again(t: Trace, tmp_path: Path) 
         assert (tmp_path / name).read_bytes() == (tmp_path / "pass.svg").read_bytes()
 
 
-def test_what_is_drawn_lies_within_the_picture(t: Trace, tmp_path: Path) -> None:
+def test_drawn_shapes_lie_within_the_picture(t: Trace, tmp_path: Path) -> None:
     """A second trace of one machine begins late on its clock."""
     with Machine(1) as m:
         g = m.empty(1 << 16, "float32")
@@ -376,8 +376,8 @@ def test_a_shape_outside_of_its_picture_is_found() -> None:
 
 
 def primed_pass(leave_out: str = "") -> Trace:
-    """Two producers of which the second's work is long, a consumer, a wait that is known to hold, and names that have
-    no room.
+    """Two producers of which the second's work is long, a consumer, a wait that holds already, and names that do
+    not fit.
     """
     with contextlib.suppress(fanin.RaceError), fanin.trace() as t, Machine(1) as m:
         if leave_out:
@@ -395,7 +395,7 @@ def primed_pass(leave_out: str = "") -> Trace:
     return t
 
 
-def test_a_picture_has_one_message_names_in_its_bars_and_says_where_the_times_are(tmp_path: Path) -> None:
+def test_a_picture_has_one_message_names_in_its_bars_and_a_reference_to_the_times(tmp_path: Path) -> None:
     picture = drawn_by(primed_pass(), tmp_path / "a.svg")
     assert picture.texts("message") == ["Two streams meet here: the sum waits for both."]
     assert sorted(picture.texts("words")) == ["matmul'", "multiply'", "reshape'", "sum w"]
@@ -406,7 +406,7 @@ def test_a_picture_has_one_message_names_in_its_bars_and_says_where_the_times_ar
     assert any(tip.startswith("multiply': 1.0 us") for tip in picture.tips("bars"))
 
 
-def test_a_picture_without_work_says_so(tmp_path: Path) -> None:
+def test_a_picture_without_work_has_a_text(tmp_path: Path) -> None:
     picture = drawn_by(fanin.trace(), tmp_path / "a.svg")
     assert picture.texts() == ["No work was recorded."] and outside(picture) == []
 
@@ -429,7 +429,7 @@ def test_a_sum_has_the_place_of_each_thing_that_it_adds(t: Trace) -> None:
 
 
 @pytest.mark.parametrize("producers", [5, 6, 9])
-def test_a_picture_has_six_lanes_at_most_and_says_how_many_it_leaves_out(producers: int, tmp_path: Path) -> None:
+def test_a_picture_has_at_most_six_lanes_and_the_number_of_omitted_ones(producers: int, tmp_path: Path) -> None:
     t = one_pass(producers=producers)
     picture = drawn_by(t, tmp_path / "a.svg")
     lanes, bars = len(t.picture().lanes), len(t.picture().slices)
@@ -466,7 +466,7 @@ def test_a_trace_that_begins_later_has_the_names_of_its_machine_and_no_other(tmp
         m.stream(name=3)  # type: ignore[arg-type]
 
 
-def test_streams_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_streams_of_one_name_are_distinguished(tmp_path: Path) -> None:
     with fanin.trace() as t, Machine(1) as m:
         for s in (m.stream(), m.stream()):
             m.launch(s, lambda: None, name="scale")
@@ -478,7 +478,7 @@ def test_streams_of_one_name_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_lanes_stand_by_device_and_role(tmp_path: Path) -> None:
+def test_lanes_are_sorted_by_device_and_role(tmp_path: Path) -> None:
     t = primed_pass()
     consumer, first, second = (Lane(0, k) for k in (2, 3, 4))
     assert t.picture().in_order({}) == [first, second, consumer], "producers, then who sums"
@@ -496,7 +496,7 @@ def test_lanes_stand_by_device_and_role(tmp_path: Path) -> None:
     assert [lane.device for lane in both.picture().in_order({Lane(1, 2): "first"})] == [0, 1]
 
 
-def test_arrows_run_behind_the_bars_and_lead_to_the_sum(tmp_path: Path) -> None:
+def test_arrows_are_drawn_below_the_bars_and_lead_to_the_sum(tmp_path: Path) -> None:
     picture = drawn_by(primed_pass(), tmp_path / "a.svg")
     assert len(picture.shapes("wires", "path")) == len(picture.shapes("heads", "path")) == 2
     assert picture.at("wires") < picture.at("bars") < picture.at("heads")
@@ -599,7 +599,7 @@ def test_a_file_of_another_kind_is_refused_with_the_remedy(t: Trace, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_graph_says_what_comes_before_what(t: Trace) -> None:
+def test_a_graph_has_the_order_of_its_work(t: Trace) -> None:
     text = t.dot()
     assert text.startswith("digraph fanin {") and text.rstrip().endswith("}")
     assert text.count("{") == text.count("}")

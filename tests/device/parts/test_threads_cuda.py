@@ -1,5 +1,5 @@
-"""The CUDA backend, the exchange of arrays and the fake driver, used by several threads at once: what the thread
-sanitizer is to see.
+"""The CUDA backend, the exchange of arrays and the fake driver, used by several threads at once, for the thread
+sanitizer.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def test_threads_with_no_lock_between_them_race_for_nothing(c_program: Callable[
 
 
 @pytest.mark.parametrize("mode", ["global", "thread-local", "relaxed"])
-def test_one_thread_captures_while_others_add_take_and_let_go(driver: FakeDriver, mode: str) -> None:
-    s, t, p, q, c, d, *others = (driver.stream() for _ in range(9))  # "global" lets nobody make one meanwhile
+def test_one_thread_captures_while_others_add_take_and_drop(driver: FakeDriver, mode: str) -> None:
+    s, t, p, q, c, d, *others = (driver.stream() for _ in range(9))  # none can be made in mode "global"
 
     def capture() -> None:
         g = [driver.array(np.full(8, v)) for v in (1, 10)]
@@ -127,7 +127,7 @@ def test_arrays_go_in_and_out_on_several_threads(driver: FakeDriver, name: str) 
     assert not library.held
 
 
-def test_streams_without_a_device_are_asked_for_while_devices_are_made_ready() -> None:
+def test_streams_without_a_device_are_queried_while_devices_are_initialised() -> None:
     class Default:
         def __cuda_stream__(self) -> tuple[int, int]:
             return (0, 1)

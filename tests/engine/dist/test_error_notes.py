@@ -34,7 +34,7 @@ def places(error: BaseException) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_exception_that_is_raised_again_names_the_node_of_the_last_pass_alone(workers: int) -> None:
+def test_an_exception_raised_again_names_only_the_node_of_the_last_pass(workers: int) -> None:
     error = ValueError("always the same object")
     for i in range(40):
         assert raised_by(failing(error, f"n{i}"), workers=workers) is error
@@ -51,7 +51,7 @@ def test_notes_of_the_users_own_stay() -> None:
     assert places(error) == ["in n2"]
 
 
-def test_passes_inside_a_pass_keep_each_note_of_the_way_out() -> None:
+def test_nested_passes_keep_the_note_of_each_level() -> None:
     error = ValueError("always the same object")
 
     def around(root: fanin.Node, name: str) -> fanin.Node:

@@ -23,7 +23,7 @@ def as_here() -> Iterator[None]:
 
 
 def times(w: Any, c: float, edges: int = 1) -> Callable[[Any], Any]:
-    """A node's function: c times its sum, into arrays that outlive the graph: it is not told of others' kernels."""
+    """A node's function: c times its sum, into arrays that outlive the graph, which does not track user kernels."""
     made = [w.empty(4) for _ in range(edges)]
     w.keep.__dict__.setdefault("arrays", []).extend(made)
 
@@ -48,7 +48,7 @@ class Step:
         self.y = fanin.Leaf(w.array(np.zeros(4)), stream=self.t, name="y")
         a = fanin.Node(times(w, 2.0), edges=[(self.x, 0)], stream=self.s, name="a")
         b = fanin.Node(times(w, 3.0, 2), edges=[(self.x, 0), (self.y, 0)], stream=self.t, name="b")
-        self.top = fanin.Node(times(w, 1.0, 2), edges=[(a, 0), (b, 0)], name="top")  # on whatever stands in (S7)
+        self.top = fanin.Node(times(w, 1.0, 2), edges=[(a, 0), (b, 0)], name="top")  # on its replacement (S7)
         self.g = w.array(np.ones(4))
 
     def backward(self) -> None:
@@ -86,7 +86,7 @@ def test_a_pass_over_three_streams_is_captured_and_replayed(w: Any) -> None:
 
 @pytest.mark.rule("K1", "S7")
 @pytest.mark.parametrize("first", [True, False])
-def test_a_stream_of_another_device_that_is_current_too_and_not_captured_changes_nothing(first: bool) -> None:
+def test_an_uncaptured_current_stream_of_another_device_changes_nothing(first: bool) -> None:
     def passes(w: Any) -> None:
         step, other = Step(w), w.stream(1)
         step.backward()
@@ -112,7 +112,7 @@ def test_memory_that_a_captured_pass_uses_lives_as_long_as_the_graph(w: Any) -> 
     c, g, x, y = step.c, step.g, step.x.grad, step.y.grad
     del step
     gc.collect()
-    others = [w.array(np.full(4, 7.0)) for _ in range(8)]  # whatever was given back would be used again
+    others = [w.array(np.full(4, 7.0)) for _ in range(8)]  # freed memory would be reused
     for _ in range(2):
         w.launch_graph(graph, c)
     with fanin.stream(c):
@@ -138,7 +138,7 @@ def test_the_first_gradient_of_a_leaf_may_be_made_in_a_capture(w: Any) -> None:
 
 
 @pytest.mark.rule("K1", "S20")
-def test_a_node_of_another_stream_that_got_and_gave_nothing_is_pulled_in_and_joined(w: Any) -> None:
+def test_a_node_of_another_stream_without_gradients_joins_the_capture(w: Any) -> None:
     c, s = w.stream(), w.stream()
     x = w.array(np.zeros(4))
     low = fanin.Node(
@@ -160,7 +160,7 @@ def test_a_node_of_another_stream_that_got_and_gave_nothing_is_pulled_in_and_joi
 
 @pytest.mark.rule("K2")
 @pytest.mark.parametrize("what", ["query", "synchronize", "read"])
-def test_a_node_that_asks_the_device_in_a_capture_is_refused_by_name(w: Any, what: str) -> None:
+def test_a_node_that_queries_the_device_in_a_capture_is_refused_by_name(w: Any, what: str) -> None:
     c, s = w.stream(), w.stream()
 
     def asks(g: Any) -> Any:
@@ -177,7 +177,7 @@ def test_a_node_that_asks_the_device_in_a_capture_is_refused_by_name(w: Any, wha
         with pytest.raises(fanin.CaptureError, match="an earlier violation"):  # as the device has it
             w.end_capture(c)
     else:
-        w.end_capture(c)  # refused before the device heard of it; and s was joined
+        w.end_capture(c)  # refused before any call of the device; and s was joined
 
 
 @pytest.mark.rule("S7", "K4")

@@ -43,7 +43,7 @@ def test_kept_gradients_share_memory_with_nothing(layout: str, dtype: str) -> No
     assert all(g.flags.writeable for g in kept)
 
 
-def test_later_passes_add_to_what_is_kept_and_not_to_what_was_read() -> None:
+def test_later_passes_add_to_the_kept_gradient_and_not_to_one_that_was_read() -> None:
     leaf = fanin.Leaf(np.zeros(2))
     node = fanin.Node(lambda g: g, edges=[(leaf, 0)])
     node.retain_grad()

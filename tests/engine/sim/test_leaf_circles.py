@@ -65,7 +65,7 @@ def branches(*leaves: fanin.Leaf, fn: Callable[[Any], Any] = lambda g: g) -> fan
 
 
 def ends_well(report: Report) -> bool:
-    """In each order, whatever becomes of the passes."""
+    """No order has a race, a deadlock or an error of the search, whether or not the passes raise."""
     return report.races == report.deadlocks == report.errors == 0 and report.runs > 20
 
 
@@ -142,7 +142,7 @@ def test_a_circle_through_a_helper_is_an_error_in_orders_drawn_at_random(how: di
 @needs_faults
 @pytest.mark.rule("E15")
 @pytest.mark.parametrize("scenario", [two_leaves, with_helpers, with_helpers_and_another])
-def test_a_circle_that_nobody_looks_for_is_found_as_a_deadlock(scenario: Callable[[Machine], Any]) -> None:
+def test_a_circle_that_no_check_finds_is_reported_as_a_deadlock(scenario: Callable[[Machine], Any]) -> None:
     hooks.fault("LEAF_CIRCLE")
     report = explore(scenario, **FEW, stop_at_first=True)
     assert report.failed and "deadlock" in str(report), report
@@ -188,8 +188,8 @@ def test_a_circle_of_four_names_its_leaves_and_ends_one_pass_alone() -> None:
 
 @pytest.mark.rule("E12", "E15")
 @pytest.mark.parametrize("how", sizes(FEW, MANY))
-def test_workers_that_meet_at_a_leaf_wait_for_one_another_in_orders_drawn_at_random(how: dict[str, int]) -> None:
-    """What the caller of a pass has since it began it, it lets go whatever its helpers do."""
+def test_workers_at_one_leaf_wait_for_one_another_in_random_orders(how: dict[str, int]) -> None:
+    """The caller of a pass releases the leaves that it claimed, even if its helpers fail."""
 
     def scenario(m: Machine) -> tuple[float, float, float, str]:
         shared, x, y = leaf("shared"), leaf("x"), leaf("y")

@@ -30,7 +30,7 @@ def hasty() -> Iterator[None]:
 @pytest.mark.threads
 @pytest.mark.rule("E15", "L5")
 @pytest.mark.usefixtures("hasty")
-def test_a_pass_beside_a_read_of_a_wider_leaf_is_seen_by_the_next_read() -> None:
+def test_a_pass_during_a_read_of_a_wider_leaf_is_in_the_next_read() -> None:
     g = np.ones(300_000, F)
     for _ in range(30):
         w = fanin.Leaf(np.zeros_like(g), accumulate="float64")
@@ -71,7 +71,7 @@ def test_the_gradient_of_an_array_that_requires_one_is_kept_in_its_own_grad(asks
     assert x.grad is None and w.grad is None
 
 
-#: Reads a wider leaf, which rounds into the array that `.grad` is, while the collector would let go of that array.
+#: Reads a wider leaf, which rounds into the array that `.grad` is, while the collector would free that array.
 LET_GO = """
 import gc, numpy as np, fanin
 g = np.ones(9_000_000, np.float32)  # above 32 MiB: memory of its own, unmapped when it is let go
@@ -98,7 +98,7 @@ print(refused[:1])
 
 @pytest.mark.rule("E15", "L5")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the collector no longer runs in the midst of a call")
-def test_a_wider_leafs_grad_is_not_let_go_while_a_read_rounds_into_it() -> None:
+def test_a_wider_leafs_grad_is_not_freed_while_a_read_rounds_into_it() -> None:
     said = run_prepared(LET_GO).stdout
     assert said == "3.0\n['leaf 0: a gradient comes to this leaf from within its own accumulation']\n"
 

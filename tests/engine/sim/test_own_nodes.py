@@ -1,5 +1,5 @@
-"""What an author of an engine makes of nodes: classes and attributes of his own, gradients that are kept, graphs that
-are freed and drawn, roots that begin with a one of his own.
+"""Nodes for authors of engines: subclasses and attributes, retained gradients, graphs that are freed and drawn, roots
+that begin with the engine's own one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.core
 
 
 class Mul(Node):
-    """A node that knows what was multiplied."""
+    """A node that keeps the factors."""
 
     def __init__(self, x: Any, by: float) -> None:
         super().__init__(self.gradients, edges=[(x, 0)])
@@ -49,7 +49,7 @@ def test_a_class_of_nodes_has_attributes_and_runs_as_any_node() -> None:
         fanin.backward([(node, 0, np.ones(2))])
 
 
-def test_a_class_without_an_init_of_its_own_takes_what_node_takes() -> None:
+def test_a_class_without_its_own_init_takes_the_arguments_of_node() -> None:
     class Plain(Node):
         __slots__ = ("more",)
 
@@ -64,7 +64,7 @@ def test_a_class_without_an_init_of_its_own_takes_what_node_takes() -> None:
         Node(lambda g: g).tag = 1  # type: ignore[attr-defined]
 
 
-def test_a_node_whose_init_did_not_run_is_none() -> None:
+def test_a_node_whose_init_did_not_run_is_refused() -> None:
     class Lazy(Node):
         def __init__(self) -> None:
             pass
@@ -133,7 +133,7 @@ def test_a_node_that_retains_its_gradient_has_it_as_the_hooks_leave_it_and_adds_
     outer = Node(lambda g: (g, g * 3), edges=[(inner, 0), (inner, 0)])
     assert inner.grad is None
     inner.retain_grad()
-    inner.register_hook(lambda g: g * 10)  # of later registration, and seen all the same
+    inner.register_hook(lambda g: g * 10)  # registered later, and runs before the copy
     for times in (1, 2):
         fanin.backward([(outer, 0, np.ones(2))], keep_graph=True)
         assert inner.grad.tolist() == [40.0 * times, 40.0 * times]
@@ -148,7 +148,7 @@ def test_a_node_that_retains_its_gradient_has_it_as_the_hooks_leave_it_and_adds_
         inner.retain_grad(1)
 
 
-def test_of_several_slots_those_that_are_retained_are_kept() -> None:
+def test_of_several_slots_only_retained_ones_are_kept() -> None:
     x = w()
     both = Node(lambda a, b, c: np.zeros(2), 3, edges=[(x, 0)])
     both.retain_grad(2)
@@ -202,7 +202,7 @@ def test_a_graph_is_freed_without_a_pass() -> None:
                 call(roots)  # type: ignore[arg-type]
 
 
-def test_each_node_is_freed_where_releases_raise() -> None:
+def test_each_node_is_freed_even_if_releases_raise() -> None:
     def no() -> None:
         raise OSError("no")
 
@@ -256,7 +256,7 @@ def test_a_drawing_is_a_picture_of_its_own() -> None:
     assert copied == drawing and copied.svg() == drawing.svg()
 
 
-def test_roots_without_a_gradient_begin_with_what_one_makes() -> None:
+def test_roots_without_a_gradient_begin_with_the_engines_own_one() -> None:
     seen = []
 
     def one(node: Any, slot: int) -> Any:

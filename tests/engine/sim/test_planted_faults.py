@@ -1,4 +1,4 @@
-"""A pass with a planted fault is found out: what the tests of passes look at would change."""
+"""The tests of passes find a planted fault in a pass: a value that they check changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sum_of_three(backwards: bool) -> float:
 
 
 @pytest.mark.rule("E2", "A15")
-def test_keys_that_say_who_came_first_are_found() -> None:
+def test_keys_by_the_order_of_arrival_are_found() -> None:
     assert sum_of_three(False) == sum_of_three(True) == (-1e16 + 1e16) + 1.0
     hooks.fault("KEY_BY_ARRIVAL")
     assert sum_of_three(False) != sum_of_three(True)
@@ -92,7 +92,7 @@ def two_passes_at_once(m: Machine) -> float:
     return total
 
 
-def test_two_passes_that_meet_at_a_leaf_lose_nothing_in_any_order() -> None:
+def test_two_passes_at_one_leaf_lose_nothing_in_any_order() -> None:
     report = explore(two_passes_at_once, limit=2_000)
     assert report.complete and report.runs > 1 and list(report.results) == [7.0], report
 

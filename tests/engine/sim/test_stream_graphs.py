@@ -73,7 +73,7 @@ def judge(w: World, spec: graphs.Spec, seed: int) -> None:
         assert many_workers.values() == values and sorted(many_workers.ran) == sorted(inner * 2), seed
 
 
-def test_there_are_as_many_shapes_as_there_are() -> None:
+def test_the_enumeration_has_the_known_number_of_shapes() -> None:
     """Counted by hand up to four nodes."""
     assert [len(list(shapes(n))) for n in range(1, 6)] == [1, 1, 3, 16, 164]
 
@@ -94,7 +94,7 @@ def test_every_shape_of_up_to_five_nodes_runs_without_a_race(draws: int, step: i
 @pytest.mark.parametrize("kind", ["sim", "fake"])
 @pytest.mark.parametrize("count", sizes(12, 40))
 def test_shapes_of_six_nodes_run_without_a_race(count: int, kind: str) -> None:
-    """Some of them; all are behind `slow`."""
+    """A sample of them; the mark `slow` runs all."""
     seed = seed_of()
     r = random.Random(seed)
     with world(kind, 2, seed % 1000) as w:
@@ -169,7 +169,7 @@ SAMPLE = 75
 @pytest.mark.rule("E4", "S18", "S19", "S20")
 @pytest.mark.parametrize("kind", ["sim", "fake"])
 @pytest.mark.parametrize("count", sizes(SAMPLE, 200))
-def test_random_graphs_on_random_streams_give_what_plain_numbers_give(count: int, kind: str) -> None:
+def test_random_graphs_on_random_streams_give_the_results_of_plain_numbers(count: int, kind: str) -> None:
     seen = many(kind, count)
     wanted = (
         "defined",
@@ -191,7 +191,7 @@ def test_random_graphs_on_random_streams_give_what_plain_numbers_give(count: int
 
 @pytest.mark.slow
 @pytest.mark.rule("E4", "S18", "S19", "S20")
-def test_ten_thousand_random_graphs_on_random_streams_give_what_plain_numbers_give() -> None:
+def test_ten_thousand_random_graphs_on_random_streams_give_the_results_of_plain_numbers() -> None:
     many("sim", 10_000)
 
 
@@ -222,7 +222,7 @@ def test_random_graphs_find_a_planted_fault(fault: str) -> None:
 
 
 def waits_of(call: Any) -> tuple[Counter[Any], int]:
-    """Which streams wait for which in a call, and how many waits were left out, known to hold."""
+    """Which streams wait for which in a call, and how many waits were omitted because they hold already."""
     with fanin.trace() as t:
         call()
     found: Counter[Any] = Counter()
@@ -241,7 +241,7 @@ def as_reference(streams: Any) -> list[reference.Stream]:
 
 
 def held_against_the_reference(w: World, spec: graphs.Spec, seed: int) -> tuple[int, int]:
-    """A graph's passes queue the waits of the rules, and leave out only what is known to hold: how many of each."""
+    """A graph's passes queue the waits of the rules, and omit only waits that hold already: how many of each."""
     for n in spec.nodes:
         n.nested = 0  # its waits are those of another pass
         n.throws = False
@@ -264,7 +264,7 @@ def held_against_the_reference(w: World, spec: graphs.Spec, seed: int) -> tuple[
 @pytest.mark.parametrize("count", sizes(50, 300))
 def test_passes_queue_the_waits_of_the_rules_and_no_other(count: int) -> None:
     first = seed_of()
-    gc.collect()  # what earlier tests left, whose memory is given back with waits of its own
+    gc.collect()  # memory of earlier tests, which is freed with waits of its own
     queued = left_out = 0
     for at in range(0, count, 50):
         with world("sim", 2, at) as w:
@@ -296,7 +296,7 @@ def two_passes(m: Machine, spec: graphs.Spec, seed: int) -> Any:
         m.spawn(run, callers)
     m.join()
     for s, t in zip(mine, other, strict=True):
-        s.wait(t)  # who reads waits for both passes
+        s.wait(t)  # a reader waits for both passes
     built.callers = mine
     return built.values()
 

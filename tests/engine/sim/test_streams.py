@@ -1,7 +1,7 @@
-"""Passes over several streams and devices: where a node runs, who waits for whom, and for nothing else.
+"""Passes over several streams and devices: where a node runs, and which stream waits for which.
 
-On the simulated machine and on the fake driver: the checker of happens-before judges each test at its end, and what is
-left behind.
+On the simulated machine and on the fake driver: the checker of happens-before judges each test at its end, which also
+checks for leaks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def ones(w: Any, stream: Any = None, device: int = 0, value: float = 1.0) -> Any
 
 
 def read(w: Any, stream: Any, x: Any) -> np.ndarray:
-    """What work on a stream sees of an array."""
+    """The content of an array as work on a stream reads it."""
     seen: list[np.ndarray] = []
     w.launch(stream, lambda v: seen.append(v.copy()), reads=[x])
     w.synchronize()
@@ -100,7 +100,7 @@ def test_a_node_is_on_the_stream_that_was_current_where_it_was_made(w: Any) -> N
 
 
 @pytest.mark.rule("E4")
-def test_while_a_node_is_at_work_the_streams_of_its_forward_are_current(w: Any) -> None:
+def test_while_a_node_runs_the_streams_of_its_forward_are_current(w: Any) -> None:
     s, t, c, seen = w.stream(0), w.stream(1), w.stream(0), []
 
     def look(*_: Any) -> None:
@@ -125,7 +125,7 @@ def test_while_a_node_is_at_work_the_streams_of_its_forward_are_current(w: Any) 
 
 
 @pytest.mark.rule("E4")
-def test_what_a_function_leaves_current_is_forgotten_behind_it(w: Any) -> None:
+def test_a_stream_that_a_function_leaves_current_is_reset_after_it(w: Any) -> None:
     s, t, c, kept = w.stream(), w.stream(), w.stream(), []
 
     def leaves_one(g: Any) -> Any:
@@ -144,7 +144,7 @@ def test_what_a_function_leaves_current_is_forgotten_behind_it(w: Any) -> None:
 
 
 @pytest.mark.rule("E4")
-def test_a_stream_that_ends_before_the_one_inside_it_is_current_no_more(w: Any) -> None:
+def test_a_stream_that_ends_before_the_one_nested_in_it_is_no_longer_current(w: Any) -> None:
     s, t = w.stream(), w.stream(1)
     outer, inner = fanin.stream(s), fanin.stream(t)
     outer.__enter__()
@@ -158,7 +158,7 @@ def test_a_stream_that_ends_before_the_one_inside_it_is_current_no_more(w: Any) 
     assert seen == [(w.legacy(0), t), (s, t)] and both.stream == one.stream == t
 
 
-# Who waits for whom
+# Which stream waits for which
 
 
 @pytest.mark.rule("S8", "S18", "S20")
@@ -211,7 +211,7 @@ def test_a_single_gradient_is_handed_through_as_it_is_with_one_wait(w: Any) -> N
 
 
 @pytest.mark.rule("S10")
-def test_a_node_of_another_device_gets_a_gradient_on_that_ones(w: Any) -> None:
+def test_a_node_of_another_device_gets_its_gradient_on_that_device(w: Any) -> None:
     """A copy: its stream is of the device that it reads on; what it gives is ready there (P)."""
     s, t, c = w.stream(0), w.stream(1), w.stream(0)
 
@@ -240,7 +240,7 @@ def test_leaves_of_one_stream_are_waited_for_once(w: Any) -> None:
 
 
 @pytest.mark.rule("S20", "L5")
-def test_a_leaf_is_written_behind_what_the_caller_did_with_it(w: Any) -> None:
+def test_a_leaf_is_written_after_the_callers_work_on_it(w: Any) -> None:
     s, c = w.stream(), w.stream()
     x = leaf(w, s)
     x.grad = w.empty(4)
@@ -254,7 +254,7 @@ def test_a_leaf_is_written_behind_what_the_caller_did_with_it(w: Any) -> None:
 
 
 @pytest.mark.rule("S20")
-def test_what_grad_returns_is_ready_on_the_callers_stream(w: Any) -> None:
+def test_gradients_that_grad_returns_are_ready_on_the_callers_stream(w: Any) -> None:
     s, t, c = w.stream(), w.stream(), w.stream()
     x = leaf(w, t)
     low = fanin.Node(times(w, 3.0), edges=[(x, 0)], stream=s)
@@ -268,7 +268,7 @@ def test_what_grad_returns_is_ready_on_the_callers_stream(w: Any) -> None:
 
 @pytest.mark.rule("S20")
 @pytest.mark.parametrize("own", [True, False])
-def test_a_node_that_gives_nothing_on_is_waited_for(w: Any, own: bool) -> None:
+def test_the_pass_waits_for_a_node_that_returns_no_gradient(w: Any, own: bool) -> None:
     s, c, kept = w.stream(), w.stream(), w.empty(4)
 
     def into(g: Any) -> None:
@@ -281,7 +281,7 @@ def test_a_node_that_gives_nothing_on_is_waited_for(w: Any, own: bool) -> None:
 
 
 @pytest.mark.rule("S20", "E6")
-def test_a_pass_that_failed_is_waited_for_too(w: Any) -> None:
+def test_the_callers_stream_waits_for_a_failed_pass_too(w: Any) -> None:
     s, c = w.stream(), w.stream()
     x = leaf(w, s)
 
@@ -392,7 +392,7 @@ def test_a_gradient_on_another_device_than_its_slot_declares_is_refused_by_name(
 
 @pytest.mark.rule("A12", "A14", "S18")
 @pytest.mark.parametrize("says", ["stream", "device"])
-def test_where_a_node_runs_says_nothing_of_where_its_gradients_lie(w: Any, says: str) -> None:
+def test_the_stream_of_a_node_does_not_decide_where_its_gradients_lie(w: Any, says: str) -> None:
     """The node of a copy from device 0 to device 1, or to the host, runs on 0 and gets what lies elsewhere; its stream
     waits for it.
     """
@@ -418,7 +418,7 @@ def test_where_a_node_runs_says_nothing_of_where_its_gradients_lie(w: Any, says:
 
 @pytest.mark.rule("A12", "V2", "V3")
 def test_gradients_on_two_devices_are_no_sum_and_the_error_names_node_and_index(w: Any) -> None:
-    """Where no slot declares a device it is that of the first that comes; of two it is told of the second."""
+    """If no slot declares a device, the first gradient decides it; of two devices the error names the second."""
     here, there, host = ones(w), ones(w, None, 1), np.ones(4)
     places = {id(here): w.place(0), id(there): w.place(1), id(host): "cpu"}
     for first, second in [(here, there), (there, here), (host, here), (there, host)]:

@@ -97,7 +97,7 @@ def test_a_pass_by_hand_is_recorded_from_the_sums_to_the_gradients() -> None:
         for node, sums in (p := fanin.walk(roots)):
             fanin.add_n([np.ones(2), np.ones(2)])  # work of the node's, on this thread
             p.give(node.fn(*sums))
-        fanin.add_n([np.ones(2), np.ones(2)])  # of nobody's
+        fanin.add_n([np.ones(2), np.ones(2)])  # work of no node
     assert given(t.picture()) == ALL
     numbers = {n.name: n.number for n in t.picture().nodes}
     by = {line.node for line in t.lines if line.kind == "kernel" and line.label.startswith("sum") and line.pass_number}
@@ -166,7 +166,7 @@ def path_of(*lines: Line) -> CriticalPath:
 
 
 @pytest.mark.rule("E18")
-def test_the_critical_path_goes_by_whatever_ended_last_before_each_node() -> None:
+def test_the_critical_path_follows_the_slice_that_ended_last_before_each_node() -> None:
     lines = [
         timed("top", 3, 100, 110),
         timed("a", 2, 111, 150),
@@ -180,14 +180,14 @@ def test_the_critical_path_goes_by_whatever_ended_last_before_each_node() -> Non
 
 
 @pytest.mark.rule("E18")
-def test_a_node_that_waits_for_its_worker_follows_what_that_ran() -> None:
+def test_a_node_that_waits_for_its_worker_follows_the_previous_node_of_that_worker() -> None:
     lines = [timed("top", 3, 0, 10), timed("a", 2, 10, 50), timed("b", 1, 50, 90), timed("low", 0, 90, 91)]
     found = path_of(*lines, arrow(3, 2, 9), arrow(3, 1, 9), arrow(2, 0, 49), arrow(1, 0, 89))
     assert found.names == ["top", "a", "b", "low"] and found.waited == 0
 
 
 @pytest.mark.rule("E18")
-def test_a_long_path_is_told_shortly_and_names_in_a_row_are_one() -> None:
+def test_a_long_path_is_shortened_and_equal_names_in_a_row_are_merged() -> None:
     lines = [timed(f"n{i // 2}", 40 - i, i, i + 1) for i in range(40)]
     text = str(path_of(*lines))
     assert "n0 x 2 > n1 x 2" in text and ".. 8 more .." in text and text.endswith("n19 x 2")

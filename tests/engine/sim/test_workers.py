@@ -1,4 +1,4 @@
-"""E12: the nodes of one pass on several threads: the same bits, each node once, an error is heard by all."""
+"""E12: the nodes of one pass on several threads: the same bits, each node once, an error stops all."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def meeting(parties: int, then: Callable[[int], Any] = lambda place: None) -> li
 
 @pytest.mark.rule("E12")
 @pytest.mark.parametrize("k", [2, 3, 5])
-def test_so_many_workers_are_at_work_at_once(k: int) -> None:
+def test_as_many_workers_as_requested_run_at_once(k: int) -> None:
     top, leaf = fan_out(meeting(k))
     fanin.backward(one(top), workers=k)
     assert leaf.grad[0] == k
@@ -116,13 +116,13 @@ def test_of_a_group_one_node_runs_at_a_time(group: object) -> None:
     assert most == 1 and leaf.grad[0] == 8 and nodes[0].group == group and nodes[-1].group is None
 
 
-def test_a_group_is_something_that_nodes_can_share() -> None:
+def test_a_group_that_is_no_string_or_shared_object_is_refused() -> None:
     with pytest.raises(TypeError, match=r"group must be a str or an object shared by the nodes .*, got an int"):
         fanin.Node(lambda g: g, group=1000)
 
 
 @pytest.mark.rule("E3", "E12", "S20")
-def test_what_runs_on_a_device_runs_on_the_callers_thread() -> None:
+def test_nodes_of_one_device_run_on_the_callers_thread() -> None:
     seen: dict[str, set[int]] = {"cpu": set(), "device": set()}
     with fanin.sim.Machine() as m, fanin.set_options(warn_stream_mismatch=False):
         streams = [m.stream() for _ in range(2)]
@@ -202,7 +202,7 @@ def test_an_error_on_any_worker_is_raised_with_its_node(place: int) -> None:
 
 
 @pytest.mark.rule("E14")
-def test_of_two_errors_at_once_one_is_raised_and_names_the_other() -> None:
+def test_of_two_concurrent_errors_one_is_raised_and_names_the_other() -> None:
     met = threading.Barrier(2)
 
     def bad(g: Any) -> Any:
@@ -220,7 +220,7 @@ def test_of_two_errors_at_once_one_is_raised_and_names_the_other() -> None:
 
 @pytest.mark.rule("E14")
 @pytest.mark.parametrize("place", [0, 1])
-def test_ctrl_c_comes_before_an_error_beside_it(place: int) -> None:
+def test_ctrl_c_is_raised_before_a_concurrent_error(place: int) -> None:
     def then(i: int) -> None:
         raise KeyboardInterrupt if i == place else ValueError("bad")
 
@@ -231,8 +231,8 @@ def test_ctrl_c_comes_before_an_error_beside_it(place: int) -> None:
 
 
 @pytest.mark.rule("E14")
-def test_ctrl_c_is_heard_while_the_caller_waits_for_a_worker() -> None:
-    """The helper sends it once the caller has nothing to do, and goes on when it was heard."""
+def test_ctrl_c_interrupts_a_caller_that_waits_for_a_worker() -> None:
+    """The helper sends it once the caller has nothing to do, and continues when the caller received it."""
     main, met, heard = threading.get_ident(), threading.Barrier(2), threading.Event()
     later: list[Any] = []
     here = sys._getframe().f_code
@@ -310,7 +310,7 @@ def test_passes_of_several_threads_may_have_several_workers_over_one_graph() -> 
 
 
 @pytest.mark.rule("E12")
-def test_workers_see_the_context_of_the_caller() -> None:
+def test_workers_run_in_a_copy_of_the_callers_context() -> None:
     var = contextvars.ContextVar("var", default=0)
     var.set(7)
     seen: list[Any] = []
@@ -370,7 +370,7 @@ def test_a_schedule_is_for_one_worker_and_a_walk_too() -> None:
 
 
 @pytest.mark.rule("E14")
-def test_nothing_is_left_of_a_pass_of_several_workers() -> None:
+def test_a_pass_of_several_workers_leaks_nothing() -> None:
     def passes() -> None:
         top, leaf = fan_out([lambda g: g] * 6)
         for workers in (2, 3):
@@ -392,7 +392,7 @@ def test_nothing_is_left_of_a_pass_of_several_workers() -> None:
 
 
 @pytest.mark.rule("E14")
-def test_memory_that_ends_at_any_allocation_ends_the_pass_with_an_error_or_not_at_all() -> None:
+def test_any_failed_allocation_ends_the_pass_with_an_error_or_has_no_effect() -> None:
     outcomes: Counter[str] = Counter()
     for attempt in hooks.attempts(well=20, limit=400):
         top, leaf = fan_out([lambda g, c=c: g * c for c in range(4)])

@@ -27,7 +27,7 @@ from kit.sample import sizes
 
 pytestmark = [pytest.mark.core]
 
-Shape = tuple[tuple[int, ...], ...]  # of each node: whom its edges lead to
+Shape = tuple[tuple[int, ...], ...]  # of each node: the targets of its edges
 
 #: Orders of a sample: the first ones of the search, and some at random. Each planted fault is found in these.
 FEW = {"limit": 12, "samples": 20}
@@ -391,7 +391,7 @@ print("well")
     assert run_prepared(code).stdout.strip() == "well"
 
 
-#: How the child of a fork on a worker goes on, each in a pass of its own of one process.
+#: What the child of a fork on a worker does next, each in a pass of its own of one process.
 FORKS = """
 import os, sys, threading, warnings
 import numpy as np, fanin
@@ -430,7 +430,7 @@ for end in (returns, raises, goes_on):
 
 @functools.cache
 def forked_on_a_worker() -> dict[str, tuple[str, str]]:
-    """What the parent saw of each, and what the child said."""
+    """The status of each child as its parent got it, and the child's output."""
     done = run_prepared(FORKS)
     seen, said = done.stdout.splitlines(), done.stderr.splitlines()
     return dict(zip(("returns", "raises", "goes on"), zip(seen, said, strict=True), strict=True))
@@ -445,8 +445,8 @@ def forked_on_a_worker() -> dict[str, tuple[str, str]]:
     ],
     ids=["returns", "raises", "goes on"],
 )
-def test_a_child_of_a_fork_on_a_worker_ends_with_status_1_and_says_why(ends: str, why: str) -> None:
-    """Its caller has stayed behind: there is nobody whom an error could reach."""
+def test_a_child_of_a_fork_on_a_worker_ends_with_status_1_and_a_reason(ends: str, why: str) -> None:
+    """The thread of its caller is not in the child: no thread could receive an error."""
     seen, said = forked_on_a_worker()[ends]
     assert seen == "1 2.0"
     assert said.startswith("fanin: a fork on a worker of a pass: the pass cannot continue in this child process")

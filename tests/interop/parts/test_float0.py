@@ -147,14 +147,14 @@ def test_an_array_of_float0_adds_nothing_alone_twice_and_beside_gradients(way: s
     assert np.array_equal(put(ONE, absent(), ONE), 2 * ONE)
 
 
-def test_the_ledger_counts_it_as_it_counts_none() -> None:
+def test_the_ledger_counts_float0_like_none() -> None:
     buffer = fanin.InputBuffer(1)
     buffer.add(0, none(), key=1)
     with pytest.raises(ValueError, match=r"key 1: this key has contributed already .*\(A16\)"):
         buffer.add(0, ONE, key=1)
 
 
-def test_a_node_with_it_alone_gets_none() -> None:
+def test_a_node_with_only_float0_gets_none() -> None:
     got: list[Any] = []
     leaf = fanin.Leaf(np.zeros(3))
     last = fanin.Node(lambda g: got.append(g), edges=[(leaf, 0)])
@@ -162,7 +162,7 @@ def test_a_node_with_it_alone_gets_none() -> None:
     assert got == [None]
 
 
-def test_a_leaf_calls_no_hook_for_it() -> None:
+def test_a_leaf_calls_no_hook_for_float0() -> None:
     calls: list[Any] = []
     leaf = fanin.Leaf(np.zeros(3), accumulate=calls.append)
     leaf.register_hook(calls.append)
@@ -170,21 +170,21 @@ def test_a_leaf_calls_no_hook_for_it() -> None:
     assert calls == []
 
 
-def test_grad_is_set_to_it_as_to_none() -> None:
+def test_setting_grad_to_float0_sets_none() -> None:
     leaf = fanin.Leaf(np.zeros(3))
     fanin.backward([(leaf, 0, ONE)])
     leaf.grad = none()
     assert leaf.grad is None
 
 
-def test_ranks_add_nothing_for_it() -> None:
+def test_ranks_add_nothing_for_float0() -> None:
     def rank(group: Any) -> Any:
         return fanin.dist.add_n([none()] if group.rank else [none(), ONE], group).tolist()
 
     assert fanin.dist.threads(2, rank, timeout=None) == [ONE.tolist()] * 2
 
 
-def test_on_a_device_it_adds_nothing_either() -> None:
+def test_on_a_device_float0_adds_nothing_either() -> None:
     with fanin.sim.Machine() as machine:
         x = machine.array(ONE)
         assert np.array_equal(by_add(1, none(), x, none()).numpy(), ONE)
@@ -195,7 +195,7 @@ def test_on_a_device_it_adds_nothing_either() -> None:
 
 
 @pytest.mark.parametrize("make", [fanin.Leaf, lambda x: fanin.InputBuffer([x])])
-def test_it_declares_no_slot_and_no_leaf(make: Any) -> None:
+def test_float0_declares_no_slot_and_no_leaf(make: Any) -> None:
     with pytest.raises(fanin.DTypeError, match="float0"):
         make(none())
 

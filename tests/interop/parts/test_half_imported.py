@@ -144,6 +144,6 @@ def test_classes_of_libraries_are_read_through_one_function() -> None:
 
 
 @pytest.mark.tools
-def test_the_checker_finds_a_module_that_is_kept() -> None:
+def test_the_checker_finds_a_kept_module() -> None:
     assert unguarded("import sys\ntorch = sys.modules.get('torch')\nif torch: torch.Tensor\n") == [2]
     assert unguarded("import sys\nx = attribute('torch', 'Tensor')\n") == []

@@ -1,6 +1,6 @@
-"""Arrays and streams of GPU libraries, in and out, on the fake driver: stand-ins that behave as the libraries'
-specifications say (kit/standins.py). The numbers are rows of the table of faults that the exchange was built
-against; what the host's side of a row is, test_exchange_dlpack.py has.
+"""Arrays and streams of GPU libraries, in and out, on the fake driver: stand-ins that follow the libraries'
+specifications (kit/standins.py). The numbers are rows of the table of faults that the exchange was built
+against; test_exchange_dlpack.py has the rows for the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.core
 EVERY = ["dlpack", "legacy", "table", "torch", "torch without a table", "cupy", "numba"]
 
 
-#: Those that tell a current stream.
+#: Libraries with a current stream.
 CURRENT = ["table", "torch", "torch without a table", "cupy", "numba"]
 
 
@@ -40,7 +40,7 @@ def test_anything_with_the_stream_protocol_is_a_stream(driver: FakeDriver) -> No
     s, t = driver.stream(), driver.stream(1)
     with fanin.stream(ProtocolStream((0, s.handle))) as ours:
         assert ours == s == fanin.current_stream("cuda:0")
-    with fanin.stream(ProtocolStream((0, t.handle))) as ours:  # it names no device: its handle tells
+    with fanin.stream(ProtocolStream((0, t.handle))) as ours:  # it names no device: its handle decides
         assert ours == t
     x = driver.array(np.ones(3))
     buf = fanin.InputBuffer(1, stream=ProtocolStream((0, s.handle)))
@@ -73,7 +73,7 @@ def test_a_default_stream_without_a_device_is_that_of_the_current_context(driver
             assert ours == fanin.Stream("cuda:1", number)
 
 
-def test_row_45_a_stream_of_another_device_than_it_says_is_refused(driver: FakeDriver) -> None:
+def test_row_45_a_stream_of_another_device_than_it_names_is_refused(driver: FakeDriver) -> None:
     other = ProtocolStream((0, driver.stream(1).handle))
     other.device_id = 0  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="not of cuda:0's primary context"), fanin.stream(other):
@@ -103,7 +103,7 @@ def test_row_45_a_destroyed_stream_is_refused_by_the_driver(driver: FakeDriver) 
         (np.ones(2), TypeError, "got a?n? ?numpy.ndarray"),
     ],
 )
-def test_what_is_no_stream_is_a_type_error_that_says_what_would_be(
+def test_an_object_that_is_no_stream_is_a_type_error_that_names_the_valid_ones(
     driver: FakeDriver, what: Any, error: type[Exception], words: str
 ) -> None:
     buf = fanin.InputBuffer(1)
@@ -117,7 +117,7 @@ def test_what_is_no_stream_is_a_type_error_that_says_what_would_be(
             act()
 
 
-def test_what_a_stream_raises_reaches_the_caller(driver: FakeDriver) -> None:
+def test_an_error_of_a_stream_object_reaches_the_caller(driver: FakeDriver) -> None:
     class Angry:
         def __cuda_stream__(self) -> Any:
             raise KeyError("mine")
@@ -136,7 +136,7 @@ def test_a_stream_waits_for_anothers_stream(driver: FakeDriver) -> None:
     assert order == [0, 1]
 
 
-def test_our_streams_offer_themselves_by_the_protocol(driver: FakeDriver) -> None:
+def test_streams_of_fanin_implement_the_protocol(driver: FakeDriver) -> None:
     s = driver.stream()
     assert s.__cuda_stream__() == (0, s.handle)
     assert fanin.Stream("cuda:0", 0).__cuda_stream__() == (0, 1)
@@ -149,7 +149,7 @@ def test_our_streams_offer_themselves_by_the_protocol(driver: FakeDriver) -> Non
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", EVERY)
-def test_arrays_of_a_library_are_summed_where_their_streams_say(a_world: Any, name: str, schedule: str) -> None:
+def test_arrays_of_a_library_are_summed_on_their_streams(a_world: Any, name: str, schedule: str) -> None:
     driver = a_world("fake", 1, 3, schedule=schedule, starve=2).driver
     library = Library(driver)
     with like(name, library) as make:
@@ -210,7 +210,7 @@ def test_an_add_of_an_array_with_an_exchange_table_does_not_leave_c(name: str, m
 
 
 @pytest.mark.parametrize(("name", "said"), [("requires_grad", True), ("is_neg", lambda x: True)])
-def test_a_tensor_whose_memory_is_not_its_value_is_not_read_by_its_table(
+def test_a_lazily_conjugated_or_negated_tensor_is_not_read_by_its_table(
     name: str, said: object, library: Library
 ) -> None:
     s = library.driver.stream()
@@ -253,7 +253,7 @@ def test_of_a_library_alone_the_sum_is_on_its_current_stream(name: str, library:
         assert values(total, s) == [3, 3, 3]
 
 
-def test_a_gradient_that_is_said_to_be_ready_elsewhere_is_a_race_that_is_found(a_world: Any) -> None:
+def test_a_gradient_declared_ready_on_the_wrong_stream_is_a_race_that_is_found(a_world: Any) -> None:
     driver = a_world("fake", 1).driver
     driver.world.races_are_planted()
     library = Library(driver)
@@ -267,7 +267,7 @@ def test_a_gradient_that_is_said_to_be_ready_elsewhere_is_a_race_that_is_found(a
     assert driver.races > 0
 
 
-def test_row_46_a_producer_that_ignores_our_stream_is_a_race_that_is_found(a_world: Any) -> None:
+def test_row_46_a_producer_that_ignores_the_requested_stream_is_a_race_that_is_found(a_world: Any) -> None:
     driver = a_world("fake", 1).driver
     driver.world.races_are_planted()
     library = Library(driver)
@@ -291,9 +291,7 @@ def test_row_46_a_producer_that_ignores_our_stream_is_a_race_that_is_found(a_wor
     ("given", "said"),
     [("none", 1), ("legacy", 1), ("per-thread", 2), ("own", None), ("pushed", None), ("other device", -1)],
 )
-def test_row_44_dlpack_is_asked_with_the_integer_that_the_stream_has(
-    library: Library, given: str, said: int | None
-) -> None:
+def test_row_44_dlpack_is_called_with_the_integer_of_the_stream(library: Library, given: str, said: int | None) -> None:
     driver = library.driver
     s, t = driver.stream(), driver.stream(1)
     stream = {
@@ -312,7 +310,7 @@ def test_row_44_dlpack_is_asked_with_the_integer_that_the_stream_has(
     assert buf.take()[0] is x
 
 
-def test_row_5_a_producer_before_dlpack_1_is_asked_without_a_version_and_with_the_stream(library: Library) -> None:
+def test_row_5_a_producer_before_dlpack_1_is_called_without_a_version_and_with_the_stream(library: Library) -> None:
     s = library.driver.stream()
     buf = fanin.InputBuffer(1)
     x = standins.LegacyArray(library, (3,))
@@ -324,7 +322,7 @@ def test_row_5_a_producer_before_dlpack_1_is_asked_without_a_version_and_with_th
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_memory_of_a_library_is_let_go_only_when_all_that_used_it_has_run(name: str, library: Library) -> None:
+def test_memory_of_a_library_is_released_only_after_all_work_that_used_it(name: str, library: Library) -> None:
     driver = library.driver
     c, p = driver.stream(), driver.stream()
     with like(name, library) as make:
@@ -346,7 +344,7 @@ def test_memory_of_a_library_is_let_go_only_when_all_that_used_it_has_run(name: 
 
 
 def is_kept_until_its_consumer_has_used_it(x: Any, library: Library, p: fanin.Stream, c: fanin.Stream) -> None:
-    """x comes back itself, its library is told of no stream, and its memory goes when what c runs on it has."""
+    """x itself comes back, no stream is recorded with its library, and its memory is freed after c's work on it."""
     driver = library.driver
     x.fill(p, 5)
     address = x.address
@@ -357,7 +355,7 @@ def is_kept_until_its_consumer_has_used_it(x: Any, library: Library, p: fanin.St
     [same] = buf.take()
     assert same is given.pop() and library.recorded == []
     driver.synchronize()
-    driver.array(np.ones(1))  # polls: what the buffer had is gone
+    driver.array(np.ones(1))  # polls: the buffer's memory is freed
     seen: list[Any] = []
     driver.launch(c, lambda v: seen.append(v.tolist()), reads=[same])
     del same
@@ -370,8 +368,8 @@ def is_kept_until_its_consumer_has_used_it(x: Any, library: Library, p: fanin.St
 
 
 @pytest.mark.parametrize("name", ["dlpack", "table", "cupy", "numba"])
-def test_what_is_handed_through_keeps_its_memory_until_its_consumer_has_used_it(name: str, library: Library) -> None:
-    """A14: the very object comes back, and its library knows nothing of the consumer's stream: a second hold is
+def test_a_handed_through_gradient_keeps_its_memory_until_its_consumer_has_used_it(name: str, library: Library) -> None:
+    """A14: the same object comes back, and its library does not track the consumer's stream: a second reference is
     kept.
     """
     driver = library.driver
@@ -381,7 +379,7 @@ def test_what_is_handed_through_keeps_its_memory_until_its_consumer_has_used_it(
 
 
 @pytest.mark.parametrize("name", ["torch", "torch without a table"])
-def test_torch_is_told_of_every_stream_before_a_tensor_leaves(name: str, library: Library) -> None:
+def test_record_stream_is_called_for_every_stream_before_a_tensor_is_released(name: str, library: Library) -> None:
     driver = library.driver
     c, p = driver.stream(), driver.stream()
     with like(name, library) as make:
@@ -435,11 +433,11 @@ def test_adds_and_a_take_inside_torchs_graph_are_replayed(library: Library, pool
 
 
 @pytest.mark.parametrize("which", ["a thread's own", "one that may be destroyed"])
-def test_of_a_stream_that_may_be_another_one_later_torch_is_not_told_and_the_memory_is_kept(
+def test_for_a_stream_whose_handle_may_change_meaning_the_memory_is_kept_instead_of_recorded(
     library: Library, which: str
 ) -> None:
-    """torch asks a stream when the tensor is freed, on whatever thread that is: 2 is another stream there, and the
-    handle of a destroyed one is nobody's.
+    """torch uses the stream when the tensor is freed, on any thread: there 2 may be another stream, and the handle of
+    a destroyed one is invalid.
     """
     driver = library.driver
     p = driver.stream()
@@ -448,7 +446,7 @@ def test_of_a_stream_that_may_be_another_one_later_torch_is_not_told_and_the_mem
         is_kept_until_its_consumer_has_used_it(make(library, (3,)), library, p, c)
 
 
-def test_the_parts_of_an_object_are_told_too(library: Library) -> None:
+def test_record_stream_is_called_for_the_parts_of_an_object_too(library: Library) -> None:
     class Pair:
         def __init__(self, *parts: Any) -> None:
             self.parts = parts

@@ -82,7 +82,7 @@ def one_pass(library: Library, make: type[Any], prepare: Callable[[FakeDriver], 
 
 @pytest.mark.parametrize(("code", "first"), [(701, 0), (2, 5)], ids=["rejected", "no memory"])
 @pytest.mark.parametrize("step", sizes(9, 1))
-def test_every_driver_call_of_an_exchange_failed_once_gives_back_every_tensor_once(
+def test_every_driver_call_of_an_exchange_failed_once_deletes_every_tensor_once(
     code: int, first: int, step: int
 ) -> None:
     """In the sample every ninth call fails, other ones for each code."""
@@ -103,14 +103,14 @@ def test_every_driver_call_of_an_exchange_failed_once_gives_back_every_tensor_on
     ) > 0, outcomes
 
 
-def test_every_host_allocation_of_an_exchange_failed_once_gives_back_every_tensor_once() -> None:
+def test_every_host_allocation_of_an_exchange_failed_once_deletes_every_tensor_once() -> None:
     outcomes: dict[str, int] = {}
     gc.collect()
     baseline = hooks.memory()[0]
     tries = quiet = 0
     library = Library(FakeDriver(1))
     make = table_array(library)
-    while quiet < 30 and tries < 400:  # what leaves is kept where its event cannot be made, and nobody is told
+    while quiet < 30 and tries < 400:  # a released tensor is kept if its event cannot be made, without an error
         came = one_pass(library, make, lambda driver, at=tries: hooks.fail_at(at, 1), lambda: hooks.fail_at(-1, 0))
         outcomes[came] = outcomes.get(came, 0) + 1
         quiet = quiet + 1 if came == "done" else 0
@@ -172,7 +172,7 @@ def an_object_that_leaves(library: Library) -> None:
     buf.add(0, x, stream=p)
     buf.take()
     library.driver.synchronize()
-    library.driver.array(np.ones(1))  # polls: what the buffer had is gone
+    library.driver.array(np.ones(1))  # polls: the buffer's memory is freed
     library.driver.launch(c, lambda v: None, reads=[x])
     del x
     gc.collect()
@@ -191,12 +191,12 @@ SCENARIOS: list[Any] = [
 
 @pytest.mark.parametrize("planted", [False, True])
 @pytest.mark.parametrize(("scenario", "name", "fault"), SCENARIOS, ids=[s[0].__name__ for s in SCENARIOS])
-def test_a_guard_that_is_left_out_is_found(scenario: Any, name: str | None, fault: Any, planted: bool) -> None:
+def test_an_omitted_guard_is_found(scenario: Any, name: str | None, fault: Any, planted: bool) -> None:
     driver = FakeDriver(1)
     found = False
     with use_driver(driver), pytest.MonkeyPatch.context() as patch:
         if planted and name is not None:
-            for module in (arrays, streams):  # wherever it is known
+            for module in (arrays, streams):  # in each module that has the name
                 if hasattr(module, name):
                     patch.setattr(module, name, fault)
         if planted and name is None:

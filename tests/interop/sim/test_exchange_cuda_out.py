@@ -42,7 +42,7 @@ def test_sums_are_allocated_by_the_library_that_offers_it(name: str, library: Li
 
 
 def test_a_sum_on_a_stream_of_torchs_own_waits_for_nothing_that_torch_runs_elsewhere(library: Library) -> None:
-    """Its allocator gives memory of the current stream: while it is asked, that is the sum's."""
+    """Its allocator uses the current stream: during the call, that is the sum's."""
     driver = library.driver
     backward, s, others = driver.stream(), driver.stream(), driver.stream()
     with like("torch", library) as make, library.on(backward):
@@ -130,7 +130,7 @@ def test_a_layout_that_an_allocator_does_not_make_is_kept_all_the_same(library: 
 
 
 def test_row_44_our_array_makes_the_consumers_stream_wait(driver: FakeDriver) -> None:
-    """Each integer of the protocol; -1 asks for no waiting, and then there is a race unless somebody else waits."""
+    """Each integer of the protocol; -1 requests no wait, and then there is a race unless other code waits."""
     library = Library(driver)
     p, q = driver.stream(), driver.stream()
     x = driver.empty((3,), np.float32)
@@ -313,7 +313,7 @@ def test_rows_34_and_36_our_memory_goes_back_when_the_consumer_lets_go_and_its_s
     assert driver.live() == live and seen == [1000]
 
 
-def test_row_34_our_deleter_may_be_called_on_a_thread_without_python(driver: FakeDriver) -> None:
+def test_row_34_the_deleter_of_an_export_may_run_on_a_thread_without_python(driver: FakeDriver) -> None:
     import ctypes
     import threading
 
@@ -321,7 +321,7 @@ def test_row_34_our_deleter_may_be_called_on_a_thread_without_python(driver: Fak
     capsule = driver.array(np.ones(10, "f4")).__dlpack__(stream=-1)
     at = get_pointer(capsule, b"dltensor")
     set_name(capsule, b"used_dltensor")
-    plain = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # which lets go of the GIL
+    plain = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # which releases the GIL
     deleter = plain(standins.Legacy.from_address(at).deleter)
     other = threading.Thread(target=deleter, args=(at,))
     other.start()
@@ -362,7 +362,7 @@ def test_what_the_interface_cannot_name_has_none(driver: FakeDriver) -> None:
                 ask()
 
 
-def test_row_47_a_sum_that_was_handed_out_is_not_written_by_the_next_pass(library: Library) -> None:
+def test_row_47_an_exported_sum_is_not_written_by_the_next_pass(library: Library) -> None:
     s = library.driver.stream()
     buf = fanin.InputBuffer(1, stream=s, budget=0)
     for _ in range(2):
@@ -375,7 +375,7 @@ def test_row_47_a_sum_that_was_handed_out_is_not_written_by_the_next_pass(librar
     assert kept.read(s) == [2, 2, 2]
 
 
-def test_a_tensor_whose_memory_is_not_its_value_is_resolved_on_torchs_stream_and_waited_for(library: Library) -> None:
+def test_a_lazily_conjugated_or_negated_tensor_is_resolved_on_torchs_stream_and_waited_for(library: Library) -> None:
     driver = library.driver
     p, c = driver.stream(), driver.stream()
     with torch_like(library, table=True) as make:
@@ -408,7 +408,7 @@ def test_a_tensor_on_a_device_that_is_neither_is_refused(library: Library) -> No
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy", "numba"])
-def test_a_sum_that_its_library_does_not_take_is_not_lost(name: str, library: Library) -> None:
+def test_a_sum_that_its_library_refuses_is_not_lost(name: str, library: Library) -> None:
     s = library.driver.stream()
     with like(name, library) as make, pytest.MonkeyPatch.context() as patch:
 
@@ -428,7 +428,7 @@ def test_a_sum_that_its_library_does_not_take_is_not_lost(name: str, library: Li
         assert type(total) is _core.Array and values(total, s) == [3, 3, 3]
 
 
-def test_a_torch_tensor_whose_allocator_cannot_be_told_is_handed_out_and_the_failure_shown(library: Library) -> None:
+def test_a_torch_tensor_is_returned_even_if_record_stream_fails_and_the_failure_is_shown(library: Library) -> None:
     c, p = library.driver.stream(), library.driver.stream()
     shown: list[Any] = []
     with torch_like(library, table=True) as make, pytest.MonkeyPatch.context() as patch:

@@ -108,7 +108,7 @@ def test_row_10_a_device_that_is_not_there_is_named(library: Library, device: tu
     x.device_type, x.device_id = device
     with pytest.raises(BufferError, match=f"DLArray is on CUDA device {device[1]}, which cannot be used"):
         fanin.InputBuffer(1).add(0, x)
-    assert not library.asked  # its memory was not asked for
+    assert not library.asked  # its memory was not requested
 
 
 def test_row_10_without_a_driver_the_error_says_so() -> None:
@@ -335,7 +335,7 @@ def test_an_allocator_that_fails_half_way_or_lies_leaves_the_sum_to_us(library: 
     assert values(total, s) == [3, 3, 3]
     del buf, total, terms, x, kept
     library.driver.synchronize()
-    library.driver.array(np.zeros(1))  # looks at what left
+    library.driver.array(np.zeros(1))  # polls the released tensors
     gc.collect()
     assert not library.held
 
@@ -372,7 +372,7 @@ def test_rows_39_and_40_a_raw_address_is_believed_only_where_that_was_said(libra
         ({"strides": (2**62,)}, ValueError, "."),
         ({"strides": (2,)}, BufferError, "not aligned"),
         ({"typestr": "what"}, TypeError, "expected one like '<f4'"),
-        ({"typestr": "i4,("}, TypeError, "expected one like '<f4'"),  # np.dtype says SyntaxError
+        ({"typestr": "i4,("}, TypeError, "expected one like '<f4'"),  # np.dtype raises SyntaxError
         ({"typestr": None}, TypeError, "has typestr None; expected one like '<f4'"),  # which np.dtype takes for float64
         ({"typestr": float}, TypeError, "expected one like '<f4'"),
         ({"strides": (2**63,)}, ValueError, r"strides \(9223372036854775808,\): a number does not fit 64 bits"),
@@ -481,7 +481,7 @@ def test_what_leaves_in_one_call_goes_back_once_its_stream_has_passed(library: L
         assert waiting >= 60, "nothing has run"
         driver.synchronize()
         queries = driver.calls("EventQuery")
-        for _ in range(4):  # each looks at some of what waits
+        for _ in range(4):  # each polls some of the waiting ones
             fanin.add_n([outs[0], outs[1]])
         assert len(library.held) <= waiting - 60
         assert driver.calls("EventQuery") - queries <= 12, "one for each that goes"

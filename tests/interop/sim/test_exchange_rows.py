@@ -117,7 +117,7 @@ def tried_in(*files: Path) -> set[int]:
     return set().union(*(rows_of(n) for n in names))
 
 
-def test_the_names_of_tests_are_read_as_they_are_meant() -> None:
+def test_row_numbers_are_read_from_names_of_tests() -> None:
     assert rows_of("row_5_a_producer_of_2_axes") == {5}
     assert rows_of("rows_11_to_14_20_and_21_geometry") == {11, 12, 13, 14, 20, 21}
     assert rows_of("row_15_strides_null_and_rows_16_17_and_20_any_layout") == {15, 16, 17, 20}
@@ -160,7 +160,7 @@ def refused(library: Library, x: Any, kind: type[BaseException], match: str) -> 
     assert buf.take()[0] is one
 
 
-def test_row_1_what_gives_no_capsule_is_a_type_error(library: Library) -> None:
+def test_row_1_a_producer_that_returns_no_capsule_is_a_type_error(library: Library) -> None:
     class Number(DLArray):
         def __dlpack__(self, **how: Any) -> Any:
             return 42
@@ -179,7 +179,7 @@ class Sentinel(BaseException):
 
 @pytest.mark.parametrize("error", [ValueError("mine"), MemoryError("mine"), Sentinel("mine")])
 @pytest.mark.parametrize("where", ["__dlpack__", "__dlpack_device__", "__cuda_array_interface__"])
-def test_row_2_what_the_producer_raises_reaches_the_caller_as_it_is(
+def test_row_2_an_error_of_the_producer_reaches_the_caller_unchanged(
     library: Library, error: BaseException, where: str
 ) -> None:
     def boom(self: Any, **how: Any) -> Any:
@@ -209,7 +209,7 @@ def test_row_3_a_capsule_of_another_name_is_never_read(library: Library, name: s
 
 
 class Same(DLArray):
-    """One capsule, whenever it is asked."""
+    """The same capsule at every call."""
 
     capsule: Any = None
 
@@ -261,7 +261,7 @@ def test_row_4_of_many_threads_one_gets_the_capsule(library: Library) -> None:
         won.clear()
 
 
-# Rows 7 to 29: what the struct says
+# Rows 7 to 29: the fields of the struct
 
 
 def test_row_7_the_name_decides_which_struct_it_is(library: Library) -> None:
@@ -295,7 +295,7 @@ def test_row_7_the_name_decides_which_struct_it_is(library: Library) -> None:
         (setting("tensor.shape", None), 19),
     ],
 )
-def test_rows_8_and_19_what_is_only_unusual_is_read(library: Library, change: Any, row: int) -> None:
+def test_rows_8_and_19_unusual_but_valid_tensors_are_read(library: Library, change: Any, row: int) -> None:
     s = library.driver.stream()
 
     class This(Lying):
@@ -360,14 +360,14 @@ def test_row_25_long_double_is_refused_by_name(library: Library) -> None:
 
 @pytest.mark.parametrize("typestr", [">f4", ">i4", ">c8"])
 def test_row_26_foreign_byte_order_is_refused(library: Library, typestr: str) -> None:
-    """Only the interface can say it."""
+    """Only the interface can express it."""
     x = InterfaceArray(library, (3,), "c8")
     x.changed = {"typestr": typestr}
     with fanin.set_options(raw_addresses=True):
         refused(library, x, BufferError, "foreign byte order")
 
 
-def test_row_29_what_was_copied_for_us_is_not_written_and_what_is_to_be_copied_is(library: Library) -> None:
+def test_row_29_a_donated_tensor_flagged_as_copied_is_not_written_and_copy_copies(library: Library) -> None:
     s = library.driver.stream()
 
     class This(Lying):
@@ -379,7 +379,7 @@ def test_row_29_what_was_copied_for_us_is_not_written_and_what_is_to_be_copied_i
     buf.add(0, y, stream=s)
     assert values(buf.take()[0], s) == [3, 3, 3] and x.read(s) == [1, 1, 1]
     buf.add(0, y, stream=s, copy=True)
-    y.fill(s, 100)  # its giver goes on with it
+    y.fill(s, 100)  # its producer still writes it
     [own] = buf.take()
     assert own is not y and values(own, s) == [2, 2, 2]
 
@@ -407,13 +407,13 @@ def test_row_31_an_exception_that_a_deleter_leaves_goes_to_the_hook(library: Lib
     finally:
         sys.unraisablehook = old
     assert [u.exc_type for u in seen] == [MemoryError, MemoryError]
-    seen.clear()  # what hangs on a MemoryError that Python had at hand is not seen by its collector
+    seen.clear()  # the collector does not traverse a preallocated MemoryError
     library.held.clear()
 
 
 @pytest.mark.parametrize("how", ["add", "clear", "drop"])
 def test_row_33_a_deleter_may_use_the_buffer_and_drop_the_last_reference_to_it(library: Library, how: str) -> None:
-    """It is called late, on whichever call finds that all who used the memory have passed."""
+    """It is called late, by the call that finds all work on the memory done."""
     s = library.driver.stream()
     buf: Any = fanin.InputBuffer(1, stream=s)
     mine = [buf]
@@ -460,7 +460,7 @@ def test_row_33_a_deleter_may_use_the_buffer_and_drop_the_last_reference_to_it(l
         assert values(buf.take()[0], s) == [5, 5, 5]
 
 
-def test_row_35_what_is_held_at_exit_is_left_alone() -> None:
+def test_row_35_tensors_referenced_at_exit_are_not_deleted() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(TESTS)!r})
 import fanin, numpy as np
@@ -480,7 +480,7 @@ print('end')
     assert run_prepared(code).stdout == "end\n"
 
 
-def test_row_37_what_the_producer_edits_after_the_hand_over_counts_no_more(library: Library) -> None:
+def test_row_37_edits_of_the_producer_after_the_hand_over_have_no_effect(library: Library) -> None:
     s = library.driver.stream()
 
     class Kept(Lying):
@@ -497,7 +497,7 @@ def test_row_37_what_the_producer_edits_after_the_hand_over_counts_no_more(libra
 
 
 @pytest.mark.parametrize("where", ["__dlpack__", "__dlpack_device__", "__cuda_array_interface__"])
-def test_row_42_a_producer_may_change_the_buffer_while_it_is_asked(library: Library, where: str) -> None:
+def test_row_42_a_producer_may_change_the_buffer_while_it_is_called(library: Library, where: str) -> None:
     s = library.driver.stream()
     one = library.driver.array(np.ones(3, "f4"))
     base: Any = InterfaceArray if where.startswith("__cuda") else DLArray

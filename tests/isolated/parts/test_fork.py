@@ -1,5 +1,5 @@
-"""A forked child: what was made before the fork may be used there, unless another thread was in it; then the child is
-told so, and does not wait for ever.
+"""A forked child: what was made before the fork may be used there, unless another thread was in it; then the child
+gets an error, and does not wait for ever.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def usable(buf):
         two, four = buf.take()
         assert two.tolist() == [2, 2] and four == 4, (two, four)
 """
-#: What children of a fork do with the buffer while another thread is in it; then that thread goes on.
+#: Children of a fork use the buffer while another thread is in it; then that thread continues.
 CHILDREN = """
 def drops_it():
     global buf
@@ -77,7 +77,7 @@ thread.join()
 
 
 @pytest.mark.parametrize("where", ["combine", "take", "add_many"])
-def test_a_child_of_a_fork_while_another_thread_was_in_the_buffer_is_told_so(where: str) -> None:
+def test_a_child_of_a_fork_while_another_thread_was_in_the_buffer_gets_an_error(where: str) -> None:
     code = (
         HEAD
         + f"where = {where!r}\n"
@@ -125,7 +125,7 @@ print("done")
     assert run_prepared(code).stdout.strip() == "done"
 
 
-def test_a_child_of_a_fork_while_nobody_was_in_the_buffer_goes_on_with_it() -> None:
+def test_a_child_of_a_fork_while_no_thread_was_in_the_buffer_can_use_it() -> None:
     code = (
         HEAD
         + """
@@ -158,7 +158,7 @@ print("done")
     assert run_prepared(code).stdout.strip() == "done"
 
 
-def test_who_forks_from_within_a_sum_of_its_own_goes_on_in_the_child() -> None:
+def test_a_thread_that_forks_within_its_own_sum_continues_in_the_child() -> None:
     code = (
         HEAD
         + """
@@ -205,8 +205,8 @@ print("done")
 )
 
 
-def test_a_child_of_a_fork_while_another_thread_adds_into_the_sum_by_a_target_is_told_so() -> None:
-    """The target is the slot's own sum: what the thread has done of it by then, nobody knows."""
+def test_a_child_of_a_fork_while_another_thread_adds_into_the_sum_by_a_target_gets_an_error() -> None:
+    """The target is the slot's own sum: the child cannot find out how far the thread has written it."""
     code = (
         HEAD
         + """
@@ -235,7 +235,7 @@ def in_child():
     assert run_prepared(code).stdout.strip() == "done"
 
 
-def test_a_child_of_a_fork_while_another_thread_has_a_target_beside_the_sum_goes_on_without_it() -> None:
+def test_a_child_of_a_fork_while_another_thread_has_a_separate_target_continues_without_it() -> None:
     """The target is memory of its own, and comes to the slot at its end: there is none in the child."""
     code = (
         HEAD
@@ -254,7 +254,7 @@ def in_child():
     assert run_prepared(code).stdout.strip() == "done"
 
 
-def test_a_child_of_a_fork_within_a_target_of_its_own_thread_goes_on_with_it() -> None:
+def test_a_child_of_a_fork_within_a_target_of_its_own_thread_can_use_it() -> None:
     code = (
         HEAD
         + """
@@ -275,7 +275,7 @@ print("done")
     assert run_prepared(code).stdout.strip() == "done"
 
 
-def test_a_function_of_a_graph_tree_that_forks_goes_on_in_the_child_beside_other_threads_of_it() -> None:
+def test_a_function_of_a_graph_tree_that_forks_continues_in_the_child_with_its_threads() -> None:
     """A thread of the child that comes while the function runs waits for it, as it would in the parent."""
     code = (
         HEAD

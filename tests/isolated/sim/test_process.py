@@ -17,7 +17,7 @@ from kit.at import until_at
 """
 
 
-def test_a_forked_child_goes_on_with_buffers_of_its_own_and_of_its_parent() -> None:
+def test_a_forked_child_can_use_its_own_buffers_and_those_of_its_parent() -> None:
     done = run_prepared(
         COMMON
         + """
@@ -100,7 +100,7 @@ print("freed")
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_ends_a_wait_for_a_busy_slot() -> None:
-    """The thread in the slot goes on only after that; a second one sends the signal once the main thread waits."""
+    """The thread in the slot continues only after that; a second one sends the signal once the main thread waits."""
     code = (
         COMMON
         + """

@@ -1,10 +1,10 @@
-"""The law of `functionalize`: calling the wrapper leaves every caller's array, every output, and all that they share,
-exactly as calling the function itself.
+"""The law of `functionalize`: calling the wrapper has the same effect on every caller's array, every output, and all
+memory that they share, as calling the function itself.
 
-Two worlds that look the same, a random program of views and writes; one is given to the function, the other to the
+A random program of views and writes runs in two equal worlds: in one by the function, in the other by the
 wrapper. Memory is the oracle: the bytes of all storages, dtype, shape, strides and flags of all arguments, and of each
 output the same, which object it is, and where it lies: in which storage, how to the other outputs. Each program runs a
-second time on other bytes, where the layout is known. A program that raises leaves the arrays as they were.
+second time on other bytes, when the layout is recorded. A program that raises leaves the arrays as they were.
 
     FANIN_SEED=7 pytest tests/laws/analysis/test_functionalize.py    other programs; "random" draws a seed and prints it
 """
@@ -40,7 +40,7 @@ def itself(pure: Pure) -> Pure:
 
 
 def of_copies(pure: Pure) -> Any:
-    """Calls the pure function with copies of its arguments, in C order whatever the strides were."""
+    """Calls the pure function with copies of its arguments in C order, for all strides."""
     return lambda *inner: pure(*[np.array(x) if isinstance(x, np.ndarray) else x for x in inner])
 
 
@@ -230,7 +230,7 @@ def check_classes(seen: Counter[str]) -> None:
 
 
 @pytest.mark.parametrize("count", sizes(300, 10_000))
-def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself(count: int) -> None:
+def test_calling_the_wrapper_has_the_effects_of_calling_the_function(count: int) -> None:
     seed = random.randrange(2**32) if SEED == "random" else SEED
     check_classes(run(count, seed))
 

@@ -53,7 +53,7 @@ def pairs(some: set[tuple[str, str, str]]) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.rule("A2", "A6", "A9", "A10", "A11", "A13", "A14", "A15", "A16", "S2", "S22")
-def test_a_list_has_one_sum_whichever_way_brings_it_in() -> None:
+def test_a_list_has_one_sum_by_every_way() -> None:
     met(law.hold(SEED, range(10_000), ways=1), "host")
 
 
@@ -255,7 +255,7 @@ WRONG |= {f"another {n}": another(n) for n in ("count", "nonfinite", "absmax", "
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_with_an_outcome_is_reported(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_an_outcome_are_reported(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     word, can_be, planted = WRONG[what]
     run, found = law.run, 0
     for n in range(2000):
@@ -279,7 +279,7 @@ def test_what_is_wrong_with_an_outcome_is_reported(what: str, monkeypatch: pytes
 
 @pytest.mark.core
 @pytest.mark.rule("A6", "A14", "S2")
-def test_the_short_road_and_the_general_one_count_say_and_raise_the_same() -> None:
+def test_the_short_path_and_the_general_one_have_equal_counts_messages_and_errors() -> None:
     """One list enters a buffer of plain entries (D27) twice, the second time under a trace, which takes the general
     road.
     """

@@ -1,6 +1,6 @@
-"""The stream rules, proved on the buffer's own code and the simulated machine: docs/proof.md tells what is claimed.
+"""The stream rules, proved on the buffer's own code and the simulated machine: docs/proof.md states the claim.
 
-tests/c/proof.c does the work; the tests here say how much of it, and hold it to its numbers.
+tests/c/proof.c does the work; the tests here choose its size, and check its numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WHOLE_FAULTS = [
 #: A fault that needs three streams: two producers' and that of the sum.
 REUSED = "fault:EVENT_REUSED"
 
-#: Faults that look at names of streams: for them a class of configurations is not alike, and only sleep sets are
+#: Faults that depend on names of streams: for them a class of configurations is not alike, and only sleep sets are
 #: checked.
 NAME_FAULTS = ["fault:STREAMS_BY_NUMBER", "fault:STREAMS_BY_DEVICE"]
 
@@ -178,7 +178,7 @@ def test_reduced_and_full_search_fail_in_the_same_configurations(of_one: str, of
     assert found == {*WHOLE_FAULTS, REUSED}, "a fault that fails nowhere checks nothing"
 
 
-def test_sleep_sets_lose_nothing_where_faults_look_at_names() -> None:
+def test_sleep_sets_lose_nothing_if_faults_depend_on_names() -> None:
     lines = side_by_side(
         [("check", "2", D, S, "few", "names", "part=0/3", *faults(NAME_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
     )
@@ -207,7 +207,7 @@ def test_random_orders_find_nothing_that_the_search_of_split_locks_missed(
 
 
 @pytest.mark.parametrize("samples", sizes(500, 1000))
-def test_what_is_clean_by_order_is_right_by_value(samples: int) -> None:
+def test_a_configuration_without_races_has_the_right_value(samples: int) -> None:
     runs = [("values", "2", "2", "2", f"samples={2 * samples}"), ("values", "3", "2", "2", f"samples={samples}")]
     ends = [line for line in side_by_side(runs) if line.kind == "judged"]
     assert added(ends, "clean") > 1.5 * samples
@@ -215,7 +215,7 @@ def test_what_is_clean_by_order_is_right_by_value(samples: int) -> None:
 
 
 @pytest.mark.parametrize("samples", sizes(30, 120))
-def test_a_fair_share_of_what_races_by_order_is_wrong_by_value(samples: int) -> None:
+def test_most_configurations_with_races_have_a_wrong_value(samples: int) -> None:
     runs = [("values", K, "2", "2", f"samples={samples}", f"seed={K}", *faults(WHOLE_FAULTS)) for K in ("1", "2")]
     ends = [line for line in side_by_side(runs) if line.kind == "judged"]
     assert added(ends, "clean") > 8 * samples and added(ends, "clean_wrong") == 0
@@ -251,7 +251,7 @@ def test_a_checker_finds_its_planted_fault(verdict: str, args: tuple[str, ...]) 
     assert f"  {verdict}: " in done.stdout, done.stdout[-2000:]
 
 
-def test_a_failing_order_is_replayed_from_what_was_printed() -> None:
+def test_a_failing_order_is_replayed_from_the_printed_line() -> None:
     done = proof("whole", "2", "1", "2", "few", "first", "fault=S12.wait", check=False)
     first = next(line for line in done.stdout.splitlines() if line.startswith("  first: "))
     configuration, schedule, planted = first.removeprefix('  first: "').replace('"', "").rsplit(" ", 2)

@@ -1,8 +1,8 @@
-"""The stream rules, carried out on the simulated device: upstream's cases one by one, and what each wait, record and
-mark is for.
+"""The stream rules, carried out on the simulated device: upstream's cases one by one, and the purpose of each wait,
+record and mark.
 
-Each case runs under every schedule and many seeds, and is judged twice: by the values that the consumer sees, and by
-the checker of happens-before. Then every bit of every plan is left out in turn: the checker must name the race.
+Each case runs under every schedule and many seeds, and is judged twice: by the values that the consumer reads, and by
+the checker of happens-before. Then every bit of every plan is omitted in turn: the checker must name the race.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.core
 
 RUNS = [("seeded", seed) for seed in range(12)] + [(s, 0) for s in SCHEDULES if s not in ("seeded", "starve")]
 RUNS += [("starve", handle) for handle in (1, 2, 3, 4)]
-#: The checker finds a race under each schedule (test_a_bit_that_is_left_out_is_a_race_that_names_it runs them all), so
+#: The checker finds a race under each schedule (test_an_omitted_bit_is_a_race_that_names_it runs them all), so
 #: that few are enough for what must have none.
 SAMPLE = [("seeded", 0), ("lifo", 0), ("round robin", 0), ("starve", 2)]
 BUDGETS = [0, 100, math.inf]
@@ -38,7 +38,7 @@ BUDGETS = [0, 100, math.inf]
     params=[pytest.param(run, marks=() if run in SAMPLE else pytest.mark.full, id=f"{run[0]}-{run[1]}") for run in RUNS]
 )
 def m(request: pytest.FixtureRequest, a_world: Callable[..., Any]) -> Any:
-    """A machine of two devices under one schedule; whatever the test does, there must be no race."""
+    """A machine of two devices under one schedule; a test with it must have no race."""
     schedule, number = request.param
     return a_world("sim", 2, number, schedule=schedule, starve=number)
 
@@ -51,7 +51,7 @@ def produce(m: Any, s: fanin.Stream, value: float, device: int = 0, n: int = 16,
 
 
 def consume(m: Any, s: fanin.Stream, x: Any) -> list[Any]:
-    """Reads x on s; what it saw is in the list once the machine has run."""
+    """Reads x on s; the list has the value once the machine has run."""
     seen: list[Any] = []
     m.launch(s, lambda view: seen.append(view.copy()), reads=[x], name="consume")
     return seen
@@ -66,11 +66,11 @@ def adds(t: Any) -> list[Any]:
     return [line for line in t.lines if line.kind == "add"]
 
 
-# The first gradient of a slot: who is where
+# The first gradient of a slot: the devices of producer and consumer
 
 
 @pytest.mark.rule("S8", "S16")
-def test_on_one_stream_nobody_waits_and_nothing_is_recorded(m: Any) -> None:
+def test_on_one_stream_nothing_waits_and_nothing_is_recorded(m: Any) -> None:
     s = m.stream()
     buf = fanin.InputBuffer(1, stream=s)
     with fanin.trace() as t:
@@ -268,7 +268,7 @@ def test_fused_there_is_one_wait_for_each_distinct_stream(m: Any) -> None:
 
 
 @pytest.mark.rule("S12")
-def test_a_third_producer_on_the_consumers_stream_is_not_held_up_by_the_first_two() -> None:
+def test_a_third_producer_on_the_consumers_stream_does_not_wait_for_the_first_two() -> None:
     with Machine(1) as m:
         p, q, c = m.stream(), m.stream(), m.stream()
         slow = [m.empty(16) for _ in range(2)]
@@ -288,12 +288,12 @@ def test_a_third_producer_on_the_consumers_stream_is_not_held_up_by_the_first_tw
 
 
 @pytest.mark.rule("S12")
-def test_a_wait_that_is_known_to_hold_is_left_out_and_counted(m: Any) -> None:
+def test_a_wait_that_holds_already_is_omitted_and_counted(m: Any) -> None:
     p, c = m.stream(), m.stream()
     buf = fanin.InputBuffer(2, stream=c, budget=math.inf)
     for slot in (1, 1, 0, 0):
         buf.add(slot, produce(m, p, 1), stream=p)
-    x, y = buf.take()  # slot 0 waits for p's newest event: who waits for that waits for the older ones of slot 1
+    x, y = buf.take()  # slot 0 waits for p's newest event, which covers the older ones of slot 1
     assert (buf.counters.waits, buf.counters.waits_elided) == (1, 1)
     seen = consume(m, c, x), consume(m, c, y)
     check(m, seen[0], 2)
@@ -302,7 +302,7 @@ def test_a_wait_that_is_known_to_hold_is_left_out_and_counted(m: Any) -> None:
 
 @pytest.mark.rule("S12")
 @pytest.mark.parametrize("newest", range(3))
-def test_of_a_producers_gradients_the_newest_alone_is_waited_for_wherever_its_key_stands(m: Any, newest: int) -> None:
+def test_the_sum_waits_only_for_the_newest_gradient_of_a_producer_in_every_key_order(m: Any, newest: int) -> None:
     p, c = m.stream(), m.stream()
     buf = fanin.InputBuffer(1, stream=c, budget=math.inf)
     for key in (*(k for k in range(3) if k != newest), newest):
@@ -313,7 +313,7 @@ def test_of_a_producers_gradients_the_newest_alone_is_waited_for_wherever_its_ke
 
 
 @pytest.mark.rule("S12")
-def test_what_a_producer_queues_after_its_add_is_not_waited_for(m: Any) -> None:
+def test_the_sum_does_not_wait_for_work_that_a_producer_queues_after_its_add(m: Any) -> None:
     """Elision counts events only: a wait for an older event of the same stream covers nothing newer."""
     p, c = m.stream(), m.stream()
     buf = fanin.InputBuffer(1, stream=c, budget=0)
@@ -330,7 +330,7 @@ def test_what_a_producer_queues_after_its_add_is_not_waited_for(m: Any) -> None:
 @pytest.mark.rule("S18", "S19")
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("where", ["C", "P", "other", "other device"])
-def test_whoever_takes_may_use_the_sum_on_his_stream(m: Any, count: int, where: str) -> None:
+def test_the_taker_may_use_the_sum_on_its_stream(m: Any, count: int, where: str) -> None:
     p, c = m.stream(), m.stream()
     taker = {"C": c, "P": p, "other": m.stream(), "other device": m.stream(1)}[where]
     buf = fanin.InputBuffer(1, stream=c)
@@ -401,7 +401,7 @@ def test_a_conversion_on_the_accumulation_stream_is_waited_for_by_the_consumer(m
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("where", ["C", "P", "other"])
-def test_out_is_written_after_what_its_owner_did_with_it(
+def test_out_is_written_after_its_owners_work_on_it(
     m: Any, budget: float, count: int, scale: float | None, where: str
 ) -> None:
     p, c = m.stream(), m.stream()
@@ -531,7 +531,7 @@ def test_a_slot_that_is_declared_so_takes_from_a_device_to_the_host(m: Any) -> N
 
 @pytest.mark.rule("S9", "S12", "S13", "S19")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_memory_goes_back_only_when_all_who_used_it_have_passed(m: Any, budget: float) -> None:
+def test_memory_is_freed_only_after_all_streams_that_used_it(m: Any, budget: float) -> None:
     """Everything is dropped as soon as it may be, and the arena hands it out again: a mark that is missing is a race,
     or a wrong sum.
     """
@@ -589,7 +589,7 @@ def test_after_a_fold_the_sum_is_ready_on_the_accumulation_stream(m: Any) -> Non
 
 @dataclass(frozen=True)
 class Mutant:
-    """A scenario in which leaving out `words` is a race, named by what the message must say."""
+    """A scenario in which omitting `words` is a race, with the text that the message must have."""
 
     words: tuple[str, ...]
     run: Callable[[Machine], float]
@@ -600,8 +600,8 @@ class Mutant:
 
 
 def finish(m: Any, seen: list[Any], value: float) -> float:
-    """Runs the rest, step by step, while newcomers take whatever memory is given back; how far anything is from what it
-    should be.
+    """Runs the rest, step by step, while new arrays reuse all freed memory; returns the largest error of any
+    value.
     """
     newcomers = []
     for _ in range(6):
@@ -656,7 +656,7 @@ def handed_through_and_dropped(m: Any) -> float:
 
 
 def out_of_the_takers(m: Any) -> float:
-    """The taker's out= was written on his own stream just before."""
+    """The taker's out= was written on the taker's stream just before."""
     p, c, taker = m.stream(), m.stream(), m.stream()
     buf = fanin.InputBuffer(1, stream=c)
     buf.add(0, produce(m, p, 1), stream=p)
@@ -667,7 +667,7 @@ def out_of_the_takers(m: Any) -> float:
 
 
 def fresh_out_and_dropped(m: Any) -> float:
-    """An out= that nobody used before and nobody keeps."""
+    """An out= without earlier work and without other references."""
     p, c, taker = m.stream(), m.stream(), m.stream()
     buf = fanin.InputBuffer(1, stream=c)
     buf.add(0, produce(m, p, 1), stream=p)
@@ -713,13 +713,13 @@ MUTANTS = [
 ]
 
 
-def test_no_bit_of_a_plan_is_forgotten() -> None:
+def test_every_bit_of_a_plan_has_a_case() -> None:
     assert {mutant.words[0] for mutant in MUTANTS} == set(inside().rules_plan_words())
 
 
 @pytest.mark.rule("S8", "S9", "S10", "S11", "S12", "S13", "S15", "S18", "S19", "S20", "S21", "S22")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda x: "+".join(x.words))
-def test_a_bit_that_is_left_out_is_a_race_that_names_it(mutant: Mutant) -> None:
+def test_an_omitted_bit_is_a_race_that_names_it(mutant: Mutant) -> None:
     for schedule, number in RUNS:
         with Machine(2, number, schedule=schedule, starve=number) as m:
             assert mutant.run(m) == 0
@@ -738,7 +738,7 @@ def test_a_bit_that_is_left_out_is_a_race_that_names_it(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", [x for x in MUTANTS if len(x.words) > 1], ids=lambda x: x.words[0])
-def test_two_that_guard_one_edge_are_each_enough(mutant: Mutant) -> None:
+def test_of_two_waits_for_one_edge_each_is_enough(mutant: Mutant) -> None:
     """Left out alone, the other still holds: no false report."""
     for word in mutant.words:
         with Machine(2) as m:
@@ -748,7 +748,7 @@ def test_two_that_guard_one_edge_are_each_enough(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda x: "+".join(x.words))
-def test_what_the_checker_calls_a_race_gives_a_wrong_sum_under_some_schedule(mutant: Mutant) -> None:
+def test_a_race_found_by_the_checker_gives_a_wrong_sum_under_some_schedule(mutant: Mutant) -> None:
     """The second oracle: with the checker off, the bytes themselves are wrong."""
 
     def is_wrong(schedule: str, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Ctrl-C at any place of a call that records leaves nothing behind: no array locked, no recording on the thread."""
+"""Ctrl-C at any place of a call that records leaks nothing: no array locked, no recording on the thread."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def run(make: Callable[[], Any], count: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("make", [InStep, InTree])
-def test_an_interrupt_of_a_call_that_records_leaves_nothing_behind(make: Callable[[], Any], count: int) -> None:
+def test_an_interrupt_of_a_call_that_records_leaks_nothing(make: Callable[[], Any], count: int) -> None:
     interrupted, whole = run(make, count)
     print(f"{make.__name__}: {interrupted} calls were interrupted, {whole} were not")
     assert interrupted > 0

@@ -87,7 +87,7 @@ def test_a_replay_gives_the_bits_of_the_step_as_it_is(dtype: str, micro: int) ->
     assert (step.stats.recorded, step.stats.replayed, step.stats.raw) == (1, 4, 0)
 
 
-def test_a_step_is_recorded_anew_when_shapes_dtypes_layouts_or_plain_values_change() -> None:
+def test_a_step_is_recorded_again_if_shapes_dtypes_layouts_or_plain_values_change() -> None:
     eager, own, rng = Small(), Small(), np.random.default_rng(4)
     step = tape.compiled(own, static=own.static)
     first, labels, rate = batch(rng)
@@ -110,7 +110,7 @@ def test_a_step_is_recorded_anew_when_shapes_dtypes_layouts_or_plain_values_chan
             assert scaled.last is not None and scaled.last.did == did
 
 
-def test_a_parameter_that_gets_another_array_is_recorded_anew() -> None:
+def test_a_step_is_recorded_again_if_a_parameter_gets_another_array() -> None:
     p = tape.parameter(np.ones(3))
     step = tape.compiled(lambda x: tape.array(x) * p, static=[p])
     for _ in range(3):
@@ -266,7 +266,7 @@ def test_other_shapes_take_the_memory_of_the_largest_and_ten_calls_no_more_than_
     assert one < 60 * (kept + 16 * 16 * 4), "memory of what has gone is used again"
 
 
-def test_what_a_caller_gets_is_changed_by_no_later_call() -> None:
+def test_no_later_call_changes_a_result() -> None:
     own, rng = Small(update=False), np.random.default_rng(6)
     step = tape.compiled(own, static=own.static)
     results = [step(*batch(rng)) for _ in range(4)]
@@ -347,7 +347,7 @@ def test_each_allocation_of_a_replay_that_fails_leaves_every_gradient_as_it_was(
 # ---------------------------------------------------------------- what cannot be recorded
 
 
-def test_what_a_replay_would_not_do_again_is_refused_with_the_reason() -> None:
+def test_work_that_a_replay_would_not_repeat_is_refused_with_the_reason() -> None:
     p, x = tape.parameter(np.ones((2, 2))), np.ones((2, 2))
     kept: list[Any] = []
     assert "cannot read values" in refused(lambda a: float((tape.array(a) * p).sum().numpy()), x, static=[p])
@@ -368,7 +368,7 @@ def test_what_a_replay_would_not_do_again_is_refused_with_the_reason() -> None:
     )
 
 
-def test_what_numpy_writes_by_way_of_a_handle_is_recorded() -> None:
+def test_a_write_of_numpy_through_a_handle_is_recorded() -> None:
     def into_data(a: NDArray, w: Any, v: NDArray) -> None:
         tape.backward((tape.array(a) @ w).sum())
         w.data -= 0.1 * w.grad
@@ -425,7 +425,7 @@ def test_an_argument_that_the_step_writes_is_written_and_the_step_runs_as_it_is(
     assert own.last is not None and own.last.did == "raw"
 
 
-def test_what_numpy_alone_writes_is_refused_and_everything_is_as_it_was() -> None:
+def test_a_write_of_numpy_alone_is_refused_and_changes_nothing() -> None:
     w, v, x = tape.parameter(np.ones((3, 2))), np.ones(2), np.ones((4, 3))
     whole = np.ones(4)
 
@@ -485,7 +485,7 @@ def test_a_static_array_that_cannot_be_written_stays_so() -> None:
     assert not v.flags.writeable
 
 
-def test_what_would_be_frozen_in_a_recording_is_refused(tmp_path: Any) -> None:
+def test_values_that_a_recording_would_freeze_are_refused(tmp_path: Any) -> None:
     x, rows = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(4, 3)
     mapped = np.memmap(tmp_path / "rows", dtype="f8", mode="w+", shape=(4, 3))
     made, values = "as an argument, or in static=", "may depend on values"
@@ -517,7 +517,7 @@ def test_values_that_are_equal_and_not_the_same_make_recordings_of_their_own() -
             assert step.last is not None and step.last.did == did
 
 
-def test_a_parameter_seen_in_another_shape_at_the_same_place_is_recorded_anew() -> None:
+def test_a_step_is_recorded_again_if_a_parameter_has_another_shape_at_the_same_address() -> None:
     w, x = tape.parameter(np.arange(9.0).reshape(3, 3)), np.arange(3.0).reshape(1, 3)
     step = tape.compiled(lambda a: tape.array(a) @ w, static=[w])
     for _ in range(3):
@@ -668,7 +668,7 @@ def test_a_static_array_that_keeps_moving_is_copied_or_the_step_runs_as_it_is(wr
     assert own.last is not None and own.last.did == ("raw" if writes else "replayed")
 
 
-def test_without_room_a_step_runs_as_it_is_and_says_so() -> None:
+def test_without_memory_a_step_runs_eagerly_and_warns() -> None:
     own = tape.compiled(lambda x: tape.array(x) * 2.0, memory=1 << 12)
     for _ in range(3):
         assert own(np.ones(1000)).numpy().tolist() == [2.0] * 1000
@@ -813,7 +813,7 @@ def test_a_ufunc_is_replayed_with_its_own_bits_however_its_arrays_lie(fn: np.ufu
         assert done >= 8
 
 
-def test_a_kernel_whose_name_utf8_cannot_say_is_recorded() -> None:
+def test_a_kernel_with_a_name_that_utf8_cannot_encode_is_recorded() -> None:
     def twice(a: Any, out: Any) -> None:
         out[...] = 2 * a
 
@@ -850,7 +850,7 @@ def test_a_step_needs_no_collection_of_cycles() -> None:
     assert not [x for x in kept if x() is not None]
 
 
-def test_a_result_without_arrays_is_made_anew_by_each_call() -> None:
+def test_each_call_makes_a_new_result_if_it_has_no_arrays() -> None:
     step = tape.compiled(lambda x: {"none": None, "list": []})
     for _ in range(4):
         made = step(np.ones(2))

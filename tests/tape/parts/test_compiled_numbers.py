@@ -42,7 +42,7 @@ def test_a_result_of_another_shape_or_dtype_than_the_recorded_one_is_refused(fn:
 
 
 @pytest.mark.parametrize("where", ["sim", "cpu tree"])
-def test_an_operation_on_a_device_whose_result_has_another_shape_than_said_is_refused(where: str) -> None:
+def test_a_device_operation_with_another_shape_than_declared_is_refused(where: str) -> None:
     op = tape.Op("own", positives, shape=lambda x: x.shape)
     with pytest.raises(fanin.CaptureError, match=r"own: .*shape \(1,\).*shape \(3,\)"):
         if where == "sim":
@@ -278,7 +278,7 @@ def test_an_empty_dict_is_no_empty_tuple() -> None:
 
 
 class Unseen:
-    """Steps that depend on what a replay does not do again: `change()` changes it behind the first call."""
+    """Steps that depend on work that a replay does not repeat: `change()` changes it after the first call."""
 
     rate, on, t = 1.0, True, 0
 

@@ -66,7 +66,7 @@ NO_NUMBERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("sign", OPERATORS)
 @pytest.mark.parametrize("name", NO_NUMBERS)
-def test_what_is_no_array_of_numbers_is_a_type_error_of_the_operation(name: str, sign: str) -> None:
+def test_an_operand_that_is_no_array_of_numbers_is_a_type_error_of_the_operation(name: str, sign: str) -> None:
     x = NO_NUMBERS[name]
     for w in (tape.parameter(np.array([1.0, 2, 3])), tape.array(np.array([1, 2, 3], "i1"))):
         for way in ways(sign, w, x):

@@ -23,7 +23,7 @@ RNG = np.random.default_rng
 
 @pytest.fixture(autouse=True)
 def no_warning() -> Iterator[None]:
-    """Leaves consume on streams of their own here: S6 would say so, once."""
+    """Leaves consume on streams of their own here: S6 would warn once."""
     with fanin.set_options(warn_stream_mismatch=False):
         yield
 
@@ -41,7 +41,7 @@ def host(g: Any) -> Array:
 
 
 def table(t: Var) -> Var:
-    """An embedding that is tied to the layer behind it: sparse and dense gradients meet."""
+    """An embedding that is tied to the layer after it: sparse and dense gradients meet."""
     return tape.embedding(t, tape.array(np.array([[0, 1, 1], [2, 0, 0]]))).reshape(6, 3) @ t.T
 
 
@@ -100,7 +100,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 
 def test_the_demos_plain_gradients_are_those_of_finite_differences() -> None:
-    """What the demo is held against is held against something too."""
+    """The reference of the demo is checked too."""
     rng = RNG(3)
     shapes = {"intensity": (17, 2), "position": (8, 8, 2), "conv": (3, 3, 2, 3), "block": (3, 3, 3, 3)}
     shapes |= {"side": (128, 48), "out": (48, 10), "bias": (10,)}
@@ -234,7 +234,7 @@ def test_a_graph_may_be_deep() -> None:
     assert (w.grad == 3001).all()
 
 
-def test_what_nobody_holds_is_freed_without_the_garbage_collector() -> None:
+def test_unreferenced_objects_are_freed_without_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -298,7 +298,7 @@ def test_two_leaves_that_get_one_gradient_do_not_share_it() -> None:
 
 
 @pytest.mark.rule("S2")
-def test_undefined_gradients_reach_nobody() -> None:
+def test_undefined_gradients_reach_no_parameter() -> None:
     w = tape.parameter(np.ones(4), name="w")
     ran = []
 
@@ -316,7 +316,7 @@ def test_undefined_gradients_reach_nobody() -> None:
 
 
 def logged(log: list[str], name: str, *inputs: Var) -> Var:
-    """The sum of its inputs; says when its backward runs."""
+    """The sum of its inputs; records when its backward runs."""
 
     def back(grads: list[Any], need: list[bool]) -> list[Any]:
         log.append(name)
@@ -327,7 +327,7 @@ def logged(log: list[str], name: str, *inputs: Var) -> Var:
 
 
 @pytest.mark.rule("E1", "E2")
-def test_what_was_made_later_runs_first_and_no_node_before_all_its_gradients_are_there() -> None:
+def test_later_nodes_run_first_and_no_node_before_all_its_gradients_arrived() -> None:
     log: list[str] = []
     w = tape.parameter(np.ones(2))
     first = logged(log, "first", w)
@@ -352,7 +352,7 @@ def test_leaves_go_before_all() -> None:
 
 
 @pytest.mark.rule("E4")
-def test_a_hook_sees_the_finished_sum_once_and_may_replace_it() -> None:
+def test_a_hook_gets_the_finished_sum_once_and_may_replace_it() -> None:
     w = tape.parameter(np.ones(3))
     seen: list[Any] = []
     h = w * 2
@@ -452,7 +452,7 @@ def test_an_invalid_gradient_is_named_by_node_and_index() -> None:
     tape.backward(returning(None, np.ones((2, 3, 4))))  # nothing, and what broadcasts from the input: fine
 
 
-def test_misuse_is_told_what_would_be_right() -> None:
+def test_the_error_for_misuse_names_the_right_call() -> None:
     x = tape.array(np.ones(2))
     for call, words in [
         (lambda: tape.backward(x), "depends on no parameter"),
@@ -679,7 +679,7 @@ def test_an_update_waits_for_the_pass_and_the_next_pass_for_the_update() -> None
         (lambda w: tape.split(w, 0), ValueError, "8 rows cannot be cut into 0 equal parts"),
     ],
 )
-def test_what_means_nothing_is_refused_where_it_is_written(
+def test_an_expression_without_a_meaning_is_refused_where_it_is_written(
     wrong: Callable[[Var], object], error: type[Exception], message: str
 ) -> None:
     with fanin.sim.Machine() as m:
@@ -706,7 +706,7 @@ def test_an_array_of_a_callers_own_is_read_when_the_operation_is_called() -> Non
         assert host(t.grad).tolist() == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
 
 
-def test_an_ndarray_may_stand_on_either_side_of_a_product() -> None:
+def test_an_ndarray_may_be_on_either_side_of_a_product() -> None:
     x, w = RNG(0).normal(size=(2, 3)), tape.parameter(RNG(1).normal(size=(3, 3)))
     tape.backward(((x @ w) @ w.numpy()).sum())
     assert np.allclose(w.grad, x.T @ np.ones((2, 3)) @ w.numpy().T)

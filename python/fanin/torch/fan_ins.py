@@ -1,0 +1,388 @@
+"""Fan-ins of a pass of torch's own engine that fanin sums. Not public yet: `fanin.torch.backward` is that of graph.py.
+
+torch's engine runs the pass and adds gradients two by two, in their dtype. Where that loses bits, hooks of the nodes
+that produce the gradients keep them in an input buffer. In the order of this file: which fan-ins a graph has, which of
+them fanin sums, the hooks of one pass, and the call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+import fanin
+from fanin import _core
+
+from .._checks import flag, sequence
+from .._interop.classes import attribute
+from .._interop.protocols import DTypeLike
+from .._words import names_nearest, type_of
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
+#: A node of torch's graph.
+Node: TypeAlias = Any
+#: A node, and the index of one of the gradients that it takes; or of one of its edges, by which it makes one.
+Place: TypeAlias = tuple[Node, int]
+#: The gradients that a node makes, one for each edge.
+Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
+
+SEVERAL = 3  # the sum of fewer gradients has the same bits in a wider dtype
+NARROW = 4  # bytes of an element, below which sums are wider than the gradient
+
+_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+@names_nearest
+def backward(
+    tensors: torch.Tensor | Sequence[torch.Tensor],
+    gradients: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    inputs: Any = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    accumulate: DTypeLike | None = None,
+    at: Iterable[torch.Tensor] = (),
+) -> None:
+    """Run `torch.autograd.backward`, with one rounding where many gradients meet.
+
+    torch's engine runs the pass: all hooks, checkpoints, replicas, compiled models and errors are torch's own. Where a
+    tensor of 16 bits or fewer is used three times or more, torch rounds each partial sum; here such gradients are
+    summed in float32, in the order in which torch's engine makes them on one thread, and rounded once. Hooks of the
+    tensor, and `retain_grad`, receive that sum. Sums of wider gradients stay torch's, which rounds them alike, unless
+    `accumulate` or `at` is given.
+
+    Parameters
+    ----------
+    tensors : torch.Tensor, or sequence of torch.Tensor
+        As for torch.
+    gradients : torch.Tensor, or sequence of torch.Tensor or None
+        As for torch (`grad_tensors`).
+    inputs : torch.Tensor, or sequence of torch.Tensor or GradientEdge
+        As for torch.
+    retain_graph, create_graph : bool
+        As for torch. With `create_graph` every sum is torch's own, and can be differentiated.
+    accumulate : DTypeLike or "exact"
+        The dtype of the sums (rule A11): every floating-point or complex tensor that is used three times or more is
+        summed so.
+    at : iterable of torch.Tensor
+        Leaves or others whose gradient fanin sums from two contributions on, whatever its dtype.
+
+    Raises
+    ------
+    TypeError
+        Not a tensor in `at`.
+    ValueError
+        `accumulate` or `at` with `create_graph`; a dtype in which the sum of a gradient cannot run.
+    RuntimeError
+        Whatever torch raises. Inside a functorch transform or under compiled autograd; where `accumulate` or `at` names
+        a sum that is torch's: that of a tensor that is sparse, nested or on another device than the CPU and CUDA, or
+        the sum of a gradient that comes in another layout or dtype. On CUDA: the last of the gradients of a tensor is
+        undefined, or the first of a layout that only torch adds is not the first of all.
+
+    Notes
+    -----
+    A sum is left to torch if it is sparse or nested, or on a device other than the CPU and CUDA; if a
+    `torch.autograd.Function` may add into it by `ctx.input_grad_buffers`; on the CPU from the first gradient on that
+    has another layout than strided, or is of a subclass; and in passes from a tensor that is sparse or nested.
+
+    Source: hooks of nodes (`torch.autograd.graph.Node.register_hook`).
+
+    Examples
+    --------
+    >>> import torch  # doctest: +SKIP
+    >>> w = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)  # doctest: +SKIP
+    >>> fanin.torch.fan_ins.backward(sum((w * x).sum() for x in (256.0, 1.0, 1.0)))  # doctest: +SKIP
+    >>> w.grad  # doctest: +SKIP
+    tensor([258., 258., 258.], dtype=torch.bfloat16)
+    """
+    create_graph = flag("backward: create_graph", create_graph)
+    values = [at] if isinstance(at, torch.Tensor) else sequence("backward: at", at, "tensors")
+    named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(values)]
+    wanted = [name for name, given in (("accumulate", accumulate is not None), ("at", bool(named))) if given]
+    if accumulate is not None and not isinstance(accumulate, str):
+        _core.dtype_name(accumulate)  # refuses what is none
+    if create_graph and wanted:
+        raise ValueError(f"backward: {wanted[0]}= with create_graph=True: sums that are recorded are torch's own")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "backward: called inside a functorch transform: use torch.func.grad or torch.func.vjp instead"
+        )
+    if attribute("torch._dynamo.compiled_autograd", "compiled_autograd_enabled"):
+        raise RuntimeError("backward: compiled autograd is enabled, which makes every sum itself: disable it here")
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else sequence("backward: tensors", tensors, "tensors")
+    for i, t in enumerate(roots):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"backward: tensors: item {i}: expected a tensor, got {type_of(t)}")
+    sums = None
+    begun = None if create_graph else _begun(roots)
+    if begun is None and wanted and all(t.requires_grad for t in roots):
+        raise RuntimeError(f"backward: {wanted[0]}= with a sparse or nested tensor, whose pass is torch's alone")
+    if begun is not None:
+        nodes = [t.grad_fn for t in begun]
+        chosen = _chosen(_fan_ins(nodes, inputs), accumulate, {*named})
+        if chosen:
+            sums, roots = _Sums(chosen, accumulate, nodes), begun
+    try:
+        torch.autograd.backward(roots, gradients, retain_graph, create_graph, inputs=inputs)
+    finally:
+        if sums is not None:
+            sums.end()
+    if sums is not None:
+        sums.check()
+
+
+# ---- the fan-ins of a graph
+
+
+def _place(what: str, x: object) -> Place:
+    """Where the gradient of a tensor arrives."""
+    if isinstance(x, GradientEdge):
+        return x.node, x.output_nr
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{what}: expected a tensor, got {type_of(x)}")
+    if not x.requires_grad:
+        raise RuntimeError(f"{what}: expected a tensor that requires a gradient")
+    with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.enable_grad():
+        edge = get_gradient_edge(x)
+    return edge.node, edge.output_nr
+
+
+def _begun(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """The tensors, each behind a node of this pass alone: a gradient to begin with comes from a node, as others do.
+    None where one has no such node.
+    """
+    if not all(t.requires_grad and t.layout == torch.strided and not t.is_nested for t in tensors):
+        return None
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+        return [t.view_as(t) for t in tensors]
+
+
+def _fan_ins(roots: list[Node], inputs: Any) -> dict[Place, list[Place]]:
+    """Of each place at which several gradients arrive: the nodes and edges that they come from."""
+    alone: dict[Place, Place] = {}
+    several: dict[Place, list[Place]] = {}
+    seen, waiting = {*roots}, [*roots]
+    while waiting:
+        node = waiting.pop()
+        for i, place in enumerate(node.next_functions):
+            to = place[0]
+            if to is None:
+                continue
+            if place not in alone:
+                alone[place] = node, i
+                if to not in seen:
+                    seen.add(to)
+                    waiting.append(to)
+            elif place in several:
+                several[place].append((node, i))
+            else:
+                several[place] = [alone[place], (node, i)]
+    if inputs is None or not several:
+        return several
+    ends = [inputs] if isinstance(inputs, torch.Tensor | GradientEdge) else inputs
+    targets = {_place("backward: inputs", x)[0] for x in ends}
+    runs = _leading(seen, targets)
+    reached = runs | targets
+    return {place: [p for p in from_ if p[0] in runs] for place, from_ in several.items() if place[0] in reached}
+
+
+def _leading(nodes: Iterable[Node], targets: set[Node]) -> set[Node]:
+    """The nodes from which one of the targets is reached: torch's engine runs these alone."""
+    before: defaultdict[Node, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for to, _ in node.next_functions:
+            before[to].append(node)
+    leading: set[Node] = set()
+    waiting = [*targets]
+    while waiting:
+        for node in before[waiting.pop()]:
+            if node not in leading:
+                leading.add(node)
+                waiting.append(node)
+    return leading
+
+
+# ---- which of them fanin sums
+
+
+@dataclass(frozen=True)
+class _FanIn:
+    """Gradients that fanin sums."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_host: bool
+    asked: bool  # by `accumulate` or `at`: it is not left to torch in silence
+    producers: list[Place]  # in the order in which torch's engine runs them on one thread
+
+
+def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, named: set[Place]) -> list[_FanIn]:
+    chosen = []
+    for place, producers in fan_ins.items():
+        node, index = place
+        asked = place in named or accumulate is not None
+        if len(producers) < (2 if place in named else SEVERAL):
+            continue
+        what = node._input_metadata[index]
+        dtype, device = what.dtype, what.device.type
+        if not (dtype.is_floating_point or dtype.is_complex) or not (asked or dtype.itemsize < NARROW):
+            continue
+        why = None
+        if what.is_nested_tensor:
+            why = "is nested"
+        elif device not in ("cpu", "cuda"):
+            why = f"is on {device}"
+        elif BUFFERS and any(
+            isinstance(producer, torch.autograd.function.BackwardCFunction) for producer, _ in producers
+        ):
+            why = "is made by a torch.autograd.Function, which may add into it"
+        if why is None:
+            producers.sort(key=lambda one: (-one[0]._sequence_nr(), one[1]))
+            chosen.append(_FanIn(node.name(), tuple(what.shape), dtype, device == "cpu", asked, producers))
+        elif asked:
+            raise RuntimeError(
+                f"backward: the gradient of {node.name()} {why}: only torch sums it: leave accumulate= and at= out"
+            )
+    return chosen
+
+
+#: Whether a Function may add into the place of a sum itself.
+BUFFERS = hasattr(torch.autograd.function.FunctionCtx, "input_grad_buffers")
+
+
+# ---- the hooks of a pass
+
+
+class _Sums:
+    """The sums of one pass. Its hooks are the last of their nodes, so that others receive what the node made.
+
+    On the CPU the first gradient of a sum becomes a place for the sum, which torch keeps, and the later ones undefined;
+    when all have come, defined or not, the sum is written there. On CUDA, where torch has recorded an event when it got
+    the place, the last gradient becomes the sum, and the others undefined.
+    """
+
+    def __init__(self, fan_ins: list[_FanIn], accumulate: DTypeLike | None, roots: list[Node]) -> None:
+        self.fan_ins = fan_ins
+        slots = [fanin.Slot(f.shape, f.dtype, accumulate=accumulate, name=f.name) for f in fan_ins]
+        self.buffer = fanin.InputBuffer(slots, name="backward")
+        self.coming = [len(f.producers) for f in fan_ins]
+        self.places: dict[int, torch.Tensor] = {}  # by slot: where the sum goes
+        self.kept = [0] * len(fan_ins)  # how many gradients each slot of the buffer has
+        self.torchs: set[int] = set()  # the slots that are left to torch
+        self.lock = threading.Lock()  # nodes of several devices run on several threads
+        self.task: int | None = None  # the pass: others may run the same nodes
+        edges: defaultdict[Node, list[tuple[int, int, int]]] = defaultdict(list)
+        for slot, f in enumerate(fan_ins):
+            for key, (node, i) in enumerate(f.producers):
+                edges[node].append((i, slot, key))
+        self.hooks: list[Any] = []
+        try:
+            self.hooks += [node.register_prehook(self.begin) for node in roots]
+            self.hooks += [node.register_hook(self.hook(to)) for node, to in edges.items()]
+        except BaseException:
+            self.end()
+            raise
+
+    def begin(self, _: Gradients) -> None:
+        self.task = _task()
+
+    def hook(self, edges: list[tuple[int, int, int]]) -> Callable[[Gradients, Gradients], Gradients | None]:
+        arrive = self.arrive
+
+        def hook(made: Gradients, _: Gradients) -> Gradients | None:
+            if _task() != self.task:
+                return None
+            left = list(made)
+            for i, slot, key in edges:
+                left[i] = arrive(slot, key, made[i])
+            return tuple(left)
+
+        return hook
+
+    def arrive(self, slot: int, key: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """What goes on to torch in the place of a gradient."""
+        with self.lock:
+            self.coming[slot] -= 1
+            last = not self.coming[slot]
+            if slot in self.torchs:
+                return gradient
+            if gradient is not None and not self.fits(slot, gradient):
+                return self.leave_to_torch(slot, gradient)
+            if gradient is None:
+                return self.summed(slot) if last else None
+            if last and not self.kept[slot]:
+                return gradient
+            self.buffer.add(slot, gradient, key=key)
+            self.kept[slot] += 1
+            if last:
+                return self.summed(slot, gradient)
+            if self.kept[slot] == 1 and self.fan_ins[slot].on_host:
+                # In anomaly mode torch refuses NaN, which memory that is not set may have.
+                empty = torch.zeros_like if torch.is_anomaly_enabled() else torch.empty_like
+                place = self.places[slot] = empty(gradient)
+                return place
+            return None
+
+    def fits(self, slot: int, gradient: torch.Tensor) -> bool:
+        f = self.fan_ins[slot]
+        if type(gradient) is not torch.Tensor or gradient.layout != torch.strided or gradient.dtype != f.dtype:
+            return False
+        # torch raises, and names the node, if NaN goes on to it.
+        return not (
+            torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled() and bool(gradient.isnan().any())
+        )
+
+    def summed(self, slot: int, last: torch.Tensor | None = None) -> torch.Tensor | None:
+        """All gradients have come."""
+        if not self.kept[slot]:
+            return None
+        place = self.places.pop(slot, None)
+        if place is not None:
+            self.buffer.take(slot=slot, out=place)
+            return None
+        if last is None:
+            raise RuntimeError(
+                f"backward: the last of the gradients of {self.fan_ins[slot].name} is undefined, in whose place the sum"
+                " of the others would go: use torch's own backward()"
+            )
+        total: torch.Tensor = self.buffer.take(slot=slot)
+        return total
+
+    def leave_to_torch(self, slot: int, gradient: torch.Tensor) -> torch.Tensor:
+        """The sum of a slot is torch's from this gradient on."""
+        f = self.fan_ins[slot]
+        if f.asked or (self.kept[slot] and slot not in self.places):
+            raise RuntimeError(
+                f"backward: the sum of the gradients of {f.name}: expected {f.dtype} in the layout torch.strided, got"
+                f" {gradient.dtype} in {gradient.layout} ({type_of(gradient)}), which torch alone sums: leave"
+                " accumulate= and at= out, or use torch's own backward()"
+            )
+        self.torchs.add(slot)
+        if self.kept[slot]:
+            self.buffer.take(slot=slot, out=self.places.pop(slot))
+        return gradient
+
+    def end(self) -> None:
+        """Remove the hooks, and drop what an error has left. May be repeated."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
+        self.places.clear()
+        self.buffer.clear()
+
+    def check(self) -> None:
+        """After a pass: RuntimeError if not every gradient came that the graph had."""
+        for f, coming in zip(self.fan_ins, self.coming, strict=True):
+            if coming and coming < len(f.producers):
+                raise RuntimeError(
+                    f"backward: {len(f.producers) - coming} of {len(f.producers)} gradients of {f.name} came: the graph"
+                    " changed while the pass ran, and its sum is wrong"
+                )

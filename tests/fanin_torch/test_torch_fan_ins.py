@@ -1,0 +1,412 @@
+"""`fanin.torch.fan_ins`: torch's engine runs the pass, and fanin sums the gradients that meet in 16 bits."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from fanin.torch import fan_ins  # noqa: E402
+
+pytestmark = pytest.mark.partners
+backward = fan_ins.backward
+BF16 = torch.bfloat16
+
+
+def made_by_products(w: Any, factors: Any) -> tuple[Any, list[Any]]:
+    """The sum of w * f over the factors; and the list of the gradients that reach w, in the order of the pass."""
+    gradients: list[Any] = []
+    terms = []
+    for f in factors:
+        term = w * f
+        term.grad_fn.register_hook(lambda made, _: gradients.append(made[0].clone()))
+        terms.append(term.float().sum())
+    return torch.stack(terms).sum(), gradients
+
+
+def folded(gradients: list[Any]) -> Any:
+    """From the left in float32, rounded once."""
+    total = gradients[0].float()
+    for g in gradients[1:]:
+        total = total + g.float()
+    return total.to(gradients[0].dtype)
+
+
+def factors(n: int, dtype: Any = BF16, size: int = 50, seed: int = 0) -> list[Any]:
+    torch.manual_seed(seed)
+    return [torch.randn(size).to(dtype) for _ in range(n)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [3, 4, 17])
+def test_a_tensor_of_16_bits_that_is_used_three_times_or_more_has_one_rounding(dtype: Any, n: int) -> None:
+    w = torch.randn(50).to(dtype).requires_grad_()
+    loss, gradients = made_by_products(w, factors(n, dtype))
+    backward(loss)
+    assert len(gradients) == n
+    assert torch.equal(w.grad, folded(gradients))
+    if n == 17:
+        ours, w.grad = w.grad, None
+        made_by_products(w, factors(n, dtype))[0].backward()
+        assert not torch.equal(w.grad, ours)
+
+
+def test_sums_of_two_and_sums_in_32_bits_are_those_of_torch() -> None:
+    for dtype, n in ((BF16, 2), (torch.float32, 9), (torch.float64, 9)):
+        w = torch.randn(50).to(dtype).requires_grad_()
+        loss, _ = made_by_products(w, factors(n, dtype))
+        loss.backward(retain_graph=True)
+        ours, w.grad = w.grad, None
+        backward(loss)
+        assert torch.equal(w.grad, ours)
+
+
+def test_the_sum_of_a_tensor_within_the_graph_is_what_its_hooks_receive() -> None:
+    x = torch.randn(50).to(BF16).requires_grad_()
+    w = x * 2
+    seen = []
+    w.register_hook(lambda g: seen.append(g.clone()))
+    w.retain_grad()
+    loss, gradients = made_by_products(w, factors(9))
+    backward(loss)
+    total = folded(gradients)
+    assert torch.equal(seen[0], total)
+    assert torch.equal(w.grad, total)
+    assert torch.equal(x.grad, total * 2)
+
+
+def test_two_edges_of_one_node_are_two_gradients() -> None:
+    w = torch.randn(50).to(BF16).requires_grad_()
+    gradients = []
+    y = torch.addcmul(w, w, w)
+    y.grad_fn.register_hook(lambda made, _: gradients.extend(g.clone() for g in made))
+    y.sum().backward(torch.tensor(1.0, dtype=BF16), retain_graph=True)
+    w.grad = None
+    gradients.clear()
+    backward(y.sum())
+    assert len(gradients) == 3
+    assert torch.equal(w.grad, folded(gradients))
+
+
+class Undefined(torch.autograd.Function):
+    """Has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("undefined", [{0}, {2}, {4}, {0, 4}, {0, 1, 2, 3}, {1, 2, 3, 4}, {0, 1, 2, 3, 4}])
+def test_producers_without_a_gradient_are_left_out(undefined: set[int]) -> None:
+    w = torch.randn(50).to(BF16).requires_grad_()
+    gradients, terms = [], []
+    for i, f in enumerate(factors(5)):
+        if i in undefined:
+            terms.append(Undefined.apply(w).float().sum())
+        else:
+            term = w * f
+            term.grad_fn.register_hook(lambda made, _: gradients.append(made[0].clone()))
+            terms.append(term.float().sum())
+    backward(torch.stack(terms).sum())
+    assert len(gradients) == 5 - len(undefined)
+    if gradients:
+        assert torch.equal(w.grad, folded(gradients))
+    else:
+        assert w.grad is None
+
+
+def test_a_gradient_to_begin_with_is_one_of_the_gradients_that_meet() -> None:
+    x = torch.randn(50).to(BF16).requires_grad_()
+    w = x * 1
+    seen = []
+    w.register_hook(lambda g: seen.append(g.clone()))
+    loss, gradients = made_by_products(w, factors(5))
+    first = torch.randn(50).to(BF16)
+    backward([loss, w], [None, first])
+    # The gradient to begin with comes from the newest node, so first.
+    assert torch.equal(seen[0], folded([first, *gradients]))
+
+
+def test_with_inputs_the_gradients_are_those_of_nodes_that_run() -> None:
+    x, z = (torch.randn(50).to(BF16).requires_grad_() for _ in range(2))
+    w = x * 1
+    loss, gradients = made_by_products(w, factors(5))
+    loss = loss + sum((z * f).float().sum() for f in factors(4, seed=1)) + (w.detach() * z).float().sum()
+    loss.backward(inputs=[z], retain_graph=True)
+    by_torch, z.grad = z.grad, None
+    backward(loss, inputs=[z], retain_graph=True)
+    assert x.grad is None
+    assert not gradients
+    assert not torch.equal(z.grad, by_torch)
+    backward(loss, inputs=[x], retain_graph=True)
+    assert torch.equal(x.grad, folded(gradients))
+    gradients.clear()
+    backward(loss, inputs=[w])  # no leaf: torch adds to its .grad
+    assert torch.equal(w.grad, folded(gradients))
+
+
+def test_a_producer_that_leads_to_no_input_is_not_waited_for() -> None:
+    """The second path from w leads through a node whose other edge ends nowhere."""
+    w, q = (torch.randn(50).to(BF16).requires_grad_() for _ in range(2))
+    inner = w * 1
+    terms = [(inner * f).float().sum() for f in factors(4)] + [(inner * q).float().sum()]
+    loss = torch.stack(terms).sum()
+    backward(loss, inputs=[q], retain_graph=True)
+    assert torch.equal(q.grad, inner)
+    assert w.grad is None
+
+
+def test_hooks_of_a_producer_receive_what_it_made_and_may_replace_it() -> None:
+    w = torch.randn(50).to(BF16).requires_grad_()
+    terms = [w * f for f in factors(5)]
+    seen = []
+    for term in terms:
+        term.grad_fn.register_hook(lambda made, _: (made[0] * 2, *made[1:]))
+        term.grad_fn.register_hook(lambda made, _: seen.append(made[0].clone()))
+    backward(torch.stack([t.float().sum() for t in terms]).sum())
+    assert torch.equal(w.grad, folded(seen))
+
+
+def test_other_passes_over_the_same_nodes_are_torchs_own() -> None:
+    """A pass of another thread, and one within a hook, run the hooks of this pass."""
+    w = torch.randn(50).to(BF16).requires_grad_()
+    loss, gradients = made_by_products(w, factors(9))
+    [by_torch] = torch.autograd.grad(loss, [w], retain_graph=True)
+    ordinary = [*gradients]
+    others: list[Any] = []
+    begun: list[bool] = []
+
+    def another() -> None:
+        others.extend(torch.autograd.grad(loss, [w], retain_graph=True))
+
+    def within(_: Any, __: Any) -> None:
+        if not begun:
+            begun.append(True)  # the other passes call this hook, too
+            another()
+            thread = threading.Thread(target=another)
+            thread.start()
+            thread.join()
+
+    stack = loss.grad_fn.next_functions[0][0]
+    stack.next_functions[4][0].register_hook(within)  # when some gradients have come
+    backward(loss, retain_graph=True)
+    assert len(others) == 2
+    assert all(torch.equal(g, by_torch) for g in others)
+    assert torch.equal(w.grad, folded(ordinary))
+    assert not torch.equal(w.grad, by_torch)
+
+
+def test_after_an_error_no_hook_is_left_and_the_next_pass_is_right() -> None:
+    w = torch.randn(50).to(BF16).requires_grad_()
+    loss, gradients = made_by_products(w, factors(9))
+    calls = 0
+
+    def fails(_: Any, __: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ZeroDivisionError("planted")
+
+    loss.grad_fn.next_functions[0][0].next_functions[4][0].register_hook(fails)
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        backward(loss, retain_graph=True)
+    assert w.grad is None
+    gradients.clear()
+    backward(loss, retain_graph=True)
+    assert torch.equal(w.grad, folded(gradients))
+    w.grad = None
+    total = folded(gradients)
+    loss.backward()
+    assert not torch.equal(w.grad, total)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_recorded_pass_is_torchs_own() -> None:
+    w = torch.randn(50).to(BF16).requires_grad_()
+    loss = (w * w * w * w).float().sum()
+    backward(loss, create_graph=True)
+    ours, w.grad = w.grad, None
+    loss.backward(create_graph=True)
+    assert torch.equal(ours, w.grad)
+    assert ours.requires_grad
+    w.grad = None
+    for options in ({"accumulate": "exact"}, {"at": [w]}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}= with create_graph"):
+            backward(loss, create_graph=True, **options)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    w = torch.randn(8, 8).to(BF16).requires_grad_()
+    x = torch.randn(4, 8).to(BF16).requires_grad_()
+
+    def once(y: Any) -> Any:
+        return torch.tanh(y @ w)
+
+    def pass_of(run: Any, checkpointed: bool) -> Any:
+        w.grad = x.grad = None
+        y = x
+        for _ in range(6):
+            y = checkpoint(once, y, use_reentrant=reentrant) if checkpointed else once(y)
+        run(y.float().sum())
+        return w.grad
+
+    if reentrant:  # a pass of its own for each: torch's .grad += g
+        assert torch.equal(pass_of(backward, True), pass_of(lambda loss: loss.backward(), True))
+    else:
+        assert torch.equal(pass_of(backward, True), pass_of(backward, False))
+        assert not torch.equal(pass_of(backward, True), pass_of(lambda loss: loss.backward(), True))
+
+
+@pytest.mark.parametrize("which", range(5))
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_anomaly_mode_names_the_node_that_made_nan(which: int) -> None:
+    w = torch.zeros(3, dtype=BF16, requires_grad=True)
+    terms = [w * f for f in factors(5, size=3)]
+    terms[which] = w.sqrt() * 0
+    loss = torch.stack([t.float().sum() for t in terms]).sum()
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan"):
+        backward(loss)
+    loss, gradients = made_by_products(w, factors(5, size=3))
+    with torch.autograd.detect_anomaly():
+        backward(loss)
+    assert torch.equal(w.grad, folded(gradients))
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_from_a_sparse_gradient_on_the_sum_is_torchs(place: int) -> None:
+    w = torch.randn(6, 4).to(BF16).requires_grad_()
+    ids = torch.tensor([1, 1, 3])
+
+    def loss() -> Any:
+        terms = [w * f for f in factors(5, size=4)]
+        terms[place] = torch.nn.functional.embedding(ids, w, sparse=True)
+        return torch.stack([t.float().sum() for t in terms]).sum()
+
+    loss().backward()
+    by_torch, w.grad = w.grad.to_dense(), None
+    backward(loss())
+    assert torch.allclose(w.grad.to_dense(), by_torch, rtol=0.02)
+    with pytest.raises(RuntimeError, match="torch alone sums"):
+        backward(loss(), at=[w])
+
+
+def test_accumulate_is_the_dtype_of_every_sum() -> None:
+    values = [1e8, 1.0, -1e8, 1.0]
+    w = torch.ones(3, requires_grad=True)
+    terms = sum((w * f).sum() for f in values)
+    backward(terms, retain_graph=True)
+    assert w.grad.tolist() != [2.0, 2.0, 2.0]
+    for accumulate in ("exact", torch.float64, "float64"):
+        w.grad = None
+        backward(terms, accumulate=accumulate, retain_graph=True)
+        assert w.grad.tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(TypeError):
+        backward(terms, accumulate=torch.nn)
+
+
+def test_at_names_tensors_whose_gradients_fanin_sums() -> None:
+    w = torch.randn(50).to(BF16).requires_grad_()
+    loss, gradients = made_by_products(w, factors(2))
+    backward(loss, at=[w])
+    assert torch.equal(w.grad, folded(gradients))
+    for bad, error in ((3, TypeError), ([3], TypeError), ([torch.ones(2)], RuntimeError)):
+        with pytest.raises(error):
+            backward(loss, at=bad)
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_parameters_of_a_subclass(limited: bool) -> None:
+    p = torch.nn.Parameter(torch.randn(50).to(BF16).as_subclass(Sub))
+    terms = torch.stack([(p * f).float().sum() for f in factors(6)]).sum()
+    terms.backward(retain_graph=True, inputs=[p] if limited else None)
+    by_torch, p.grad = p.grad, None
+    backward(terms, inputs=[p] if limited else None)
+    assert type(p.grad) is type(by_torch)
+    assert torch.allclose(p.grad, by_torch, rtol=0.05)
+
+
+class Watched:
+    """A graph, and what its hooks see: what each producer makes for a place, and what arrives there."""
+
+    def __init__(self, loss: Any, tensors: list[Any]) -> None:
+        self.made: dict[Any, list[Any]] = {}
+        self.got: dict[Any, Any] = {}
+        self.nodes = set()
+        waiting = [loss.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node not in self.nodes:
+                self.nodes.add(node)
+                node.register_hook(self.producer(node))
+                waiting += [to for to, _ in node.next_functions if to is not None]
+        for t in tensors:
+            edge = torch.autograd.graph.get_gradient_edge(t)
+            t.register_hook(self.tensor((edge.node, edge.output_nr)))
+
+    def producer(self, node: Any) -> Any:
+        def hook(made: Any, _: Any) -> None:
+            for place, g in zip(node.next_functions, made, strict=True):
+                if place[0] is not None and g is not None:
+                    self.made.setdefault(place, []).append(g.clone())
+
+        return hook
+
+    def tensor(self, place: Any) -> Any:
+        def hook(g: Any) -> None:
+            self.got.setdefault(place, g.clone())
+
+        return hook
+
+
+def drawn(rng: random.Random, leaves: list[Any]) -> list[Any]:
+    """The leaves, and what random operations make of them."""
+    operations = [torch.mul, torch.add, torch.maximum, lambda a, b: torch.addcmul(a, a, b)]
+    made = list(leaves)
+    for _ in range(rng.randrange(3, 25)):
+        made.append(rng.choice(operations)(rng.choice(made), rng.choice(made)))
+    return made
+
+
+def test_random_graphs_sum_each_fan_in_of_three_and_more_once() -> None:
+    """What arrives at each tensor is what the hooks of its producers saw, folded in float32."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    summed = others = limits = 0
+    for _ in range(40):
+        leaves = [torch.randn(4).to(BF16).requires_grad_() for _ in range(3)]
+        tensors = drawn(rng, leaves)
+        loss = torch.stack([t.float().sum() for t in rng.sample(tensors, 3)]).sum()
+        graph = Watched(loss, tensors)
+        reached = [x for x in leaves if torch.autograd.graph.get_gradient_edge(x).node in graph.nodes]
+        limited = rng.sample(reached, rng.randrange(1, len(reached) + 1)) if rng.random() < 0.4 else None
+        limits += limited is not None and len(limited) < len(reached)
+        backward(loss, inputs=limited)
+        for place, gradients in graph.made.items():
+            if place not in graph.got:
+                continue
+            if len(gradients) < 3:
+                others += 1
+                continue
+            assert torch.equal(graph.got[place], folded(gradients)), seed
+            summed += 1
+    assert summed > 20
+    assert others > 20
+    assert limits
