@@ -46,6 +46,13 @@ fan_status fan__tree_block_lend(fan_tree *tree, fan_tree_block *block, fan_strea
     return FAN_OK;
 }
 
+fan_status fan__tree_view(fan_storage *storage, const fan_array *like, fan_array **out,
+                          fan_error *err)
+{
+    return fan_array_view(storage, like->data, like->dtype, like->ndim, like->shape, like->strides,
+                          like->writable, out, err);
+}
+
 void fan__tree_block_end(fan_tree_block *block, const char *why)
 {
     if (!block->storage || atomic_load_explicit(&block->storage->ended, memory_order_relaxed))

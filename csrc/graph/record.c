@@ -302,13 +302,6 @@ static fan_status check_accesses(const fan_tree_scope *scope, const fan_tree_nod
 
 /* ---- nodes ---- */
 
-fan_status fan__tree_view(fan_storage *storage, const fan_array *like, fan_array **out,
-                          fan_error *err)
-{
-    return fan_array_view(storage, like->data, like->dtype, like->ndim, like->shape, like->strides,
-                          like->writable, out, err);
-}
-
 /* geometry: an array with the address and layout of another one, which it does not hold. */
 static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
 {

@@ -242,15 +242,6 @@ fan_status fan__sim_raise_pending(fan_sim *machine, fan_error *err)
     return fan__sim_raise(machine, &machine->pending, err);
 }
 
-fan_status fan__sim_enter_on(fan_sim *machine, fan_sim_queue *queue, const char *call,
-                             const char *what, fan_error *err)
-{
-    FAN_TRY(fan__sim_enter(machine, call, err));
-    FAN_TRY(fan__sim_raise_pending(machine, err));
-    FAN_TRY(fan__recording_none(queue, what, err));
-    return fan__stream_barrier(machine, queue, err);
-}
-
 fan_status fan__sim_part(fan_sim *machine, int device, fan_sim_device_part **out, fan_error *err)
 {
     if (device < 0 || device >= machine->config.devices)

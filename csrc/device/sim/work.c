@@ -433,6 +433,15 @@ fan_status fan__stream_barrier(fan_sim *machine, fan_sim_queue *queue, fan_error
     return FAN_OK;
 }
 
+fan_status fan__sim_enter_on(fan_sim *machine, fan_sim_queue *queue, const char *call,
+                             const char *what, fan_error *err)
+{
+    FAN_TRY(fan__sim_enter(machine, call, err));
+    FAN_TRY(fan__sim_raise_pending(machine, err));
+    FAN_TRY(fan__recording_none(queue, what, err));
+    return fan__stream_barrier(machine, queue, err);
+}
+
 fan_status fan_sim_stream(fan_sim *machine, int device, bool blocking, fan_stream **out,
                           fan_error *err)
 {
