@@ -78,7 +78,7 @@ static fan_status scope_alloc(fan_memory_scope *memory, fan_stream *owner, size_
     fan_tree_scope *scope = (fan_tree_scope *)memory;
     fan_graph_ranges *used = &scope->used;
     fan_tree_run *run = scope->run;
-    fan_tree_block *block;
+    fan_tree_block *block = NULL;
     scope_free_dead(scope, owner);
     if (fan_grow((void **)&scope->blocks, &scope->cap, scope->n + 1, sizeof *scope->blocks) ||
         fan_grow((void **)&used->at, &used->cap, used->n + 1, sizeof *used->at))
@@ -628,7 +628,7 @@ fan_status fan__tree_record(fan_tree_run *run, fan_error *err)
     fan_tree_scope scope = scope_of(run);
     fan_graph_ranges saved;
     fan_tree_node *node = NULL;
-    fan_tree_children *place;
+    fan_tree_children *place = NULL;
     fan_status status;
     uint64_t reach = tree->reach;
     FAN_TRY(fan__tree_check_overlap(run, err));
