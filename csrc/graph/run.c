@@ -127,7 +127,7 @@ static fan_status signature_new(fan_tree_run *run, size_t nwords, fan_error *err
 static fan_status signature_find(fan_tree_run *run, fan_error *err)
 {
     fan_tree_signature **first = &run->function->signatures;
-    size_t nwords;
+    size_t nwords = 0;
     FAN_TRY(signature_words(run->tree, run->args, &nwords, err));
     fan_tree_signature **at = first;
     while (*at && !signature_matches(*at, run, nwords))
