@@ -1316,7 +1316,8 @@ static void take_plain_sum_slot(take_plain *take, size_t slot)
     bool number = list->kind.scalar;
     bool first = !number && take->results[at] == list->entries[0].object;
     bool is_out = take->outs && take->given[at];
-    bool is_there = is_out && first && n == 1 && !options->scale.on;
+    bool lone = n == 1 && !options->scale.on;
+    bool is_there = is_out && first && lone;
     char *out = list->out;
     if (!out)
         out = number ? take->number : list->entries[0].data;

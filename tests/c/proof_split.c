@@ -355,7 +355,8 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
     out->configs++;
     out->failing += *worst != FINE;
     bool is_whole = !how->limit && !how->samples;
-    if (*worst == FINE && sound && is_whole && !fan_explore_complete(s->x)) {
+    bool is_right = *worst == FINE && sound && is_whole;
+    if (is_right && !fan_explore_complete(s->x)) {
         fprintf(stderr, "the search of a scene is not complete\n");
         sound = false;
     }
