@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from fanin.torch import fan_ins  # noqa: E402
-
 pytestmark = pytest.mark.partners
-backward = fan_ins.backward
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+backward: Any = pytest.importorskip("fanin.torch.fan_ins").backward
+checkpoint = torch.utils.checkpoint.checkpoint
 BF16 = torch.bfloat16
 
 
