@@ -93,37 +93,37 @@ __all__ = [
 ]
 
 #: Parts of the package that the rest does without. A copy of fanin may lack their folders.
-HOUSES = ("analysis", "dist", "graph", "sim", "torch")
+PARTS = ("analysis", "dist", "graph", "sim", "torch")
 #: Modules that are imported at their first use.
-_LATER = (*HOUSES, "conformance", "descriptors", "tape", "testing")
+_LATER = (*PARTS, "conformance", "descriptors", "tape", "testing")
 _MOVED = dict.fromkeys(("Overlaps", "Verdict", "overlaps", "overlaps_itself"), "fanin.sharing")
-_OF_HOUSES = {"GraphTree": "graph", "descriptors": "analysis"}  # names and their houses
+_OF_PARTS = {"GraphTree": "graph", "descriptors": "analysis"}  # names and their parts
 
 
-def _need(house: str, name: str) -> None:
-    """Raise ModuleNotFoundError for a name whose house this copy lacks."""
-    if not importlib.util.find_spec(f"{__name__}.{house}"):
+def _need(part: str, name: str) -> None:
+    """Raise ModuleNotFoundError for a name whose part this copy lacks."""
+    if not importlib.util.find_spec(f"{__name__}.{part}"):
         raise ModuleNotFoundError(
-            f"fanin.{name} needs fanin.{house}, which this copy of fanin does not have", name=f"{__name__}.{house}"
+            f"fanin.{name} needs fanin.{part}, which this copy of fanin does not have", name=f"{__name__}.{part}"
         )
 
 
 def __getattr__(name: str) -> Any:
     if name in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}: it is {_MOVED[name]}.{name}")
-    if name not in _LATER and name not in _OF_HOUSES:
+    if name not in _LATER and name not in _OF_PARTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    house = _OF_HOUSES.get(name, name)
-    if house in HOUSES:
-        _need(house, name)
+    part = _OF_PARTS.get(name, name)
+    if part in PARTS:
+        _need(part, name)
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
-    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{house}"), name)
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{part}"), name)
     return found
 
 
 def __dir__() -> list[str]:
-    needs = {name: [f"{__name__}.{_OF_HOUSES.get(name, name)}"] for name in (*_LATER, *_OF_HOUSES)}
+    needs = {name: [f"{__name__}.{_OF_PARTS.get(name, name)}"] for name in (*_LATER, *_OF_PARTS)}
     needs["torch"].append("torch")
     every = {*__all__, *_LATER, "sharing"}
     return sorted(name for name in every if all(map(importlib.util.find_spec, needs.get(name, ()))))

@@ -66,7 +66,7 @@ def parts_of(path: str) -> set[str]:
     return {part for part, names in PARTS.items() if roof in ROOFS and set(folders) & set(names)}
 
 
-def house_of(path: str) -> str:
+def part_of(path: str) -> str:
     """As text: the parts of a file, "the core", or "tools"."""
     if path.startswith(TOOLS):
         return "tools"
@@ -88,7 +88,7 @@ def wrong_edges(edges: list[Edge], root: str) -> list[str]:
         here, there = f"{root}/{e.here}", f"{root}/{e.there}"
         may = parts_of(os.path.dirname(here)) | set(DOORS.get(here, ()))
         if not here.startswith(TOOLS) and not parts_of(os.path.dirname(there)) <= may:
-            wrong.append(f"{house_of(here)} may not use {house_of(there)}: {e.why}")
+            wrong.append(f"{part_of(here)} may not use {part_of(there)}: {e.why}")
     return wrong
 
 

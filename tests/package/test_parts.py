@@ -1,4 +1,4 @@
-"""Each part of kit/houses.py can be removed from a copy of the tree: the rest builds, imports and passes its tests."""
+"""Each part of kit/parts.py can be removed from a copy of the tree: the rest builds, imports and passes its tests."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 
 import fanin
 from kit.core_names import SIGNATURES
-from kit.houses import (
+from kit.parts import (
     CORE,
     PAGES,
     PARTS,
     WITHOUT_PYTHON,
     core_tests,
     folders_of,
-    house_of,
     needed_by,
+    part_of,
     remove,
     wrong_edges,
 )
@@ -66,15 +66,15 @@ assert cli.main(["info"]) == 0
 names = {"sim": ["sim"], "graph": ["graph", "GraphTree"], "analysis": ["analysis", "descriptors"], "dist": ["dist"]}
 if importlib.util.find_spec("torch"):
     names["torch"] = ["torch"]
-for house in names:
-    for name in names[house]:
+for part in names:
+    for name in names[part]:
         try:
             getattr(fanin, name)
         except ModuleNotFoundError as e:
-            assert house in gone and e.name == f"fanin.{house}" and f"fanin.{house}" in str(e), e
+            assert part in gone and e.name == f"fanin.{part}" and f"fanin.{part}" in str(e), e
             assert name not in dir(fanin)
         else:
-            assert house not in gone and name in dir(fanin), name
+            assert part not in gone and name in dir(fanin), name
 from fanin import tape
 x = tape.parameter(np.ones(2))
 tape.backward((x * x).sum())
@@ -98,7 +98,7 @@ print("the rest works")
 
 
 def test_each_part_has_folders_for_its_sources_and_tests_a_readme_and_a_page() -> None:
-    assert sorted(fanin.HOUSES) == sorted(PARTS.keys() - WITHOUT_PYTHON)
+    assert sorted(fanin.PARTS) == sorted(PARTS.keys() - WITHOUT_PYTHON)
     for part, names in PARTS.items():
         folders = folders_of(ROOT, part)
         assert f"tests/{names[-1]}" in folders and len(folders) > 1, (part, folders)
@@ -125,35 +125,35 @@ def test_the_names_of_folders_are_the_parts_that_tests_need(folder: str, parts: 
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copies of the package, each without the Python files of one house: the core that is built has its functions."""
+    """Copies of the package, each without the Python files of one part: the core that is built has its functions."""
     built = core_file()
     assert built
-    top = tmp_path_factory.mktemp("houses")
-    for house in PARTS:
-        package = top / house / "python"
+    top = tmp_path_factory.mktemp("parts")
+    for part in PARTS:
+        package = top / part / "python"
         shutil.copytree(ROOT / "python", package, ignore=shutil.ignore_patterns("__pycache__"))
         if not (package / "fanin" / built.name).exists():
             shutil.copy(built, package / "fanin")
-        assert house in WITHOUT_PYTHON or f"python/fanin/{house}" in remove(top / house, house)
+        assert part in WITHOUT_PYTHON or f"python/fanin/{part}" in remove(top / part, part)
     return top
 
 
-def core_functions(house: str) -> list[str]:
+def core_functions(part: str) -> list[str]:
     """The functions of fanin._core that the C files of a part define, and of the C API the table."""
     files = [
-        p for folder in folders_of(ROOT, house) if folder.startswith("csrc/") for p in (ROOT / folder).glob("**/*.c")
+        p for folder in folders_of(ROOT, part) if folder.startswith("csrc/") for p in (ROOT / folder).glob("**/*.c")
     ]
     names = {name for p in files for name in re.findall(r"py/declared/(\w+)\.h", p.read_text())}
     headers: dict[str, str] = runpy.run_path(str(SIGNATURES.with_name("declare.py")))["headers"](SIGNATURES.read_text())
     tables = [headers[n].partition("_functions[] = {")[2] for n in names if n in headers]
     functions = [f for table in tables for f in re.findall(r'^    {"(\w+)"', table, re.MULTILINE)]
-    return sorted(functions + ["_C_API"] * (house == "api"))
+    return sorted(functions + ["_C_API"] * (part == "api"))
 
 
-@pytest.mark.parametrize("house", PARTS)
-def test_the_package_works_without_a_part(house: str, copies: Path) -> None:
-    assert bool(core_functions(house)) == (house not in ("dist", "torch"))
-    done = run_python(USE, house, *core_functions(house), env={"PYTHONPATH": str(copies / house / "python")})
+@pytest.mark.parametrize("part", PARTS)
+def test_the_package_works_without_a_part(part: str, copies: Path) -> None:
+    assert bool(core_functions(part)) == (part not in ("dist", "torch"))
+    done = run_python(USE, part, *core_functions(part), env={"PYTHONPATH": str(copies / part / "python")})
     assert done.stdout.endswith("the rest works\n")
 
 
@@ -216,22 +216,22 @@ def built_without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     """A part, and a copy of the tree that was built without it."""
     if sanitizer():
         pytest.skip("the ordinary build is what a copy makes")
-    house, tree = request.param, tmp_path_factory.mktemp("built") / "tree"
+    part, tree = request.param, tmp_path_factory.mktemp("built") / "tree"
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "build", ".git", "*.egg-info")
     shutil.copytree(ROOT, tree, ignore=ignored)
-    remove(tree, house)
+    remove(tree, part)
     words = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     env = emptied() | {"FANIN_DEV": "1"}
     done = subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return house, tree
+    return part, tree
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("built_without", PARTS, indirect=True)
 def test_a_copy_of_the_tree_without_a_part_builds_and_works(built_without: tuple[str, Path]) -> None:
-    house, tree = built_without
-    done = run_python(USE, house, env={"PYTHONPATH": str(tree / "python")})
+    part, tree = built_without
+    done = run_python(USE, part, env={"PYTHONPATH": str(tree / "python")})
     assert done.stdout.endswith("the rest works\n")
 
 
@@ -253,7 +253,7 @@ def test_a_copy_of_the_tree_without_a_part_passes(built_without: tuple[str, Path
 
 def test_parts_use_the_core_alone_and_the_core_uses_no_part() -> None:
     edges = python_edges(ROOT / "python" / "fanin")
-    assert {house_of(f"python/{e.here}") for e in edges} == {*PARTS, CORE, "tools"} - WITHOUT_PYTHON.keys()
+    assert {part_of(f"python/{e.here}") for e in edges} == {*PARTS, CORE, "tools"} - WITHOUT_PYTHON.keys()
     assert wrong_edges(edges, "python") == []
 
 
@@ -261,12 +261,12 @@ def test_in_c_too() -> None:
     if not compiler() or sys.platform != "linux":
         pytest.skip("object files are read as ELF, which is Linux's, and need a C compiler")
     edges = c_edges(CSRC, compile_objects(CSRC, compiler(), cache_dir()))
-    assert {house_of(f"csrc/{e.here}") for e in edges} == {"sim", "graph", "analysis", "api", "api and sim", CORE}
+    assert {part_of(f"csrc/{e.here}") for e in edges} == {"sim", "graph", "analysis", "api", "api and sim", CORE}
     assert wrong_edges(edges, "csrc") == []
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "houses"),
+    ("here", "there", "parts"),
     [
         ("fanin/slots", "fanin/sim/machine", f"{CORE} may not use sim"),
         ("fanin/graph/trees", "fanin/analysis/records", "graph may not use analysis"),
@@ -276,8 +276,8 @@ def test_in_c_too() -> None:
         ("fanin/tape", "fanin/dist/__init__", f"{CORE} may not use dist"),
     ],
 )
-def test_a_planted_import_of_a_part_is_found(here: str, there: str, houses: str) -> None:
-    assert wrong_edges([Edge(here, there, "line 1")], "python") == [f"{houses}: line 1"]
+def test_a_planted_import_of_a_part_is_found(here: str, there: str, parts: str) -> None:
+    assert wrong_edges([Edge(here, there, "line 1")], "python") == [f"{parts}: line 1"]
     assert wrong_edges([Edge(there, here, "line 1")], "python") == (
         ["analysis may not use graph: line 1"] if here == "fanin/graph/trees" else []
     )
