@@ -43,8 +43,8 @@ static Py_ssize_t hooks_count(PyObject *hooks)
     return PyTuple_GET_SIZE(hooks);
 }
 
-/* hooks_replace: *hooks becomes a tuple with `hook` in place of the item at `at`, or after all of
- * them; hook NULL: without that item. */
+/* hooks_replace: *hooks becomes a tuple with `hook` after all its items, of which `at` is the
+ * number; hook NULL: without the item at `at`. */
 static int hooks_replace(PyObject **hooks, Py_ssize_t at, PyObject *hook)
 {
     PyObject *before = *hooks;
