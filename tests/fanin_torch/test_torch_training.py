@@ -898,11 +898,11 @@ MEASURED: dict[str, Callable[[], Any]] = {
 @pytest.fixture(params=MEASURED)
 def measured(request: pytest.FixtureRequest) -> Iterator[None]:
     """The references that a gradient has are measured once in a process: wherever that happens they are the same."""
-    measures = fanin.torch._counts_alone, torch_graph._references
+    measures = fanin.torch.accumulation._counts_alone, torch_graph._references
     for measure in measures:
         measure.cache_clear()
     with MEASURED[request.param]():
-        fanin.torch._counts_alone()
+        fanin.torch.accumulation._counts_alone()
         torch_graph._references(False)
     yield
     for measure in measures:
@@ -1195,7 +1195,7 @@ def test_the_name_of_a_parameter_comes_from_the_errors_fields_and_not_from_its_m
         buf.add(1, torch.ones(3))
     reason = getattr(caught.value, "reason")  # noqa: B009
     caught.value.args = ("another message altogether",)
-    with pytest.raises(ValueError, match="accumulate: slot 0: b"), fanin.torch._named(["w", "slot 0: b"]):
+    with pytest.raises(ValueError, match="accumulate: slot 0: b"), fanin.torch.accumulation._named(["w", "slot 0: b"]):
         raise caught.value
     assert caught.value.args == (f"accumulate: slot 0: b: {reason}",)
 

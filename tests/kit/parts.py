@@ -53,6 +53,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "python/fanin/__init__": tuple(PARTS),
     "python/fanin/descriptors": ("analysis",),
     "python/fanin/torch/__init__": ("dist",),
+    "python/fanin/torch/accumulation": ("dist",),
     "python/fanin/torch/graph": ("dist",),
     "csrc/py/api/table/table": ("sim",),
     "csrc/py/device/backends": ("sim",),

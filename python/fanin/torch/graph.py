@@ -17,7 +17,6 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
@@ -32,6 +31,7 @@ from .._interop.protocols import DTypeLike
 from .._interop.sharing import parts_alone
 from .._interop.torch_leaves import sharded
 from .._words import counted, names_nearest, note, type_of
+from .accumulation import on_new_thread
 
 if TYPE_CHECKING:
     from ..dist.reducer import Reducer
@@ -418,12 +418,6 @@ class _Graph:
                 return fn(*args, **kwargs)
 
         return called
-
-
-def on_new_thread(measure: Callable[[], R]) -> R:
-    """Call a function where torch has no modes and Python no trace function, which would refer to its objects."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(measure).result()
 
 
 @functools.cache

@@ -1,0 +1,550 @@
+"""Gradients of several passes of torch, collected: `fanin.torch.accumulate`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+import torch
+
+from .. import _core
+from .._interop.protocols import DTypeLike
+from .._interop.sharing import memory_counts
+from .._interop.torch_leaves import (
+    Names,
+    Taking,
+    accumulators,
+    after_hooks,
+    gradient_dtype,
+    gradient_strides,
+    have_after_hooks,
+    laid_out,
+    leaves_of,
+    recorded,
+    word,
+)
+from .._words import names_nearest
+from ..slots import Slot
+
+if TYPE_CHECKING:
+    from .. import dist
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
+R = TypeVar("R")
+
+BUFFER = "accumulate"  # the name of the block's buffer, for messages
+LARGE = 1 << 16  # bytes: copying more costs more than checking whether a copy is needed
+
+
+class accumulate(_core.Block):
+    """Collect the gradients of several backward passes and leave their sums in `.grad`: a context manager.
+
+    A gradient that exists at the beginning is the first term, as in torch, and the sum is written into that tensor, so
+    that a flat buffer or another view of its memory has the sum at the end, and perhaps a part of it before. Inside the
+    block no gradient reaches `.grad`, which is None; so `zero_grad()` inside changes nothing. Several threads may run
+    backward passes at once. At the end, also of a block that raised, each sum is left where `into` names; a parameter
+    without a gradient keeps None. A block that is dropped without its exit ends then, with a ResourceWarning; so does
+    one that is open when Python ends (by `atexit`), and over ranks no sum is made.
+
+    Hooks of tensors (`register_hook`) run in each pass. Hooks of `register_post_accumulate_grad_hook` that exist when
+    the block begins, such as those of an optimizer that steps in the backward pass, run once, after the sums are in
+    `.grad`, unless the block raised. Hooks that run after the block's own, such as those of `AccumulateGrad` nodes,
+    receive None.
+
+    `DistributedDataParallel` receives no gradients in the block: run the passes in its `no_sync()` and reduce the sums.
+    Without it the end of the block is an error, because the reduction leaves something else in `.grad`. A pass that
+    still runs in another thread when the block ends raises an error in that thread.
+
+    Parameters
+    ----------
+    parameters : iterable of torch.Tensor, or of (str, torch.Tensor)
+        Leaves; `named_parameters()` gives names for errors. Tensors that require no gradient are skipped, a tensor that
+        comes twice counts once.
+    dtype : torch.dtype, DTypeLike or "exact"
+        The dtype of the sums. Default: float32 for float16, bfloat16 and float8, else the parameter's own.
+    into : str
+        "grad", or "main_grad" for a tensor in the dtype of the sum beside `.grad`, which is made if there is none.
+    budget : float or "auto"
+        Bytes of gradients that are kept before they are folded into the running sums (`fanin.InputBuffer`). Default: 0
+        if every sum has its parameter's dtype or, for 16 bits and fewer, float32, so that each gradient is added in
+        place at once, as torch does.
+
+    group : optional
+        The block sums over the passes of all ranks of a group, or of what `fanin.dist.group` accepts: every rank opens
+        a block for the same parameters. At its end the sums travel, and are added to an earlier `.grad`, which is kept
+        in the block. Sums of 16-bit gradients run in float32. If a block raises, no rank's `.grad` changes, and the
+        other ranks raise a PeerError.
+    order : "key", "exact" or "rank", optional
+        For ranks, as for `fanin.dist.Reducer`. "exact" keeps 8 bytes an element, the others every gradient. The key of
+        a pass is its place, those of rank 0 first, or set by `at`. Default: "key" if no rank runs more than one pass,
+        else "rank".
+    scale : number, optional
+        For ranks: multiplies each sum before the rounding.
+    missing : "error" or "skip", optional
+        For ranks, as for `fanin.dist.Reducer`. Default: "error".
+
+    Raises
+    ------
+    TypeError
+        Not a tensor, not a leaf, or a module.
+    ValueError
+        An unknown `into`, no parameters, a parameter that another block collects, or a `grad_dtype` of None; options
+        for ranks without `group`; `dtype`, `budget` or `into` with it.
+    fanin.PeerError
+        At the end of a block over ranks: another rank raised, is gone, or has other parameters or options.
+    ImportError
+        torch is not installed.
+    RuntimeError
+        Parameters that FSDP or DTensor shards; an exit without its beginning; in a backward pass, a gradient that
+        records a graph (`create_graph=True`). At the end it names the parameters whose shape or dtype has changed, or
+        whose earlier `.grad` has no memory any more (these keep the earlier `.grad`, the others have their sums), and
+        those whose `.grad` was set within the block (these have the sum instead) or whose tensor was replaced there, as
+        by `set_` (these have all gradients). Ctrl-C during the end is raised when the end is complete.
+
+    Notes
+    -----
+    Source: hooks of `AccumulateGrad` nodes (`torch.autograd.graph.Node.register_prehook`); the sums follow rule A11 of
+    docs/rules.md.
+
+    Examples
+    --------
+    >>> import torch  # doctest: +SKIP
+    >>> model = torch.nn.Linear(4, 2, dtype=torch.bfloat16)  # doctest: +SKIP
+    >>> with fanin.torch.accumulate(model.parameters(), dtype=torch.float32):  # doctest: +SKIP
+    ...     for x in torch.randn(64, 8, 4, dtype=torch.bfloat16):
+    ...         model(x).square().mean().backward()
+    >>> model.weight.grad.dtype  # doctest: +SKIP
+    torch.bfloat16
+
+    Over ranks, each of which has some of the micro-batches:
+
+    >>> with fanin.torch.accumulate(model.parameters(), group=fanin.dist.group(), order="exact"):  # doctest: +SKIP
+    ...     for x in mine:
+    ...         model(x).square().mean().backward()
+    """
+
+    @names_nearest
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor | tuple[str, torch.Tensor]],
+        dtype: DTypeLike | None = None,
+        *,
+        into: str = "grad",
+        budget: float | Literal["auto"] | None = None,
+        group: object = None,
+        order: dist.sums.Order | None = None,
+        scale: complex | None = None,
+        missing: Literal["error", "skip"] | None = None,
+    ) -> None:
+        self._active = self._began = self._dropped = self._again = False
+        _blocks.add(self)
+        self._collecting: dist.reducer._Collecting | None = None
+        if not isinstance(into, str) or into not in ("grad", "main_grad"):
+            raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
+        self.into = into
+        self._parameters, self._names = leaves_of("accumulate", parameters)
+        self._reducer: dist.Reducer | None = None
+        here = (("dtype", dtype), ("budget", budget), ("into", None if into == "grad" else into))
+        over = (("order", order), ("scale", scale), ("missing", missing))
+        for option, value in over if group is None else here:
+            if value is not None:
+                raise ValueError(f"accumulate: {option}= is for sums {'over' if group is None else 'without'} ranks")
+        if group is not None:
+            from ..dist import Reducer
+
+            named = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
+            self._reducer = Reducer(named, group, order=order, scale=scale, missing=missing or "error")
+            return
+        self._taking = Taking("accumulate", self._parameters, self._names)
+        each = zip(self._parameters, self._names, strict=True)
+        self._own = own = [gradient_dtype("accumulate", p, name, into) for p, name in each]
+        self._shapes = [p.shape for p in self._parameters] if into == "main_grad" else []
+        of = {d: _sum_dtype(d, dtype) for d in set(own)}
+        self._sums = [of[d] for d in own]
+        if budget is None and dtype != "exact" and all(of[d] in (d, _sum_dtype(d, None)) for d in of):
+            budget = 0  # each gradient is added in place while it is in the cache, as torch does
+        with _named(self._names):
+            self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name=BUFFER)
+        n = len(self._sums)
+        self._firsts: list[torch.Tensor | None] = [None] * n  # earlier gradients, into which the sums are written
+        self._joined: dict[int, torch.Tensor] = {}  # sums with what reached .grad all the same
+        self._came = bytearray(n + 1)  # 1: the slot received a gradient; the last: the block has ended
+
+    def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
+        """A slot for each parameter; unnamed parameters of the same shape and dtype share one."""
+        known: dict[tuple[torch.Size, torch.dtype, str | None], Slot] = {}
+        slots = []
+        for i, (p, own, name) in enumerate(zip(self._parameters, self._own, self._names, strict=True)):
+            key = (p.shape, own, name if type(name) is str else None)
+            slot = known.get(key)
+            if slot is None:
+                shape, own, called = key
+                try:
+                    slot = Slot(
+                        shape=tuple(shape), dtype=own if self.into == "grad" else None, accumulate=dtype, name=called
+                    )
+                except (TypeError, ValueError) as e:
+                    raise type(e)(f"slot {i}: {e}") from None
+                known[key] = slot
+            slots.append(slot)
+        return slots
+
+    def at(self, key: int) -> Self:
+        """Set the key of the gradients that come next, and return the block: for sums over ranks with order="key".
+
+        Each key is for one pass, and is given once in all ranks.
+
+        Parameters
+        ----------
+        key : int
+            A non-negative number: the place of the pass among all passes of all ranks.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of the block, or without `group`.
+        """
+        if self._reducer is None or not self._active:
+            raise RuntimeError("accumulate: at(key) is for a block over ranks: give group=, and call it in the block")
+        self._reducer._collect_at(key)
+        return self
+
+    def __repr__(self) -> str:
+        if self._reducer is not None:
+            return f"<fanin.torch.accumulate: {len(self._parameters)} parameters over {self._reducer.group!r}>"
+        dtypes = sorted({str(d).removeprefix("torch.") for d in self._sums})
+        state = f"{self._buffer.counters.adds} gradients so far" if self._active else "not collecting"
+        many = f"{len(self._parameters)} parameter{'' if len(self._parameters) == 1 else 's'}"
+        return f"<fanin.torch.accumulate: {many} into .{self.into}, sums in {', '.join(dtypes) or 'nothing'}: {state}>"
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
+
+    def _begin(self) -> Self:
+        self._again = self._active
+        if self._again:
+            raise ValueError("accumulate: the block has begun already: expected it to end first")
+        self._active = True
+        self._began = self._dropped = False
+        if self._reducer is not None:
+            self._collecting = self._reducer._collect()
+            self._collecting.__enter__()
+            return self
+        self._came[-1] = 0
+        self._joined.clear()
+        self._taking.begin(self._collectors())
+        self._firsts = [getattr(p, self.into, None) for p in self._parameters]
+        for slot, first in enumerate(self._firsts):
+            if first is not None:
+                with _named(self._names):
+                    # If it has the dtype of the sum, the sum is made in it.
+                    self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
+                if self.into == "grad":
+                    self._parameters[slot].grad = None
+        self._began = True
+        return self
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._again:  # what ends is the entry that was refused: the block goes on
+            self._again = False
+            return
+        if self._dropped:
+            return
+        if not self._active:
+            raise RuntimeError("accumulate: __exit__ without __enter__")
+        if self._reducer is not None:
+            collecting = self._collecting
+            try:
+                if collecting is not None:
+                    collecting.__exit__(None, error, None)
+            finally:
+                self._active = collecting is not None and not collecting.over
+            return
+        came = bytes(self._came)
+        self._leave_all(self._began)
+        if error is None:
+            for p in have_after_hooks(itertools.compress(self._parameters, came)):
+                for after in [*after_hooks(p).values()]:
+                    after(p)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._drop()
+
+    def _drop(self) -> None:
+        """End a block that nothing will end."""
+        if not getattr(self, "_active", False):
+            return
+        self._dropped = True
+        try:
+            warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=3)
+        finally:
+            if self._reducer is None:
+                self._leave_all(self._began)
+            elif self._collecting is not None:
+                self._collecting.drop()
+                self._active = False
+
+    def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
+        """The hooks of the parameters. They refer to the buffer and not to the block, so that a dropped block ends."""
+        add, names, came = self._buffer.add, self._names, self._came
+        parameters = self._parameters
+        small = [p.nbytes < LARGE for p in parameters]
+        # If the sum has the dtype of .grad, it may be made in the memory of a gradient.
+        own = [dtype == total for dtype, total in zip(self._own, self._sums, strict=True)]
+        counts = _counts_alone()
+
+        def ended(slot: int) -> RuntimeError:
+            return RuntimeError(
+                f"accumulate: the block ended while a backward pass ran in another thread, whose gradient of"
+                f" {word(names[slot])} may not be in the sum: join the thread within the block"
+            )
+
+        def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None) -> None:
+            """Adds a gradient that is sparse, or the first large one."""
+            with _named(names):
+                if error is not None:
+                    raise error
+                if came[-1]:
+                    raise ended(slot)
+                if gradient.requires_grad:
+                    raise RuntimeError(f"accumulate: {recorded(names[slot])}")
+                alone = gradient.layout == torch.strided and _counts(gradient, references) in counts
+                p = parameters[slot]
+                donate = alone and own[slot] and p.layout == gradient.layout and gradient.stride() == p.stride()
+                # The buffer has the only reference to a new object, so that it sums while the gradient is in the cache.
+                add(slot, gradient.detach() if alone else gradient, donate=donate, copy=not alone)
+                came[slot] = 1
+                if came[-1]:
+                    raise ended(slot)
+
+        return _core._collectors(self._buffer, small, came, collect)
+
+    def _leave_all(self, began: bool) -> None:
+        """Leave every sum, or restore the earlier gradient. Each step can be repeated, so that Ctrl-C between two steps
+        is raised when all are done.
+        """
+        interrupt: BaseException | None = None
+        sums: dict[int, torch.Tensor | None] = {}
+        failed: dict[int, Exception] = {}
+        found: tuple[list[int], dict[int, torch.Tensor]] | None = None if began else ([], {})
+        left = True  # for _leave, which needs _firsts
+        while self._active:
+            try:
+                if found is None:
+                    found = self._set_within()
+                self._taking.end()
+                self._came[-1] = 1
+                self._take(sums, failed)
+                was_set, strays = found
+                if left:
+                    self._join(sums, strays, failed)
+                    self._leave(sums, failed)
+                left = False
+                self._firsts = [None] * len(sums)
+                self._came[:-1] = bytes(len(sums))
+                self._active = False
+            except BaseException as e:
+                if isinstance(e, Exception):
+                    raise
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
+        if failed:
+            why = failed[min(failed)]
+            raise RuntimeError(
+                f"accumulate: there is no .{self.into} for the sum of {self._words(failed)}: {why}"
+            ) from why
+        if strays:
+            place = "in the sum, with torch's roundings" if self.into == "grad" else "in .grad"
+            raise RuntimeError(
+                f"accumulate: the tensor of {self._words(strays)} was replaced within the block, as by set_() or"
+                " torch.utils.swap_tensors(): torch made it a new AccumulateGrad node, without the block's hook; its"
+                f" later gradients are {place}: replace tensors outside of the block, or assign to .data"
+            )
+        if was_set:
+            raise RuntimeError(
+                f"accumulate: .grad of {self._words(was_set)} was set within the block, by an assignment or by"
+                " DistributedDataParallel outside of no_sync(): what was set is not in the sum that is there now"
+            )
+
+    def _set_within(self) -> tuple[list[int], dict[int, torch.Tensor]]:
+        """The parameters whose .grad was set in the block; and the .grad of those whose node torch has replaced."""
+        was_set, strays = list[int](), dict[int, torch.Tensor]()
+        for slot, (p, began) in enumerate(zip(self._parameters, self._taking.grads, strict=True)):
+            if p.grad is None or (self.into == "main_grad" and p.grad is began):
+                continue
+            if self._taking.is_replaced(slot):
+                strays[slot] = p.grad
+            elif self.into == "grad":
+                was_set.append(slot)
+        return was_set, strays
+
+    def _join(
+        self, sums: dict[int, torch.Tensor | None], strays: dict[int, torch.Tensor], failed: dict[int, Exception]
+    ) -> None:
+        """Add gradients that reached .grad to the sums. A sum that is a tensor of the block's is not written, so that
+        this can be repeated.
+        """
+        for slot, stray in strays.items() if self.into == "grad" else ():
+            total = self._joined.get(slot, sums[slot])
+            try:
+                if slot not in self._joined:
+                    self._joined[slot] = stray if total is None else total + stray
+                    self._came[slot] = 1
+            except Exception as e:
+                failed[slot] = e
+        sums.update(self._joined)
+
+    def _words(self, slots: Iterable[int]) -> str:
+        return ", ".join(word(self._names[slot]) for slot in sorted(slots))
+
+    def _take(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
+        """Take the sums out of the buffer, all at once, or, if that fails, one by one.
+
+        Only C code runs between taking and storing them: Ctrl-C between two bytecodes would lose the sums.
+        """
+        n = len(self._parameters)
+        take: Callable[..., Any] = self._buffer.take
+        if not sums:
+            with contextlib.suppress(Exception):
+                outs = [self._out(slot) for slot in range(n)]
+                wanted = outs if any(out is not None for out in outs) else None
+                every = itertools.starmap(functools.partial(take, out=wanted), [()])
+                sums.update(zip(range(n), itertools.chain.from_iterable(every), strict=True))
+        for slot in range(n):
+            if slot not in sums:
+                try:
+                    with _named(self._names):
+                        one = itertools.starmap(functools.partial(take, slot=slot, out=self._out(slot)), [()])
+                        sums.update(zip([slot], one, strict=True))
+                except Exception as e:
+                    failed[slot], sums[slot] = e, None
+        self._buffer.clear()
+
+    def _leave(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
+        """Store each sum where `into` names, in the earlier tensor if there was one."""
+        into = self.into
+        for slot, (p, first) in enumerate(zip(self._parameters, self._firsts, strict=True)):
+            kept = total = sums[slot]
+            try:
+                if first is not None and first.layout == torch.strided:
+                    kept = first
+                    if self._came[slot] and not _has_memory(first):  # torch would write all the same
+                        failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
+                    elif self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
+                        first.detach().copy_(total)
+                elif total is not None:
+                    kept = laid_out(total, p)
+                if kept is not None:  # else .grad stays None, or what it was if the block could not begin
+                    setattr(p, into, kept)
+            except Exception as e:  # the other parameters still get their sums
+                failed[slot] = e
+
+    def _out(self, slot: int) -> torch.Tensor | None:
+        """The tensor that a sum is written into: a large earlier gradient, or a new tensor for "main_grad". None: the
+        buffer makes one.
+
+        The sum usually lies in a donated gradient already. Copying into a small one is faster than checking it.
+        """
+        first, dtype, came = self._firsts[slot], self._sums[slot], self._came[slot]
+        if first is not None:
+            rounded = came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
+            return first.detach() if rounded else None
+        if self.into == "main_grad" and came:
+            p = self._parameters[slot]
+            if p.shape != self._shapes[slot]:
+                return torch.empty(self._shapes[slot], dtype=dtype, device=p.device)
+            return torch.empty_strided(p.shape, gradient_strides(p), dtype=dtype, device=p.device)
+        return None
+
+
+_blocks: weakref.WeakSet[accumulate] = weakref.WeakSet()
+
+
+def _drop_all() -> None:
+    """Ends the blocks that are open when Python ends: torch aborts the process where .grad is set later."""
+    with contextlib.ExitStack() as each:
+        for block in [*_blocks]:
+            each.callback(block._drop)
+
+
+atexit.register(_drop_all)
+
+
+def _has_memory(x: torch.Tensor) -> bool:
+    """Whether the memory of a dense tensor still reaches to its last element."""
+    last = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return bool(x.numel() == 0 or x.untyped_storage().nbytes() >= (last + 1) * x.itemsize)
+
+
+def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
+    """The references that Python and torch count to a tensor, to the tensor that it is a view of, and to its memory."""
+    base = gradient._base
+    held: Any = gradient
+    return (
+        references,
+        weakref.getweakrefcount(gradient),
+        gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        *memory_counts(held),
+    )
+
+
+@functools.cache
+def _counts_alone() -> set[tuple[int, ...]]:
+    """What `_counts` returns in a collector for new gradients, to which only the pass refers. Empty where torch does
+    not count, or no thread can start, as when Python ends: then every gradient is copied.
+    """
+    seen: set[tuple[int, ...]] = set()
+
+    def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None) -> None:
+        seen.add(_counts(gradient, references))
+
+    def measure() -> None:
+        p = torch.zeros(2, 2, requires_grad=True)
+        [collector] = _core._collectors(_core.InputBuffer(1), [False], bytearray(2), collect)
+        [node] = accumulators(BUFFER, [p], [0])
+        node.register_prehook(collector)
+        torch.autograd.backward((p * 2).sum())
+        torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor
+
+    with contextlib.suppress(AttributeError, RuntimeError):
+        on_new_thread(measure)
+    return seen
+
+
+def on_new_thread(measure: Callable[[], R]) -> R:
+    """Call a function where torch has no modes and Python no trace function, which would refer to its objects."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(measure).result()
+
+
+def _sum_dtype(own: torch.dtype, accumulate: DTypeLike | None) -> torch.dtype:
+    """The torch dtype of a sum that is left in the accumulation dtype."""
+    if accumulate is None or (isinstance(accumulate, str) and accumulate == "exact"):
+        return torch.float32 if own.itemsize < 4 else own
+    named: torch.dtype = getattr(torch, str(_core.dtype_name(accumulate)))
+    return named
+
+
+@contextlib.contextmanager
+def _named(names: Names) -> Generator[None]:
+    """Errors of the buffer inside have messages about the parameter, not the slot."""
+    try:
+        yield
+    except BaseException as e:
+        reason, slot = getattr(e, "reason", None), getattr(e, "slot", None)
+        if isinstance(reason, str) and getattr(e, "object", None) == BUFFER:
+            e.args = (f"{BUFFER}: {reason}" if slot is None else f"{BUFFER}: {word(names[slot])}: {reason}",)
+        raise
