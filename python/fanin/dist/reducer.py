@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial, reduce
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -159,8 +159,12 @@ class _Bucket:
         return Sent(self.terms, sums.packed(group, self.layout, options, self.partials))
 
 
-class Reducer:
-    """Sums the gradients of leaves over ranks while backward passes run: `fanin.backward(roots, reducer=reducer)`.
+class Reducer(_core.Block):
+    """Sums the gradients of leaves over ranks while a backward pass runs.
+
+    `fanin.backward(roots, reducer=reducer)` is one pass. So is a `with` block of the reducer, in which one backward
+    pass of torch runs: `with reducer: loss.backward()`; or several passes, each of which reaches other leaves. The sums
+    travel while the pass runs, and are added to `.grad` at its end. If the block raises, no rank's `.grad` changes.
 
     Every rank makes it with the same leaves, in the same order, and the same options.
 
@@ -168,8 +172,7 @@ class Reducer:
     ----------
     leaves : sequence of fanin.Leaf, of parameters of fanin.tape or torch, or of (str, torch.Tensor)
         The last ones travel first. Arrays are on the CPU; gradients of CUDA tensors are copied to it. Tensors that
-        require no gradient are skipped. Passes over tensors are those of `fanin.torch.backward`, and in `accumulate()`
-        also torch's own; `fanin.torch.accumulate(group=)` makes the reducer itself.
+        require no gradient are skipped. `fanin.torch.accumulate(group=)` makes the reducer itself.
     group : optional
         A group, or what `fanin.dist.group` accepts.
     order : "key", "exact" or "rank", optional
@@ -181,8 +184,8 @@ class Reducer:
         `.grad` changes. A rank: its `.grad` alone gets it.
     missing : "error" or "skip"
         Whether a leaf with a gradient on some ranks only is an error on every rank, or is summed over those ranks. With
-        "error" a pass also raises ValueError if no leaf has a gradient, and for a leaf without one of the kind that it
-        does not reach: a tensor in `fanin.backward`, a leaf of fanin in `fanin.torch.backward`.
+        "error" a pass also raises ValueError if no leaf has a gradient, and `fanin.backward(reducer=)` for a tensor
+        without one, which it does not reach.
     scale : number, optional
         Multiplies each sum before the rounding.
     detect : bool
@@ -197,6 +200,10 @@ class Reducer:
     ------
     TypeError, ValueError
         For leaves or options that do not fit.
+    RuntimeError
+        In a `with` block of the reducer: another pass of the same group runs on this thread or another.
+    fanin.PeerError
+        At the end of a pass: another rank raised, is gone, or brings something else.
 
     >>> def train(group):
     ...     w = fanin.Leaf(np.zeros(2), name="w")
@@ -274,7 +281,9 @@ class Reducer:
         self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
         self._name = "backward"
         self._lock = threading.Lock()  # of what buckets have; held by no thread that waits
-        self._over_tensors = False  # the pass is one of fanin.torch.backward
+        self._in_block = False  # the pass is a `with` block of the reducer, whose passes may reach every leaf
+        self._blocks: dict[int, _Pass] = {}  # by thread: the last such block
+        self._refused: set[int] = set()  # threads that tried to begin another one inside
         self._travels: list[tuple[int, int]] = []  # when each bucket's data began and ended to travel
         self._turn = 0  # passes so far ..
         self._ended, self._sent = _core.EventCount(), _core.EventCount()  # .. that ended on this rank, and the sender's
@@ -288,6 +297,30 @@ class Reducer:
         """Set the key of the next pass's contribution (order="key"), and return the reducer."""
         self._key = None if key is None else sums.check_keys([key], 1)[0]
         return self
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
+
+    def _begin(self) -> Self:
+        thread = threading.get_ident()
+        last = self._blocks.get(thread)
+        if last is not None and not last.over:
+            self._refused.add(thread)
+            raise RuntimeError("Reducer: this thread is inside a pass of the same reducer: expected it to end first")
+        self._blocks[thread] = one = self._reduced(block=True)
+        one._begin()
+        return self
+
+    def _end(self, error: BaseException | None) -> None:
+        thread = threading.get_ident()
+        if thread in self._refused:
+            self._refused.discard(thread)
+            return
+        one = self._blocks.get(thread)
+        if one is None:
+            raise RuntimeError("Reducer: __exit__ without __enter__ on this thread")
+        one._end(error)
 
     # ---- contributions
 
@@ -335,14 +368,14 @@ class Reducer:
             self._taking.check()
 
     def _of_another(self, bucket: _Bucket, i: int) -> RuntimeError:
-        when = "during a pass with reducer=" if self._takes and not self._each else "after the end"
+        when = "during the reducer's pass" if self._takes and not self._each else "after the end"
         return RuntimeError(
             f"Reducer: {bucket.layout.leaves[i].name} got a gradient {when}, of a pass in another thread: join the"
             " thread before"
         )
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
-        nonfinite, ours = 0, _inside.get() is self
+        nonfinite, ours = 0, _inside.get() is self or _on_device_thread(gradient)
         if self._passing and not ours:
             raise self._of_another(bucket, i)
         if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
@@ -416,9 +449,9 @@ class Reducer:
 
     # ---- a pass
 
-    def _reduced(self, tensors: bool = False) -> _Pass:
-        """A pass over leaves of fanin (fanin.backward calls this), or over tensors (fanin.torch.backward)."""
-        return _Pass(self, tensors)
+    def _reduced(self, block: bool = False) -> _Pass:
+        """The pass of a call of fanin.backward, which calls this; or of a block, with passes of any engine."""
+        return _Pass(self, block)
 
     def _made(self, ended: int) -> list[Any]:
         """For each leaf the sum of the pass, which came to its end at the time `ended`, or None."""
@@ -451,23 +484,21 @@ class Reducer:
         return made
 
     def _check_reached(self) -> None:
-        """At the end of a pass: ValueError if no leaf has a gradient, or if one without is not of the pass's kind."""
+        """At the end of a pass: ValueError if no leaf has a gradient, or a tensor has none in a fanin.backward."""
         lack: list[int] = []
         for bucket in self._buckets:
             if bucket.closed.value < self._turn:  # else every leaf has its gradient
                 lacking = bucket.lacking()
                 lack += (i for k, i in enumerate(bucket.indices) if lacking >> k & 1)
-        other = [i for i in lack if isinstance(self.leaves[i], _core.Leaf) == self._over_tensors]
-        if other:
-            kind, reach = ("a leaf of fanin", "fanin") if self._over_tensors else ("a tensor", "fanin.torch")
+        tensors = [] if self._in_block else [i for i in lack if not isinstance(self.leaves[i], _core.Leaf)]
+        if tensors:
             raise ValueError(
-                f"backward: {self.leaves[other[0]].name or f'leaf {other[0]}'} of the reducer is {kind} and has no"
-                f" gradient, which {reach}.backward brings: call that, or run its passes in accumulate() before, or"
-                ' give missing="skip"'
+                f"backward: {self.leaves[tensors[0]].name} of the reducer is a tensor and has no gradient: run all"
+                ' passes in `with reducer:`, or torch\'s in `with reducer.accumulate():` before, or give missing="skip"'
             )
         if len(lack) == len(self.leaves):
             raise ValueError(
-                "backward: no leaf of the reducer has a gradient: make it of the leaves of this graph, or give"
+                f"{'Reducer' if self._in_block else 'backward'}: no leaf of the reducer has a gradient: make it of the leaves of this graph, or give"
                 ' missing="skip"'
             )
 
@@ -711,10 +742,10 @@ class _State(_core.Block):
 class _Pass(_State):
     """A pass: the gradients of its leaves are summed over ranks while it runs."""
 
-    def __init__(self, reducer: Reducer, tensors: bool) -> None:
+    def __init__(self, reducer: Reducer, block: bool) -> None:
         super().__init__(reducer)
-        self.tensors = tensors
-        self.use = reducer.group.entered("backward")
+        self.block = block  #: a `with` block of the reducer
+        self.use = reducer.group.entered("Reducer" if block else "backward")
         self.turn = 0  #: the reducer's number for it
         self.number = 0  #: the group's
         self.senders: dict[str, object] = {}  #: "now": what sends
@@ -730,7 +761,7 @@ class _Pass(_State):
         reducer._turn = self.turn
         reducer.group._passes += 1
         self.number = reducer.group._passes
-        reducer._over_tensors = self.tensors
+        reducer._in_block = self.block
         reducer._travels = []
         reducer._divert(self)
         if here.spawn is not None:
@@ -885,7 +916,7 @@ class _Collecting(_State):
             error = error or e
         if error is None:
             reducer._contribute_all(None)
-            with reducer._reduced(tensors=True):
+            with reducer._reduced(block=True):
                 return
         with suppress(RuntimeError), reducer.group.entered(reducer._name):  # this rank raises its own error
             reducer._fail(error)
@@ -899,6 +930,11 @@ class _Collecting(_State):
 
     def release(self, keep: bool) -> None:
         self.reducer._reset(keep)
+
+
+def _on_device_thread(gradient: Any) -> bool:
+    """Whether torch's engine made a gradient on a thread of its own, which has one for each device but the CPU."""
+    return is_tensor(gradient) and gradient.device.type != "cpu"
 
 
 def _leaves(leaves: Any, frozen: list[tuple[Any, Any]]) -> list[Any]:

@@ -120,7 +120,7 @@ def backward(
 
         if not isinstance(reducer, Reducer):
             raise TypeError(f"backward: reducer: expected a fanin.dist.Reducer, got {type_of(reducer)}")
-        with reducer._reduced(tensors=True):  # if the pass raises, the passes of all ranks end
+        with reducer._reduced(block=True):  # if the pass raises, the passes of all ranks end
             if create_graph:
                 raise ValueError("backward: a pass with reducer= cannot record itself (create_graph=True)")
             backward(
