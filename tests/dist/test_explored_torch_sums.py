@@ -162,14 +162,15 @@ def test_threads_that_put_gradients_without_the_lock_are_found() -> None:
 
 
 def overlapping(machine: Machine) -> Any:
-    """`fanin.torch.backward` over a bucket for each parameter, whose gradients come in another order on rank 1."""
+    """A block of a reducer with a bucket for each parameter, whose gradients come in another order on rank 1."""
 
     def rank(group: Group) -> Any:
         named = [(f"w{i}", torch.ones(3, requires_grad=True)) for i in range(2)]
         reducer = Reducer(named, group, bucket_bytes=1)
         with reducer.accumulate():
             total(named, 1.0).backward()
-        fanin.torch.backward(total(named[:: 1 - 2 * group.rank], 2.0), reducer=reducer)
+        with reducer:
+            torch.autograd.backward(total(named[:: 1 - 2 * group.rank], 2.0))
         return [w.grad.tolist() for _, w in named]
 
     ranks = machine.spawn(dist.threads, 2, rank)

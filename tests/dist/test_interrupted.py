@@ -238,10 +238,12 @@ def test_a_pass_whose_thread_cannot_start_fails_on_every_rank_and_the_next_one_i
 
 
 def torch_passes(p: Any, reducer: Reducer) -> None:
-    fanin.torch.backward(p.sum(), reducer=reducer)
+    with reducer:
+        p.sum().backward()
     with reducer.accumulate():
         p.sum().backward()
-    fanin.torch.backward(p.sum(), reducer=reducer)
+    with reducer:
+        p.sum().backward()
 
 
 def torch_block(p: Any, reducer: Reducer) -> None:
@@ -267,7 +269,8 @@ def test_after_ctrl_c_at_any_line_a_plain_pass_of_torch_is_right(work: Callable[
         is_idle(reducer)
         alone().barrier()
         p.grad = None
-        fanin.torch.backward(p.sum(), reducer=Reducer([p], alone()))
+        with Reducer([p], alone()):
+            p.sum().backward()
         assert p.grad.tolist() == [1, 1, 1], came
         if not came:
             break

@@ -66,7 +66,7 @@ def test_a_pass_of_another_thread_over_other_leaves_during_the_pass_is_refused(w
         node = fanin.Node(meanwhile, edges=[(leaves[0], 0), (leaves[1], 0)])
         fanin.backward([(node, 0, np.ones(300, "f4"))], reducer=reducer, workers=workers)
         [error] = errors
-        text = "w2 got a gradient during a pass with reducer=, of a pass in another thread: join the thread before"
+        text = "w2 got a gradient during the reducer's pass, of a pass in another thread: join the thread before"
         assert text in str(error)
         found = [None if w.grad is None else float(w.grad[0]) for w in leaves]
         fanin.backward(roots(leaves, 8, skip=(0, 1)))

@@ -1,4 +1,4 @@
-"""Sums over ranks of torch's gradients: fanin.torch.accumulate(group=) and fanin.torch.backward(reducer=)."""
+"""Sums over ranks of torch's gradients: fanin.torch.accumulate(group=) and `with reducer:`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def by_reducer(group: Any, model: Any, order: str, mine: list[int], keys: bool, 
         for k in mine[:-1]:
             with reducer.accumulate(k if keys else None):
                 backward(loss_of(model, k))
-        fanin.torch.backward(loss_of(model, mine[-1]), reducer=reducer.at(mine[-1] if keys else None))
+        with reducer.at(mine[-1] if keys else None):
+            backward(loss_of(model, mine[-1]))
         step(model)
     return weights(model)
 
@@ -206,14 +207,17 @@ def test_a_gradient_of_an_earlier_pass_is_not_written_by_the_next_one(n: int) ->
     def rank(group: Any) -> Any:
         named = parameters()
         reducer = dist.Reducer(named, group)
-        fanin.torch.backward(total(named), reducer=reducer)
+        with reducer:
+            torch.autograd.backward(total(named))
         first = [p.grad for _, p in named]
         was = [g.clone() for g in first]
         for _, p in named:
             p.grad = None
-        fanin.torch.backward(total(named, 10.0), reducer=reducer)
+        with reducer:
+            torch.autograd.backward(total(named, 10.0))
         assert equal(first, was)
-        fanin.torch.backward(total(named, 100.0), reducer=reducer)
+        with reducer:
+            torch.autograd.backward(total(named, 100.0))
         return all(torch.equal(p.grad, 110 * g) for (_, p), g in zip(named, was, strict=True))
 
     assert on_ranks(rank, n) == [True] * n
@@ -231,7 +235,8 @@ def test_hooks_of_a_tensor_see_this_ranks_gradient_and_hooks_after_accumulation_
             with fanin.torch.accumulate(named, group=group):
                 total(named, 1.0 + group.rank).backward()
         else:
-            fanin.torch.backward(total(named, 1.0 + group.rank), reducer=dist.Reducer(named, group))
+            with dist.Reducer(named, group):
+                torch.autograd.backward(total(named, 1.0 + group.rank))
         return seen
 
     assert on_ranks(rank) == [[[1.0 + r] * 3, ("after", [3.0] * 3)] for r in range(2)]
@@ -255,7 +260,8 @@ def test_a_sum_is_added_to_a_sparse_gradient_of_before() -> None:
     def rank(group: Any) -> Any:
         table = torch.nn.Embedding(4, 2, sparse=True)
         table(torch.tensor([1])).sum().backward()
-        fanin.torch.backward(table(torch.tensor([1, 2])).sum(), reducer=dist.Reducer(table.parameters(), group))
+        with dist.Reducer(table.parameters(), group):
+            torch.autograd.backward(table(torch.tensor([1, 2])).sum())
         return table.weight.grad[:, 0].tolist()
 
     assert on_ranks(rank) == [[0.0, 3.0, 2.0, 0.0]] * 2
@@ -267,7 +273,8 @@ def test_a_gradient_is_pickled_and_copied_without_the_other_leaves_of_its_bucket
     def rank(group: Any) -> Any:
         made = [torch.zeros(s, dtype=getattr(torch, dtype), requires_grad=True) for s in ((3,), (2, 2), (), (9000,))]
         reducer = dist.Reducer(made, group)
-        fanin.torch.backward(sum((p.abs() ** 2 + p.real).sum() for p in made), reducer=reducer)
+        with reducer:
+            torch.autograd.backward(sum((p.abs() ** 2 + p.real).sum() for p in made))
         for p in made:
             file = io.BytesIO()
             torch.save(p.grad, file)
@@ -293,7 +300,8 @@ def test_a_parameter_that_only_the_last_micro_batch_reaches_has_the_dtype_of_the
         reducer = dist.Reducer([always, late, never], group, order=order, missing="skip")
         with reducer.accumulate():
             (always.float() * 2).sum().backward()
-        fanin.torch.backward((always + late).float().sum(), reducer=reducer)
+        with reducer:
+            torch.autograd.backward((always + late).float().sum())
         assert never.grad is None
         return [(p.grad.dtype == torch.float32, p.grad.tolist()) for p in (always, late)]
 
@@ -332,7 +340,8 @@ def test_the_sum_of_a_parameter_without_elements_has_its_shape(order: Any, dtype
     def rank(group: Any) -> Any:
         w = torch.empty(0, 3, dtype=getattr(torch, dtype), requires_grad=True)
         reducer = dist.Reducer([w], group, order=order)
-        fanin.torch.backward(w.float().sum(), reducer=reducer)
+        with reducer:
+            torch.autograd.backward(w.float().sum())
         return w.grad.shape, w.grad.dtype == w.dtype, reducer.norm()
 
     assert on_ranks(rank) == [((0, 3), True, 0.0)] * 2
@@ -346,10 +355,11 @@ def test_a_parameter_that_is_frozen_or_unfrozen_later_is_named_on_every_rank(bef
         reducer = dist.Reducer(named, group)
         bad = group.rank == 1
         named[1][1].requires_grad_(before != bad)
-        with pytest.raises(RuntimeError if bad else fanin.PeerError, match=words):
-            fanin.torch.backward(total(named), reducer=reducer)
+        with pytest.raises(RuntimeError if bad else fanin.PeerError, match=words), reducer:
+            torch.autograd.backward(total(named))
         named[1][1].requires_grad_(before)
-        fanin.torch.backward(total(named), reducer=reducer)
+        with reducer:
+            torch.autograd.backward(total(named))
         return named[0][1].grad.tolist(), None if before else named[1][1].grad
 
     assert on_ranks(rank) == [([2.0] * 3, None)] * 2
@@ -360,8 +370,11 @@ def test_a_parameter_whose_shape_has_changed_is_named_with_both_shapes() -> None
         w = torch.ones(3, requires_grad=True)
         reducer = dist.Reducer([("w", w)], group)
         w.data = torch.ones(4)
-        with pytest.raises(ValueError, match=r"w: expected float32 of shape \(3,\), got float32 of shape \(4,\)"):
-            fanin.torch.backward(w.sum(), reducer=reducer)
+        with (
+            pytest.raises(ValueError, match=r"w: expected float32 of shape \(3,\), got float32 of shape \(4,\)"),
+            reducer,
+        ):
+            torch.autograd.backward(w.sum())
 
     on_ranks(rank, 1)
 
@@ -383,7 +396,8 @@ def test_a_pass_limited_to_inputs_that_it_does_not_reach_takes_part_in_the_sum()
         named = parameters()
         inputs = [named[1][1]] if group.rank else None
         reducer = dist.Reducer(named, group, missing="skip")
-        fanin.torch.backward(total(named[:1]), inputs=inputs, reducer=reducer)
+        with reducer:
+            torch.autograd.backward(total(named[:1]), inputs=inputs)
         return named[0][1].grad.tolist()
 
     assert on_ranks(rank) == [[1.0] * 3] * 2
@@ -404,7 +418,8 @@ def test_buckets_travel_while_the_pass_goes_on() -> None:
         waited: list[bool] = []
         early = first * 1  # torch runs the newest operation first: `last` has its gradient before this hook
         early.register_hook(lambda g: waited.append(sent.wait()))
-        fanin.torch.backward((early + last * 1).sum(), reducer=reducer)
+        with reducer:
+            torch.autograd.backward((early + last * 1).sum())
         return waited, first.grad.tolist()
 
     assert on_ranks(rank) == [([True], [2.0] * 3)] * 2
@@ -419,21 +434,34 @@ def leaf_pass(leaf: fanin.Leaf, **options: Any) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("over", ["tensors", "leaves"])
-def test_a_leaf_of_the_kind_that_the_pass_does_not_reach_is_named(over: str, mixed: bool, n: int) -> None:
+def test_a_tensor_that_a_pass_of_fanins_engine_does_not_reach_is_named(mixed: bool, n: int) -> None:
     def rank(group: Any) -> Any:
         [(name, w)], leaf = parameters(1), fanin.Leaf(np.zeros(3, "f4"), name="v")
         mine: list[Any] = [(name, w), leaf]
-        reducer = dist.Reducer(mine if mixed else mine[1:] if over == "tensors" else mine[:1], group)
-        words = "v of the reducer is a leaf of fanin" if over == "tensors" else "w0 of the reducer is a tensor"
-        with pytest.raises(ValueError, match=words):
-            if over == "tensors":
-                fanin.torch.backward(w.sum(), reducer=reducer)
-            else:
-                leaf_pass(leaf, reducer=reducer)
+        reducer = dist.Reducer(mine if mixed else mine[:1], group)
+        with pytest.raises(ValueError, match="w0 of the reducer is a tensor"):
+            leaf_pass(leaf, reducer=reducer)
         return [(w if leaf is not x else x).grad for x in reducer.leaves]
 
     assert on_ranks(rank, n) == [[None] * (1 + mixed)] * n
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_passes_of_both_engines_in_one_block_reach_leaves_of_both_kinds(n: int) -> None:
+    def rank(group: Any) -> Any:
+        [(_, w)], leaf = parameters(1), fanin.Leaf(np.zeros(3, "f4"), name="v")
+        reducer = dist.Reducer([w, leaf], group)
+        with reducer:
+            w.sum().backward()
+        alone = w.grad.tolist(), leaf.grad
+        with reducer as same:
+            assert same is reducer
+            leaf_pass(leaf)
+            w.sum().backward()
+            assert leaf.grad is None
+        return *alone, w.grad.tolist(), leaf.grad.tolist()
+
+    assert on_ranks(rank, n) == [([1.0 * n] * 3, None, [2.0 * n] * 3, [1.0 * n] * 3)] * n
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -450,35 +478,126 @@ def test_leaves_of_both_kinds_are_summed_if_passes_in_accumulate_bring_those_of_
             if last == "leaves":
                 leaf_pass(leaf, reducer=reducer)
             else:
-                fanin.torch.backward(w.sum(), reducer=reducer)
+                with reducer:
+                    torch.autograd.backward(w.sum())
         return w.grad.tolist(), leaf.grad.tolist()
 
     assert on_ranks(rank, n) == [([2.0 * n] * 3, [2.0 * n] * 3)] * n
 
 
-def test_a_rank_whose_pass_is_of_the_other_kind_is_named_on_every_rank() -> None:
+def test_a_rank_whose_pass_does_not_reach_its_tensors_is_named_on_every_rank() -> None:
     def rank(group: Any) -> Any:
         [(_, w)], leaf = parameters(1), fanin.Leaf(np.zeros(3, "f4"), name="v")
-        reducer = dist.Reducer([w, leaf], group)
-        with reducer.accumulate():
-            w.sum().backward()
+        reducer = dist.Reducer([("w0", w), leaf], group)
         kind = ValueError if group.rank else fanin.PeerError
-        with pytest.raises(kind, match="v of the reducer is a leaf of fanin") as e:
+        with pytest.raises(kind, match="w0 of the reducer is a tensor") as e:
             if group.rank:
-                fanin.torch.backward(w.sum(), reducer=reducer)
-            else:
                 leaf_pass(leaf, reducer=reducer)
+            else:
+                with reducer:
+                    leaf_pass(leaf)
+                    torch.autograd.backward(w.sum())
         return group.rank or e.value.rank, w.grad, leaf.grad  # type: ignore[attr-defined]
 
     assert on_ranks(rank) == [(1, None, None)] * 2
 
 
+# ---------------------------------------------------------------- the block of a reducer
+
+
+def test_a_block_inside_of_another_is_refused_and_the_outer_one_goes_on() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters(1)
+        reducer, other = dist.Reducer(named, group), dist.Reducer(parameters(1), group)
+        with reducer:
+            with pytest.raises(RuntimeError, match="inside a pass of the same reducer"), reducer:
+                pass
+            with pytest.raises(RuntimeError, match="inside a pass of the same group"), other:
+                pass
+            with pytest.raises(RuntimeError, match="inside a pass of the same group"), reducer.accumulate():
+                pass
+            total(named).backward()
+        with reducer.accumulate():
+            with pytest.raises(RuntimeError, match="inside a pass of the same group"), reducer:
+                pass
+            total(named).backward()
+        with reducer:
+            total(named).backward()
+        return named[0][1].grad.tolist()
+
+    assert on_ranks(rank) == [[6.0] * 3] * 2
+
+
+def test_an_exit_without_a_beginning_is_an_error() -> None:
+    def rank(group: Any) -> None:
+        with pytest.raises(RuntimeError, match="__exit__ without __enter__"):
+            dist.Reducer(parameters(1), group).__exit__(None, None, None)
+
+    on_ranks(rank, 1)
+
+
+def test_a_block_that_another_thread_begins_meanwhile_is_refused() -> None:
+    def rank(group: Any) -> Any:
+        named, errors = parameters(1), list[str]()
+        reducer = dist.Reducer(named, group)
+
+        def other() -> None:
+            with pytest.raises(RuntimeError) as e, reducer:
+                pass
+            errors.append(str(e.value))
+
+        with reducer:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            total(named).backward()
+        return errors, named[0][1].grad.tolist()
+
+    [(errors, grad)] = on_ranks(rank, 1)
+    assert "another thread uses the group" in errors[0]
+    assert grad == [1.0] * 3
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_block_that_raises_changes_no_grad_on_any_rank(n: int) -> None:
+    def rank(group: Any) -> Any:
+        named = parameters(2)
+        earlier = named[0][1].grad = torch.full((3,), 7.0)
+        reducer = dist.Reducer(named, group)
+        kind = ArithmeticError if group.rank == n - 1 else fanin.PeerError
+        with pytest.raises(kind, match="planted"), reducer:
+            total(named).backward()
+            if group.rank == n - 1:
+                raise ArithmeticError("planted")
+        kept = named[0][1].grad is earlier, earlier.tolist(), named[1][1].grad
+        with reducer:
+            total(named).backward()
+        return *kept, named[0][1].grad.tolist()
+
+    assert on_ranks(rank, n) == [(True, [7.0] * 3, None, [7.0 + n] * 3)] * n
+
+
+def test_a_second_pass_over_a_leaf_in_one_block_is_an_error() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters(1)
+        with pytest.raises(ValueError, match="w0 got a second gradient"), dist.Reducer(named, group):
+            total(named).backward()
+            total(named).backward()
+        return named[0][1].grad
+
+    assert on_ranks(rank, 1) == [None]
+
+
 def test_a_pass_that_reaches_no_leaf_of_the_reducer_is_an_error_unless_gradients_may_be_missing() -> None:
     def rank(group: Any) -> Any:
         named, others = parameters(), parameters()
-        with pytest.raises(ValueError, match="no leaf of the reducer has a gradient"):
-            fanin.torch.backward(total(others), reducer=dist.Reducer(named, group))
-        fanin.torch.backward(total(others), reducer=dist.Reducer(named, group, missing="skip"))
+        with (
+            pytest.raises(ValueError, match="no leaf of the reducer has a gradient"),
+            dist.Reducer(named, group),
+        ):
+            torch.autograd.backward(total(others))
+        with dist.Reducer(named, group, missing="skip"):
+            torch.autograd.backward(total(others))
         return [w.grad for _, w in named]
 
     assert on_ranks(rank) == [[None, None]] * 2
@@ -508,7 +627,8 @@ def test_a_hook_after_accumulation_that_raises_keeps_no_leaf_from_its_sum(way: s
                 with fanin.torch.accumulate(named, group=group):
                     total(named).backward()
             elif way == "reducer":
-                fanin.torch.backward(total(named), reducer=reducer)
+                with reducer:
+                    torch.autograd.backward(total(named))
             else:
                 fanin.backward([(w, 0, np.ones(3, "f4")) for w in leaves], reducer=reducer)
 
@@ -552,9 +672,11 @@ def test_a_rank_that_raises_ends_the_sum_of_all_and_the_next_one_works(way: str)
         kind: Any = fanin.PeerError if not bad else RuntimeError if way == "before" else ValueError
         with pytest.raises(kind, match="does not require" if way == "before" else "planted") as e:
             if way == "reducer":
-                fanin.torch.backward(Raises.apply(total(named)) if bad else total(named), reducer=reducer)
+                with reducer:
+                    torch.autograd.backward(Raises.apply(total(named)) if bad else total(named))
             elif way == "before":
-                fanin.torch.backward(torch.ones(()) if bad else total(named), reducer=reducer)
+                with reducer:
+                    torch.autograd.backward(torch.ones(()) if bad else total(named))
             else:
                 with fanin.torch.accumulate(named, group=group):
                     total(named).backward()
@@ -603,8 +725,11 @@ def test_a_nan_on_one_rank_is_named_on_every_rank() -> None:
         named = parameters()
         reducer = dist.Reducer(named, group, detect=True)
         bad = group.rank == 1
-        with pytest.raises(FloatingPointError if bad else fanin.PeerError, match="w1: 3 elements inf or NaN") as e:
-            fanin.torch.backward(total(named[:1]) + total(named[1:], float("nan") if bad else 1.0), reducer=reducer)
+        with (
+            pytest.raises(FloatingPointError if bad else fanin.PeerError, match="w1: 3 elements inf or NaN") as e,
+            reducer,
+        ):
+            torch.autograd.backward(total(named[:1]) + total(named[1:], float("nan") if bad else 1.0))
         return bad or (e.value.rank, e.value.leaf) == (1, "w1")  # type: ignore[attr-defined]
 
     assert on_ranks(rank) == [True, True]
@@ -633,9 +758,10 @@ def test_a_checkpoint_with_reentrance_is_told_what_to_set_and_one_without_is_sum
             return checkpoint(lambda x: x * w, once, use_reentrant=reentrant).sum()
 
         reducer = dist.Reducer([("w", w)], group)
-        with pytest.raises(ValueError, match=r"w got a second gradient: .* needs use_reentrant=False"):
-            fanin.torch.backward(twice(True), reducer=reducer)
-        fanin.torch.backward(twice(False), reducer=reducer)
+        with pytest.raises(ValueError, match=r"w got a second gradient: .* needs use_reentrant=False"), reducer:
+            torch.autograd.backward(twice(True))
+        with reducer:
+            torch.autograd.backward(twice(False))
         return w.grad.tolist()
 
     assert on_ranks(rank) == [[4.0] * 3] * 2
@@ -666,8 +792,11 @@ def test_a_parameter_has_one_collector_and_both_are_named() -> None:
         with over:
             with pytest.raises(ValueError, match="w0 is collected by another block"):
                 fanin.torch.accumulate(named).__enter__()
-            with pytest.raises(ValueError, match="Reducer: the gradient of w0 is collected by another block"):
-                fanin.torch.backward(total(named), reducer=dist.Reducer(named, group))
+            with (
+                pytest.raises(ValueError, match="Reducer: the gradient of w0 is collected by another block"),
+                dist.Reducer(named, group),
+            ):
+                torch.autograd.backward(total(named))
             total(named).backward()
         assert named[0][1].grad.tolist() == [1.0] * 3
 
@@ -687,7 +816,8 @@ def test_a_collector_of_one_rank_that_another_block_has_is_an_error_on_all_ranks
                 with fanin.torch.accumulate(named, group=group):
                     total(named).backward()
             else:
-                fanin.torch.backward(total(named), reducer=dist.Reducer(named, group))
+                with dist.Reducer(named, group):
+                    torch.autograd.backward(total(named))
         with fanin.torch.accumulate(named, group=group):
             total(named).backward()
         return bad or e.value.rank == 1, named[0][1].grad.tolist()  # type: ignore[attr-defined]
@@ -696,8 +826,7 @@ def test_a_collector_of_one_rank_that_another_block_has_is_an_error_on_all_ranks
 
 
 @pytest.mark.parametrize("backward", [torch.autograd.backward, fanin.torch.backward])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_pass_of_another_thread_over_other_tensors_during_the_pass_is_refused(workers: int, backward: Any) -> None:
+def test_a_pass_of_another_thread_over_other_tensors_during_the_pass_is_refused(backward: Any) -> None:
     def rank(group: Any) -> Any:
         named = parameters(3)
         tensors = [w for _, w in named]
@@ -716,9 +845,10 @@ def test_a_pass_of_another_thread_over_other_tensors_during_the_pass_is_refused(
         h = tensors[0] * 1
         h.register_hook(meanwhile)
         reducer = dist.Reducer(named, group, missing="skip")
-        fanin.torch.backward((h + tensors[1]).sum(), reducer=reducer, workers=workers)
+        with reducer:
+            backward((h + tensors[1]).sum())
         [error] = errors
-        text = "w2 got a gradient during a pass with reducer=, of a pass in another thread: join the thread before"
+        text = "w2 got a gradient during the reducer's pass, of a pass in another thread: join the thread before"
         assert text in str(error)
         found = [None if w.grad is None else float(w.grad[0]) for w in tensors]
         backward((tensors[2] * 8).sum())
@@ -773,12 +903,6 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda g: dist.Reducer(torch.nn.Linear(2, 2), g), TypeError, r"got a Linear: give model\.parameters\(\)"),
     (lambda g: dist.Reducer(torch.ones(2, requires_grad=True), g), TypeError, r"got a Tensor: give \[leaf\]"),
     (lambda g: dist.Reducer([torch.ones(2, requires_grad=True)] * 1 + [3], g), TypeError, r"leaves\[1\]"),
-    (lambda g: fanin.torch.backward(total(parameters()), reducer=3), TypeError, "expected a fanin.dist.Reducer"),  # type: ignore[arg-type]
-    (
-        lambda g: fanin.torch.backward(total(parameters()), create_graph=True, reducer=dist.Reducer(parameters(), g)),
-        ValueError,
-        "create_graph",
-    ),
 ]
 
 
@@ -881,7 +1005,8 @@ def test_a_gradient_without_memory_is_refused_by_the_name_of_its_parameter() -> 
             (p * 2).sum().backward()
         assert p.grad is None
         handle.remove()
-        fanin.torch.backward((p * 2).sum(), reducer=reducer)
+        with reducer:
+            torch.autograd.backward((p * 2).sum())
         return p.grad.tolist()
 
     assert dist.threads(2, rank, timeout=None) == [[4.0, 4.0]] * 2

@@ -28,27 +28,6 @@ def test_the_reduction_loses_no_outcome_of_random_scenarios_with_tensors() -> No
     assert several >= 4 and ended >= 10, (several, ended)
 
 
-@pytest.mark.rule("E12")
-@pytest.mark.parametrize("sparse", [False, True])
-def test_a_pass_of_two_workers_over_torchs_graph_gives_the_same_in_orders_drawn_at_random(sparse: bool) -> None:
-    fanin_torch: Any = pytest.importorskip("fanin.torch")
-
-    def scenario(m: Machine) -> tuple[Any, ...]:
-        table, v = torch.ones(3, 2, requires_grad=True), torch.ones(2, requires_grad=True)
-        rows = torch.nn.functional.embedding(torch.tensor([0, 2]), table, sparse=sparse)
-        loss = (rows * v).sum() + (rows * rows).sum() + (v * 3).sum()
-        m.spawn(lambda: fanin_torch.backward(loss, workers=2))
-        m.join()
-        assert table.grad.is_sparse == sparse
-        return tuple(table.grad.to_dense().flatten().tolist()), tuple(v.grad.tolist())
-
-    report = explore(scenario, limit=60, samples=60)
-    assert not report.failed and report.results == (((3.0, 3.0, 0.0, 0.0, 3.0, 3.0), (5.0, 5.0)),), (
-        report,
-        report.error,
-    )
-
-
 def test_tensors_are_compared_by_value_and_bits() -> None:
     def keyed(m: Machine) -> Any:
         buf = fanin.InputBuffer(1, budget=0)

@@ -1,4 +1,4 @@
-"""`fanin.torch.fan_ins`: torch's engine runs the pass, and fanin sums the gradients that meet in 16 bits."""
+"""`fanin.torch.backward`: torch's engine runs the pass, and fanin sums the gradients that meet in 16 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.partners
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
-backward: Any = pytest.importorskip("fanin.torch.fan_ins").backward
+backward: Any = pytest.importorskip("fanin.torch").backward
 checkpoint = torch.utils.checkpoint.checkpoint
 BF16 = torch.bfloat16
 
@@ -52,6 +52,27 @@ def test_a_tensor_of_16_bits_that_is_used_three_times_or_more_has_one_rounding(d
         ours, w.grad = w.grad, None
         made_by_products(w, factors(n, dtype))[0].backward()
         assert not torch.equal(w.grad, ours)
+
+
+def test_a_pass_from_an_edge_is_torchs_own() -> None:
+    x = torch.randn(50).to(BF16).requires_grad_()
+    w = x * 1
+    loss, _ = made_by_products(w, factors(9))
+    edge = torch.autograd.graph.get_gradient_edge
+    torch.autograd.backward([edge(loss), edge(w)], [torch.tensor(1.0), torch.ones(50).to(BF16)], retain_graph=True)
+    by_torch, x.grad = x.grad, None
+    backward([edge(loss), edge(w)], [torch.tensor(1.0), torch.ones(50).to(BF16)], retain_graph=True)
+    assert torch.equal(x.grad, by_torch)
+    with pytest.raises(RuntimeError, match="accumulate= with a GradientEdge"):
+        backward(edge(loss), torch.tensor(1.0), accumulate="exact")
+
+
+def test_inputs_may_be_an_iterator() -> None:
+    w, x = (torch.randn(50).to(BF16).requires_grad_() for _ in range(2))
+    loss, gradients = made_by_products(w, factors(9))
+    backward(loss + (x * 2).float().sum(), inputs=iter([w]))
+    assert torch.equal(w.grad, folded(gradients))
+    assert x.grad is None
 
 
 def test_sums_of_two_and_sums_in_32_bits_are_those_of_torch() -> None:
@@ -318,7 +339,12 @@ def test_at_names_tensors_whose_gradients_fanin_sums() -> None:
     loss, gradients = made_by_products(w, factors(2))
     backward(loss, at=[w])
     assert torch.equal(w.grad, folded(gradients))
-    for bad, error in ((3, TypeError), ([3], TypeError), ([torch.ones(2)], RuntimeError)):
+    for bad, error in (
+        (3, TypeError),
+        ([3], TypeError),
+        ([torch.ones(2)], RuntimeError),
+        (torch.ones(2), RuntimeError),
+    ):
         with pytest.raises(error):
             backward(loss, at=bad)
 

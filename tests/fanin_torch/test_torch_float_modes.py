@@ -78,7 +78,8 @@ def test_the_norm_of_a_parameter_that_keeps_a_sparse_gradient() -> None:
         kept = torch.zeros((1, 4), dtype=torch.float64, requires_grad=True)
         other = torch.zeros(2, dtype=torch.float64, requires_grad=True)
         reducer = dist.Reducer([kept, other], group, missing="skip")
-        fanin.torch.backward([(other * torch.tensor([6.0, 0.0])).sum()], reducer=reducer)
+        with reducer:
+            torch.autograd.backward([(other * torch.tensor([6.0, 0.0])).sum()])
         kept.grad = sparse()
         norm, stats = reducer.norm(), reducer.stats()
         dist.clip_norm(reducer, 1.3)
@@ -121,7 +122,8 @@ def test_a_sum_over_ranks_is_added_to_grad_alike_on_a_rank_that_flushes(layout: 
         if group.rank and not torch.set_flush_denormal(True):
             pytest.skip("this processor has no such mode")
         try:
-            fanin.torch.backward(loss, reducer=reducer)
+            with reducer:
+                torch.autograd.backward(loss)
         finally:
             torch.set_flush_denormal(False)
         if layout != "sparse":
@@ -151,10 +153,11 @@ def test_a_sum_over_ranks_is_added_to_a_view_as_torch_adds_it_or_refused(kind: s
         reducer = dist.Reducer([w], group)
         loss = Brought.apply(w, torch.full((2,), 3, dtype=w.dtype))
         if expected is None:
-            with pytest.raises(RuntimeError, match="refers to a single memory location"):
-                fanin.torch.backward(loss, reducer=reducer)
+            with pytest.raises(RuntimeError, match="refers to a single memory location"), reducer:
+                torch.autograd.backward(loss)
             return True
-        fanin.torch.backward(loss, reducer=reducer)
+        with reducer:
+            torch.autograd.backward(loss)
         return w.grad is earlier and torch.equal(w.grad, expected)
 
     assert dist.threads(1, rank, timeout=None) == [True]

@@ -50,7 +50,8 @@ Way = Callable[[Any], None]
 
 def over_ranks(p: Any) -> None:
     def rank(group: Any) -> None:
-        ft.backward(loss_of(p), reducer=dist.Reducer([p], group))
+        with dist.Reducer([p], group):
+            torch.autograd.backward(loss_of(p))
 
     dist.threads(1, rank, timeout=None)
 
@@ -150,7 +151,11 @@ def with_block(p: Any) -> Any:
 
 
 def with_ranks(p: Any) -> Any:
-    return lambda loss: dist.threads(1, lambda group: ft.backward(loss, reducer=dist.Reducer([p], group)), timeout=None)
+    def rank(group: Any, loss: Any) -> None:
+        with dist.Reducer([p], group):
+            loss.backward()
+
+    return lambda loss: dist.threads(1, lambda group: rank(group, loss), timeout=None)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted"])

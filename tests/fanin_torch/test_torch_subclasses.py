@@ -59,7 +59,8 @@ def test_a_reducer_sums_the_gradients_of_every_class_over_ranks(
         for p in (a, b):
             p.grad = torch.zeros(2) if zeros else None
         reducer = dist.Reducer([("a", a), ("b", b)], group, order=order)
-        ft.backward((a + b).sum() * (group.rank + 1), reducer=reducer)
+        with reducer:
+            torch.autograd.backward((a + b).sum() * (group.rank + 1))
         return a.grad.tolist(), b.grad.tolist(), reducer.norm()
 
     assert dist.threads(2, rank, timeout=None) == [([3, 3], [3, 3], 6.0)] * 2
@@ -120,7 +121,8 @@ def test_parameters_that_cannot_be_summed_are_refused_by_name(kind: str) -> None
 
     def over_ranks(group: Any) -> None:
         w = torch.ones(2, requires_grad=True)
-        ft.backward(w.sum(), reducer=dist.Reducer([("w", w), ("odd", parameter())], group))
+        with dist.Reducer([("w", w), ("odd", parameter())], group):
+            w.sum().backward()
 
     with pytest.raises(error, match=f"accumulate: odd .*{words}"), ft.accumulate([("odd", parameter())]):
         pass

@@ -26,7 +26,6 @@ pytestmark = [
 ]
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-torch_graph = pytest.importorskip("fanin.torch.graph")
 torch_leaves = pytest.importorskip("fanin._interop.torch_leaves")
 
 Run = Callable[[Any], None]
@@ -898,15 +897,12 @@ MEASURED: dict[str, Callable[[], Any]] = {
 @pytest.fixture(params=MEASURED)
 def measured(request: pytest.FixtureRequest) -> Iterator[None]:
     """The references that a gradient has are measured once in a process: wherever that happens they are the same."""
-    measures = fanin.torch.accumulation._counts_alone, torch_graph._references
-    for measure in measures:
-        measure.cache_clear()
+    measure = fanin.torch.accumulation._counts_alone
+    measure.cache_clear()
     with MEASURED[request.param]():
-        fanin.torch.accumulation._counts_alone()
-        torch_graph._references(False)
+        measure()
     yield
-    for measure in measures:
-        measure.cache_clear()
+    measure.cache_clear()
 
 
 @pytest.mark.parametrize("frames", [contextlib.nullcontext, frames_of_dynamo])
@@ -1003,35 +999,6 @@ def test_large_gradients_that_others_refer_to_are_copied(measured: None, frames:
                 (p * 2).sum().backward()
         assert block._buffer.counters.copies == 1, "the first; the second is read"
         assert p.grad.eq(4).all() and all(g.eq(2).all() for g in kept)
-
-
-class Sparse(torch.autograd.Function):  # type: ignore[misc,name-defined]
-    """The gradient of a sum as a sparse tensor, to which `kept` refers, too, unless it is None."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, kept: list[Any] | None, at: list[int]) -> Any:
-        ctx.shape, ctx.kept, ctx.at = x.shape, kept, at
-        return x.sum()
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        rows = torch.arange(ctx.shape[0]).view(1, -1).clone()
-        made = torch.sparse_coo_tensor(rows, torch.ones(ctx.shape), ctx.shape, check_invariants=False)
-        ctx.at.append(made._values().data_ptr())
-        if ctx.kept is not None:
-            ctx.kept.append(made)
-        return made, None, None
-
-
-@pytest.mark.parametrize("frames", [contextlib.nullcontext, frames_of_dynamo])
-def test_sparse_gradients_are_handed_to_a_leaf_where_nothing_else_refers_to_them(measured: None, frames: Any) -> None:
-    each: tuple[list[Any] | None, ...] = (None, [])
-    for kept in each:
-        p, at = torch.nn.Parameter(torch.ones(5, 2)), list[int]()
-        with frames():
-            fanin.torch.backward(Sparse.apply(p, kept, at))
-        assert (p.grad._values().data_ptr() == at[0]) == (kept is None)
-        assert p.grad.to_dense().eq(1).all()
 
 
 # What torch has beside

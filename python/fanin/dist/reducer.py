@@ -305,7 +305,7 @@ class Reducer(_core.Block):
     def _begin(self) -> Self:
         thread = threading.get_ident()
         last = self._blocks.get(thread)
-        if last is not None and not last.over:
+        if last is not None and last.is_ours():
             self._refused.add(thread)
             raise RuntimeError("Reducer: this thread is inside a pass of the same reducer: expected it to end first")
         self._blocks[thread] = one = self._reduced(block=True)
@@ -318,9 +318,10 @@ class Reducer(_core.Block):
             self._refused.discard(thread)
             return
         one = self._blocks.get(thread)
-        if one is None:
+        if one is not None:
+            one._end(error)
+        elif error is None:
             raise RuntimeError("Reducer: __exit__ without __enter__ on this thread")
-        one._end(error)
 
     # ---- contributions
 
@@ -498,8 +499,8 @@ class Reducer(_core.Block):
             )
         if len(lack) == len(self.leaves):
             raise ValueError(
-                f"{'Reducer' if self._in_block else 'backward'}: no leaf of the reducer has a gradient: make it of the leaves of this graph, or give"
-                ' missing="skip"'
+                f"{'Reducer' if self._in_block else 'backward'}: no leaf of the reducer has a gradient: make it of the"
+                ' leaves of this graph, or give missing="skip"'
             )
 
     # ---- fanin.torch.accumulate

@@ -19,7 +19,7 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
     raise ImportError("fanin.torch needs torch, which is not installed; fanin itself does not depend on it") from e
 
 from .accumulation import accumulate
-from .graph import backward
+from .fan_ins import backward
 
 if TYPE_CHECKING or find_spec("fanin.dist"):  # a copy of fanin may lack it
     from ..dist.torch_ranks import ReduceScatter, ddp_hook

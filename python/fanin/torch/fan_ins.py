@@ -1,4 +1,4 @@
-"""Fan-ins of a pass of torch's own engine that fanin sums. Not public yet: `fanin.torch.backward` is that of graph.py.
+"""Fan-ins of a pass of torch's own engine that fanin sums: `fanin.torch.backward`.
 
 torch's engine runs the pass and adds gradients two by two, in their dtype. Where that loses bits, hooks of the nodes
 that produce the gradients keep them in an input buffer. In the order of this file: which fan-ins a graph has, which of
@@ -41,14 +41,14 @@ _task: Callable[[], int] = torch._C._current_graph_task_id
 
 @names_nearest
 def backward(
-    tensors: torch.Tensor | Sequence[torch.Tensor],
+    tensors: torch.Tensor | GradientEdge | Sequence[torch.Tensor | GradientEdge],
     gradients: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
-    inputs: Any = None,
+    inputs: torch.Tensor | GradientEdge | Sequence[torch.Tensor | GradientEdge] | None = None,
     *,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     accumulate: DTypeLike | None = None,
-    at: Iterable[torch.Tensor] = (),
+    at: torch.Tensor | GradientEdge | Sequence[torch.Tensor | GradientEdge] = (),
 ) -> None:
     """Run `torch.autograd.backward`, with one rounding where many gradients meet.
 
@@ -60,8 +60,8 @@ def backward(
 
     Parameters
     ----------
-    tensors : torch.Tensor, or sequence of torch.Tensor
-        As for torch.
+    tensors : torch.Tensor, or sequence of torch.Tensor or GradientEdge
+        As for torch. In a pass from a GradientEdge every sum is torch's own.
     gradients : torch.Tensor, or sequence of torch.Tensor or None
         As for torch (`grad_tensors`).
     inputs : torch.Tensor, or sequence of torch.Tensor or GradientEdge
@@ -71,20 +71,21 @@ def backward(
     accumulate : DTypeLike or "exact"
         The dtype of the sums (rule A11): every floating-point or complex tensor that is used three times or more is
         summed so.
-    at : iterable of torch.Tensor
+    at : torch.Tensor, or sequence of torch.Tensor or GradientEdge
         Leaves or others whose gradient fanin sums from two contributions on, whatever its dtype.
 
     Raises
     ------
     TypeError
-        Not a tensor in `at`.
+        Not a tensor in `tensors`, `inputs` or `at`.
     ValueError
         `accumulate` or `at` with `create_graph`; a dtype in which the sum of a gradient cannot run.
     RuntimeError
         Whatever torch raises. Inside a functorch transform or under compiled autograd; where `accumulate` or `at` names
-        a sum that is torch's: that of a tensor that is sparse, nested or on another device than the CPU and CUDA, or
-        the sum of a gradient that comes in another layout or dtype. On CUDA: the last of the gradients of a tensor is
-        undefined, or the first of a layout that only torch adds is not the first of all.
+        a sum that is torch's: that of a tensor that is sparse, nested or on another device than the CPU and CUDA, one
+        in a pass from a GradientEdge, or the sum of a gradient that comes in another layout or dtype. On CUDA: the last
+        of the gradients of a tensor is undefined, or the first of a layout that only torch adds is not the first of
+        all.
 
     Notes
     -----
@@ -98,13 +99,12 @@ def backward(
     --------
     >>> import torch  # doctest: +SKIP
     >>> w = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)  # doctest: +SKIP
-    >>> fanin.torch.fan_ins.backward(sum((w * x).sum() for x in (256.0, 1.0, 1.0)))  # doctest: +SKIP
+    >>> fanin.torch.backward(sum((w * x).sum() for x in (256.0, 1.0, 1.0)))  # doctest: +SKIP
     >>> w.grad  # doctest: +SKIP
     tensor([258., 258., 258.], dtype=torch.bfloat16)
     """
     create_graph = flag("backward: create_graph", create_graph)
-    values = [at] if isinstance(at, torch.Tensor) else sequence("backward: at", at, "tensors")
-    named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(values)]
+    named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(_several("at", at))]
     wanted = [name for name, given in (("accumulate", accumulate is not None), ("at", bool(named))) if given]
     if accumulate is not None and not isinstance(accumulate, str):
         _core.dtype_name(accumulate)  # refuses what is none
@@ -116,14 +116,15 @@ def backward(
         )
     if attribute("torch._dynamo.compiled_autograd", "compiled_autograd_enabled"):
         raise RuntimeError("backward: compiled autograd is enabled, which makes every sum itself: disable it here")
-    roots = [tensors] if isinstance(tensors, torch.Tensor) else sequence("backward: tensors", tensors, "tensors")
-    for i, t in enumerate(roots):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"backward: tensors: item {i}: expected a tensor, got {type_of(t)}")
+    roots = _several("tensors", tensors)
+    if inputs is not None:
+        inputs = _several("inputs", inputs)
     sums = None
     begun = None if create_graph else _begun(roots)
-    if begun is None and wanted and all(t.requires_grad for t in roots):
-        raise RuntimeError(f"backward: {wanted[0]}= with a sparse or nested tensor, whose pass is torch's alone")
+    if begun is None and wanted and all(isinstance(t, GradientEdge) or t.requires_grad for t in roots):
+        raise RuntimeError(
+            f"backward: {wanted[0]}= with a GradientEdge or a sparse or nested tensor, whose pass is torch's alone"
+        )
     if begun is not None:
         nodes = [t.grad_fn for t in begun]
         chosen = _chosen(_fan_ins(nodes, inputs), accumulate, {*named})
@@ -141,12 +142,21 @@ def backward(
 # ---- the fan-ins of a graph
 
 
-def _place(what: str, x: object) -> Place:
+def _several(name: str, given: Any) -> list[Any]:
+    """The tensors and edges that an argument has."""
+    if isinstance(given, torch.Tensor | GradientEdge):
+        return [given]
+    values = sequence(f"backward: {name}", given, "tensors")
+    for i, x in enumerate(values):
+        if not isinstance(x, torch.Tensor | GradientEdge):
+            raise TypeError(f"backward: {name}: item {i}: expected a tensor, got {type_of(x)}")
+    return values
+
+
+def _place(what: str, x: torch.Tensor | GradientEdge) -> Place:
     """Where the gradient of a tensor arrives."""
     if isinstance(x, GradientEdge):
         return x.node, x.output_nr
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{what}: expected a tensor, got {type_of(x)}")
     if not x.requires_grad:
         raise RuntimeError(f"{what}: expected a tensor that requires a gradient")
     with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.enable_grad():
@@ -154,17 +164,18 @@ def _place(what: str, x: object) -> Place:
     return edge.node, edge.output_nr
 
 
-def _begun(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+def _begun(roots: list[Any]) -> list[torch.Tensor] | None:
     """The tensors, each behind a node of this pass alone: a gradient to begin with comes from a node, as others do.
     None where one has no such node.
     """
-    if not all(t.requires_grad and t.layout == torch.strided and not t.is_nested for t in tensors):
-        return None
+    for t in roots:
+        if isinstance(t, GradientEdge) or not t.requires_grad or t.layout != torch.strided or t.is_nested:
+            return None
     with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
-        return [t.view_as(t) for t in tensors]
+        return [t.view_as(t) for t in roots]
 
 
-def _fan_ins(roots: list[Node], inputs: Any) -> dict[Place, list[Place]]:
+def _fan_ins(roots: list[Node], inputs: list[Any] | None) -> dict[Place, list[Place]]:
     """Of each place at which several gradients arrive: the nodes and edges that they come from."""
     alone: dict[Place, Place] = {}
     several: dict[Place, list[Place]] = {}
@@ -186,8 +197,7 @@ def _fan_ins(roots: list[Node], inputs: Any) -> dict[Place, list[Place]]:
                 several[place] = [alone[place], (node, i)]
     if inputs is None or not several:
         return several
-    ends = [inputs] if isinstance(inputs, torch.Tensor | GradientEdge) else inputs
-    targets = {_place("backward: inputs", x)[0] for x in ends}
+    targets = {_place("backward: inputs", x)[0] for x in inputs}
     runs = _leading(seen, targets)
     reached = runs | targets
     return {place: [p for p in from_ if p[0] in runs] for place, from_ in several.items() if place[0] in reached}
@@ -254,6 +264,11 @@ def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, nam
     return chosen
 
 
+def _is_anomaly(gradient: torch.Tensor) -> bool:
+    """Whether anomaly mode refuses a gradient."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled() and bool(gradient.isnan().any())
+
+
 #: Whether a Function may add into the place of a sum itself.
 BUFFERS = hasattr(torch.autograd.function.FunctionCtx, "input_grad_buffers")
 
@@ -314,6 +329,8 @@ class _Sums:
             last = not self.coming[slot]
             if slot in self.torchs:
                 return gradient
+            if gradient is not None and _is_anomaly(gradient):
+                return gradient  # torch raises, and names the node
             if gradient is not None and not self.fits(slot, gradient):
                 return self.leave_to_torch(slot, gradient)
             if gradient is None:
@@ -332,13 +349,8 @@ class _Sums:
             return None
 
     def fits(self, slot: int, gradient: torch.Tensor) -> bool:
-        f = self.fan_ins[slot]
-        if type(gradient) is not torch.Tensor or gradient.layout != torch.strided or gradient.dtype != f.dtype:
-            return False
-        # torch raises, and names the node, if NaN goes on to it.
-        return not (
-            torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled() and bool(gradient.isnan().any())
-        )
+        same_dtype = gradient.dtype == self.fan_ins[slot].dtype
+        return type(gradient) is torch.Tensor and gradient.layout == torch.strided and same_dtype
 
     def summed(self, slot: int, last: torch.Tensor | None = None) -> torch.Tensor | None:
         """All gradients have come."""
