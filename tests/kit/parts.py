@@ -54,7 +54,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "python/fanin/descriptors": ("analysis",),
     "python/fanin/torch/__init__": ("dist",),
     "python/fanin/torch/accumulation": ("dist",),
-    "python/fanin/torch/graph": ("dist",),
     "csrc/py/api/table/table": ("sim",),
     "csrc/py/device/backends": ("sim",),
     "csrc/py/module/module": tuple(PARTS),

@@ -70,20 +70,15 @@ def has_parts_alone(x: object) -> bool:
     memory of its indices and values (L3, L7): no tensor beside it has it (as `detach()` makes one), no view of a part,
     no other process, and no library lent it.
     """
-    return all(parts_alone(x))
-
-
-def parts_alone(x: object) -> tuple[bool, bool]:
-    """The same, of the indices and of the values."""
     if not is_torch(x) or layout_of(x) != "sparse_coo" or x.requires_grad or weakref.getweakrefcount(x):
-        return False, False
+        return False
     below = getattr(sys.modules["torch"]._C, "_AutoDispatchBelowADInplaceOrView", None)
     if below is None or not hasattr(x, "_use_count") or x._use_count() != 1:
-        return False, False
+        return False
+    made_here = is_sum(x)
     with below():  # else views of the parts come
         parts = [x._values(), x._indices()]
-    indices = is_alone(parts.pop(), is_sum(x))
-    return indices, is_alone(parts.pop(), is_sum(x))
+    return is_alone(parts.pop(), made_here) and is_alone(parts.pop(), made_here)
 
 
 def is_alone(part: Tensor, made_here: bool) -> bool:

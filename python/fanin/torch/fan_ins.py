@@ -104,6 +104,8 @@ def backward(
     tensor([258., 258., 258.], dtype=torch.bfloat16)
     """
     create_graph = flag("backward: create_graph", create_graph)
+    if retain_graph is not None:
+        retain_graph = flag("backward: retain_graph", retain_graph)
     named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(_several("at", at))]
     wanted = [name for name, given in (("accumulate", accumulate is not None), ("at", bool(named))) if given]
     if accumulate is not None and not isinstance(accumulate, str):
@@ -117,6 +119,8 @@ def backward(
     if attribute("torch._dynamo.compiled_autograd", "compiled_autograd_enabled"):
         raise RuntimeError("backward: compiled autograd is enabled, which makes every sum itself: disable it here")
     roots = _several("tensors", tensors)
+    if gradients is not None:
+        gradients = _several("gradients", gradients, undefined=True)
     if inputs is not None:
         inputs = _several("inputs", inputs)
     sums = None
@@ -142,13 +146,13 @@ def backward(
 # ---- the fan-ins of a graph
 
 
-def _several(name: str, given: Any) -> list[Any]:
-    """The tensors and edges that an argument has."""
+def _several(name: str, given: Any, undefined: bool = False) -> list[Any]:
+    """The tensors and edges that an argument has. undefined: None may be among them."""
     if isinstance(given, torch.Tensor | GradientEdge):
         return [given]
     values = sequence(f"backward: {name}", given, "tensors")
     for i, x in enumerate(values):
-        if not isinstance(x, torch.Tensor | GradientEdge):
+        if not isinstance(x, torch.Tensor | GradientEdge) and not (undefined and x is None):
             raise TypeError(f"backward: {name}: item {i}: expected a tensor, got {type_of(x)}")
     return values
 
