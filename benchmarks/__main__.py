@@ -30,6 +30,7 @@ ROWS = (
     "life",
     "torch_add",
     "torch_accumulate",
+    "torch_passes",
     "small_sums",
     "fast_path",
     "engines",

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 import fanin
 
 from .common import c_nodes
-from .timing import Result, at_least, at_most, measure, peer, pinned
+from .timing import Result, at_least, measure, peer, pinned
 
 OURS, ALONE, IN_C = "fanin.grad", "the calls alone", "fanin.grad, functions in C"
 TORCH_ENGINE = "torch's engine"
@@ -226,50 +226,6 @@ def hips(title: str, function: Callable[[Any], Any], n: int, where: str, rounds:
     )  # fmt: skip
 
 
-def torch_model(torch: Any, name: str) -> tuple[Any, Any]:
-    """A model of torch's, and its loss."""
-    nn = torch.nn
-    torch.manual_seed(0)
-    if name == "a residual network":
-
-        class Block(nn.Module):  # type: ignore[misc]
-            def __init__(self, n: int) -> None:
-                super().__init__()
-                self.layers = nn.Sequential(
-                    nn.Conv2d(n, n, 3, 1, 1), nn.BatchNorm2d(n), nn.ReLU(), nn.Conv2d(n, n, 3, 1, 1), nn.BatchNorm2d(n)
-                )
-
-            def forward(self, x: Any) -> Any:
-                return torch.relu(x + self.layers(x))
-
-        layers = [nn.Conv2d(3, 32, 3, 1, 1), *[Block(32) for _ in range(4)], nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        model, x = nn.Sequential(*layers, nn.Linear(32, 10)), torch.randn(16, 3, 32, 32)
-    else:
-        width, batch, length = (256, 8, 64) if name == "a transformer encoder" else (16, 2, 4)
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
-        model, x = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(batch, length, width)
-    return model, model(x).square().mean()
-
-
-def torch_graphs(name: str, most: float, where: str, rounds: int) -> Result | None:
-    """torch's own graph of a model, by its engine and on ours; gradients are added to those that are there."""
-    torch = peer("torch")
-    if torch is None:
-        return None
-    import fanin.torch
-
-    _model, loss = torch_model(torch, name)
-    return measure(
-        f"torch's graph of {name}, core {where}",
-        {
-            "loss.backward()": lambda: loss.backward(retain_graph=True),
-            "fanin.torch.backward": lambda: fanin.torch.backward(loss),
-        },
-        base="loss.backward()", unit="us", rounds=rounds,
-        targets=[at_most(most, "fanin.torch.backward", "loss.backward()")],
-    )  # fmt: skip
-
-
 #: A chain, each in a process of its own: how one node more is made, and how the pass is run, which keeps the graph.
 CHAINS = {
     "fanin.Node": (
@@ -441,11 +397,6 @@ def results(quick: bool) -> Iterator[Result]:
             (f"a fan-in of {n}, under additions", side_by_side(n), 2 * n),
         ):
             one = hips(title, function, count, where, few if quick else 25)
-            if one is not None:
-                yield one
-        models = {"a transformer encoder": 1.3, "a residual network": 1.3, "a transformer encoder of width 16": 2.5}
-        for name, most in list(models.items())[2 if quick else 0 :]:
-            one = torch_graphs(name, most, where, few if quick else 15)
             if one is not None:
                 yield one
     with pinned(2) as where:

@@ -338,6 +338,34 @@ def _collectors(
     calls `otherwise` with all others. The parameter gets nothing.
     """
 
+# producers.c
+def _fan_ins(
+    roots: list[tuple[Any, int]], /
+) -> tuple[set[Any], dict[tuple[Any, int], list[tuple[Any, int]]]]:
+    """The nodes of a graph of torch's, and of each place (a node, and the index of one of its gradients) at which
+    several gradients meet: the nodes and edges that they come from. A pass begins with gradients at the places `roots`,
+    whose number among these is an edge of None.
+    """
+
+def _producers(
+    buffer: InputBuffer,
+    task: list[int],
+    current: Callable[[], int],
+    coming: list[int],
+    kept: list[int],
+    acquire: Callable[[], object],
+    release: Callable[[], object],
+    arrive: Callable[[int, int, Any], Any],
+    each: list[tuple[tuple[int, int, int, object], ...]],
+    /,
+) -> list[Callable[[Any, Any], Any]]:
+    """The hooks of fanin.torch.backward, one for each node whose edges `each` has: the index of an edge, the slot and
+    key of its gradient, the dtype.
+
+    In the pass `task`, as `current` returns it, a hook adds each gradient that is neither the first nor the last of its
+    slot to the buffer, and calls `arrive` with all others. `coming` and `kept` count them by slot.
+    """
+
 _T = TypeVar("_T")
 
 # add_n.c

@@ -33,8 +33,11 @@ Place: TypeAlias = tuple[Node, int]
 #: The gradients that a node makes, one for each edge.
 Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
 
+TENSORS = torch.Tensor, GradientEdge
 SEVERAL = 3  # the sum of fewer gradients has the same bits in a wider dtype
 NARROW = 4  # bytes of an element, below which sums are wider than the gradient
+TORCHS = -1
+NO_PASS = -1  # torch counts its passes from 0
 
 _task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -107,33 +110,25 @@ def backward(
     if retain_graph is not None:
         retain_graph = flag("backward: retain_graph", retain_graph)
     named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(_several("at", at))]
-    wanted = [name for name, given in (("accumulate", accumulate is not None), ("at", bool(named))) if given]
+    wanted = "accumulate" if accumulate is not None else "at" if named else None
     if accumulate is not None and not isinstance(accumulate, str):
         _core.dtype_name(accumulate)  # refuses what is none
-    if create_graph and wanted:
-        raise ValueError(f"backward: {wanted[0]}= with create_graph=True: sums that are recorded are torch's own")
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise RuntimeError(
-            "backward: called inside a functorch transform: use torch.func.grad or torch.func.vjp instead"
-        )
-    if attribute("torch._dynamo.compiled_autograd", "compiled_autograd_enabled"):
-        raise RuntimeError("backward: compiled autograd is enabled, which makes every sum itself: disable it here")
+    if create_graph and wanted is not None:
+        raise ValueError(f"backward: {wanted}= with create_graph=True: sums that are recorded are torch's own")
+    _check_surroundings()
     roots = _several("tensors", tensors)
     if gradients is not None:
         gradients = _several("gradients", gradients, undefined=True)
     if inputs is not None:
         inputs = _several("inputs", inputs)
     sums = None
-    begun = None if create_graph else _begun(roots)
-    if begun is None and wanted and all(isinstance(t, GradientEdge) or t.requires_grad for t in roots):
-        raise RuntimeError(
-            f"backward: {wanted[0]}= with a GradientEdge or a sparse or nested tensor, whose pass is torch's alone"
-        )
-    if begun is not None:
-        nodes = [t.grad_fn for t in begun]
-        chosen = _chosen(_fan_ins(nodes, inputs), accumulate, {*named})
+    if not create_graph and _are_dense(roots, wanted):
+        chosen = _chosen(_fan_ins([_place_of_root(t) for t in roots], inputs), accumulate, {*named})
         if chosen:
-            sums, roots = _Sums(chosen, accumulate, nodes), begun
+            with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+                # A gradient to begin with comes from a node of this pass alone, as others come from theirs.
+                roots = [t.view_as(t) for t in roots]
+            sums = _Sums(chosen, accumulate, [t.grad_fn for t in roots])
     try:
         torch.autograd.backward(roots, gradients, retain_graph, create_graph, inputs=inputs)
     finally:
@@ -143,16 +138,40 @@ def backward(
         sums.check()
 
 
+def _check_surroundings() -> None:
+    """RuntimeError where torch's engine does not run the nodes of the graph."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "backward: called inside a functorch transform: use torch.func.grad or torch.func.vjp instead"
+        )
+    if attribute("torch._dynamo.compiled_autograd", "compiled_autograd_enabled"):
+        raise RuntimeError("backward: compiled autograd is enabled, which makes every sum itself: disable it here")
+
+
+def _are_dense(roots: list[Any], wanted: str | None) -> bool:
+    """Whether fanin can sum in a pass from these. RuntimeError if it cannot, but was to."""
+    if not all(isinstance(t, GradientEdge) or t.requires_grad for t in roots):
+        return False  # torch raises
+    for t in roots:
+        if isinstance(t, GradientEdge) or t.layout != torch.strided or t.is_nested:
+            if wanted is not None:
+                raise RuntimeError(
+                    f"backward: {wanted}= with a GradientEdge or a sparse or nested tensor, whose pass is torch's alone"
+                )
+            return False
+    return True
+
+
 # ---- the fan-ins of a graph
 
 
 def _several(name: str, given: Any, undefined: bool = False) -> list[Any]:
     """The tensors and edges that an argument has. undefined: None may be among them."""
-    if isinstance(given, torch.Tensor | GradientEdge):
+    if isinstance(given, TENSORS):
         return [given]
     values = sequence(f"backward: {name}", given, "tensors")
     for i, x in enumerate(values):
-        if not isinstance(x, torch.Tensor | GradientEdge) and not (undefined and x is None):
+        if not isinstance(x, TENSORS) and not (undefined and x is None):
             raise TypeError(f"backward: {name}: item {i}: expected a tensor, got {type_of(x)}")
     return values
 
@@ -168,43 +187,27 @@ def _place(what: str, x: torch.Tensor | GradientEdge) -> Place:
     return edge.node, edge.output_nr
 
 
-def _begun(roots: list[Any]) -> list[torch.Tensor] | None:
-    """The tensors, each behind a node of this pass alone: a gradient to begin with comes from a node, as others do.
-    None where one has no such node.
+def _place_of_root(t: torch.Tensor) -> Place:
+    if type(t) is torch.Tensor and t.grad_fn is not None:
+        return t.grad_fn, t.output_nr
+    return _place("backward: tensors", t)
+
+
+def _fan_ins(roots: list[Place], inputs: list[Any] | None) -> dict[Place, list[Place]]:
+    """Of each place at which several gradients arrive: the nodes and edges that they come from. The gradient that the
+    pass begins with at a root comes from None, and the number of the root.
     """
-    for t in roots:
-        if isinstance(t, GradientEdge) or not t.requires_grad or t.layout != torch.strided or t.is_nested:
-            return None
-    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
-        return [t.view_as(t) for t in roots]
-
-
-def _fan_ins(roots: list[Node], inputs: list[Any] | None) -> dict[Place, list[Place]]:
-    """Of each place at which several gradients arrive: the nodes and edges that they come from."""
-    alone: dict[Place, Place] = {}
-    several: dict[Place, list[Place]] = {}
-    seen, waiting = {*roots}, [*roots]
-    while waiting:
-        node = waiting.pop()
-        for i, place in enumerate(node.next_functions):
-            to = place[0]
-            if to is None:
-                continue
-            if place not in alone:
-                alone[place] = node, i
-                if to not in seen:
-                    seen.add(to)
-                    waiting.append(to)
-            elif place in several:
-                several[place].append((node, i))
-            else:
-                several[place] = [alone[place], (node, i)]
+    nodes, several = _core._fan_ins(roots)
     if inputs is None or not several:
         return several
     targets = {_place("backward: inputs", x)[0] for x in inputs}
-    runs = _leading(seen, targets)
+    runs = _leading(nodes, targets)
     reached = runs | targets
-    return {place: [p for p in from_ if p[0] in runs] for place, from_ in several.items() if place[0] in reached}
+    return {
+        place: [p for p in from_ if p[0] is None or p[0] in runs]
+        for place, from_ in several.items()
+        if place[0] in reached
+    }
 
 
 def _leading(nodes: Iterable[Node], targets: set[Node]) -> set[Node]:
@@ -235,7 +238,7 @@ class _FanIn:
     dtype: torch.dtype
     on_host: bool
     asked: bool  # by `accumulate` or `at`: it is not left to torch in silence
-    producers: list[Place]  # in the order in which torch's engine runs them on one thread
+    producers: list[Place]
 
 
 def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, named: set[Place]) -> list[_FanIn]:
@@ -246,9 +249,10 @@ def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, nam
         if len(producers) < (2 if place in named else SEVERAL):
             continue
         what = node._input_metadata[index]
-        dtype, device = what.dtype, what.device.type
+        dtype = what.dtype
         if not (dtype.is_floating_point or dtype.is_complex) or not (asked or dtype.itemsize < NARROW):
             continue
+        device = what.device.type
         why = None
         if what.is_nested_tensor:
             why = "is nested"
@@ -259,18 +263,12 @@ def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, nam
         ):
             why = "is made by a torch.autograd.Function, which may add into it"
         if why is None:
-            producers.sort(key=lambda one: (-one[0]._sequence_nr(), one[1]))
             chosen.append(_FanIn(node.name(), tuple(what.shape), dtype, device == "cpu", asked, producers))
         elif asked:
             raise RuntimeError(
                 f"backward: the gradient of {node.name()} {why}: only torch sums it: leave accumulate= and at= out"
             )
     return chosen
-
-
-def _is_anomaly(gradient: torch.Tensor) -> bool:
-    """Whether anomaly mode refuses a gradient."""
-    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled() and bool(gradient.isnan().any())
 
 
 #: Whether a Function may add into the place of a sum itself.
@@ -293,64 +291,54 @@ class _Sums:
         slots = [fanin.Slot(f.shape, f.dtype, accumulate=accumulate, name=f.name) for f in fan_ins]
         self.buffer = fanin.InputBuffer(slots, name="backward")
         self.coming = [len(f.producers) for f in fan_ins]
+        self.kept = [0] * len(fan_ins)  # how many gradients each slot of the buffer has; TORCHS: torch sums the others
         self.places: dict[int, torch.Tensor] = {}  # by slot: where the sum goes
-        self.kept = [0] * len(fan_ins)  # how many gradients each slot of the buffer has
-        self.torchs: set[int] = set()  # the slots that are left to torch
-        self.lock = threading.Lock()  # nodes of several devices run on several threads
-        self.task: int | None = None  # the pass: others may run the same nodes
-        edges: defaultdict[Node, list[tuple[int, int, int]]] = defaultdict(list)
+        self.task = [NO_PASS]  # other passes may run the same nodes
+        checked = torch.is_anomaly_enabled()  # `arrive` looks at every gradient
+        edges: defaultdict[Node, list[tuple[int, int, int, object]]] = defaultdict(list)
         for slot, f in enumerate(fan_ins):
-            for key, (node, i) in enumerate(f.producers):
-                edges[node].append((i, slot, key))
+            for key, (node, i) in enumerate(_in_order(f.producers, roots)):
+                edges[node].append((i, slot, key, None if checked else f.dtype))
+        lock = threading.Lock()  # nodes of several devices run on several threads
+        hooks = _core._producers(
+            self.buffer, self.task, _task, self.coming, self.kept, lock.acquire, lock.release, self.arrive,
+            [*map(tuple, edges.values())],
+        )  # fmt: skip
         self.hooks: list[Any] = []
         try:
             self.hooks += [node.register_prehook(self.begin) for node in roots]
-            self.hooks += [node.register_hook(self.hook(to)) for node, to in edges.items()]
+            self.hooks += [node.register_hook(hook) for node, hook in zip(edges, hooks, strict=True)]
         except BaseException:
             self.end()
             raise
 
     def begin(self, _: Gradients) -> None:
-        self.task = _task()
-
-    def hook(self, edges: list[tuple[int, int, int]]) -> Callable[[Gradients, Gradients], Gradients | None]:
-        arrive = self.arrive
-
-        def hook(made: Gradients, _: Gradients) -> Gradients | None:
-            if _task() != self.task:
-                return None
-            left = list(made)
-            for i, slot, key in edges:
-                left[i] = arrive(slot, key, made[i])
-            return tuple(left)
-
-        return hook
+        self.task[0] = _task()
 
     def arrive(self, slot: int, key: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """What goes on to torch in the place of a gradient."""
-        with self.lock:
-            self.coming[slot] -= 1
-            last = not self.coming[slot]
-            if slot in self.torchs:
-                return gradient
-            if gradient is not None and _is_anomaly(gradient):
-                return gradient  # torch raises, and names the node
-            if gradient is not None and not self.fits(slot, gradient):
-                return self.leave_to_torch(slot, gradient)
-            if gradient is None:
-                return self.summed(slot) if last else None
-            if last and not self.kept[slot]:
-                return gradient
-            self.buffer.add(slot, gradient, key=key)
-            self.kept[slot] += 1
-            if last:
-                return self.summed(slot, gradient)
-            if self.kept[slot] == 1 and self.fan_ins[slot].on_host:
-                # In anomaly mode torch refuses NaN, which memory that is not set may have.
-                empty = torch.zeros_like if torch.is_anomaly_enabled() else torch.empty_like
-                place = self.places[slot] = empty(gradient)
-                return place
-            return None
+        self.coming[slot] -= 1
+        last = not self.coming[slot]
+        if self.kept[slot] == TORCHS:
+            return gradient
+        if gradient is None:
+            return self.summed(slot) if last else None
+        if _is_anomaly(gradient):
+            return gradient  # torch raises, and names the node
+        if not self.fits(slot, gradient):
+            return self.leave_to_torch(slot, gradient)
+        if last and not self.kept[slot]:
+            return gradient
+        self.buffer.add(slot, gradient, key=key)
+        self.kept[slot] += 1
+        if last:
+            return self.summed(slot, gradient)
+        if self.kept[slot] == 1 and self.fan_ins[slot].on_host:
+            # In anomaly mode torch refuses NaN, which memory that is not set may have.
+            empty = torch.zeros_like if torch.is_anomaly_enabled() else torch.empty_like
+            place = self.places[slot] = empty(gradient)
+            return place
+        return None
 
     def fits(self, slot: int, gradient: torch.Tensor) -> bool:
         same_dtype = gradient.dtype == self.fan_ins[slot].dtype
@@ -381,13 +369,14 @@ class _Sums:
                 f" {gradient.dtype} in {gradient.layout} ({type_of(gradient)}), which torch alone sums: leave"
                 " accumulate= and at= out, or use torch's own backward()"
             )
-        self.torchs.add(slot)
         if self.kept[slot]:
             self.buffer.take(slot=slot, out=self.places.pop(slot))
+        self.kept[slot] = TORCHS
         return gradient
 
     def end(self) -> None:
         """Remove the hooks, and drop what an error has left. May be repeated."""
+        self.task[0] = NO_PASS
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
@@ -402,3 +391,16 @@ class _Sums:
                     f"backward: {len(f.producers) - coming} of {len(f.producers)} gradients of {f.name} came: the graph"
                     " changed while the pass ran, and its sum is wrong"
                 )
+
+
+def _is_anomaly(gradient: torch.Tensor) -> bool:
+    """Whether anomaly mode refuses a gradient."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled() and bool(gradient.isnan().any())
+
+
+def _in_order(producers: list[Place], roots: list[Node]) -> list[Place]:
+    """The producers in the order in which torch's engine runs them on one thread. roots: the nodes for those that are
+    None.
+    """
+    nodes = [(roots[i], 0) if node is None else (node, i) for node, i in producers]
+    return sorted(nodes, key=lambda one: (-one[0]._sequence_nr(), one[1]))
