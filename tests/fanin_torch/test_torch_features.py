@@ -107,6 +107,7 @@ def replica_of(rank: int, port: int, ours: bool, out: Any) -> None:
             loss.backward()
         optimizer.step()
     out.put((rank, [p.detach().tolist() for p in model.parameters()]))
+    dist.barrier()  # no rank leaves the group while the other one uses it
     dist.destroy_process_group()
 
 
