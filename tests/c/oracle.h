@@ -380,7 +380,7 @@ static inline number get(const fan_array *a, int64_t i)
     return load_number(a->dtype, element(a, i));
 }
 
-static inline void put(const fan_array *a, int64_t i, number x)
+static inline void put_number(const fan_array *a, int64_t i, number x)
 {
     char buf[16];
     store_number(a->dtype, x, buf);

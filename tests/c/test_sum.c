@@ -302,8 +302,8 @@ static void each_kind_sums_in_its_way(void)
     fan_array *a = array_shaped(FAN_DT_FLOAT16, 0, NULL);
     fan_array *b = array_shaped(FAN_DT_FLOAT16, 0, NULL);
     fan_array *out = array_shaped(FAN_DT_FLOAT16, 0, NULL);
-    put(a, 0, (number){0, 2048, 0});
-    put(b, 0, (number){0, 1, 0});
+    put_number(a, 0, (number){0, 2048, 0});
+    put_number(b, 0, (number){0, 1, 0});
     for (int k = 0; k < 10; k++)
         ten[k] = (fan_operand){k ? b : a, FAN_DT_FLOAT32};
     fan_sum(out, ten, 10, NULL);
@@ -801,7 +801,7 @@ static void statistics_of_any_layout(void)
         fan_sum(out, s.in, s.n, &(fan_sum_how){.scale = s.scale, .stats = &got});
         fan_array *flat = fresh(d, out->size, 0);
         for (int64_t i = 0; i < out->size; i++)
-            put(flat, i, get(out, i));
+            put_number(flat, i, get(out, i));
         fan_stats want = model_stats(flat);
         want.bad = model_bad(s.in, s.n, out);
         culprits += want.bad != SIZE_MAX;
@@ -829,11 +829,11 @@ static void a_planted_fault_is_found(void)
     uint64_t h = hash_of(a);
     fan_stats_of(a, &s);
     CHECK(same_stats(s, model_stats(a)));
-    put(a, 777, (number){0, 3e38, 0});
+    put_number(a, 777, (number){0, 3e38, 0});
     CHECK(hash_of(a) != h);
     fan_stats_of(a, &t);
     CHECK(!same_stats(s, t) && t.absmax >= 3e38f && fan_stats_sumsq(&t) > fan_stats_sumsq(&s));
-    put(a, 3, (number){0, INFINITY, 0});
+    put_number(a, 3, (number){0, INFINITY, 0});
     fan_stats_of(a, &t);
     CHECK(t.nonfinite == 1 && t.bad == 0 && isfinite(fan_stats_sumsq(&t)));
     CHECK(!fan_sum_set_isa("z80"));
