@@ -199,7 +199,8 @@ static PyObject *add_n_any(const add_n_args *a)
                                 .budget = UINT64_MAX,
                                 .accumulate = FAN_DT_NONE,
                                 .frontend = &fan_python,
-                                .name = "add_n"};
+                                .name = "add_n",
+                                .hides_slots = true};
     fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     config.stats = a->stats == Py_True;
