@@ -268,8 +268,8 @@ class Machine(_core.Machine):
     def stream(self, device: int = 0, *, blocking: bool = False, name: str | None = None) -> _core.Stream:
         """Make a new stream. A blocking one synchronizes with the device's legacy default stream, as in CUDA.
 
-        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced. Traces, their
-        pictures and messages about races show the `name`.
+        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced. Traces,
+        their pictures and messages about races show the `name`.
         """
         if name is not None and not isinstance(name, str):
             raise TypeError(f"stream: name: expected a str, got {type_of(name)}")
