@@ -85,6 +85,8 @@ typedef struct fan_buffer_config {
     bool create_graph;
     bool stats;       /* fan_buffer_stats may be called */
     const char *name; /* NULL: "InputBuffer" */
+    /* of a call whose user sees one sum and no slots: messages name none */
+    bool hides_slots;
     const fan_frontend *frontend;
 } fan_buffer_config;
 
@@ -129,6 +131,8 @@ void fan_buffer_reuse(fan_buffer *b, uint64_t budget);
 fan_status fan_buffer_declare(fan_buffer *b, const fan_buffer_config *config, fan_error *err);
 size_t fan_buffer_slots(const fan_buffer *b);
 const char *fan_buffer_name(const fan_buffer *b);
+/* fan_buffer_shown_slot: the slot's number in messages; -1: they name none. */
+int64_t fan_buffer_shown_slot(const fan_buffer *b, size_t slot);
 uint64_t fan_buffer_budget(const fan_buffer *b);
 
 typedef struct fan_contribution {

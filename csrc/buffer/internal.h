@@ -145,7 +145,7 @@ struct fan_buffer {
     uint64_t fold_threshold;
     fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream;     /* held */
-    bool leaf, create_graph;
+    bool leaf, create_graph, hides_slots;
     fan_sum_stats *sum_stats; /* with stats: of each slot's last sum; else NULL */
     fan_slot_spec undeclared;
     size_t nslots;
@@ -228,7 +228,7 @@ static inline bool fan_buffer_is_usable(const fan_buffer *b)
 static inline fan_place fan_slot_place(const fan_buffer *b, size_t slot, int64_t key)
 {
     return (fan_place){.object = b->name,
-                       .slot = (int64_t)slot,
+                       .slot = b->hides_slots ? -1 : (int64_t)slot,
                        .slot_name = b->slots[slot].spec->name,
                        .key = key};
 }

@@ -203,6 +203,7 @@ static fan_status buffer_init(fan_buffer *b, const fan_buffer_config *config, fa
     b->stream = fan_stream_hold(config->stream);
     b->leaf = config->leaf;
     b->create_graph = config->create_graph;
+    b->hides_slots = config->hides_slots;
     if (config->stats) {
         b->sum_stats = fan_calloc((config->slots + 1) * sizeof *b->sum_stats);
         if (!b->sum_stats)
@@ -303,7 +304,7 @@ void fan_buffer_free(fan_buffer *b)
 
 bool fan_buffer_reusable(const fan_buffer_config *config)
 {
-    if (config->slots > FAN_INLINE_SLOTS || config->name)
+    if (config->slots > FAN_INLINE_SLOTS || config->name || config->hides_slots)
         return false;
     if (config->stats || config->stream)
         return false;
@@ -361,6 +362,10 @@ size_t fan_buffer_slots(const fan_buffer *b)
 const char *fan_buffer_name(const fan_buffer *b)
 {
     return b->name;
+}
+int64_t fan_buffer_shown_slot(const fan_buffer *b, size_t slot)
+{
+    return fan_slot_place(b, slot, -1).slot;
 }
 
 /* The slot is empty, and free for whatever comes next. */

@@ -1318,8 +1318,8 @@ class Machine:
     @property
     def _steps(self) -> int:
         """How often one of the host threads was chosen."""
-    def _stream(self, device: int, blocking: bool, /) -> Stream:  # step
-        """A new stream."""
+    def _stream(self, device: int, blocking: bool, name: str | None, /) -> Stream:  # step
+        """A new stream; messages about races show the name."""
     def _event(self, device: int, /) -> Event:  # step
         """A new event."""
     def _array(self, ndarray: NDArray, device: int, /) -> Array:  # step

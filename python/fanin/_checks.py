@@ -53,8 +53,11 @@ def function(what: str, x: object) -> None:
 
 
 def sequence(what: str, x: object, of: str) -> list[Any]:
-    """Return the items of a sequence; `of` says of what. A string, a dict, a set and an array without axes are none."""
-    if not isinstance(x, str | bytes | Mapping | Set) and not (isinstance(x, np.ndarray) and not x.ndim):
+    """Return the items of a sequence; `of` says of what. A string, a dict, a set, an array without axes and a scalar of
+    NumPy are none.
+    """
+    no_axes = isinstance(x, np.generic) or (isinstance(x, np.ndarray) and not x.ndim)
+    if not no_axes and not isinstance(x, str | bytes | Mapping | Set):
         try:
             return list(cast(Iterable[Any], x))
         except TypeError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 
+from ._checks import sequence
 from ._interop.classes import is_torch
 from ._words import type_of
 
@@ -37,21 +38,19 @@ def no_node(call: str, what: str, index: int, item: object, got: str) -> NoRetur
     raise TypeError(f"{call}: {what} {index}: expected {EXPECTED[what]}, got {got}{_advice(what, item)}")
 
 
-def sequence(call: str, what: str, given: Any, node: object, got: str) -> tuple[Any, ...]:
+def roots_or_inputs(call: str, what: str, given: object, node: object) -> tuple[Any, ...]:
     """Return the roots or inputs of a pass (`what`, in the plural) as a tuple.
 
-    `node`: the node, if `given` is a single root or input; `got`: what a message calls `given`.
+    `node`: the node, if `given` is a single root or input.
     """
     if node is not None:
         one = "root: give [(node, slot, gradient)]" if what == "roots" else "input: give [leaf]"
         raise TypeError(f"{call}: {what}: expected a sequence, got one {one}")
+    of = EXPECTED[what[:-1]]
     if isinstance(given, np.ndarray) or hasattr(type(given), "__dlpack__"):
         advice = OF_TORCH if is_torch(given) else ""
-        raise TypeError(f"{call}: {what}: expected a sequence of {EXPECTED[what[:-1]]}, got {type_of(given)}{advice}")
-    iterates = isinstance(given, Iterable) or hasattr(type(given), "__getitem__")
-    if not iterates or isinstance(given, str | bytes | dict | set | frozenset | np.generic):
-        raise TypeError(f"{call}: {what}: expected a sequence, got {got}")
-    return tuple(given)
+        raise TypeError(f"{call}: {what}: expected a sequence of {of}, got {type_of(given)}{advice}")
+    return tuple(sequence(f"{call}: {what}", given, of))
 
 
 _warned: set[tuple[str, int, str]] = set()

@@ -77,7 +77,7 @@ def test_one_hash_for_every_way_to_the_sum(dtype: str) -> None:
     nbytes = parts[0].nbytes
     hashes = set()
 
-    def note(x: Any) -> None:
+    def record_hash(x: Any) -> None:
         hashes.add(hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest())
 
     assert isas(), "none of the sets is here"
@@ -89,12 +89,12 @@ def test_one_hash_for_every_way_to_the_sum(dtype: str) -> None:
                     buf = fanin.InputBuffer(1, budget=budget)
                     for k in order:
                         buf.add(0, parts[k].copy() if i % 2 else parts[k], key=k)
-                    note(buf.take()[0])
-            note(fanin.add_n(parts))
+                    record_hash(buf.take()[0])
+            record_hash(fanin.add_n(parts))
     if dtype != "float16":
-        note(functools.reduce(np.add, parts))
+        record_hash(functools.reduce(np.add, parts))
     else:
-        note(functools.reduce(np.add, [p.astype(np.float32) for p in parts]).astype(np.float16))
+        record_hash(functools.reduce(np.add, [p.astype(np.float32) for p in parts]).astype(np.float16))
     assert len(hashes) == 1
 
 

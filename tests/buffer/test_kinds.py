@@ -7,6 +7,7 @@ import copy
 import decimal
 import fractions
 import gc
+import itertools
 import pickle
 import sys
 import warnings
@@ -798,3 +799,32 @@ def test_an_object_is_added_to_the_same_kind_and_structure_under_every_budget(
         (found,) = met
         met.clear()
         assert found == want
+
+
+def sparse_of(format: str, x: np.ndarray) -> Sparse:
+    """Each number of x, stored."""
+    rows, columns = (np.ravel(i) for i in np.indices(x.shape))
+    if format == "coo":
+        return Sparse("coo", (np.stack([rows, columns]), x.ravel()), x.shape)
+    if format == "csc":
+        x_of_columns, columns, rows = x.T.ravel(), *(np.ravel(i) for i in np.indices(x.T.shape))
+        pointers = np.arange(x.shape[1] + 1) * x.shape[0]
+        return Sparse("csc", (pointers, rows, x_of_columns), x.shape)
+    return Sparse("csr", (np.arange(x.shape[0] + 1) * x.shape[1], columns, x.ravel()), x.shape)
+
+
+@pytest.mark.rule("A5", "A7")
+@pytest.mark.parametrize("formats", list(itertools.product(("coo", "csr", "csc"), repeat=3)), ids="-".join)
+def test_sparse_gradients_are_merged_where_all_have_one_format_and_become_coo_otherwise(
+    formats: tuple[str, ...],
+) -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    buf = fanin.InputBuffer(1)
+    for format in formats:
+        buf.add(0, sparse_of(format, x))
+    with fanin.trace() as t:
+        (total,) = buf.take()
+    one = len(set(formats)) == 1
+    assert total.format == (formats[0] if one else "coo")
+    (fold,) = [line for line in t.lines if line.kind == "fold"]
+    assert ("A5" in fold.rules, "A7" in fold.rules) == (one, not one)

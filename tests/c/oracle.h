@@ -272,8 +272,19 @@ static inline bool same_number(number a, number b)
     return a.whole == b.whole && same_real(a.re, b.re) && same_real(a.im, b.im);
 }
 
-/* A small generator with a seed, so that a failure can be had again. */
+/* A small generator with a seed, so that a failure can be had again: 1, or what random_seed reads.
+ */
 static uint64_t random_state = 1;
+
+/* random_seed: takes the number of a word "seed=4" among the program's arguments; without one the
+ * seed stays. */
+static inline void random_seed(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "seed=", 5) == 0)
+            random_state = strtoull(argv[i] + 5, NULL, 10);
+    }
+}
 
 static inline uint64_t random_bits(void)
 {
@@ -380,7 +391,7 @@ static inline number get(const fan_array *a, int64_t i)
     return load_number(a->dtype, element(a, i));
 }
 
-static inline void put(const fan_array *a, int64_t i, number x)
+static inline void put_number(const fan_array *a, int64_t i, number x)
 {
     char buf[16];
     store_number(a->dtype, x, buf);

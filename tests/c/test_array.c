@@ -281,7 +281,7 @@ static void broadcasting_follows_numpys_rules(void)
     const int64_t none[] = {2, 3, 0};
     fan_array *a = array_shaped(FAN_DT_INT32, 2, shape);
     for (int i = 0; i < 3; i++)
-        put(a, i, (number){(uint64_t)i, 0, 0});
+        put_number(a, i, (number){(uint64_t)i, 0, 0});
     CHECK(fan_broadcasts_from(3, wide, 2, shape));
     CHECK(fan_broadcasts_from(3, wide, 0, NULL));
     CHECK(!fan_broadcasts_from(3, wrong, 2, shape));

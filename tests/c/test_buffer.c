@@ -1,5 +1,6 @@
 /* The buffer from C, on the CPU: no frontend but a counter. */
 #include "buffer/buffer.h"
+#include "buffer/list.h"
 #include "check.h"
 
 #include "base/mem.h"
@@ -295,8 +296,22 @@ static void what_moves_while_others_run_is_not_read(void)
     fan_buffer_free(b);
 }
 
+/* Rows of four numbers in five, three of them, twice. */
+static void a_gap_along_one_axis_counts_for_the_axes_outside_it(void)
+{
+    static const int64_t shape[] = {2, 3, 4};
+    static const int64_t strides[] = {120, 40, 8};
+    static const int64_t overlaps[] = {96, 40, 8};
+    uint32_t order = 0;
+    CHECK(fan_plain_order(3, shape, strides, 8, true, &order));
+    CHECK_INT(order, 5 << 10 | 1 << 8 | 1 << 2 | 2);
+    CHECK(!fan_plain_order(3, shape, strides, 8, false, &order));
+    CHECK(!fan_plain_order(3, shape, overlaps, 8, true, &order));
+}
+
 int main(void)
 {
+    a_gap_along_one_axis_counts_for_the_axes_outside_it();
     sums_under_every_budget();
     errors_leave_it_as_it_was();
     allocations_fail();

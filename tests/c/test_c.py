@@ -45,6 +45,14 @@ def test_a_c_program_passes_its_checks(
     checks_made(done.stdout)  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 22))
+def test_sums_of_other_random_arrays_are_the_models_too(
+    seed: int, c_program: Callable[..., Callable[..., Any]]
+) -> None:
+    checks_made(c_program("test_sum.c")(f"seed={seed}").stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("which", range(8))
 def test_window_sums_of_many_random_blocks_of_each_dtype_are_exact(

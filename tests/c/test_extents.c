@@ -15,7 +15,8 @@ static bool meet(const fan_extent_entry *x, fan_extent of)
 }
 
 /* put: n arrays at random places of `memory`, some without elements, some backwards. */
-static void put(fan_extents *e, fan_array **made, fan_storage *s, size_t n, uint64_t *seed)
+static void put_random_array(fan_extents *e, fan_array **made, fan_storage *s, size_t n,
+                             uint64_t *seed)
 {
     for (size_t i = 0; i < n; i++) {
         int64_t shape = (int64_t)(fan_rng(seed) % 5);
@@ -154,8 +155,8 @@ int main(void)
         fan_extents e = {room, 0};
         fan_extents single = {room + MOST - 1, 0};
         size_t n = fan_rng(&seed) % (MOST - 1);
-        put(&e, made, s, n, &seed);
-        put(&single, another, s, 1, &seed);
+        put_random_array(&e, made, s, n, &seed);
+        put_random_array(&single, another, s, 1, &seed);
         fan_extent of = fan_extent_of(another[0]);
         empty += fan_extent_empty(of);
         CHECK(fan_extent_empty(of) == (another[0]->size == 0));

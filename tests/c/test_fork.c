@@ -11,34 +11,34 @@
 
 static char seen[32];
 
-static void put(char c)
+static void put_char(char c)
 {
     seen[strlen(seen)] = c;
 }
 
 static void low_lock(void)
 {
-    put('l');
+    put_char('l');
 }
 static void low_unlock(void)
 {
-    put('u');
+    put_char('u');
 }
 static void low_child(void)
 {
-    put('c');
+    put_char('c');
 }
 static void high_lock(void)
 {
-    put('L');
+    put_char('L');
 }
 static void high_unlock(void)
 {
-    put('U');
+    put_char('U');
 }
 static void last_child(void)
 {
-    put('C');
+    put_char('C');
 }
 
 int main(void)

@@ -172,7 +172,7 @@ static fan_array *random_index(int ndim, const int64_t *shape)
 
 static void put_index(const fan_array *a, int64_t i, int64_t x)
 {
-    put(a, i, (number){(uint64_t)x, 0, 0});
+    put_number(a, i, (number){(uint64_t)x, 0, 0});
 }
 
 /* The dense shape of a random sparse array, and how it is cut. */
@@ -423,7 +423,7 @@ static void coo_is_concatenated_in_order(void)
         fan_array *values = array_of(FAN_DT_FLOAT32, 3);
         for (int e = 0; e < 3; e++) {
             put_index(indices, e, 9 - 2 * e - k);
-            put(values, e, (number){0, e + 10 * k, 0});
+            put_number(values, e, (number){0, e + 10 * k, 0});
         }
         s[k] = sparse_of(FAN_FORMAT_COO, 1, &shape, indices, NULL, values);
         in[k] = (fan_sparse_operand){s[k], FAN_DT_FLOAT32};

@@ -332,7 +332,7 @@ static void elements_by_index(void)
         for (int64_t i = 0; i < n; i++) { /* one at a time, as arrays of -0.0 but for one */
             fan_array *one = array_of(d, size);
             for (int64_t p = 0; p < size; p++)
-                put(one, p, (number){0, -0.0, -0.0});
+                put_number(one, p, (number){0, -0.0, -0.0});
             memcpy(element(one, at[i]), values->data + (size_t)i * each, each);
             add_one(v, one);
             fan_array_drop(one);

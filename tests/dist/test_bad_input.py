@@ -1,4 +1,4 @@
-"""What one rank does wrong is an error on every rank, whichever engine carries the messages."""
+"""A mistake of one rank is an error on every rank, with every engine that carries the messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LEVELS = [(2, 1), (4, 2)]
 
 @pytest.mark.core
 @pytest.mark.parametrize(("ranks", "nodes"), LEVELS)
-def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_that_are_threads(ranks: int, nodes: int) -> None:
+def test_a_mistake_of_one_rank_is_an_error_on_all_ranks_that_are_threads(ranks: int, nodes: int) -> None:
     assert dist.threads(ranks, bad_ranks.wrongs, nodes=nodes, timeout=None) == [[]] * ranks
 
 
 @pytest.mark.partners
 @pytest.mark.skipif(NO_MPI, reason="needs mpi4py and mpiexec: the extra mpi")
 @pytest.mark.parametrize(("ranks", "nodes"), LEVELS)
-def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_mpi(ranks: int, nodes: int) -> None:
+def test_a_mistake_of_one_rank_is_an_error_on_all_ranks_of_mpi(ranks: int, nodes: int) -> None:
     group = f"dist.group(nodes={nodes}, timeout=None)"
     program = f"from fanin import dist; from kit.bad_ranks import wrongs; print(wrongs({group}))"
     done = under_mpiexec(ranks, "-c", program)
@@ -33,7 +33,7 @@ def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_mpi(ranks: int, node
 
 
 @pytest.mark.partners
-def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_gloo(tmp_path: Path) -> None:
+def test_a_mistake_of_one_rank_is_an_error_on_all_ranks_of_gloo(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from dist.test_gloo import on_processes
 
@@ -46,7 +46,7 @@ def in_two_levels(group: Any) -> list[str]:
 
 @pytest.mark.partners
 @pytest.mark.slow
-def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_gloo_in_two_levels(tmp_path: Path) -> None:
+def test_a_mistake_of_one_rank_is_an_error_on_all_ranks_of_gloo_in_two_levels(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from dist.test_gloo import on_processes
 

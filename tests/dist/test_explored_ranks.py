@@ -25,7 +25,7 @@ pytestmark = pytest.mark.threads
 
 
 def on_ranks(machine: Machine, n: int, fn: Callable[[Group], Any], nodes: int = 1) -> list[Any]:
-    """What fn(group) gives on each rank; ranks, and the threads that send for them, are threads of the machine."""
+    """Return the result of fn(group) on each rank. Ranks and their sending threads are threads of the machine."""
     ranks = machine.spawn(partial(dist.threads, nodes=nodes, timeout=None), n, fn)
     machine.join()
     return ranks.result
@@ -36,7 +36,7 @@ def failing(g: Any) -> Any:
 
 
 def roots(group: Group, leaves: list[fanin.Leaf], fails: bool, turned: bool = False) -> list[Any]:
-    """A node before each leaf, the newest of which runs first; `turned`: on rank 1 they are made in another order."""
+    """Make a node for each leaf. The newest one runs first; `turned`: rank 1 makes them in another order."""
     made = []
     order = list(enumerate(leaves))
     for i, w in order[::-1] if turned and group.rank == 1 else order:
@@ -54,7 +54,7 @@ def passes(
     order: Any = None,
     after: bool = False,
 ) -> Any:
-    """A pass over a bucket for each leaf, and `after` it one more; what each ended as, and the gradients."""
+    """Run a pass over a bucket for each leaf, and `after` it one more. Return the end of each and the gradients."""
     size = 3 if len(set(group.nodes)) == 1 else 1024  # in two levels every rank owns elements
     leaves = [fanin.Leaf(np.zeros(size, "f4"), name=f"w{i}") for i in range(buckets)]
     reducer = Reducer(leaves, group, bucket_bytes=1, missing="skip", order=order)
@@ -120,7 +120,7 @@ LARGE: list[tuple[int, int, dict[str, Any], int]] = [
 ]
 
 
-#: A sample of SCENES; the others are behind the mark full.
+#: A sample of SCENES; the others have the mark full.
 SAMPLE = (SCENES[0], SCENES[1])
 
 
@@ -229,19 +229,19 @@ def test_a_failed_rank_that_sends_no_header_is_a_deadlock(monkeypatch: pytest.Mo
             real(self, number)
 
     monkeypatch.setattr(Reducer, "_send", silent)
-    monkeypatch.setattr(World, "leave", lambda *args: None)  # nor does it leave
+    monkeypatch.setattr(World, "leave", lambda *args: None)  # it does not leave the group either
     report = explored(2, 1, limit=2, fails=1)
     assert report.deadlocks == report.runs > 0
 
 
-def test_a_failed_rank_that_is_not_heard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sends its buckets as if the pass had gone well."""
+def test_a_failed_rank_that_sends_its_buckets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failed rank sends its buckets as if the pass had ended well."""
     real = Reducer._until
 
-    def deaf(self: Any, bucket: Any) -> None:
+    def ignoring(self: Any, bucket: Any) -> None:
         real(self, bucket)
 
-    monkeypatch.setattr(Reducer, "_until", deaf)
+    monkeypatch.setattr(Reducer, "_until", ignoring)
     assert explore(partial(scenario, n=2, buckets=2, fails=1), stop_at_first=True).failed
 
 
@@ -249,8 +249,8 @@ def test_a_failed_rank_that_is_not_heard_is_found(monkeypatch: pytest.MonkeyPatc
 def test_a_rank_alone_that_sums_a_bucket_before_its_gradients_have_come_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether gradients are kept as they are or copied. Without the wait the search has no count that orders the two
-    threads, so it must not reduce.
+    """Gradients that are kept as they are, and copied ones. Without the wait no count orders the two threads, so the
+    search must not leave orders out.
     """
 
     def some(order: Any) -> Report:
@@ -310,7 +310,7 @@ def test_an_error_that_is_read_before_the_pass_has_ended_is_found(monkeypatch: p
     real = Reducer._send
 
     def send(self: Any, number: int) -> None:
-        """.. and so does not wait for the end."""
+        """The sender does not wait for the end of the pass."""
         for bucket in self._buckets:
             failed = self._until(bucket)
             with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
@@ -364,7 +364,7 @@ def test_an_all_gather_before_the_shard_is_rounded_is_found(nodes: int, monkeypa
     def late(self: Sum, i: int, segment: Any, own: Any, levels: Any) -> None:
         real(self, i, segment, own, levels)
         rounded = own.copy()
-        own[:] = 0  # what travels is what was there before
+        own[:] = 0  # the message has the numbers from before the rounding
         start = self.call.start
 
         def then(operation: str, *args: Any, **more: Any) -> Any:
@@ -397,7 +397,7 @@ def test_an_owner_without_the_terms_of_its_own_node_is_found(monkeypatch: pytest
 
 
 def test_sums_of_a_node_in_another_order_than_its_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner's own windows are made last: messages of the ranks of its node are read out of order."""
+    """The owner makes its own windows last, so it reads the messages of its node out of order."""
     real = Partial.pack
 
     def last(self: Partial, level: Any, rank: int, received: bool = False) -> Any:
@@ -412,13 +412,13 @@ def test_sums_of_a_node_in_another_order_than_its_messages_are_found(monkeypatch
 
 
 def test_a_node_that_is_summed_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waited for the first level is added in the second one, too."""
+    """The second level adds the contributions of the first one again."""
     monkeypatch.setattr(Partial, "end", lambda self: None)
     assert explore(partial(exact, nodes=2), stop_at_first=True).failed
 
 
 def disagree(machine: Machine) -> Any:
-    """Rank 1 was told of other nodes than the others."""
+    """Rank 1 gets other nodes than the other ranks."""
 
     def rank(group: Group) -> Any:
         mine = Group(group._engine, nodes=[0, 1, 0, 1] if group.rank == 1 else 2, timeout=None)
@@ -442,7 +442,7 @@ def test_ranks_that_disagree_on_nodes_have_an_error_in_every_order(monkeypatch: 
 
 
 def counting(machine: Machine) -> Any:
-    """Two threads count, one reads a number on whose order its result depends, one waits."""
+    """Two threads count, one reads the number, so that its result depends on the order, and one waits."""
     a, b = _core.EventCount(), _core.EventCount()
 
     def counts(one: Any, other: Any) -> int:
@@ -503,7 +503,7 @@ def test_a_number_that_no_thread_reaches_is_a_deadlock_and_an_end_is_not() -> No
     assert explore(partial(waits, ends=True)).results == (False,)
 
 
-def test_what_happened_before_an_advance_is_before_what_follows_the_wait() -> None:
+def test_an_advance_orders_the_work_before_it_before_the_work_after_the_wait() -> None:
     def two(machine: Machine, waits: bool) -> Any:
         count, x = _core.EventCount(), machine.empty(4)
         s, t = machine.stream(), machine.stream()

@@ -38,12 +38,12 @@ def _process(rank: int, size: int, meet: str, work: Callable[[Any], Any], result
     result.close()
     if over is not None:
         over.wait()
-    os._exit(0)  # a process group whose ranks are gone may not be destroyed
+    os._exit(0)  # a process group must not be destroyed after its ranks have ended
 
 
 def on_processes(size: int, work: Callable[[Any], Any], folder: Path, alive: int | None = None) -> list[Any]:
-    """What `work` gave on each rank, which stay until all have given it; `alive`: how many ranks live to give it. These
-    leave at once: a rank that exchanges nothing with one that was killed waits for those that did.
+    """Return the result of `work` on each rank; ranks stay until all have a result. `alive`: how many ranks are not
+    killed. These leave at once: a rank that exchanges nothing with a killed one waits for those that did.
     """
     context = mp.get_context("spawn")
     over = context.Event() if alive is None else None
@@ -111,7 +111,7 @@ def test_the_sum_of_tensors_has_the_bits_of_one_process(size: int, tmp_path: Pat
 
 
 def in_two_levels(group: Any) -> Any:
-    """The law on one node, as the host's name says; then on two."""
+    """The law on one node, as the host's name has it; then on two."""
     here = group.nodes
     dist.group(group, nodes=2)
     return here, same_bits(group), weights(group), group.counters.messages_between > 0
@@ -126,7 +126,7 @@ def weights(group: Any) -> list[bool]:
 
 
 class OnDevice(torch.Tensor):  # type: ignore[misc]
-    """A tensor that claims to be on a CUDA device: its memory may not be read, before it is copied to the host."""
+    """A tensor that claims to be on a CUDA device: its memory must not be read before it is copied to the host."""
 
     is_cuda = True
 
@@ -228,7 +228,7 @@ def test_a_late_rank_is_named_within_the_time_limit_and_raises_the_same_when_it_
         assert "rank 1 did not answer within 2 s" in text and "rank 1 did not answer" in closed
 
 
-def nobody_answers(group: Any) -> Any:
+def without_answers(group: Any) -> Any:
     group._engine._notes.write = lambda *note: None
     torch.distributed.barrier()
     if group.rank == 1:
@@ -239,13 +239,13 @@ def nobody_answers(group: Any) -> Any:
 
 
 def test_a_rank_that_answers_no_roll_call_is_named_with_the_late_one(tmp_path: Path) -> None:
-    """The planted fault of the test above: a rank that waits does not write so."""
-    first, _, last = on_processes(3, nobody_answers, tmp_path)
+    """The planted fault of the test above: a waiting rank does not answer the roll call."""
+    first, _, last = on_processes(3, without_answers, tmp_path)
     assert "no answer of ranks 1, 2 within 2 s" in first and "no answer of ranks 0, 1 within 2 s" in last
 
 
 def leaves_first(group: Any) -> Any:
-    """Rank 0 closes its group after a sum; rank 1, which reads that in the middle of the sum, goes on."""
+    """Rank 0 closes its group after a sum; rank 1 reads that in the middle of the sum and continues."""
     engine = group._engine
     dist.add_n([np.ones(3)], group)
     if group.rank == 0:

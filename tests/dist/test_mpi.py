@@ -109,7 +109,7 @@ def test_a_rank_that_fails_between_two_messages_of_a_sum_closes_the_group_on_eve
 
 
 def test_buffers_of_messages_in_progress_outlive_python() -> None:
-    """MPI_Finalize comes later, and still writes to them."""
+    """MPI_Finalize runs later, and still writes to them."""
     mpiexec(
         2,
         """
@@ -190,7 +190,7 @@ sys.excepthook = hook
 
 
 def test_a_rank_that_waits_gives_up_its_core() -> None:
-    """Rank 1 comes when the wait of rank 0 has given the core up three times."""
+    """Rank 1 joins after the wait of rank 0 has yielded the core three times."""
     mpiexec(
         2,
         """
@@ -212,7 +212,7 @@ group.barrier()
 
 
 def test_a_rank_that_leaves_after_it_answered_ends_no_wait_of_the_others() -> None:
-    """Rank 0 has all answers, and leaves; that of rank 2 is still on its way to rank 1."""
+    """Rank 0 has all answers and leaves; the answer of rank 2 to rank 1 is still on its way."""
     mpiexec(
         3,
         """
@@ -471,7 +471,7 @@ print("complete")
     assert mpiexec(4, program).count("complete") == 4
 
 
-def test_a_child_of_fork_that_ends_disturbs_nobody() -> None:
+def test_a_child_of_fork_that_ends_disturbs_no_rank() -> None:
     mpiexec(
         2,
         """

@@ -19,7 +19,7 @@ LARGEST = float(np.finfo(np.float64).max)
 
 
 def exact_norm(values: list[float]) -> float:
-    """By whole numbers alone: every float64 is a multiple of 2**-1074."""
+    """Compute the norm with integers alone: every float64 is a multiple of 2**-1074."""
     total = sum(((n << 1074) // d) ** 2 for n, d in (float(x).as_integer_ratio() for x in values))
     whole = math.isqrt(total << 140)
     whole |= whole * whole != total << 140
@@ -44,14 +44,14 @@ def test_a_norm_is_rounded_once_wherever_its_numbers_lie() -> None:
     assert min(ends.values()) > 0, ends
 
 
-def after_a_pass(grads: list[Any], ask: Any) -> list[Any]:
-    """`ask(reducer, leaves)` on two ranks, each of which brought half of every gradient."""
+def after_a_pass(grads: list[Any], read: Any) -> list[Any]:
+    """Return `read(reducer, leaves)` of two ranks, each of which brought half of every gradient."""
 
     def rank(group: dist.Group) -> Any:
         leaves = [fanin.Leaf(np.zeros_like(g), name=f"w{i}") for i, g in enumerate(grads)]
         reducer = dist.Reducer(leaves, group)
         fanin.backward([(w, 0, g / 2) for w, g in zip(leaves, grads, strict=True)], reducer=reducer)
-        return ask(reducer, leaves)
+        return read(reducer, leaves)
 
     return dist.threads(2, rank, timeout=None)
 
@@ -59,10 +59,10 @@ def after_a_pass(grads: list[Any], ask: Any) -> list[Any]:
 def test_a_norm_beyond_float64_is_inf_and_nothing_is_clipped() -> None:
     grads = [np.full(2, LARGEST), np.full(2, -LARGEST)]
 
-    def ask(reducer: dist.Reducer, leaves: list[Any]) -> Any:
+    def read(reducer: dist.Reducer, leaves: list[Any]) -> Any:
         return reducer.norm(), reducer.stats(), dist.clip_norm(reducer, 1.0), [w.grad for w in leaves]
 
-    for norm, stats, clipped, kept in after_a_pass(grads, ask):
+    for norm, stats, clipped, kept in after_a_pass(grads, read):
         assert norm == stats.norm == clipped == math.inf
         assert (stats.absmax, stats.nonfinite) == (LARGEST, 0)
         assert all(np.array_equal(a, b) for a, b in zip(kept, grads, strict=True))
@@ -70,10 +70,10 @@ def test_a_norm_beyond_float64_is_inf_and_nothing_is_clipped() -> None:
 
 @pytest.mark.parametrize(("dtype", "value", "to"), [("f4", 3.4e38, 1e-10), ("f8", 3.2e300, 1e-10)])
 def test_a_factor_that_is_subnormal_loses_nothing(dtype: str, value: float, to: float) -> None:
-    def ask(reducer: dist.Reducer, leaves: list[Any]) -> Any:
+    def read(reducer: dist.Reducer, leaves: list[Any]) -> Any:
         return dist.clip_norm(reducer, to), leaves[0].grad
 
-    for norm, grad in after_a_pass([np.full(4, value, dtype)], ask):
+    for norm, grad in after_a_pass([np.full(4, value, dtype)], read):
         assert norm == pytest.approx(2 * value, rel=1e-6)
         assert grad.tolist() == pytest.approx([to / 2] * 4, rel=1e-15 if dtype == "f8" else 1e-7)
 

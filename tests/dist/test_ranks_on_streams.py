@@ -24,7 +24,7 @@ from kit.sample import sizes
 
 pytestmark = pytest.mark.threads
 
-#: The waits of the transport, and what each is for.
+#: The waits of the transport, and the purpose of each.
 WAITS = {
     "queue for copy": "the queue waits until the message is on the device",
     "queue for peer": "the receiver's queue waits until the sender's message is on the device",
@@ -44,7 +44,7 @@ class QueuedEngine(ThreadEngine):
         self.caller, self.queue = machine.stream(), machine.stream()
 
     def _message(self, raw: Any) -> tuple[Any, Any]:
-        """The message on the device, and an event of the queue behind its copy."""
+        """Return the message on the device, and an event that the queue records after its copy."""
         made = self.machine.empty(len(raw), "uint8")
         self.machine.launch(
             self.caller, lambda to: to.__setitem__(slice(None), raw), writes=[made], name="copy to device"
@@ -144,7 +144,7 @@ def scenario(machine: Machine, n: int, buckets: int, without: str, order: Any, t
     return sums
 
 
-#: So many orders, and as many at random, have a race where a wait is left out.
+#: With a wait left out, one of so many orders, or of as many at random, has a race.
 SAMPLE = 4
 
 
@@ -176,7 +176,7 @@ def test_each_wait_of_the_transport_that_is_left_out_is_a_race(without: str) -> 
 
 
 @pytest.mark.parametrize("word", ["S9.record", "S12.mark", "S13.mark", "S18.wait"])
-def test_what_the_pass_leaves_out_between_a_node_and_the_copy_of_its_gradient_is_a_race(
+def test_a_wait_that_the_pass_leaves_out_between_a_node_and_the_copy_of_its_gradient_is_a_race(
     word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Machine.__enter__

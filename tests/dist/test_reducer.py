@@ -33,7 +33,7 @@ def outcomes(n: int, fn: Callable[[Group], Any]) -> list[Any]:
     return dist.threads(n, fn, timeout=None)
 
 
-def test_hooks_before_see_this_ranks_sum_and_hooks_after_see_the_sum_of_all() -> None:
+def test_hooks_before_get_the_sum_of_their_rank_and_hooks_after_get_the_sum_of_all() -> None:
     def rank(group: Group) -> Any:
         [w] = leaves_of(1, 2)
         seen: list[Any] = []
@@ -57,13 +57,13 @@ def test_a_pass_of_another_thread_over_other_leaves_during_the_pass_is_refused(w
                 fanin.backward(roots(leaves, 8, skip=(0, 1)))
             errors.append(e.value)
 
-        def meanwhile(g: Any) -> Any:
+        def during_the_pass(g: Any) -> Any:
             thread = threading.Thread(target=other)
             thread.start()
             thread.join()
             return g, g
 
-        node = fanin.Node(meanwhile, edges=[(leaves[0], 0), (leaves[1], 0)])
+        node = fanin.Node(during_the_pass, edges=[(leaves[0], 0), (leaves[1], 0)])
         fanin.backward([(node, 0, np.ones(300, "f4"))], reducer=reducer, workers=workers)
         [error] = errors
         text = "w2 got a gradient during the reducer's pass, of a pass in another thread: join the thread before"
@@ -102,7 +102,7 @@ def test_passes_add_to_the_gradient_that_is_there() -> None:
     assert outcomes(3, rank) == [[6.0] * 3] * 3
 
 
-def test_a_rank_alone_hands_an_unshared_gradient_through_and_copies_one_that_others_have() -> None:
+def test_a_rank_alone_hands_an_unshared_gradient_through_and_copies_a_shared_one() -> None:
     def rank(group: Group) -> Any:
         leaves = leaves_of(3, 4)
         scratch, made = np.empty(4, "f4"), []
@@ -113,7 +113,7 @@ def test_a_rank_alone_hands_an_unshared_gradient_through_and_copies_one_that_oth
             return x
 
         def reused(g: Any) -> Any:
-            return np.multiply(g, 10, out=scratch)  # the next call writes to it
+            return np.multiply(g, 10, out=scratch)  # the next call writes into it
 
         nodes = [fanin.Node(fn, edges=[(w, 0)]) for fn, w in zip([fresh, reused, reused], leaves, strict=True)]
         one = np.ones(4, "f4")
@@ -375,7 +375,7 @@ REFUSED: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
-def test_what_does_not_fit_is_refused_by_name(call: Any, kind: type[Exception], words: str) -> None:
+def test_arguments_that_do_not_fit_are_refused_by_name(call: Any, kind: type[Exception], words: str) -> None:
     def rank(group: Group) -> None:
         with pytest.raises(kind, match=words):
             call(group)

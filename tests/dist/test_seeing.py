@@ -1,4 +1,4 @@
-"""What a group and a reducer show: traces of all ranks, counters, how a bucket is summed, statistics."""
+"""Reports of groups and reducers: traces of all ranks, counters, how a bucket is summed, statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def leaves_of(*sizes: int, dtype: str = "f4") -> list[fanin.Leaf]:
 
 
 def node(leaf: fanin.Leaf) -> Any:
-    """A root: a node whose gradient the leaf gets."""
+    """A root: a node that gives its gradient to the leaf."""
     return fanin.Node(lambda g: g, edges=[(leaf, 0)], name="Id"), 0, np.ones(leaf.array.shape, leaf.array.dtype)
 
 
@@ -163,7 +163,7 @@ def test_a_rank_may_have_an_empty_trace() -> None:
     assert whole.picture().messages == [] and [len(mine) > 0 for mine in whole.lines] == [False, True]
 
 
-def test_what_cannot_be_gathered_is_refused_on_every_rank() -> None:
+def test_a_trace_that_cannot_be_gathered_is_refused_on_every_rank() -> None:
     def refused(group: Group, kind: type[Exception], words: str, *args: Any, **options: Any) -> None:
         with pytest.raises(kind if group.rank == 1 else fanin.PeerError, match=words):
             dist.gather_trace(*args, group, **options)
@@ -188,7 +188,7 @@ def test_what_cannot_be_gathered_is_refused_on_every_rank() -> None:
 
 
 def exchanged(rng: np.random.Generator, ahead: Any, rounds: int) -> Any:
-    """The [begin, end] of exchanges, of ranks whose clocks are ahead: no exchange ends before all have begun."""
+    """Return [begin, end] of exchanges, of ranks with clocks that are ahead: no exchange ends before all have begun."""
     made, now = [], np.zeros(len(ahead))
     for _ in range(rounds):
         begin = now + rng.exponential(50_000, len(ahead))
@@ -197,7 +197,7 @@ def exchanged(rng: np.random.Generator, ahead: Any, rounds: int) -> Any:
     return np.array(made).astype(np.int64).transpose(1, 0, 2)
 
 
-def test_the_offset_of_a_clock_is_within_the_error_that_is_said() -> None:
+def test_the_offset_of_a_clock_is_within_its_stated_error() -> None:
     rng = np.random.default_rng(1)
     worst = 0
     for _ in range(200):
@@ -211,7 +211,7 @@ def test_the_offset_of_a_clock_is_within_the_error_that_is_said() -> None:
 
 
 def test_lines_are_moved_to_the_gathering_ranks_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1's clock is an hour ahead: the arrows show no trace of it."""
+    """Rank 1's clock is an hour ahead: the arrows do not show it."""
     hour = 3600 * 10**9
     real_lines, real_ns = fanin._trace.recording.Trace.lines.fget, time.monotonic_ns  # type: ignore[attr-defined]
     import threading
@@ -300,7 +300,7 @@ def test_a_node_sends_one_sum_to_each_other_node() -> None:
     assert data == [4 * 2048 * 2, packed_bytes(4, 512) + 8 + 2048]
 
 
-def test_the_share_of_sending_behind_a_pass_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_sending_during_a_pass_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def share(waits: bool) -> list[float]:
         def rank(group: Group) -> float:
             first, last = leaves_of(3000, 3000)
@@ -419,7 +419,7 @@ def test_explain_names_the_ranks_without_a_gradient() -> None:
     assert "No term of w0 on rank 1 (N7)." in dist.threads(2, rank, timeout=None)[0]
 
 
-def test_what_cannot_be_explained_is_refused() -> None:
+def test_a_bucket_or_leaf_without_an_explanation_is_refused() -> None:
     def rank(group: Group) -> None:
         reducer = Reducer(leaves_of(3), group)
         for which, kind, words in (

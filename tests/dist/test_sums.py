@@ -1,4 +1,4 @@
-"""Sums over ranks that are threads: the bits of one process, and an error on every rank for what does not fit."""
+"""Sums over ranks that are threads: the bits of one process, and an error on every rank for arrays that do not fit."""
 
 from __future__ import annotations
 
@@ -198,11 +198,11 @@ def test_views_of_any_layout_are_summed_and_no_array_is_written() -> None:
     assert np.array_equal(out, sum(views)) and np.array_equal(base, kept)
 
 
-# ---------------------------------------------------------------- what does not fit
+# ---------------------------------------------------------------- arrays and calls that do not fit
 
 
 def outcomes(n: int, *calls: Callable[[Group], Any]) -> list[list[Any]]:
-    """What each call gave on each rank: a value, or its exception."""
+    """Return the outcomes of each call on each rank: a value, or its exception."""
 
     def rank(group: Group) -> list[Any]:
         made: list[Any] = []
@@ -238,7 +238,7 @@ PEERS: list[tuple[Callable[[Group], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "words"), PEERS)
-def test_what_differs_is_an_error_on_every_rank_that_names_the_rank_and_the_next_pass_works(
+def test_a_difference_is_an_error_on_every_rank_that_names_the_rank_and_the_next_pass_works(
     call: Callable[[Group], Any], words: str
 ) -> None:
     before, failed, after = outcomes(3, good, other(1, good, call), good)
@@ -258,7 +258,7 @@ class OfItsOwn:
         return self
 
 
-#: (the call of rank 2, what it raises there)
+#: (the call of rank 2, the error there)
 FAILS: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: dist.add_n([object()], g), TypeError, "expected an array, got an object"),
     (lambda g: dist.add_n([np.ones(3, "M8[s]")], g), fanin.DTypeError, "datetime"),
@@ -394,7 +394,7 @@ def test_a_pass_inside_a_pass_is_refused() -> None:
 
 def test_a_group_is_refused_after_fork() -> None:
     def rank(group: Group) -> Any:
-        group._process = os.getpid() + 1  # as in a child
+        group._process = os.getpid() + 1  # as in a child process
         with pytest.raises(RuntimeError, match=r"before fork"):
             good(group)
         return True
@@ -403,7 +403,7 @@ def test_a_group_is_refused_after_fork() -> None:
 
 
 @pytest.mark.parametrize("x", [3, "world", [1], object()])
-def test_what_is_no_group_is_refused(x: object) -> None:
+def test_an_object_that_is_no_group_is_refused(x: object) -> None:
     with pytest.raises(TypeError, match="expected an mpi4py communicator"):
         dist.group(x)
 
@@ -520,7 +520,7 @@ def test_a_call_without_a_limit_waits_without_one_and_the_others_as_long_as_the_
 
 
 def test_a_rank_without_a_limit_waits_for_one_that_comes_late() -> None:
-    """The late one comes when the first has looked for it, and found nothing, several times."""
+    """The late rank joins after the first has checked for ranks that left, and found none, several times."""
     looks, waits = [0], threading.Event()
 
     def rank(group: Group) -> Any:
@@ -529,14 +529,14 @@ def test_a_rank_without_a_limit_waits_for_one_that_comes_late() -> None:
             return good(group)
         gone = group._engine.world.gone  # type: ignore[attr-defined]
 
-        class Looked(dict[int, str]):
-            def items(self) -> Any:  # at each look for ranks that have left
+        class Counted(dict[int, str]):
+            def items(self) -> Any:  # at each check for ranks that have left
                 looks[0] += 1
                 if looks[0] == 3:
                     waits.set()
                 return super().items()
 
-        group._engine.world.gone = Looked(gone)  # type: ignore[attr-defined]
+        group._engine.world.gone = Counted(gone)  # type: ignore[attr-defined]
         return good(group)
 
     assert dist.threads(2, rank, timeout=None) == [[2.0] * 3] * 2
@@ -588,7 +588,7 @@ def test_nodes_of_which_ranks_disagree_are_refused_on_every_rank() -> None:
             good(group) if group.rank == 3 else dist.group(group, nodes=2)
 
     def of_the_engine(group: Group) -> Any:
-        """An engine whose ranks say something else."""
+        """An engine that gives one rank other nodes."""
         mine = Group(group._engine, nodes=4 if group.rank == 2 else 2, timeout=None)
         with pytest.raises(fanin.PeerError, match=r"rank 2 is at .*1 of 0\+1 of 1"):
             dist.add_n([np.ones(3)], mine, "exact")
@@ -641,7 +641,7 @@ def test_a_sum_over_ranks_is_refused_where_a_graph_tree_records(order: Any) -> N
 
 
 class Breaks:
-    """An engine whose k-th operation fails, at its start or in wait."""
+    """An engine of which the k-th operation fails, at its start or in wait."""
 
     def __init__(self, engine: Any, at: int, waits: bool) -> None:
         self.engine, self.left, self.waits = engine, at, waits
@@ -725,7 +725,7 @@ def test_a_header_without_pass_number_is_found(monkeypatch: pytest.MonkeyPatch) 
         test_a_group_made_anew_on_one_rank_is_found_by_its_pass_number()
 
 
-def test_a_failed_rank_that_says_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_rank_that_sends_no_message_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Call, "_end", lambda *args: None)
     with pytest.raises((AssertionError, fanin.PeerError)):
         test_a_rank_that_raises_ends_the_pass_of_all(*FAILS[0])
@@ -738,7 +738,7 @@ def test_an_all_gather_before_the_shard_is_rounded_is_found(monkeypatch: pytest.
         kept = own.copy()
         real(self, i, segment, own, levels)
         rounded = own.copy()
-        own[:] = kept  # what travels is what was there before
+        own[:] = kept  # the message has the numbers from before the rounding
         start = self.call.start
 
         def then(operation: str, *args: Any, **more: Any) -> Any:

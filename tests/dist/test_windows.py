@@ -29,7 +29,7 @@ def packed(window: object) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_window_rounds_to_the_exact_sum_whatever_the_tree_of_merges(dtype: str) -> None:
+def test_a_window_rounds_to_the_exact_sum_for_every_tree_of_merges(dtype: str) -> None:
     rng = np.random.default_rng(3)
     terms = [drawn(rng, 1000, dtype) for _ in range(6)]
     expected = fanin.add_n(terms, accumulate="exact", scale=1 / 3)
@@ -76,7 +76,7 @@ def message(n: int = 8) -> Any:
     return np.zeros(n, np.uint8)
 
 
-#: (what is done to a window of 300 float32, the class, words of the message)
+#: (a call with a window of 300 float32, the class, words of the message)
 REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda w: _core.window_new("int32", 3), ValueError, "real or complex float"),
     (lambda w: _core.window_new(None, 3), ValueError, "real or complex float"),
@@ -103,7 +103,9 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
-def test_what_does_not_fit_is_refused_by_name_and_adds_nothing(call: Any, kind: type[Exception], words: str) -> None:
+def test_arrays_and_bytes_that_do_not_fit_are_refused_by_name_and_add_nothing(
+    call: Any, kind: type[Exception], words: str
+) -> None:
     window = _core.window_new("float32", 300)
     _core.window_add(window, (np.full(300, 0.5, "f4"),))
     with pytest.raises(kind, match=words):

@@ -112,6 +112,26 @@ def test_a_mutant_dies_of_a_failed_test_a_signal_or_tests_that_do_not_end(
     assert mutate.killer(tree, [(tests, limit)]) == ENDS[body]
 
 
+@pytest.mark.parametrize(("step", "looks"), [(0.01, mutate.STILL + 1), (0.1, 2 * mutate.STILL + 1)])
+def test_a_thread_that_wakes_up_to_see_whether_a_signal_has_come_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float, looks: int
+) -> None:
+    """`step`: the processor seconds that each of the first checks finds; later ones find no more."""
+    seen: list[float] = []
+
+    def busy(_: int) -> tuple[bool, float]:
+        assert len(seen) < 3 * mutate.STILL, "the tests are not found to wait"
+        seen.append(step * min(len(seen) + 1, mutate.STILL + 1))
+        return False, seen[-1]
+
+    monkeypatch.setattr(mutate, "PAUSE", 0.01)
+    monkeypatch.setattr(mutate, "busy", busy)
+    tree = one_test(tmp_path, "signal.pause()")
+    verdict = mutate.killer(tree, [(["tests/test_one.py"], None)])
+    assert verdict and verdict.endswith("no end, no thread runs")
+    assert looks - 1 <= len(seen) <= looks + 1, seen
+
+
 def test_a_mutant_dies_where_a_module_is_not_collected(tmp_path: Path) -> None:
     tree = one_test(tmp_path, "pass", "raise OSError")
     assert mutate.killer(tree, [(["tests/test_one.py"], None)]) == "tests/test_one.py"

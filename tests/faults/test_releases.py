@@ -25,7 +25,7 @@ pytestmark = pytest.mark.core
 N = 6
 
 
-class Lent:
+class CountedLoans:
     """Memory of another library, with DLPack alone: counts how often each loan of it came back."""
 
     def __init__(self, a: Any) -> None:
@@ -85,8 +85,8 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "complex": lambda k: values(k, "c8"),
     "several dtypes": lambda k: values(k, ("f2", "i4", "f8")[k % 3]),
     "large": large,
-    "lent": lambda k: Lent(values(k)),
-    "lent, with gaps": lambda k: Lent(values(k, shape=(2 * N,))[::2]),
+    "lent": lambda k: CountedLoans(values(k)),
+    "lent, with gaps": lambda k: CountedLoans(values(k, shape=(2 * N,))[::2]),
     "CSR": sparse,
     "COO": lambda k: sparse(k, "coo"),
     "sparse and dense": lambda k: sparse(k) if k % 2 else values(k, shape=(3, 3)),
@@ -147,7 +147,7 @@ def seen(x: Any) -> Any:
         return [seen(one) for one in x]
     if isinstance(x, Word):
         return x.text
-    if isinstance(x, Lent):
+    if isinstance(x, CountedLoans):
         return f"lent: {x.a.tolist()}"
     if sp.issparse(x):
         return str(x.toarray().tolist())
@@ -206,7 +206,7 @@ def counts(gradients: list[Any]) -> list[int]:
 def check_loans(gradients: list[Any]) -> int:
     loans = 0
     for g in gradients:
-        if isinstance(g, Lent):
+        if isinstance(g, CountedLoans):
             assert [loan.deleted for loan in g.loans] == [1] * len(g.loans), "loans that came back not once"
             loans += len(g.loans)
             g.loans.clear()
@@ -256,7 +256,7 @@ def test_a_failure_in_the_middle_releases_each_contribution_once(slot: str, ever
 
 
 def test_a_double_or_missing_release_is_found() -> None:
-    g, lent = values(0), Lent(values(0))
+    g, lent = values(0), CountedLoans(values(0))
     before = counts([g])
     kept = g
     assert counts([g]) != before

@@ -427,12 +427,12 @@ NEED_STREAMS: set[str] = set()
 
 
 def bad(error: type[Exception], words: str, streams: bool = False) -> Callable[[Any], Any]:
-    def put(make: Any) -> Any:
+    def register(make: Any) -> Any:
         BAD[make.__name__] = (make, error, words)
         NEED_STREAMS.update({make.__name__} if streams else ())
         return make
 
-    return put
+    return register
 
 
 @bad(fanin.CaptureError, "stream", streams=True)

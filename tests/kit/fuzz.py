@@ -315,7 +315,7 @@ class Program:
 
     # Things
 
-    def put(self, x: Any, of: int | None = None) -> Any:
+    def keep(self, x: Any, of: int | None = None) -> Any:
         """Keeps a thing; `of` is the number of its machine."""
         things = self.pool.setdefault(type(x).__name__, [])
         if not any(x is y for y, _ in things):
@@ -327,39 +327,39 @@ class Program:
         """One thing of each type at least; the last machine is closed, and left these."""
         for of, m in enumerate(machines):
             with m:
-                self.put(m, of)
+                self.keep(m, of)
                 for device in range(2):
-                    s = self.put(m.stream(device), of)
-                    self.put(s.record(), of)
-                    self.put(m.array(np.ones(3), device), of)
-                    self.put(m.array(np.ones((2, 3), "float32"), device), of)
+                    s = self.keep(m.stream(device), of)
+                    self.keep(s.record(), of)
+                    self.keep(m.array(np.ones(3), device), of)
+                    self.keep(m.array(np.ones((2, 3), "float32"), device), of)
                 m.begin_capture(s)
-                self.put(m.end_capture(s), of)
-                self.put(m.spawn(lambda: 1), of)
+                self.keep(m.end_capture(s), of)
+                self.keep(m.spawn(lambda: 1), of)
                 m.join()
-                tree = self.put(fanin.GraphTree("sim:0", memory=1 << 16))
-                self.put(tree.step())
-                self.put(tree.function(lambda x: x))
-            tree = self.put(fanin.GraphTree("cpu", memory=1 << 16))
-            self.put(tree.function(self.again))
-            self.put(tree.step())
+                tree = self.keep(fanin.GraphTree("sim:0", memory=1 << 16))
+                self.keep(tree.step())
+                self.keep(tree.function(lambda x: x))
+            tree = self.keep(fanin.GraphTree("cpu", memory=1 << 16))
+            self.keep(tree.function(self.again))
+            self.keep(tree.step())
         for x in (np.ones(3), np.ones(3, "float32"), np.ones((2, 3)), np.arange(3)):
-            self.put(x)
+            self.keep(x)
         taken, buf = (
-            self.put(fanin.InputBuffer(2, stats=True)),
-            self.put(fanin.InputBuffer([fanin.Slot((3,), "float64")])),
+            self.keep(fanin.InputBuffer(2, stats=True)),
+            self.keep(fanin.InputBuffer([fanin.Slot((3,), "float64")])),
         )
         taken.add(0, np.ones(3))
         taken.take()
-        self.put(buf.target(0))
-        leaf = self.put(fanin.Leaf(np.ones(3)))
-        node = self.put(fanin.Node(lambda g: g, edges=[(leaf, 0)]))
-        self.put(node.edges)
-        self.put(node.register_hook(lambda g: None))
-        self.put(fanin.walk([(node, 0, np.ones(3))]))
-        self.put(fanin.overlap(np.ones(3), np.ones(3)))
-        self.put(fanin.sharing.overlaps([np.ones(3)] * 2))
-        self.put(fanin.sim.explore(lambda m: 1))
+        self.keep(buf.target(0))
+        leaf = self.keep(fanin.Leaf(np.ones(3)))
+        node = self.keep(fanin.Node(lambda g: g, edges=[(leaf, 0)]))
+        self.keep(node.edges)
+        self.keep(node.register_hook(lambda g: None))
+        self.keep(fanin.walk([(node, 0, np.ones(3))]))
+        self.keep(fanin.overlap(np.ones(3), np.ones(3)))
+        self.keep(fanin.sharing.overlaps([np.ones(3)] * 2))
+        self.keep(fanin.sim.explore(lambda m: 1))
         for x in (
             fanin.Slot((3,), "float64"),
             fanin.Zero((3,), "float64"),
@@ -367,10 +367,10 @@ class Program:
             fanin.set_options(),
             fanin.info(),
         ):
-            self.put(x)
-        self.put(fanin.Sparse("coo", (np.zeros((2, 1), int), np.ones(1)), (3, 3)))
-        self.put(buf.counters), self.put(fanin.counters()), self.put(machines[0].clock())
-        self.put(fanin.draw([node])), self.put(fanin.Stats(1, 1.0, 1.0, 0, None))
+            self.keep(x)
+        self.keep(fanin.Sparse("coo", (np.zeros((2, 1), int), np.ones(1)), (3, 3)))
+        self.keep(buf.counters), self.keep(fanin.counters()), self.keep(machines[0].clock())
+        self.keep(fanin.draw([node])), self.keep(fanin.Stats(1, 1.0, 1.0, 0, None))
 
     def one(self, *names: str) -> Any:
         """A thing of one of these types."""
@@ -416,7 +416,7 @@ class Program:
                 self.operand = args[0]
             try:
                 for x in args:
-                    self.put(x)
+                    self.keep(x)
                 for _ in range(3):
                     if (c := self.call(args[0] if self.operand is not None else result)).entry.name != "__enter__":
                         result = self.judged(c)
@@ -486,7 +486,7 @@ class Program:
             raise Found(f"seed {self.seed}, call {self.made}: {c} took things of two machines")
         for x in result if type(result) in (list, tuple) else [result]:
             if type(x).__module__.startswith(("fanin", "contextlib")) or type(x) is np.ndarray:
-                self.put(x, min(c.machines) if len(c.machines) == 1 and type(x).__name__ in OF_A_MACHINE else None)
+                self.keep(x, min(c.machines) if len(c.machines) == 1 and type(x).__name__ in OF_A_MACHINE else None)
         return result
 
     def step(self, threads: list[Worker]) -> None:
@@ -540,7 +540,7 @@ class Program:
     def recorded(self) -> None:
         """A function of a graph tree on the CPU is called in a step: there arrays have NumPy's operators."""
         with contextlib.suppress(*EVERYWHERE, Mine), fanin.GraphTree("cpu", memory=1 << 16) as tree, tree.step():
-            f = self.put(tree.function(self.again))
+            f = self.keep(tree.function(self.again))
             for x in (np.ones((2, 3)), np.ones((2, 3)), np.arange(3)):
                 self.judged(Call(self.found["GraphFunction.__call__"], f, [x], {}, set()))
 

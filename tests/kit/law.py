@@ -90,12 +90,12 @@ def run(c: Case, way: Way, place: Place | None = None, account: bool = False) ->
     text = program(c, way)
     names["g"] = g = c.made() if "g[" in text else []
     names["make"] = [lambda x=x: x.make(g) for x in c.terms]
-    names["other"] = lambda: place.put(other(c)) if place else other(c)
+    names["other"] = lambda: place.contribution(other(c)) if place else other(c)
     names["out"] = out_of(c)
     if place:
-        names |= {"put": place.put, "s": place.streams}
+        names |= {"placed": place.contribution, "s": place.streams}
         if names["out"] is not None:
-            names["out"] = place.put(names["out"], place.streams[0])
+            names["out"] = place.contribution(names["out"], place.streams[0])
     images = [image(x) for x in g]
     found = Outcome()
     with np.errstate(all="ignore"):
@@ -169,7 +169,7 @@ class Place:
     world: World
     streams: list[Any]
 
-    def put(self, x: Any, stream: Any = None) -> Any:
+    def contribution(self, x: Any, stream: Any = None) -> Any:
         """A contribution there, written by a kernel on this stream: a sum that does not wait for it races."""
         if x is None or isinstance(x, fanin.Zero | bool | int | float | complex | np.generic):
             return x
@@ -572,17 +572,19 @@ def script(c: Case, way: Way) -> str:
     lines.append("seen: list = []" if "seen." in text else "")
     if "other()" in text:
         o = other(c)
-        lines.append(f"other = lambda: {'put' if way.place != 'host' else ''}(np.ones({o.shape}, {o.dtype.name!r}))")
+        lines.append(f"other = lambda: {'placed' if way.place != 'host' else ''}(np.ones({o.shape}, {o.dtype.name!r}))")
     if c.wanted.out:
         lines.append(f"out = array({[1] * math.prod(c.shape)}, {c.wanted.out!r}, {c.shape})")
     if way.place != "host":
         lines.insert(
-            0, f"from kit.law import place\nat = place({way.place!r}).__enter__()\nput, s = at.put, at.streams"
+            0,
+            f"from kit.law import place\nat = place({way.place!r}).__enter__()\n"
+            "placed, s = at.contribution, at.streams",
         )
     if "c_api." in text:
         lines.insert(0, "from kit import c_api")
     if "out" in text and way.place != "host" and c.wanted.out:
-        lines.append("out = put(out)")
+        lines.append("out = placed(out)")
     if "refused(" in text or "shown_now(" in text:
         lines.insert(0, "from kit.law import refused, shown_now")
     body = "\n".join(x for x in lines if x) + "\n" + text + "\nprint(repr(result))"

@@ -521,6 +521,9 @@ Command = tuple[list[str], float | None]
 FACTOR = 10
 #: If no thread of the tests runs, or is ready to run, in this many checks in a row, they wait for one another.
 STILL = 30
+#: .. and they may take so many processor seconds from one check to the next: a thread that waits wakes up now and then
+#: to see whether a signal has come.
+IDLE = 0.03
 #: The seconds between two checks.
 PAUSE = 1.0
 
@@ -566,7 +569,7 @@ def pytest_in(tree: Path, *args: str, cpu: float | None = None) -> tuple[int | N
                 process.wait(timeout=PAUSE)
                 continue
             runs, now = busy(process.pid)
-            still = 0 if runs or now > used else still + 1
+            still = 0 if runs or now > used + IDLE else still + 1
             used = now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

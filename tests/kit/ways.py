@@ -94,7 +94,7 @@ class Entry:
 
 def given(way: Way, i: int, stream: int = 1) -> str:
     text = HOLDS[way.hold][0].format(i=i)
-    return text if way.place == "host" else f"put({text}, s[{stream}])"
+    return text if way.place == "host" else f"placed({text}, s[{stream}])"
 
 
 def stream(way: Way, i: int) -> str:

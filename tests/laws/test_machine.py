@@ -52,12 +52,12 @@ def castable(old: Any, new: Any) -> bool:
     return order.index(reference.kind(old)) <= order.index(reference.kind(new))
 
 
-class Twins(RuleBasedStateMachine):
+class BufferPair(RuleBasedStateMachine):
     """Two buffers, two worlds. `candidate` is compared with the reference; `seen` counts the outcomes."""
 
     candidate: Any = None
     seen: Counter[str] = Counter()
-    say: Any = staticmethod(note)
+    report: Any = staticmethod(note)
 
     @initialize(
         count=st.integers(1, 3),
@@ -136,7 +136,7 @@ class Twins(RuleBasedStateMachine):
         key = draw.choice(fresh[:3] * 9 + [1, 5]) if keyed else None
         if draw.random() < 0.01:  # one thing wrong at a time: which is found first is left open
             key, made = -1, replace(made, kind="dense", shape=shape)
-        self.say(f"slot {slot}, key {key}, {made}{', donated' * donate}{', copied' * copy}")
+        self.report(f"slot {slot}, key {key}, {made}{', donated' * donate}{', copied' * copy}")
 
         gradients = {id(world): world.make(made, donate) for world in self.worlds}
 
@@ -295,7 +295,7 @@ QUICK = settings(
 
 def run(candidate: Any, seed: int, how: settings) -> Counter[str]:
     """Holds the candidate against the reference; what happened, counted."""
-    machine: Any = type("Twins", (Twins,), {"candidate": staticmethod(candidate), "seen": Counter()})
+    machine: Any = type("BufferPair", (BufferPair,), {"candidate": staticmethod(candidate), "seen": Counter()})
     machine._hypothesis_internal_use_seed = seed
     run_state_machine_as_test(machine, settings=how)
     return machine.seen  # type: ignore[no-any-return]
@@ -310,38 +310,38 @@ def drive(candidate: Any, seed: int, examples: int = SAMPLE, first: int = 0, ste
 
     `first`: the example that is run before those ahead of it.
     """
-    machine: Any = type("Twins", (Twins,), {"candidate": staticmethod(candidate), "seen": Counter()})
+    machine: Any = type("BufferPair", (BufferPair,), {"candidate": staticmethod(candidate), "seen": Counter()})
     for example in [*range(first, examples), *range(first)]:
         draw, said = random.Random(f"{seed} {example}"), []
-        twins = machine()
-        twins.say = said.append
+        pair = machine()
+        pair.report = said.append
         try:
             budget = draw.choice([0, 1, 24, 100, None, math.inf])
-            twins.begin(
+            pair.begin(
                 count=draw.randint(1, 3), budget=budget, recording=draw.randrange(12), seed=draw.randrange(2**60)
             )
             for _ in range(steps):
-                step(twins, draw)
-                twins.memory_is_the_same_in_both_worlds()
+                step(pair, draw)
+                pair.memory_is_the_same_in_both_worlds()
         except AssertionError as e:
             e.add_note(f"drive(seed={seed}), example {example}:\n  " + "\n  ".join(map(str, said)))
             raise
     return machine.seen  # type: ignore[no-any-return]
 
 
-def step(twins: Any, draw: random.Random) -> None:
+def step(pair: Any, draw: random.Random) -> None:
     what = draw.choice(["add"] * 4 + ["some", "look", "take", "one", "other"])
     slot, seed = draw.randrange(3), draw.randrange(2**60)
     if what == "take":
-        twins.take(how=draw.choice(HOWS), seed=seed)
-    elif what == "one" and twins.added > 1:
-        twins.take_one(slot=slot, how=draw.choice(HOWS), seed=seed)
+        pair.take(how=draw.choice(HOWS), seed=seed)
+    elif what == "one" and pair.added > 1:
+        pair.take_one(slot=slot, how=draw.choice(HOWS), seed=seed)
     elif what == "look":
-        twins.look(slot=slot)
+        pair.look(slot=slot)
     elif what == "other":
-        twins.other(what=draw.choice(["clear", "expect", "ready", "miss"]), slot=slot, n=draw.randint(1, 12))
+        pair.other(what=draw.choice(["clear", "expect", "ready", "miss"]), slot=slot, n=draw.randint(1, 12))
     else:
-        (twins.add if what == "add" else twins.add_some)(slot=slot, seed=seed)
+        (pair.add if what == "add" else pair.add_some)(slot=slot, seed=seed)
 
 
 #: what must have happened in a run of the usual size, or the machine has not tested it
@@ -427,7 +427,7 @@ def copy_of_reference(fault: Callable[[Any], None]) -> Any:
     return module.InputBuffer
 
 
-def put(m: Any, name: str, new: Any) -> None:
+def replace_number(m: Any, name: str, new: Any) -> None:
     """Replaces a function of the module `numbers` for all its callers."""
     for place in (m, m.numbers):
         if hasattr(place, name):
@@ -441,7 +441,7 @@ def wrap(owner: Any, name: str, how: Callable[..., Any]) -> None:
     def new(*a: Any, **k: Any) -> Any:
         return how(old, *a, **k)
 
-    (put if hasattr(owner, "numbers") else setattr)(owner, name, new)
+    (replace_number if hasattr(owner, "numbers") else setattr)(owner, name, new)
 
 
 def sums_the_last_two_first(m: Any) -> None:
@@ -465,7 +465,7 @@ def rounds_at_each_add(m: Any) -> None:
 
 
 def rounds_twice(m: Any) -> None:
-    put(m, "to_odd", lambda x: x.astype(np.float32))
+    replace_number(m, "to_odd", lambda x: x.astype(np.float32))
 
 
 def widens_too_early(m: Any) -> None:
@@ -522,7 +522,7 @@ def loses_duplicates(m: Any) -> None:
     def put_plus(into: Any, index: Any, values: Any) -> None:
         into[index] = m.plus(into[index], values)
 
-    put(m, "put_plus", put_plus)
+    replace_number(m, "put_plus", put_plus)
 
 
 def adds_zeros_where_nothing_is_stored(m: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 import signal
 import sys
 import threading
@@ -412,6 +413,36 @@ def test_a_release_race_is_reported_by_a_later_call_of_any_kind() -> None:
             call(m, s, y, (graph, event, buf))
         call(m, s, y, (graph, event, buf))  # reported once
         assert m.races == 1, name
+
+
+def test_a_race_names_the_streams_that_have_names() -> None:
+    with Machine(1) as m:
+        main, other, x = m.stream(name="main"), m.stream(), m.array(np.zeros(4))
+        left, right = m.stream(name="it's " + "\xe9" * 40), m.stream(name="main")
+
+        def add_one(v: Any) -> None:
+            v += 1
+
+        m.launch(main, add_one, [], [x], name="first")
+        with pytest.raises(fanin.RaceError) as e:
+            m.launch(other, add_one, [], [x], name="second")
+        mine, others = f"stream {main.handle} 'main' of sim:0", f"stream {other.handle} of sim:0"
+        text = str(e.value)
+        assert re.search(rf"'second' \({others}, .*\) writes what 'first' \({mine}, .*\) wrote", text), text
+        assert f"{others} must wait for {mine} after 'first'" in text
+        with pytest.raises(fanin.RaceError, match=rf"\(stream {left.handle} 'it's \xe9+.?' of sim:0, "):
+            m.launch(left, add_one, [], [x], name="third")
+        with pytest.raises(fanin.RaceError, match=rf"\(stream {right.handle} 'main' of sim:0, .*\) writes what "):
+            m.launch(right, add_one, [], [x], name="fourth")
+
+
+def test_a_named_stream_without_memory_is_an_error_and_the_machine_goes_on() -> None:
+    hooks.memory()
+    with Machine(1) as m:
+        for attempt in hooks.attempts():
+            with attempt:
+                m.stream(name="main")
+        assert m.stream(name="last").handle > 2
 
 
 def test_a_captured_kernel_ends_with_its_graph() -> None:

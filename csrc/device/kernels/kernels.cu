@@ -593,7 +593,7 @@ DEVICE uint64_t get(uint64_t p, int size, int anywhere)
                        : *AT(const uint64_t, p);
 }
 
-DEVICE void put(uint64_t p, int size, int anywhere, uint64_t bits)
+DEVICE void put_bits(uint64_t p, int size, int anywhere, uint64_t bits)
 {
     if (anywhere)
         for (int i = 0; i < size; i++)
@@ -780,10 +780,10 @@ DEVICE void store(int dtype, uint64_t p, int anywhere, wide w)
 {
     int size = number_size(dtype);
     int form = form_of(dtype);
-    put(p, size, anywhere,
-        form == WIDE_I64 || form == WIDE_U64 ? (uint64_t)w.i : low_bits(dtype, w.re));
+    put_bits(p, size, anywhere,
+             form == WIDE_I64 || form == WIDE_U64 ? (uint64_t)w.i : low_bits(dtype, w.re));
     if (form == WIDE_C128)
-        put(p + (uint64_t)size, size, anywhere, low_bits(dtype, w.im));
+        put_bits(p + (uint64_t)size, size, anywhere, low_bits(dtype, w.im));
 }
 
 /* add: adds in dtype acc. */

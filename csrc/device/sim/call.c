@@ -90,14 +90,27 @@ static bool on_host(const fan_op *op)
     return FAN_SIM_OWNER_DEVICE(op->owner) < 0 || op->awaited;
 }
 
-/* stream_text: writes "stream 3 of sim:0". */
-static void stream_text(const fan_op *op, char *buf, size_t size)
+/* stream_name: the name of the stream that the operation runs on; NULL: it has none. */
+static const char *stream_name(const fan_sim *machine, const fan_op *op)
+{
+    for (size_t i = 0; i < machine->nnames; i++)
+        if (machine->names[i].owner == op->owner)
+            return machine->names[i].text;
+    return NULL;
+}
+
+/* stream_text: writes "stream 3 of sim:0", or "stream 3 'main' of sim:0" where it has a name. */
+static void stream_text(const fan_sim *machine, const fan_op *op, char *buf, size_t size)
 {
     unsigned long long handle = (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner);
+    int device = FAN_SIM_OWNER_DEVICE(op->owner);
+    const char *name = stream_name(machine, op);
     if (handle == FAN_LEGACY)
-        snprintf(buf, size, "the legacy default stream of sim:%d", FAN_SIM_OWNER_DEVICE(op->owner));
+        snprintf(buf, size, "the legacy default stream of sim:%d", device);
+    else if (name)
+        snprintf(buf, size, "stream %llu '%s' of sim:%d", handle, name, device);
     else
-        snprintf(buf, size, "stream %llu of sim:%d", handle, FAN_SIM_OWNER_DEVICE(op->owner));
+        snprintf(buf, size, "stream %llu of sim:%d", handle, device);
 }
 
 /* stream_call: writes its repr in Python. */
@@ -107,12 +120,14 @@ static void stream_call(const fan_op *op, char *buf, size_t size)
              (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner));
 }
 
+#define OWNER_TEXT 96 /* more than owner_text writes */
+
 /* owner_text: writes "stream 3 of sim:0", "host thread 1" or "the host": where the operation
  * runs. */
 static void owner_text(const fan_sim *machine, const fan_op *op, char *buf, size_t size)
 {
     if (!on_host(op)) {
-        stream_text(op, buf, size);
+        stream_text(machine, op, buf, size);
         return;
     }
     uint64_t actor = FAN_SIM_OWNER_HANDLE(fan_race_check_owner(machine->race_check, op->host));
@@ -132,7 +147,7 @@ static void site_text(const fan_op *op, const char *before, char *buf, size_t si
  * train.py:28)", "the host (train.py:33)". */
 static void race_text_operation(const fan_sim *machine, const fan_op *op, char *buf, size_t size)
 {
-    char text[64];
+    char text[OWNER_TEXT];
     owner_text(machine, op, text, sizeof text);
     if (on_host(op)) {
         snprintf(buf, size, "%s", text);
@@ -149,7 +164,7 @@ static void race_text_operation(const fan_sim *machine, const fan_op *op, char *
  * streams are available: any code may queue to a stream. */
 static void race_text_missing(const fan_sim *machine, const fan_race *r, char *buf, size_t size)
 {
-    char a[64], b[64], first[64], second[64];
+    char a[OWNER_TEXT], b[OWNER_TEXT], first[64], second[64];
     bool host1 = on_host(&r->first);
     bool host2 = on_host(&r->second);
     owner_text(machine, &r->first, a, sizeof a);
@@ -179,7 +194,7 @@ static const char *access_word(bool writes)
  * held. */
 static void fan__sim_race_text(fan_sim *machine, const fan_race *r, char *buf, size_t size)
 {
-    char first[224], second[224], a[64], call[64];
+    char first[272], second[272], a[OWNER_TEXT], call[64];
     char where[32] = "unowned memory";
     const char *second_does = access_word(r->second_writes);
     const fan_sim_device_part *part = fan__access_part(machine, r->lo);
@@ -214,7 +229,7 @@ static void fan__sim_race_text(fan_sim *machine, const fan_race *r, char *buf, s
     if (r->release) {
         fan_append(buf, size, "memory is freed");
         site_text(&r->second, " at ", buf, size);
-        stream_text(&r->first, a, sizeof a);
+        stream_text(machine, &r->first, a, sizeof a);
         stream_call(&r->first, call, sizeof call);
         fan_append(buf, size,
                    " while %s %s it: no wait orders that before; missing: mark as used on %s "

@@ -159,6 +159,12 @@ typedef struct fan_sim_donation {
     fan_array *what; /* only geometry, copied after this struct */
 } fan_sim_donation;
 
+/* The name of a stream, for messages; it stays when the stream ends. */
+typedef struct fan_sim_name {
+    uint64_t owner; /* FAN_SIM_OWNER of the stream */
+    char text[48];  /* cut where it is longer */
+} fan_sim_name;
+
 /* The owner of a checker's lane: a stream of a device, or (device -1) a host thread: its actor, or
  * FAN_MAIN. */
 #define FAN_SIM_OWNER(device, handle) ((uint64_t)((device) + 1) << 48 | ((handle) & FAN_MAIN))
@@ -192,6 +198,8 @@ struct fan_sim {
     fan_sim_device_part *parts;
     fan_sim_queue **queues;
     size_t nqueues, queues_cap;
+    fan_sim_name *names; /* of streams that have one */
+    size_t nnames, names_cap;
     size_t last;     /* queue that ran last, for round robin */
     uint64_t handle; /* last given to a stream */
     uint64_t number; /* ops so far */

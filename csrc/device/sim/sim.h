@@ -89,6 +89,10 @@ fan_device *fan_sim_device(fan_sim *machine, int index); /* no hold; NULL out of
 fan_sim *fan_sim_of(const fan_device *d);                /* NULL for devices of other backends */
 fan_status fan_sim_stream(fan_sim *machine, int device, bool blocking, fan_stream **out,
                           fan_error *err);
+/* fan_sim_name_stream: gives s, a stream of m, the name by which messages about races call it; the
+ * text is copied. Call it once for each stream. FAN_ERR_NOMEM: it has no name. */
+fan_status fan_sim_name_stream(fan_sim *machine, const fan_stream *s, const char *name,
+                               fan_error *err);
 /* fan_sim_list: lists s for fan_sim_listed and the backend's find_stream while it lives.
  * fan_sim_listed: returns all such streams in the order of their making, each with a hold, in an
  * array that the caller frees. */

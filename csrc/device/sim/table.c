@@ -638,6 +638,7 @@ static void sim_free_machine(fan_sim *machine)
     fan__access_take_back(machine, (fan_extent){0, UINT64_MAX});
     fan_free(machine->parts);
     fan_free(machine->queues);
+    fan_free(machine->names);
     fan_race_check_free(machine->race_check);
     fan_host_sched_free(machine->host_sched);
     (void)pthread_cond_destroy(&machine->ran);

@@ -468,6 +468,24 @@ done:
     return status;
 }
 
+fan_status fan_sim_name_stream(fan_sim *machine, const fan_stream *s, const char *name,
+                               fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan__sim_lock(machine);
+    if (fan_grow((void **)&machine->names, &machine->names_cap, machine->nnames + 1,
+                 sizeof *machine->names) < 0) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the name of a stream");
+        goto done;
+    }
+    fan_sim_name *made = &machine->names[machine->nnames++];
+    made->owner = FAN_SIM_OWNER(s->device->index, s->handle);
+    snprintf(made->text, sizeof made->text, "%s", name);
+done:
+    fan__sim_unlock(machine);
+    return status;
+}
+
 #define KERNEL_US 1.0 /* at least */
 
 fan_status fan__work_enqueue(fan_sim *machine, fan_sim_queue *queue, fan__work *work,

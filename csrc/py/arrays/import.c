@@ -297,7 +297,7 @@ static int import_sparse(PyObject *d, fan_value *out)
     PyObject *object, *source[3], *shape;
     const char *name;
     int origin, coalesced;
-    if (!PyArg_ParseTuple(d, "iOsOOOOp:Stored", &origin, &object, &name, &shape, &source[0],
+    if (!PyArg_ParseTuple(d, "iOsOOOOp:SparseArray", &origin, &object, &name, &shape, &source[0],
                           &source[1], &source[2], &coalesced))
         return -1;
     fan_format format;
@@ -450,7 +450,7 @@ enum {
     OBJECT_FIELDS = 1,
     REFUSED_FIELDS = 2,
     DENSE_FIELDS = 3,
-    STORED_FIELDS = 8
+    SPARSE_ARRAY_FIELDS = 8
 };
 
 /* refuse_parts: TypeError for what __fanin_parts__ returned; returns -1. */
@@ -525,7 +525,7 @@ static int import_record(PyObject *o, PyObject *record, bool has_combine, fan_va
         if (has_combine && is_not_summed(PyTuple_GET_ITEM(record, 2)))
             return import_object(o, NULL, out);
         return import_dense(record, out);
-    case STORED_FIELDS:
+    case SPARSE_ARRAY_FIELDS:
         return import_sparse(record, out);
     case OBJECT_FIELDS:
         return import_object(o, PyTuple_GET_ITEM(record, 0), out);

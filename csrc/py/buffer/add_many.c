@@ -88,21 +88,28 @@ fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t
 }
 
 /* batch_add: as add_on: each gradient is ready on its library's current stream, and the first of a
- * device names that of the device. The caller pops these streams. */
+ * device names that of the device. */
 static fan_status batch_add(fan_buffer *core, fan_contribution *c, const size_t *slots,
                             fan_stream **own, size_t n, fan_error *err)
 {
     fan_status status = FAN_OK;
-    for (size_t i = n; i-- > 0;) {
-        if (!own[i])
-            continue;
-        if (!c[i].stream)
-            c[i].stream = own[i];
+    size_t first = n; /* the streams from here on are pushed */
+    while (status == FAN_OK && first > 0) {
+        fan_stream *s = own[first - 1];
+        if (s && !c[first - 1].stream)
+            c[first - 1].stream = s;
+        if (s)
+            status = fan_stream_push(s, err);
         if (status == FAN_OK)
-            status = fan_stream_push(own[i], err);
+            first--;
     }
-    FAN_TRY(status);
-    return fan_add_many_used(core, c, slots, n, err);
+    if (status == FAN_OK)
+        status = fan_add_many_used(core, c, slots, n, err);
+    for (; first < n; first++) {
+        if (own[first])
+            fan_stream_pop(own[first]);
+    }
+    return status;
 }
 
 /* batch_read: reads gradient k, and a hold on the current stream of its library. */
@@ -149,8 +156,6 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, const fan_con
     for (size_t i = 0; i < n; i++) {
         if (c[i].value.form != FAN_FORM_UNDEFINED)
             fan_value_drop(&fan_python, &c[i].value);
-        if (own[i])
-            fan_stream_pop(own[i]);
         fan_stream_drop(own[i]);
     }
     fan_free(c);

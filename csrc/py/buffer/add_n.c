@@ -8,8 +8,8 @@
 
 /* ---- add_n ---- */
 
-/* note: adds to the live exception which array it is about. */
-static void note(Py_ssize_t i)
+/* note_index: adds to the live exception which array it is about. */
+static void note_index(Py_ssize_t i)
 {
     PyObject *e = fan_exception_take();
     fan_exception_note(e, PyUnicode_FromFormat("it was arrays[%zd] of add_n", i));
@@ -46,7 +46,7 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
         if (!bad)
             bad = add_one(core, PyTuple_GET_ITEM(arrays, i), key);
         if (bad) {
-            note(i);
+            note_index(i);
             return -1;
         }
     }
@@ -199,7 +199,8 @@ static PyObject *add_n_any(const add_n_args *a)
                                 .budget = UINT64_MAX,
                                 .accumulate = FAN_DT_NONE,
                                 .frontend = &fan_python,
-                                .name = "add_n"};
+                                .name = "add_n",
+                                .hides_slots = true};
     fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     config.stats = a->stats == Py_True;

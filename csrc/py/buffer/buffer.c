@@ -321,9 +321,9 @@ static const char *form_word(fan_form f)
     return words[f];
 }
 
-/* put: takes the reference to `value` and sets (*dict)[name]. If that fails, or `value` is NULL,
- * *dict becomes NULL, with an exception; a NULL *dict stays. */
-static void put(PyObject **dict, const char *name, PyObject *value)
+/* put_object: takes the reference to `value` and sets (*dict)[name]. If that fails, or `value` is
+ * NULL, *dict becomes NULL, with an exception; a NULL *dict stays. */
+static void put_object(PyObject **dict, const char *name, PyObject *value)
 {
     bool good = *dict && value && PyDict_SetItemString(*dict, name, value) == 0;
     Py_XDECREF(value);
@@ -333,23 +333,23 @@ static void put(PyObject **dict, const char *name, PyObject *value)
 
 static void put_flag(PyObject **dict, const char *name, bool flag)
 {
-    put(dict, name, PyBool_FromLong(flag));
+    put_object(dict, name, PyBool_FromLong(flag));
 }
 
 static void put_number(PyObject **dict, const char *name, int64_t number)
 {
-    put(dict, name, PyLong_FromLongLong(number));
+    put_object(dict, name, PyLong_FromLongLong(number));
 }
 
 /* put_unsigned: bytes, bits of rules, and handles of streams. */
 static void put_unsigned(PyObject **dict, const char *name, uint64_t number)
 {
-    put(dict, name, PyLong_FromUnsignedLongLong(number));
+    put_object(dict, name, PyLong_FromUnsignedLongLong(number));
 }
 
 static void put_text(PyObject **dict, const char *name, const char *text)
 {
-    put(dict, name, Py_BuildValue("z", text));
+    put_object(dict, name, Py_BuildValue("z", text));
 }
 
 static PyObject *item_describe(const fan_item_view *item)
@@ -390,8 +390,8 @@ static PyObject *slot_describe(const fan_slot_view *view)
     put_text(&dict, "next_action", fan_action_word(view->next.action));
     put_unsigned(&dict, "next_rules", view->next.rules);
     put_text(&dict, "reuse", fan_reuse_words(view->next.reuse));
-    put(&dict, "budget", fan_budget_wrap(view->budget));
-    put(&dict, "limits", Py_BuildValue("(KK)", alone, held));
+    put_object(&dict, "budget", fan_budget_wrap(view->budget));
+    put_object(&dict, "limits", Py_BuildValue("(KK)", alone, held));
     put_unsigned(&dict, "parked_bytes", view->parked);
     put_unsigned(&dict, "alone_bytes", view->alone);
     return dict;
@@ -426,8 +426,8 @@ PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const f
     PyObject *view = slot_describe(v);
     put_text(&view, "buffer", buffer);
     put_unsigned(&view, "slot", slot);
-    put(&view, "name", Py_NewRef(fan_or_none(name)));
-    put(&view, "items", list);
+    put_object(&view, "name", Py_NewRef(fan_or_none(name)));
+    put_object(&view, "items", list);
     if (!view)
         return NULL;
     PyObject *text = fan_call("fanin._trace.explain", "explain", "(O)", view);

@@ -9,12 +9,12 @@
 #include "base/mem.h"
 
 /* import_out: an entry of out=, an array or None; the value is the caller's to drop. */
-static int import_out(PyObject *item, const char *name, PyObject *slot_names, size_t slot,
+static int import_out(const fan_buffer *core, PyObject *item, PyObject *slot_names, size_t slot,
                       fan_stream *ready, fan_value *value)
 {
-    fan_error_context w = {.buffer = name,
+    fan_error_context w = {.buffer = fan_buffer_name(core),
                            .slot_name = fan_name_at(slot_names, slot),
-                           .slot = (Py_ssize_t)slot,
+                           .slot = (Py_ssize_t)fan_buffer_shown_slot(core, slot),
                            .key = -1,
                            .stream = ready};
     int bad = 0;
@@ -28,9 +28,10 @@ static int import_out(PyObject *item, const char *name, PyObject *slot_names, si
 }
 
 /* parse_out: a list as long as the buffer, of arrays and None. */
-static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n,
-                     fan_stream *ready, fan_value *values)
+static int parse_out(const fan_buffer *core, PyObject *out, PyObject *slot_names, fan_stream *ready,
+                     fan_value *values)
 {
+    size_t n = fan_buffer_slots(core);
     int bare = fan_is_bare(out);
     if (bare < 0)
         return -1;
@@ -45,7 +46,7 @@ static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size
     for (size_t i = 0; i < n; i++) {
         if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
             return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
-        if (import_out(PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i), name, slot_names, i, ready,
+        if (import_out(core, PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i), slot_names, i, ready,
                        &values[i]) < 0)
             return -1;
     }
@@ -109,10 +110,9 @@ static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *
 static int import_outs(fan_buffer *core, const size_t *only, PyObject *slot_names,
                        fan_stream *ready, PyObject *out, fan_value *values)
 {
-    const char *name = fan_buffer_name(core);
     if (!only)
-        return parse_out(out, name, slot_names, fan_buffer_slots(core), ready, values);
-    return import_out(out, name, slot_names, *only, ready, values);
+        return parse_out(core, out, slot_names, ready, values);
+    return import_out(core, out, slot_names, *only, ready, values);
 }
 
 /* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What

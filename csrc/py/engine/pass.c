@@ -118,8 +118,8 @@ static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, P
     if (usual)
         *out = PySequence_Tuple(o);
     else
-        *out = fan_call("fanin._mistakes", "sequence", "(ssOOs)", parts->config.call, what, o,
-                        fan_or_none(fan_node_arg(first)), FAN_TYPE_TEXT(o));
+        *out = fan_call("fanin._mistakes", "roots_or_inputs", "(ssOO)", parts->config.call, what, o,
+                        fan_or_none(fan_node_arg(first)));
     if (!*out)
         return -1;
     return 0;

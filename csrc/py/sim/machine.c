@@ -210,6 +210,16 @@ static int device_arg(machine_object *self, PyObject *o)
 
 /* ---- streams, events, memory, work ---- */
 
+static int name_stream(fan_sim *m, const fan_stream *s, PyObject *name)
+{
+    PyObject *text = PyUnicode_AsEncodedString(name, "utf-8", "replace");
+    if (!text)
+        return -1;
+    int bad = FAN_CHECK(fan_sim_name_stream(m, s, PyBytes_AS_STRING(text), &err));
+    Py_DECREF(text);
+    return bad;
+}
+
 static PyObject *machine_stream(PyObject *o, PyObject *const *given)
 {
     machine_object *self = fan_machine_self(o);
@@ -217,6 +227,10 @@ static PyObject *machine_stream(PyObject *o, PyObject *const *given)
     fan_stream *s = NULL;
     if (device < 0 || FAN_CHECK(fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err)) < 0)
         return NULL;
+    if (given[2] != Py_None && name_stream(self->m, s, given[2]) < 0) {
+        fan_stream_drop(s);
+        return NULL;
+    }
     fan_sim_list(self->m, s);
     return fan_stream_give(s);
 }

@@ -51,8 +51,8 @@ from .classes import (
 )
 from .protocols import Computed, Exporter, Shape
 from .records import (
-    AS_IT_SAYS,
-    NEVER,
+    READ_ONLY,
+    WRITABLE_IF_FLAGGED,
     Address,
     Capsule,
     Conformed,
@@ -62,7 +62,7 @@ from .records import (
     Refusal,
     Refused,
     Source,
-    Stored,
+    SparseArray,
     refuse,
 )
 from .sparse import Part, SparseOut, ndarray_of, scipy_of, scipy_out, sparse_out
@@ -267,7 +267,7 @@ def describe(x: object, recording: bool, has_combine: bool, ready: _core.Stream 
         return e.as_record()
 
 
-def known(x: object, ready: _core.Stream | None = None) -> Dense | Stored | None:
+def known(x: object, ready: _core.Stream | None = None) -> Dense | SparseArray | None:
     """The record of an array of a known class; None for an object."""
     if isinstance(x, np.ndarray):
         return None if x.dtype == np.object_ or overrides(x) else Dense(_core.FROM_NDARRAY, x, x.view(np.ndarray))
@@ -280,13 +280,13 @@ def known(x: object, ready: _core.Stream | None = None) -> Dense | Stored | None
             refuse(_core.DTypeError, f"{named(x)} of dtype {x.dtype} has no sum; expected numbers")
         if x.is_deleted():
             refuse(BufferError, "the jax.Array has been deleted; expected one that still has its memory")
-        return Dense(JAX, x, capsule_of(x, NEVER, ready))
+        return Dense(JAX, x, capsule_of(x, READ_ONLY, ready))
     if is_scipy(x):
         return scipy_of(x)
     if isinstance(x, CONTAINERS) or has_parts(x) or is_subclass_of_known(x):
         return None
     if exports(x):
-        return Dense(kind_of_library(x), x, capsule_of(x, AS_IT_SAYS, ready))
+        return Dense(kind_of_library(x), x, capsule_of(x, WRITABLE_IF_FLAGGED, ready))
     if streams.raw_addresses and hasattr(type(x), INTERFACE):
         return Dense(kind_of_library(x), x, address_of(x, ready))
     try:
@@ -311,10 +311,10 @@ def address_of(x: object, ready: _core.Stream | None) -> Address:
     return Address(f.address, f.dtype, f.shape, f.strides, not f.read_only, index)
 
 
-def sparse_of(x: Sparse, ready: _core.Stream | None) -> Stored:
+def sparse_of(x: Sparse, ready: _core.Stream | None) -> SparseArray:
     *indices, values = x.parts
     pointers, plain = (None, indices[0]) if x.format == "coo" else (indices[0], indices[1])
-    return Stored(
+    return SparseArray(
         TORCH_PARTS if is_torch(values) else _core.FROM_SPARSE,
         x,
         x.format,

@@ -20,7 +20,7 @@ class Capsule(NamedTuple):
     capsule: object
     device_type: int
     device_index: int
-    writes: int  #: May it be written: AS_IT_SAYS, NEVER, ALWAYS
+    writes: int  #: May it be written: WRITABLE_IF_FLAGGED, READ_ONLY, WRITABLE
 
 
 class Address(NamedTuple):
@@ -45,7 +45,7 @@ class Dense(NamedTuple):
     source: Source
 
 
-class Stored(NamedTuple):
+class SparseArray(NamedTuple):
     """A sparse array, by what it stores."""
 
     origin: int
@@ -77,7 +77,7 @@ class Conformed(NamedTuple):
     gradient: object
 
 
-class Lent(NamedTuple):
+class BorrowedCapsule(NamedTuple):
     """Memory whose layout is read, not its values: a DLPack capsule, which the core releases."""
 
     capsule: object
@@ -96,10 +96,10 @@ class Region(NamedTuple):
     device_index: int
 
 
-Description = Dense | Stored | Object | Refused
-Memory = Region | Lent | Refused
+Description = Dense | SparseArray | Object | Refused
+Memory = Region | BorrowedCapsule | Refused
 
-AS_IT_SAYS, NEVER, ALWAYS = 0, 1, 2
+WRITABLE_IF_FLAGGED, READ_ONLY, WRITABLE = 0, 1, 2
 
 
 class Refusal(Exception):

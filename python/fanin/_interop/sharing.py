@@ -13,7 +13,7 @@ from collections.abc import Callable
 from .arrays import capsule_of, is_host
 from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, is_tensor, is_torch, named
 from .protocols import Tensor
-from .records import NEVER, Lent, Memory, Refusal, Refused, Region
+from .records import READ_ONLY, BorrowedCapsule, Memory, Refusal, Refused, Region
 from .streams import NO_SYNC
 from .torch import is_sum, layout_of, quicken
 
@@ -50,13 +50,13 @@ def memory_of(x: object) -> Memory:
         return Refused(TypeError, "the jax.Array has been deleted; expected one that still has its memory")
     if exports(x) and not is_subclass_of_known(x):  # by a capsule, which the core reads and gives back
         if not hasattr(type(x), "__dlpack_device__"):
-            return Lent(x.__dlpack__())
+            return BorrowedCapsule(x.__dlpack__())
         kind, _ = x.__dlpack_device__()
         if not is_host(kind):
             # No stream: nothing is read, so nothing needs to be waited for.
-            return Lent(x.__dlpack__(stream=NO_SYNC, max_version=(1, 3)))
+            return BorrowedCapsule(x.__dlpack__(stream=NO_SYNC, max_version=(1, 3)))
         try:
-            return Lent(capsule_of(x, NEVER).capsule)
+            return BorrowedCapsule(capsule_of(x, READ_ONLY).capsule)
         except Refusal as e:
             return e.as_record()
     return Refused(

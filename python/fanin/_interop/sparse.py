@@ -11,7 +11,7 @@ from .. import _core
 from ..slots import Sparse
 from .classes import SCIPY_ARRAY, SCIPY_MATRIX, named, overrides
 from .protocols import NDArray, ScipySparse, Shape
-from .records import Refusal, Stored, refuse
+from .records import Refusal, SparseArray, refuse
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -69,7 +69,7 @@ def check_whole(x: ScipySparse) -> None:
             refuse(ValueError, f"{named(x)} has rows and data that are no lists of one length for each row")
 
 
-def scipy_of(x: ScipySparse) -> Stored:
+def scipy_of(x: ScipySparse) -> SparseArray:
     """SciPy's sparse arrays and matrices; the formats that only build or slice go through COO."""
     try:
         return stored(x)
@@ -80,7 +80,7 @@ def scipy_of(x: ScipySparse) -> Stored:
         refuse(kind, f"{named(x)} cannot be read, its parts do not belong together: {type(e).__name__}: {e}")
 
 
-def stored(x: ScipySparse) -> Stored:
+def stored(x: ScipySparse) -> SparseArray:
     origin = SCIPY_MATRIX if type(x).__name__.endswith("_matrix") else SCIPY_ARRAY
     given = x
     for name in SCIPY_PARTS.get(x.format, ()):
@@ -96,9 +96,9 @@ def stored(x: ScipySparse) -> Stored:
             if index.dtype.kind not in "iu" and index.size:
                 refuse(TypeError, f"{named(x)} has indices of dtype {index.dtype}; expected integers")
         indices = np.stack([index.astype(np.int64, casting="unsafe", copy=False) for index in axes])
-        return Stored(origin, given, "coo", tuple(x.shape), indices, None, values, False)
+        return SparseArray(origin, given, "coo", tuple(x.shape), indices, None, values, False)
     indices, pointers = part_of(x, "indices"), part_of(x, "indptr")
-    return Stored(origin, given, x.format, tuple(x.shape), indices, pointers, values, False)
+    return SparseArray(origin, given, x.format, tuple(x.shape), indices, pointers, values, False)
 
 
 SCIPY_DTYPES = "?bBhHiIlLqQfdFD"  # the dtypes that both SciPy and fanin sum: no float16, no low floats

@@ -9,7 +9,7 @@ from .. import _core
 from ..slots import Sparse
 from .classes import TABLE, TORCH, has_memory, is_torch, table_of
 from .protocols import Shape, Tensor
-from .records import ALWAYS, NEVER, Capsule, Dense, Stored, refuse
+from .records import READ_ONLY, WRITABLE, Capsule, Dense, SparseArray, refuse
 from .sparse import Part
 from .streams import NO_SYNC, library_stream, wait_for
 
@@ -40,7 +40,7 @@ def layout_of(x: Tensor) -> str:
     return str(x.layout).removeprefix("torch.")
 
 
-def torch_of(x: Tensor, ready: _core.Stream | None = None) -> Dense | Stored | None:
+def torch_of(x: Tensor, ready: _core.Stream | None = None) -> Dense | SparseArray | None:
     """A tensor; None: it is an object to us, without memory of its own."""
     quicken()
     if not has_memory(x):
@@ -55,14 +55,14 @@ def torch_of(x: Tensor, ready: _core.Stream | None = None) -> Dense | Stored | N
         return Dense(TORCH, x, source_of(x, ready))
     if layout == "sparse_coo":
         indices, values = source_of(x._indices(), ready), source_of(x._values(), ready)
-        return Stored(TORCH, x, "coo", tuple(x.shape), indices, None, values, x.is_coalesced())
+        return SparseArray(TORCH, x, "coo", tuple(x.shape), indices, None, values, x.is_coalesced())
     format = layout.removeprefix("sparse_")
     if format not in ("csr", "csc", "bsr", "bsc"):
         refuse(BufferError, f"the torch.Tensor has layout {layout}; expected strided or sparse")
     if x.values().ndim != (3 if format in ("bsr", "bsc") else 1):
         refuse(BufferError, f"the torch.Tensor is a batch of {format} matrices or has dense axes; expected one matrix")
     pointers, indices, values = (source_of(t, ready) for t in strided_parts(x))
-    return Stored(TORCH, x, format, tuple(x.shape), indices, pointers, values, False)
+    return SparseArray(TORCH, x, format, tuple(x.shape), indices, pointers, values, False)
 
 
 def strided_parts(x: Tensor) -> list[Tensor]:
@@ -82,11 +82,11 @@ def source_of(x: Tensor, ready: _core.Stream | None = None) -> Capsule:
     its producer's stream.
     """
     torch = sys.modules["torch"]
-    writes = ALWAYS
+    writes = WRITABLE
     if x._is_zerotensor():
-        x, writes = torch.zeros(x.shape, dtype=x.dtype, device=x.device), NEVER
+        x, writes = torch.zeros(x.shape, dtype=x.dtype, device=x.device), READ_ONLY
     elif x.is_conj() or x.is_neg():
-        x, writes = x.resolve_conj().resolve_neg(), NEVER
+        x, writes = x.resolve_conj().resolve_neg(), READ_ONLY
     if x.device.type == "cpu":
         if x.numel():
             last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
@@ -94,7 +94,7 @@ def source_of(x: Tensor, ready: _core.Stream | None = None) -> Capsule:
                 refuse(BufferError, f"the storage of the torch.Tensor was resized: it ends before element {last}")
         return Capsule(torch.utils.dlpack.to_dlpack(x.detach()), -1, 0, writes)
     index = x.device.index
-    wait_for(x, index, ready, library_stream(x, index) if writes == NEVER else None)
+    wait_for(x, index, ready, library_stream(x, index) if writes == READ_ONLY else None)
     table = table_of(type(x))
     capsule = torch.utils.dlpack.to_dlpack(x.detach()) if table is None else _core.table_take(table, x.detach())
     return Capsule(capsule, CUDA, index, writes)

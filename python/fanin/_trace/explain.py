@@ -59,9 +59,9 @@ def explain(view: View) -> str:
         lines.append("On the CPU: no streams, so no waits (S3).")
     summed = count - len(items)
     if view["has_value"]:
-        whose = "the buffer's own memory" if view["value_ours"] else "memory that was added"
+        owner = "the buffer's own memory" if view["value_ours"] else "memory that was added"
         what = f"the sum of {summed}" if summed > 1 else "the first contribution"
-        text = f"The slot holds {what}, {view['value_form']}, in {whose}"
+        text = f"The slot holds {what}, {view['value_form']}, in {owner}"
         if summed > 1 and view["accumulate"] != "none" and view["accumulate"] != view["dtype"]:
             text += f"; it runs in {view['accumulate']} and will be rounded to {view['dtype']} once (A11)"
         lines.append(text + ".")

@@ -50,8 +50,8 @@ class CriticalPath:
     def name(self, step: Step) -> str:
         """Of a sum its own, of other work that of its node."""
         work = step.work
-        whose = (work.line.pass_number, work.line.node) if work.line and not work.buffer else (0, 0)
-        return self.nodes.get(whose, work.name)
+        node_of_pass = (work.line.pass_number, work.line.node) if work.line and not work.buffer else (0, 0)
+        return self.nodes.get(node_of_pass, work.name)
 
     def __str__(self) -> str:
         names = self.names
@@ -87,9 +87,9 @@ def add_passes(picture: Picture, lines: Sequence[Line]) -> Picture:
             came.setdefault((line.pass_number, line.to), []).append((line.node, line.slot))
         if line.kind != "node":
             continue
-        whose, lane = (line.pass_number, line.node), workers.lane(line)
-        givers = [(found.get((line.pass_number, n)), slot) for n, slot in came.get(whose, [])]
-        own = work.get(whose, [])
+        node_of_pass, lane = (line.pass_number, line.node), workers.lane(line)
+        givers = [(found.get((line.pass_number, n)), slot) for n, slot in came.get(node_of_pass, [])]
+        own = work.get(node_of_pass, [])
         if lane.device == HOST and not picture.measured and own:
             lane = own[0].lane  # its own stream is unknown: the lane of its work
         own = [s for s in own if s.lane == lane]
@@ -103,7 +103,7 @@ def add_passes(picture: Picture, lines: Sequence[Line]) -> Picture:
         made = Node(lane, line.label, start, end, "", line, line.node, line.pass_number)
         picture.nodes.append(made)
         picture.gradients += [Gradient(n, made, slot) for n, slot in givers if n]
-        found[whose] = made
+        found[node_of_pass] = made
         ends[lane] = max(end, ends.get(lane, 0.0))
     picture.nodes.sort(key=lambda node: (node.start, -node.end))
     return picture
@@ -159,9 +159,9 @@ def summary(picture: Picture) -> str:
     """The text of `Trace.summary`."""
     said = []
     for found in critical_paths(picture):
-        whose = found.rank, found.pass_number
-        nodes = [n for n in picture.nodes if (n.lane.rank, n.pass_number) == whose]
-        given = sum((g.target.lane.rank, g.target.pass_number) == whose for g in picture.gradients)
+        of_pass = found.rank, found.pass_number
+        nodes = [n for n in picture.nodes if (n.lane.rank, n.pass_number) == of_pass]
+        given = sum((g.target.lane.rank, g.target.pass_number) == of_pass for g in picture.gradients)
         lanes = {n.lane for n in nodes}
         workers, streams = (len({n for n in lanes if (n.device == HOST) == host}) for host in (True, False))
         on = [counted(workers, "worker")] * bool(workers) + [counted(streams, "stream")] * bool(streams)

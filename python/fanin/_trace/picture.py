@@ -189,7 +189,7 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
     timed = any(line.start_us >= 0 for line in lines if line.kind in ("kernel", "copy"))
     picture = Picture(clock_of(lines))
     workers = Workers(lines)
-    whose = owners(lines)
+    owner_of = owners(lines)
     now: dict[Lane, float] = {}  # the end of what a lane has so far
     recorded: dict[int, tuple[Lane, float]] = {}
     parked: dict[tuple[int, int], list[tuple[int, int, Lane, float]]] = {}  # of each slot: key, bytes, where, when
@@ -203,10 +203,10 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
         t = workers.time(line.host_ns) if picture.measured else now.get(lane, 0.0)
         if line.kind in ("kernel", "copy", "bucket") and picture.measured:
             start = workers.time(line.begin_ns or line.host_ns)
-            picture.slices.append(Slice(lane, line.label or line.kind, start, t, whose.get(i, ""), line))
+            picture.slices.append(Slice(lane, line.label or line.kind, start, t, owner_of.get(i, ""), line))
         elif line.kind in ("kernel", "copy"):
             start, end = (line.start_us, line.end_us) if timed and line.start_us >= 0 else (t, t + 1.0)
-            picture.slices.append(Slice(lane, line.label or line.kind, start, end, whose.get(i, ""), line))
+            picture.slices.append(Slice(lane, line.label or line.kind, start, end, owner_of.get(i, ""), line))
             now[lane] = max(t, end)
         elif line.kind == "elided":
             picture.elided += 1

@@ -1018,7 +1018,7 @@ def clip_norm(reducer: Reducer, max_norm: float) -> float:
                 _core.add_n([x], out=x, scale=1.0)  # raises where `scaled` would, and changes nothing
             except (BufferError, TypeError, ValueError) as e:
                 name = reducer.leaves[i].name or f"leaf {i}"
-                raise type(e)(f"clip_norm: the sum of {name}: {str(e).removeprefix('add_n: slot 0: ')}") from None
+                raise type(e)(f"clip_norm: the sum of {name}: {str(e).removeprefix('add_n: ')}") from None
         for x in sums.values():
             scaled(x, x, float(max_norm), norm)
     return norm

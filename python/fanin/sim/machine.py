@@ -268,8 +268,8 @@ class Machine(_core.Machine):
     def stream(self, device: int = 0, *, blocking: bool = False, name: str | None = None) -> _core.Stream:
         """Make a new stream. A blocking one synchronizes with the device's legacy default stream, as in CUDA.
 
-        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced. Traces and
-        their pictures show the `name`.
+        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced. Traces,
+        their pictures and messages about races show the `name`.
         """
         if name is not None and not isinstance(name, str):
             raise TypeError(f"stream: name: expected a str, got {type_of(name)}")
@@ -278,7 +278,7 @@ class Machine(_core.Machine):
             numbers = f"a device's number, 0 to {self.devices - 1}"
             raise TypeError(f"stream: expected {numbers}, got {given!r}: a name is given as name={given!r}")
         device = self._numbered(device)
-        made = self._stream(device, flag("stream: blocking", blocking))
+        made = self._stream(device, flag("stream: blocking", blocking), name)
         if name is not None:
             self._names[device, made.handle] = name
         return made

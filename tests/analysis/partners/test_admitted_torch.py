@@ -263,7 +263,7 @@ def unseen() -> tuple[Any, list[Any]]:
     return [whole, w], [quiet(lambda: whole[1:]), w]
 
 
-def twins(first: int, detach: Callable[[Any], Any]) -> Callable[[], tuple[Any, list[Any]]]:
+def exact_aliases(first: int, detach: Callable[[Any], Any]) -> Callable[[], tuple[Any, list[Any]]]:
     def make() -> tuple[Any, list[Any]]:
         leaves, (x, _) = MAKERS["grown" if first < 2 else "plain"]()
         return leaves, [x, detach(x)] if first % 2 else [detach(x), x]
@@ -286,11 +286,11 @@ WAYS = {
     "leaf": leaf,
     "piece": piece,
     "unseen": unseen,
-    "again": twins(1, lambda x: x),
-    "detached": twins(0, lambda x: x.detach()),
-    "detached, behind": twins(1, lambda x: x.detach()),
-    "detached, plain": twins(2, lambda x: x.detach()),
-    "data, plain": twins(3, lambda x: x.data),
+    "again": exact_aliases(1, lambda x: x),
+    "detached": exact_aliases(0, lambda x: x.detach()),
+    "detached, behind": exact_aliases(1, lambda x: x.detach()),
+    "detached, plain": exact_aliases(2, lambda x: x.detach()),
+    "data, plain": exact_aliases(3, lambda x: x.data),
     "overlap": overlapping(slice(0, 12), slice(3, 15), True),
     "overlap, plain": overlapping(slice(0, 12), slice(3, 15), False),
     "siblings": overlapping(slice(0, 12), slice(12, 24), True),

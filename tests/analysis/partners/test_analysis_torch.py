@@ -651,11 +651,11 @@ def test_outputs_of_the_rarer_kinds() -> None:
 
     assert of(two_and_pieces, x) == [(k.alias_of_intermediate_save_as_output, 0)] + [(k.alias_of_intermediate, 0)] * 3
 
-    def twins(x: Any) -> Any:
+    def detached_outputs(x: Any) -> Any:
         z = x * 2
         return [z, z.detach(), z.detach()[0], z[0].detach()]
 
-    assert of(twins, x) == [
+    assert of(detached_outputs, x) == [
         (k.non_alias, None),
         (k.alias_of_intermediate_base_is_user_output, 0),
         (k.non_alias, None),

@@ -397,7 +397,7 @@ def test_the_comparison_finds_a_planted_difference() -> None:
 # Signatures of exported joint graphs
 
 
-class Stored(torch.nn.Module):  # type: ignore[misc,name-defined]
+class ProgramModule(torch.nn.Module):  # type: ignore[misc,name-defined]
     """A program of which the leaves are parameters, some of the other arguments buffers; its loss, and all that it
     returns, detached.
     """
@@ -430,7 +430,7 @@ def compare_exported(seeds: range) -> Counter[str]:
         rng = random.Random(seed)
         p = program(rng, gradients=True)
         p = dataclasses.replace(p, kinds=("leaf", *[k for k in p.kinds[1:] if k not in ("again", "number")]))
-        m = Stored(p)
+        m = ProgramModule(p)
         counts["programs"] += 1
         try:
             graph, theirs = aot_export_module(m, m.user, trace_joint=True, output_loss_index=0)

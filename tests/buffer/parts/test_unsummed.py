@@ -82,7 +82,7 @@ def recorded(x: Any) -> None:
 #: array is none of numbers, too: the slot declares what it holds, or there is no slot.
 DOORS: dict[str, tuple[Any, str]] = {
     "add, declared": (lambda x: given_to(fanin.Slot(3, name="w1")).add(0, x, key=3), r"^g: slot 0 \(w1\), key 3: "),
-    "add_n(out=)": (lambda x: fanin.add_n([np.ones(3)], out=x), "^add_n: slot 0: out: "),
+    "add_n(out=)": (lambda x: fanin.add_n([np.ones(3)], out=x), "^add_n: out: "),
     "add_n(accumulate=)": (lambda x: fanin.add_n([np.ones(3)], accumulate=x.dtype), "^add_n: "),
     "Slot(dtype=)": (lambda x: fanin.Slot(3, x.dtype), "^Slot: dtype: "),
     "Slot(accumulate=)": (lambda x: fanin.Slot(3, "float32", accumulate=x.dtype), "^Slot: accumulate: "),

@@ -414,3 +414,14 @@ def test_a_batch_that_is_undone_drops_its_attempted_sums() -> None:
     assert len(Counted.sums) == 1 and Counted.sums[0]() is None
     one, two = buf.take()
     assert (one.n, two.n) == (1, 10)
+
+
+@pytest.mark.parametrize("slots", [[0], [0, 0], [0, 1], [1, 0, 0]])
+def test_a_batch_whose_sum_raises_leaves_each_slot_as_it_was(slots: list[int]) -> None:
+    """The sums in slot 0 raise, those in slot 1 do not."""
+    buf = fanin.InputBuffer(2, budget=0)
+    buf.add_many([0, 1], [Counted(10), Counted(1)])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="too much"):
+            buf.add_many(slots, [Counted(2) for _ in slots])
+    assert [x.n for x in buf.take()] == [10, 1]

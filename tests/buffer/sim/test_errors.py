@@ -429,7 +429,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "key 1: this key has contributed already",
     ),
-    ("add_n out", lambda: fanin.add_n([1.0], out=[1.0]), TypeError, "add_n: slot 0: a list is no array"),
+    ("add_n out", lambda: fanin.add_n([1.0], out=[1.0]), TypeError, "add_n: a list is no array"),
     (
         "options",
         lambda: fanin.set_options(budget=-1),
@@ -457,6 +457,25 @@ def test_errors_of_add_n_name_the_array() -> None:
     with pytest.raises(ValueError) as caught:
         fanin.add_n([np.ones(2), np.ones(2), np.ones(3)])
     assert caught.value.__notes__ == ["it was arrays[2] of add_n"]
+
+
+@pytest.mark.parametrize(
+    ("call", "start"),
+    [
+        (lambda: fanin.add_n([np.ones(2), np.ones(3)]), "add_n: expected a gradient of shape"),
+        (lambda: fanin.add_n([np.ones(2)] * 2, keys=[1, 1]), "add_n, key 1: "),
+        (lambda: fanin.add_n([np.ones(2)] * 2, out=np.ones(3)), "add_n: out= has shape"),
+        (lambda: fanin.add_n([np.ones(2)] * 2, out=[np.ones(2)]), "add_n: a list is no array"),
+        (lambda: fanin.add_n([2**62, 2**62]), "add_n: the sum of its Python ints"),
+        (lambda: fanin.add_n([np.ones(2)] * 2, scale="2"), "add_n: scale: "),
+        (lambda: fanin.add_n([object()] * 2), "add_n: an object is no array"),
+    ],
+)
+def test_errors_of_add_n_name_no_slot(call: Any, start: str) -> None:
+    with pytest.raises((ValueError, TypeError, OverflowError)) as e:
+        call()
+    assert str(e.value).startswith(start)
+    assert not hasattr(e.value, "slot") and e.value.object == "add_n"  # type: ignore[attr-defined]
 
 
 def test_missing_contributions_are_named_at_take() -> None:

@@ -118,7 +118,7 @@ def test_a_take_on_another_thread_leaves_a_target_to_the_next_pass() -> None:
 def test_python_ints_that_leave_int64_are_an_error_and_nothing_is_lost() -> None:
     with pytest.raises(
         OverflowError,
-        match="add_n: slot 0: the sum of its Python ints does not fit int64; add floats, or object arrays",
+        match="add_n: the sum of its Python ints does not fit int64; add floats, or object arrays",
     ):
         fanin.add_n([2**62, 2**62])
     with pytest.raises(OverflowError, match="does not fit int64"):

@@ -205,12 +205,12 @@ def behind_a_lock(m):
 @fanin.sim.scenario
 def a_list_between_threads(m):
     seen = []
-    def note(i):
+    def append_i(i):
         m.stream()
         seen.append(i)
         m.stream()
     for i in range(2):
-        m.spawn(note, i)
+        m.spawn(append_i, i)
     m.join()
     return seen
 """

@@ -86,6 +86,19 @@ def test_lines_list_the_decisions_in_order(t: Trace) -> None:
         added[0].kind = "x"  # type: ignore[misc]
 
 
+def test_each_line_names_its_slot() -> None:
+    buf = fanin.InputBuffer(3)
+    with fanin.trace() as t:
+        for slot in (2, 1, 2):
+            buf.add(slot, fanin.Sparse("coo", (np.zeros((2, 1), int), np.ones(1)), (3, 3)))
+        buf.take()
+    assert [(x.kind, x.slot) for x in t.lines] == [
+        *[("add", slot) for slot in (2, 1, 2)],
+        ("fold", 2),
+        *[("take", slot) for slot in (1, 2)],
+    ]
+
+
 def test_a_trace_may_be_entered_again_and_continues() -> None:
     t = fanin.trace()
     for n in (1, 2):

@@ -336,13 +336,13 @@ def test_hooks_run_once_on_the_worker_of_their_node() -> None:
     nodes = [fanin.Node(fn, edges=[(leaf, 0)]) for fn in functions]
     for place, n in enumerate(nodes):
 
-        def note(what: str, place: int = place) -> None:
+        def record(what: str, place: int = place) -> None:
             seen[what] += 1
             threads[place].add(threading.get_ident())
 
-        n.register_hook(lambda g, note=note: note("slot"))
-        n.register_prehook(lambda sums, note=note: note("pre"))
-        n.register_posthook(lambda sums, gradients, note=note: note("post"))
+        n.register_hook(lambda g, record=record: record("slot"))
+        n.register_prehook(lambda sums, record=record: record("pre"))
+        n.register_posthook(lambda sums, gradients, record=record: record("post"))
     leaf.register_post_accumulate_grad_hook(lambda x: seen.update(["after"]))
     fanin.backward(one(fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in nodes])), workers=2)
     assert seen == {"slot": 2, "pre": 2, "post": 2, "after": 1}

@@ -178,6 +178,26 @@ def test_without_a_stream_a_gradient_is_ready_on_its_librarys_current_one(name: 
             assert values(buf.take()[0], c) == [2, 2, 2]
 
 
+def test_a_batch_that_fails_while_it_is_read_ends_no_block_of_another_one(library: Library) -> None:
+    """Only what `add_many` made current is current no more."""
+    driver = library.driver
+    s = driver.stream()
+    with like("cupy", library) as make, contextlib.ExitStack() as blocks:
+
+        class Fails(DLArray):
+            def __dlpack__(self, **how: Any) -> Any:
+                blocks.enter_context(fanin.stream(s))
+                raise RuntimeError("no memory")
+
+        x, bad = make(library, (3,)).fill(s, 1), Fails(library, (3,))
+        with library.on(s):
+            with pytest.raises(RuntimeError, match="no memory"):
+                fanin.InputBuffer(2, stream=s).add_many([0, 1], [x, bad])
+            assert fanin.current_stream("cuda:0") == s
+            blocks.close()
+            assert fanin.current_stream("cuda:0") != s
+
+
 def entries(act: Callable[[], object]) -> list[str]:
     """How often C and fanin's Python call each other while `act` runs."""
     home, seen = str(Path(fanin.__file__).parent), list[str]()

@@ -100,7 +100,7 @@ def differences(layout: int, numbers: list[int], way: str, seen: Counter[str]) -
         wrong = [(a, b) for a, b in zip(*described, strict=True) if a != b]
         if wrong:
             return wrong
-        note(wrapped.meta, two.kinds, seen)
+        count_kinds(wrapped.meta, two.kinds, seen)
     return []
 
 
@@ -135,7 +135,7 @@ def state(w: programs.World) -> Any:
     return w.memory(), [programs.looks(a) for a in w.arrays]
 
 
-def note(meta: Any, kinds: set[str], seen: Counter[str]) -> None:
+def count_kinds(meta: Any, kinds: set[str], seen: Counter[str]) -> None:
     """Count what kinds of program there were."""
     for kind in kinds:
         seen[f"argument: {kind}"] += 1
