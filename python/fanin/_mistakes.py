@@ -38,7 +38,7 @@ def no_node(call: str, what: str, index: int, item: object, got: str) -> NoRetur
 
 
 def sequence(call: str, what: str, given: Any, node: object, got: str) -> tuple[Any, ...]:
-    """Return the roots or inputs of a pass (`what`, in the plural) as a tuple.
+    """Return the roots or inputs of a pass (`what`, in the plural) as a tuple: of a dict of inputs the values.
 
     `node`: the node, if `given` is a single root or input; `got`: what a message calls `given`.
     """
@@ -48,6 +48,8 @@ def sequence(call: str, what: str, given: Any, node: object, got: str) -> tuple[
     if isinstance(given, np.ndarray) or hasattr(type(given), "__dlpack__"):
         advice = OF_TORCH if is_torch(given) else ""
         raise TypeError(f"{call}: {what}: expected a sequence of {EXPECTED[what[:-1]]}, got {type_of(given)}{advice}")
+    if type(given) is dict and what == "inputs" and call != "grad":
+        return tuple(given.values())
     iterates = isinstance(given, Iterable) or hasattr(type(given), "__getitem__")
     if not iterates or isinstance(given, str | bytes | dict | set | frozenset | np.generic):
         raise TypeError(f"{call}: {what}: expected a sequence, got {got}")
