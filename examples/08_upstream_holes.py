@@ -1,4 +1,4 @@
-"""Where PyTorch's own input and output analysis is wrong, each shown beside ours. Needs torch 2.13."""
+"""Where PyTorch's own input and output analysis is wrong, each shown beside ours. Needs torch 2.13 or newer."""
 
 # ruff: noqa: E402
 import functools
@@ -10,7 +10,7 @@ try:
     import torch
 except ImportError:
     torch = None
-if torch is None or not torch.__version__.startswith("2.13."):
+if torch is None or torch.__version__ < (2, 13):
     print(f"torch 2.13 is needed, {'none' if torch is None else torch.__version__} is here: nothing to compare with")
     raise SystemExit(0)
 

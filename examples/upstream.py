@@ -1,4 +1,4 @@
-"""PyTorch's own ViewAndMutationMeta (2.13) as fanin's, for example 08 and the tests that hold fanin's against it."""
+"""PyTorch's ViewAndMutationMeta (2.13, 2.14) as fanin's, for example 08 and the tests that compare the two."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from fanin.descriptors import parse
 
 
 def from_torch(meta: Any) -> ViewAndMutationMeta:
-    """PyTorch's ViewAndMutationMeta (2.13) as fanin's.
+    """PyTorch's ViewAndMutationMeta (2.13, 2.14) as fanin's.
 
     Types of functional and fake tensors become torch.Tensor; outputs that pass through lose a `base_idx` that means
-    nothing. Sequences of views keep their geometry and the names of their operations.
+    nothing. Sequences of views keep their geometry and the names of their operations. ValueError where a field that
+    PyTorch has since 2.14, and fanin has not, says something.
     """
     plain = torch.Tensor
     return ViewAndMutationMeta(
@@ -82,6 +83,9 @@ def way_from_torch(way: Any) -> ViewMetaSequence:
 
 def layout_from_torch(x: Any) -> PlainTensorMeta:
     """PyTorch's PlainTensorMeta as fanin's."""
+    for name in ("size_symbol_placeholders", "stride_symbol_placeholders"):  # since 2.14
+        if any(getattr(x, name, ())):
+            raise ValueError(f"PlainTensorMeta: fanin's record has no {name}")
     f = x.memory_format
     if f is None:
         return PlainTensorMeta(x.unwrapped_idx)
@@ -91,6 +95,8 @@ def layout_from_torch(x: Any) -> PlainTensorMeta:
 
 def vars_of(info: object) -> dict[str, Any]:
     """The fields of PyTorch's InputAliasInfo."""
+    if getattr(info, "mutation_is_shallow_copy_data", False):  # since 2.14
+        raise ValueError("InputAliasInfo: fanin's record has no mutation_is_shallow_copy_data")
     return {name: getattr(info, name) for name in InputAliasInfo.__dataclass_fields__}
 
 

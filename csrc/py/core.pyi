@@ -697,7 +697,7 @@ Schedule = Callable[[tuple[Node, ...]], Node]
 # pass.c
 def backward(
     roots: Iterable[Root],
-    inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
+    inputs: Iterable[Leaf | tuple[Leaf, int]] | dict[Any, Leaf] | None = None,
     *,
     keep_graph: bool | None = None,
     create_graph: bool = False,
@@ -718,8 +718,8 @@ def backward(
     roots : sequence of (node, slot, gradient)
         Where the pass begins. Without a gradient, or with None, it is one if the slot declares a shape of one
         element, or what `one` returns. A node alone means its slot 0.
-    inputs : sequence of leaves, optional
-        Only these leaves accumulate, and only nodes that lead to one of them run.
+    inputs : sequence of leaves, or dict of them, optional
+        Only these leaves (of a dict: its values) accumulate, and only nodes that lead to one of them run.
     keep_graph : bool, optional
         Nodes keep their functions, for another pass. Default: the value of `create_graph`.
     create_graph : bool
@@ -827,7 +827,7 @@ def leaf_accumulate(leaf: Leaf, sums: list[Any], i: int, /) -> None:
 # walk.c
 def walk(
     roots: Iterable[Root],
-    inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
+    inputs: Iterable[Leaf | tuple[Leaf, int]] | dict[Any, Leaf] | None = None,
     *,
     keep_graph: bool | None = None,
     create_graph: bool = False,

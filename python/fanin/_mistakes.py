@@ -39,7 +39,7 @@ def no_node(call: str, what: str, index: int, item: object, got: str) -> NoRetur
 
 
 def roots_or_inputs(call: str, what: str, given: object, node: object) -> tuple[Any, ...]:
-    """Return the roots or inputs of a pass (`what`, in the plural) as a tuple.
+    """Return the roots or inputs of a pass (`what`, in the plural) as a tuple: of a dict of inputs the values.
 
     `node`: the node, if `given` is a single root or input.
     """
@@ -50,6 +50,8 @@ def roots_or_inputs(call: str, what: str, given: object, node: object) -> tuple[
     if isinstance(given, np.ndarray) or hasattr(type(given), "__dlpack__"):
         advice = OF_TORCH if is_torch(given) else ""
         raise TypeError(f"{call}: {what}: expected a sequence of {of}, got {type_of(given)}{advice}")
+    if type(given) is dict and what == "inputs" and call != "grad":
+        return tuple(given.values())
     return tuple(sequence(f"{call}: {what}", given, of))
 
 

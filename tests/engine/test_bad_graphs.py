@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,21 @@ def test_a_pass_without_roots_does_nothing() -> None:
 def test_invalid_inputs_are_refused(inputs: Any, kind: Any) -> None:
     with pytest.raises(kind):
         fanin.grad([(NODE, 0, 1.0)], inputs)
+
+
+def test_inputs_of_a_pass_may_be_a_dict_of_leaves() -> None:
+    w, v = leaf(), leaf()
+    top = Node(lambda g: (g, 2 * g), edges=[(w, 0), (v, 0)])
+    fanin.backward([(top, 0, ones(2))], inputs={"v": v}, keep_graph=True)
+    assert w.grad is None and v.grad.tolist() == [2, 2]
+    for node, sums in (p := fanin.walk([(top, 0, ones(2))], inputs={"w": w}, keep_graph=True)):
+        p.give(node.fn(*sums))
+    assert w.grad.tolist() == [1, 1] and v.grad.tolist() == [2, 2]
+    for other in ({0: 1}, {}, {w}, MappingProxyType({"w": w})):
+        with pytest.raises((TypeError, ValueError), match=r"^backward: input"):
+            fanin.backward([(top, 0, ones(2))], inputs=other, keep_graph=True)
+    with pytest.raises(TypeError, match=r"^grad: inputs: expected a sequence, got a dict"):
+        fanin.grad([(top, 0, ones(2))], {"w": w})
 
 
 def test_backward_takes_leaves_alone_as_inputs() -> None:

@@ -67,10 +67,11 @@ def test_a_pass_from_an_edge_is_torchs_own() -> None:
         backward(edge(loss), torch.tensor(1.0), accumulate="exact")
 
 
-def test_inputs_may_be_an_iterator() -> None:
+@pytest.mark.parametrize("given", [lambda w: iter([w]), lambda w: {"w": w}], ids=["iterator", "dict"])
+def test_inputs_may_be_an_iterator_or_a_dict(given: Any) -> None:
     w, x = (torch.randn(50).to(BF16).requires_grad_() for _ in range(2))
     loss, gradients = made_by_products(w, factors(9))
-    backward(loss + (x * 2).float().sum(), inputs=iter([w]))
+    backward(loss + (x * 2).float().sum(), inputs=given(w))
     assert torch.equal(w.grad, folded(gradients))
     assert x.grad is None
 

@@ -38,11 +38,7 @@ class Taking:
     """From `begin` to `end` the gradients of parameters go to collectors, and hooks after accumulation do not run."""
 
     def __init__(self, call: str, parameters: list[torch.Tensor], names: Names) -> None:
-        for slot, what in sharded(parameters):
-            raise RuntimeError(
-                f"{call}: {word(names[slot])} is sharded by {what}, which sums gradients itself and sets .grad: use"
-                " its own accumulation, as set_requires_gradient_sync(False)"
-            )
+        refuse_sharded(call, parameters, names)
         self.call, self.parameters, self.names = call, parameters, names
         self._slots = {id(p): slot for slot, p in enumerate(parameters)}
         self._reference = weakref.ref(self)
@@ -174,7 +170,7 @@ def accumulators(call: str, parameters: list[torch.Tensor], names: Names) -> lis
             if node is None:
                 raise RuntimeError(
                     f"{call}: {word(name)} ({type_of(p)}) has no AccumulateGrad node, through which torch adds to"
-                    " .grad: expected a torch.Tensor or torch.nn.Parameter made outside of torch.inference_mode()"
+                    " .grad: expected a torch.Tensor or torch.nn.Parameter"
                 )
             nodes.append(node)
     return nodes
@@ -182,22 +178,40 @@ def accumulators(call: str, parameters: list[torch.Tensor], names: Names) -> lis
 
 def accumulator(leaf: torch.Tensor) -> Node | None:
     """The node that accumulates into a leaf; None where another node, or none, is found in its place."""
-    view = leaf.view_as(leaf).grad_fn
-    if view is None:
+    reader = (chosen_from(leaf) if leaf.is_inference() else leaf.view_as(leaf)).grad_fn
+    if reader is None:
         return None
-    node = view.next_functions[0][0]
+    node = reader.next_functions[0][0]
     return node if getattr(node, "variable", None) is leaf else None
 
 
+def chosen_from(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor that an operation makes of an inference tensor: a view of it has no node, nor has what is made of
+    inference tensors alone. It has no elements, or one.
+    """
+    if leaf.ndim:
+        return leaf.index_select(0, torch.empty(0, dtype=torch.int64, device=leaf.device))
+    return torch.where(torch.zeros((), dtype=torch.bool, device=leaf.device), leaf, 0)
+
+
 def gradient_dtype(call: str, p: torch.Tensor, name: str | int, into: str = "grad") -> torch.dtype:
-    """The dtype of a gradient in .grad."""
+    """The dtype of a gradient in .grad. Refuses a parameter whose gradients cannot be summed into `into`."""
     dtype: torch.dtype | None = getattr(p, "grad_dtype", p.dtype)
+    if into == "main_grad" and not has_memory(p):
+        raise TypeError(
+            f"{call}: {word(name)}: a main_grad lies in memory, and the elements of {type_of(p)} on {p.device} do not:"
+            " leave into= out, or give the tensors inside of it"
+        )
     if dtype is None and into == "grad":
         beside = ', or give into="main_grad"' if call == "accumulate" else ""
         raise ValueError(
             f"{call}: the grad_dtype of {word(name)} is None, so that its gradients may be of any dtype: set it to"
             f" that of the sum{beside}"
         )
+    try:
+        _core.dtype_name(dtype or p.dtype)
+    except TypeError as e:
+        raise type(e)(f"{call}: {word(name)}: {e}") from None
     return dtype or p.dtype
 
 
@@ -268,6 +282,13 @@ def check_leaf(call: str, p: torch.Tensor, name: str | int) -> None:
             f"{call}: {word(name)} is no leaf: what an operation made has no .grad; expected the tensor that it was"
             " made of"
         )
+    if torch.nn.parameter.is_lazy(p):
+        raise TypeError(
+            f"{call}: {word(name)} is {type_of(p)}, which has no shape yet: expected a parameter that a forward of its"
+            " module has initialized"
+        )
+    if p.is_nested:
+        raise TypeError(f"{call}: {word(name)} is a nested tensor, which has no one shape: expected a strided tensor")
     if p.layout != torch.strided:
         raise TypeError(
             f"{call}: {word(name)} has the layout {p.layout}: expected a strided tensor (its gradients may be sparse)"
@@ -323,6 +344,15 @@ def sharded(leaves: list[torch.Tensor]) -> Iterator[tuple[int, str]]:
             yield i, "FSDP"
 
 
+def refuse_sharded(call: str, leaves: list[torch.Tensor], names: Names) -> None:
+    """RuntimeError for a leaf that FSDP or DTensor shards."""
+    for slot, what in sharded(leaves):
+        raise RuntimeError(
+            f"{call}: {word(names[slot])} is sharded by {what}, which sums gradients itself and sets .grad: use its own"
+            " accumulation, as set_requires_gradient_sync(False)"
+        )
+
+
 class TorchLeaf:
     """A parameter, as a leaf of `fanin.dist.Reducer`."""
 
@@ -330,6 +360,7 @@ class TorchLeaf:
         self.tensor, self.name = p, word(name)
         check_leaf("Reducer", p, name)
         if not has_memory(p):
+            refuse_sharded("Reducer", [p], [name])
             raise TypeError(
                 f"Reducer: {word(name)}: expected a tensor whose elements lie in memory, got {type_of(p)} on"
                 f" {p.device} without: make the reducer of the tensors inside of it, or after it was materialized"

@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -170,18 +168,15 @@ def counts_with(t: Tensor, other: Tensor) -> bool:
     return bool(same)
 
 
-#: The frame of a `torch.autograd.Function` that runs.
-APPLY = torch.autograd.Function.apply.__func__.__code__
 #: What modules with hooks of a whole backward put around their inputs and outputs: a Function that `unlisted` finds.
 MODULE_HOOK = torch.nn.modules._functions.BackwardHookFunction._backward_cls
 
 
 def in_function() -> bool:
-    """Whether a `torch.autograd.Function` runs."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not APPLY:
-        frame = frame.f_back
-    return frame is not None
+    """Whether a `torch.autograd.Function` runs: by what it alone disables, gradients of both modes. `torch.no_grad`
+    leaves those of forward mode enabled. `apply` has a frame only up to torch 2.13.
+    """
+    return not (torch._C._is_fwd_grad_enabled() or torch.is_grad_enabled() or torch.is_inference_mode_enabled())
 
 
 class Reads(torch.overrides.TorchFunctionMode):  # type: ignore[misc]

@@ -46,7 +46,11 @@ _task: Callable[[], int] = torch._C._current_graph_task_id
 def backward(
     tensors: torch.Tensor | GradientEdge | Sequence[torch.Tensor | GradientEdge],
     gradients: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
-    inputs: torch.Tensor | GradientEdge | Sequence[torch.Tensor | GradientEdge] | None = None,
+    inputs: torch.Tensor
+    | GradientEdge
+    | Sequence[torch.Tensor | GradientEdge]
+    | dict[Any, torch.Tensor | GradientEdge]
+    | None = None,
     *,
     retain_graph: bool | None = None,
     create_graph: bool = False,
@@ -67,8 +71,8 @@ def backward(
         As for torch. In a pass from a GradientEdge every sum is torch's own.
     gradients : torch.Tensor, or sequence of torch.Tensor or None
         As for torch (`grad_tensors`).
-    inputs : torch.Tensor, or sequence of torch.Tensor or GradientEdge
-        As for torch.
+    inputs : torch.Tensor, or sequence or dict of torch.Tensor or GradientEdge
+        As for torch. Of a dict its values, as torch 2.14 takes them.
     retain_graph, create_graph : bool
         As for torch. With `create_graph` every sum is torch's own, and can be differentiated.
     accumulate : DTypeLike or "exact"
@@ -169,6 +173,8 @@ def _several(name: str, given: Any, undefined: bool = False) -> list[Any]:
     """The tensors and edges that an argument has. undefined: None may be among them."""
     if isinstance(given, TENSORS):
         return [given]
+    if name == "inputs" and type(given) is dict:
+        given = given.values()
     values = sequence(f"backward: {name}", given, "tensors")
     for i, x in enumerate(values):
         if not isinstance(x, TENSORS) and not (undefined and x is None):

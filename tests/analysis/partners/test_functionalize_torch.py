@@ -821,6 +821,18 @@ def traced(pure: Any) -> Any:
     return run
 
 
+def traces_detach() -> bool:
+    """Whether torch.fx records `detach`: torch 2.14 records an alias, through which gradients flow."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(lambda x: x.detach())(torch.ones(1))
+    return not graph(torch.ones(1, requires_grad=True)).requires_grad
+
+
+def test_torch_fx_loses_a_detach_since_torch_2_14() -> None:
+    assert traces_detach() == (torch.__version__ < (2, 14))
+
+
 def dynamo(pure: Any) -> Any:
     """One graph for all of it: nothing in the pure function's own code ends a graph.
 
@@ -890,7 +902,11 @@ def test_a_compiled_pure_function_does_what_the_function_does(name: str, make: A
                     [None if g is None else g.tolist() for g in (*grads, *second)],
                 )
             )
-        assert described[0] == described[1]
+        if name == "detached" and compiler is traced and not traces_detach():
+            *others, grads = zip(*described, strict=True)  # torch's trace has other gradients
+            assert all(a == b for a, b in others) and grads[0] != grads[1]
+        else:
+            assert described[0] == described[1]
 
 
 def test_the_pure_function_of_tensors_writes_nothing_and_has_slots() -> None:
