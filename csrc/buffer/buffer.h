@@ -168,12 +168,13 @@ typedef struct fan_target {
     /* the next target of the slot that has begun: *t must not move until its end */
     struct fan_target *next;
 } fan_target;
-/* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent
- * if it is the buffer's own and complete up to `key`, and the producer's stream is A; else zeros.
- * fan_buffer_target_end: `good` makes it a contribution; otherwise scratch is dropped, and a slot
- * whose running sum was lent is poisoned. Both times *t is done with. */
+/* fan_buffer_target: begins one, for a slot that declares shape and dtype; `undeclared`: the dtype
+ * of the sum of a slot that declares its shape alone, or FAN_DT_NONE. The running sum is lent if it
+ * is the buffer's own or donated, and complete up to `key`, and the producer's stream is A; else
+ * zeros. fan_buffer_target_end: `good` makes it a contribution; otherwise scratch is dropped, and a
+ * slot whose running sum was lent is poisoned. Both times *t is done with. */
 fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream,
-                             fan_target *t, fan_error *err);
+                             fan_dtype undeclared, fan_target *t, fan_error *err);
 fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin,
                                  fan_error *err);
 /* fan_buffer_target_cancel: ends a target into which nothing was written, as if it had never

@@ -27,12 +27,14 @@ static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, co
     if (!item)
         return facts;
     facts.ready = fan_stream_id_of(item->producer);
-    if (item->value.form != FAN_FORM_DENSE || !item->owned)
+    if (item->value.form != FAN_FORM_DENSE || (!item->owned && !item->donated))
         return facts;
-    /* A running sum that earlier targets have seen is lent again (D34), one that was donated is
-     * not. */
-    fan_term term = {
-        .v = &item->value, .producer = item->producer, .owned = true, .exposed = item->shown};
+    /* A running sum that earlier targets have seen is lent again (D34). */
+    fan_term term = {.v = &item->value,
+                     .producer = item->producer,
+                     .owned = item->owned,
+                     .donated = item->donated,
+                     .exposed = item->shown};
     fan_fold sum = {.b = b, .slot = slot, .terms = &term, .n = 1, .seen = state->summed_seen};
     facts.reuse = fan_term_may_write(&sum, 0, FAN_WRITER_TARGET);
     return facts;
@@ -142,18 +144,20 @@ static fan_status target_fill(fan_buffer *b, fan_dtype acc, fan_target *t, fan_e
 }
 
 fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream,
-                             fan_target *t, fan_error *err)
+                             fan_dtype undeclared, fan_target *t, fan_error *err)
 {
     int64_t strides[FAN_MAX_NDIM] = {0};
     memset(t, 0, sizeof *t);
     FAN_TRY(fan_slot_check(b, slot, err));
     const fan_slot_spec *spec = b->slots[slot].spec;
-    if (!spec->has_shape || spec->dtype == FAN_DT_NONE) {
+    fan_dtype acc = undeclared;
+    if (spec->dtype != FAN_DT_NONE)
+        acc = fan_accum_dtype(spec->dtype, spec->accumulate);
+    if (!spec->has_shape || acc == FAN_DT_NONE) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
                            "target() needs a slot that declares its shape and dtype: give "
                            "fanin.Slot(shape=, dtype=)");
     }
-    fan_dtype acc = fan_accum_dtype(spec->dtype, spec->accumulate);
     fan_device *d = target_device(b, slot, stream);
     fan_array like = {.dtype = acc,
                       .ndim = spec->ndim,

@@ -35,6 +35,12 @@ class Target:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> Literal[False]: ...  # step
+    def _lend(self, origin: int, undeclared: object, /) -> Any:  # step
+        """Begin as `__enter__`, and return an array of the library with this number (`_interop.classes`). A slot that
+        declares its shape alone needs `undeclared`, the dtype of its sum.
+        """
+    def _cancel(self) -> None:  # step
+        """End without a contribution, where nothing was written."""
 
 @final
 class InputBuffer:
@@ -180,11 +186,11 @@ class InputBuffer:
     def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target:
         """Return a context that lends an array, in the accumulation dtype, into which a producer adds by itself.
 
-        The array is the slot's running sum if the buffer owns that, `key` comes next, and the producer's stream is
-        the one that sums; other calls for the slot then wait for the end of the block. Otherwise it holds zeros, and
-        becomes a contribution at the end. If the body raises, the zeros are dropped; a slot whose running sum was
-        lent is poisoned, and all its calls but clear() raise RuntimeError. Do not write into the array after the
-        block.
+        The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, and the
+        producer's stream is the one that sums; other calls for the slot then wait for the end of the block. Otherwise
+        it holds zeros, and becomes a contribution at the end. If the body raises, the zeros are dropped; a slot whose
+        running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do not write into the array
+        after the block.
 
         Parameters
         ----------

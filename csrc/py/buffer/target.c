@@ -13,6 +13,7 @@ typedef struct target_object {
     size_t slot;
     int64_t key;
     fan_stream *stream; /* held; NULL: S4 */
+    int origin; /* of the library whose array is lent; less than FAN_FROM_FOREIGN: of ours */
     enum {
         FRESH,
         LENT,
@@ -42,13 +43,13 @@ PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream 
 static int end(target_object *self, bool good)
 {
     FAN_UNINITIALIZED fan_error err;
-    fan_origin origin = FAN_FROM_NDARRAY;
-    if (self->t.device->backend->has_streams)
+    int origin = self->origin;
+    if (origin < FAN_FROM_FOREIGN && self->t.device->backend->has_streams)
         origin = FAN_FROM_DEVICE_ARRAY;
     self->state = OVER;
     fan_error_clear(&err);
     fan_status status =
-        fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good, origin, &err);
+        fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good, (uint8_t)origin, &err);
     if (!good)
         return 0;
     return fan_check(status, &err);
@@ -57,6 +58,11 @@ static int end(target_object *self, bool good)
 /* lent_wrap: the lent array as a Python object; new reference; NULL with an exception. */
 static PyObject *lent_wrap(const target_object *self)
 {
+    if (self->origin >= FAN_FROM_FOREIGN) {
+        fan_value lent = fan_value_dense(fan_array_hold(self->t.array), self->t.device);
+        lent.origin = (uint8_t)self->origin;
+        return fan_export(&lent);
+    }
     if (self->t.device->backend->has_streams)
         return fan_array_wrap(self->t.array, self->t.device);
     if (!fan_dtype_needs_ml_dtypes(self->t.array->dtype))
@@ -67,16 +73,16 @@ static PyObject *lent_wrap(const target_object *self)
     return NULL;
 }
 
-static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
+static PyObject *target_begin(target_object *self, int origin, fan_dtype undeclared)
 {
-    target_object *self = of(o);
     if (self->state != FRESH)
         return PyErr_Format(PyExc_RuntimeError,
                             "a target is entered once; make another with buffer.target()");
     if (FAN_CHECK(fan_buffer_target(fan_buffer_of(self->buffer), self->slot, self->key,
-                                    self->stream, &self->t, &err)) < 0)
+                                    self->stream, undeclared, &self->t, &err)) < 0)
         return NULL;
     self->state = LENT;
+    self->origin = origin;
     PyObject *out = lent_wrap(self);
     if (!out) {
         PyObject *live = fan_exception_take();
@@ -89,6 +95,24 @@ static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
     return out;
 }
 
+static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return target_begin(of(o), FAN_FROM_NDARRAY, FAN_DT_NONE);
+}
+
+static PyObject *target_lend(PyObject *o, PyObject *const *a)
+{
+    int64_t origin;
+    fan_dtype undeclared;
+    if (fan_number_arg(a[0], "_lend: origin", &origin) < 0)
+        return NULL;
+    if (origin < FAN_FROM_FOREIGN || origin > 255)
+        return PyErr_Format(PyExc_ValueError, "_lend: expected the number of a library");
+    if (fan_dtype_parse(a[1], &undeclared) < 0)
+        return NULL;
+    return target_begin(of(o), (int)origin, undeclared);
+}
+
 static PyObject *target_exit(PyObject *o, PyObject *const *a)
 {
     target_object *self = of(o);
@@ -97,6 +121,16 @@ static PyObject *target_exit(PyObject *o, PyObject *const *a)
     if (end(self, a[0] == Py_None) < 0)
         return NULL;
     Py_RETURN_FALSE;
+}
+
+static PyObject *target_cancel(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    target_object *self = of(o);
+    if (self->state == LENT) {
+        self->state = OVER;
+        fan_buffer_target_cancel(fan_buffer_of(self->buffer), &self->t);
+    }
+    Py_RETURN_NONE;
 }
 
 static int target_traverse(PyObject *o, visitproc visit, void *arg)

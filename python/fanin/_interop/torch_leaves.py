@@ -102,6 +102,10 @@ class Taking:
         if self._reference in _takings:
             _takings.remove(self._reference)
 
+    def slot_of(self, p: torch.Tensor) -> int | None:
+        """The slot of a parameter: the object itself."""
+        return self._slots.get(id(p))
+
     def is_replaced(self, slot: int) -> bool:
         """Before `end`: whether the node of a parameter is another one than at the beginning."""
         p = self.parameters[slot]

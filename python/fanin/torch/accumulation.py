@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -31,8 +32,10 @@ from .._interop.torch_leaves import (
     recorded,
     word,
 )
-from .._words import names_nearest
+from .._words import names_nearest, type_of
 from ..slots import Slot
+from .last import Last
+from .target import Target, written_later
 
 if TYPE_CHECKING:
     from .. import dist
@@ -172,11 +175,15 @@ class accumulate(_core.Block):
         self._sums = [of[d] for d in own]
         if budget is None and dtype != "exact" and all(of[d] in (d, _sum_dtype(d, None)) for d in of):
             budget = 0  # each gradient is added in place while it is in the cache, as torch does
-        with _named(self._names):
+        with self._named():
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name=BUFFER)
         n = len(self._sums)
         self._firsts: list[torch.Tensor | None] = [None] * n  # earlier gradients, into which the sums are written
         self._joined: dict[int, torch.Tensor] = {}  # sums with what reached .grad all the same
+        self._targets: weakref.WeakSet[Target] = weakref.WeakSet()  # those that are open
+        self._left_open: set[int] = set()  # slots whose target was open when the block ended
+        self._aliases: dict[int, list[tuple[torch.Tensor, int]]] = {}  # of lent sums: views that were kept
+        self._last: Last | None = None  # the one that is open
         self._came = bytearray(n + 1)  # 1: the slot received a gradient; the last: the block has ended
 
     def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
@@ -218,6 +225,163 @@ class accumulate(_core.Block):
         self._reducer._collect_at(key)
         return self
 
+    def target(self, p: torch.Tensor) -> Target:
+        """Lend the running sum of a parameter to a kernel that adds into it, so that no gradient is made.
+
+        `with block.target(p) as acc:` in the `backward` of a `torch.autograd.Function`, which returns None for the
+        parameter, gives a tensor of the parameter's shape in the dtype of the sum; `acc.addmm_(x.t(), g)` adds to it,
+        on the current stream. The end of the `with` counts it as one contribution, beside gradients that come in the
+        usual way, as of a weight that is used twice.
+
+        The tensor is the running sum, if it is complete, dense, in its own memory or that of an earlier gradient, and
+        no other thread uses it; its strides are those of the sum. Else it holds zeros, which are added to the sum at
+        the end of the `with`: so for "exact" sums, with a `budget`, in a target within a target of the parameter, and
+        while another thread has the sum. Write only by adding, and only within the `with`: after it, `acc` is empty,
+        and a write to a view that was kept is an error at the end of the block, which names the parameter. (Writes
+        that torch does not count, as through `acc.numpy()`, are not found.)
+
+        If the body raises, zeros are dropped and the sum is as it was; a running sum that was lent has an unknown part
+        of the body's writes: it is not left in `.grad`, and the end of the block names the parameter. An earlier
+        `.grad` is then what the body left there.
+
+        Parameters
+        ----------
+        p : torch.Tensor
+            A parameter of the block: the object itself, which `ctx.saved_tensors` returns, but not within a checkpoint
+            or other hooks of saved tensors. There keep it in `forward`: `ctx.w = w`.
+
+        Returns
+        -------
+        context manager
+            Enter it once.
+
+        Raises
+        ------
+        TypeError
+            Not a tensor; at the beginning of the `with`, a parameter without memory of its own, or one that is neither
+            on the CPU nor on CUDA.
+        ValueError
+            The block does not have this parameter, or its shape has changed.
+        RuntimeError
+            Outside of the block; over ranks (`group=`); with gradients enabled, as in `backward(create_graph=True)`:
+            what is added cannot be differentiated; a parameter with hooks of `register_hook`, which would not see what
+            is added. At the end of the `with`: `acc` records a graph or has other memory (nothing was added if it held
+            zeros), or the block has ended.
+
+        Notes
+        -----
+        Source: `addmm_` with beta=1 (torch.Tensor.addmm_), and D34 of docs/decisions.md.
+
+        Examples
+        --------
+        >>> class Linear(torch.autograd.Function):  # doctest: +SKIP
+        ...     @staticmethod
+        ...     def forward(ctx, x, w):
+        ...         ctx.save_for_backward(x, w)
+        ...         ctx.w = w
+        ...         return x @ w
+        ...
+        ...     @staticmethod
+        ...     def backward(ctx, g):
+        ...         x, w = ctx.saved_tensors
+        ...         with block.target(ctx.w) as acc:
+        ...             acc.addmm_(x.t(), g)
+        ...         return g @ w.t(), None
+        """
+        return Target(self, self._slot_of("target", p))
+
+    def last(self, step: Callable[[torch.Tensor], object]) -> Last:
+        """Step an optimizer leaf by leaf in the last pass of a batch, so that no two finished sums are alive at once.
+
+        In the pass within `with block.last(step):`, each parameter's sum is finished as soon as its gradient of this
+        pass has arrived: it is left where `into` names, hooks after accumulation run, `step(p)` runs, without
+        gradients enabled, and the sum is freed before the next one is made. So `step` need not clear `.grad`. A tensor
+        that was there before the block stays, as `step` leaves it. Parameters that the pass does not reach and that
+        have a sum are stepped at the end of the `with`, in the order of the block.
+
+        After its step a parameter begins anew: gradients that come later in the block are a new sum, so that one block
+        may hold many batches. Give each parameter an optimizer of its own:
+        `optimizers = {p: torch.optim.Adam([p]) for p in model.parameters()}`.
+
+        Each parameter takes one gradient within the `with`: several uses of it in one pass are one. In several threads,
+        `step` may run for several parameters at once: join the threads within the `with`. What needs all gradients at
+        once, as a clipped norm does, cannot be done in `step`.
+
+        Parameters
+        ----------
+        step : callable
+            Called with a parameter that has its sum.
+
+        Returns
+        -------
+        context manager
+            Enter it once.
+
+        Raises
+        ------
+        TypeError
+            `step` cannot be called.
+        RuntimeError
+            Outside of the block; within another `last`; over ranks (`group=`); a parameter whose tensor was replaced
+            within the block. In a backward pass: a second gradient for a parameter after its step, as of a second pass
+            or of reentrant checkpoints that share it; the gradient stays in the sum. A sum that cannot be finished.
+        BaseException
+            What `step` raises, with a note that names the parameter, ends the pass; the sum of this parameter stays in
+            `.grad` as `step` left it, and all others are in `.grad` at the end of the block. So it is with Ctrl-C.
+
+        Notes
+        -----
+        Source: optimizers in the backward pass (`register_post_accumulate_grad_hook`), here with accumulation.
+
+        Examples
+        --------
+        >>> with fanin.torch.accumulate(model.parameters()) as block:  # doctest: +SKIP
+        ...     for x in batches[:-1]:
+        ...         model(x).square().mean().backward()
+        ...     with block.last(lambda p: optimizers[p].step()):
+        ...         model(batches[-1]).square().mean().backward()
+        """
+        if not callable(step):
+            raise TypeError(f"accumulate: last(step): expected a function of a parameter, got {type_of(step)}")
+        return Last(self, step)
+
+    def _slot_of(self, call: str, p: torch.Tensor) -> int:
+        """The slot of a parameter of the block."""
+        self._check_open(f"{call}(p)")
+        if not isinstance(p, torch.Tensor):
+            raise TypeError(f"accumulate: {call}(p): expected a parameter of the block, got {type_of(p)}")
+        slot = self._taking.slot_of(p)
+        if slot is not None:
+            return slot
+        raise ValueError(
+            f"accumulate: {call}(p): the block does not collect this tensor of shape {tuple(p.shape)}: expected one of"
+            " its parameters itself, not a view or a copy, such as saved tensors are within a checkpoint (keep the"
+            " parameter in forward: ctx.w = w)"
+        )
+
+    def _named(self) -> contextlib.AbstractContextManager[None]:
+        return _named(self._names)
+
+    def _check_open(self, call: str) -> None:
+        if self._reducer is not None:
+            raise RuntimeError(f"accumulate: {call} is for a block without ranks: give no group=")
+        if not self._active or not self._began or self._came[-1]:
+            raise RuntimeError(f"accumulate: {call} outside of the block: call it between its beginning and its end")
+
+    def _stop_targets(self, failed: dict[int, Exception]) -> None:
+        """End the targets of this thread that are open; `take` waits for those of other threads. May be repeated."""
+        for target in [*self._targets]:
+            if target.thread == threading.get_ident():
+                self._left_open.add(target.slot)
+                try:
+                    target.stop()
+                except Exception as e:
+                    failed[target.slot] = e
+
+    def _is_rewritten(self, slot: int) -> bool:
+        """Whether a view of the slot's lent sum was written after its `with`."""
+        return any(alias._version != version for alias, version in self._aliases.get(slot, ()))
+
     def __repr__(self) -> str:
         if self._reducer is not None:
             return f"<fanin.torch.accumulate: {len(self._parameters)} parameters over {self._reducer.group!r}>"
@@ -240,19 +404,25 @@ class accumulate(_core.Block):
             self._collecting = self._reducer._collect()
             self._collecting.__enter__()
             return self
+        self._buffer.clear()  # of a gradient that came after the last end, in another thread, which got an error
         self._came[-1] = 0
         self._joined.clear()
+        self._left_open.clear()
+        self._aliases.clear()
         self._taking.begin(self._collectors())
         self._firsts = [getattr(p, self.into, None) for p in self._parameters]
         for slot, first in enumerate(self._firsts):
             if first is not None:
-                with _named(self._names):
-                    # If it has the dtype of the sum, the sum is made in it.
-                    self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
+                self._add_first(slot, first)
                 if self.into == "grad":
                     self._parameters[slot].grad = None
         self._began = True
         return self
+
+    def _add_first(self, slot: int, first: torch.Tensor) -> None:
+        """Add an earlier gradient. If it has the dtype of the sum, the sum is made in it."""
+        with self._named():
+            self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
 
     def _end(self, error: BaseException | None) -> None:
         if self._again:  # what ends is the entry that was refused: the block goes on
@@ -343,6 +513,9 @@ class accumulate(_core.Block):
             try:
                 if found is None:
                     found = self._set_within()
+                if self._last is not None:
+                    self._last.close()
+                self._stop_targets(failed)
                 self._taking.end()
                 self._came[-1] = 1
                 self._take(sums, failed)
@@ -371,6 +544,15 @@ class accumulate(_core.Block):
                 f"accumulate: the tensor of {self._words(strays)} was replaced within the block, as by set_() or"
                 " torch.utils.swap_tensors(): torch made it a new AccumulateGrad node, without the block's hook; its"
                 f" later gradients are {place}: replace tensors outside of the block, or assign to .data"
+            )
+        rewritten = [slot for slot in [*self._aliases] if self._is_rewritten(slot)]
+        self._aliases.clear()
+        if rewritten:
+            raise RuntimeError(written_later(self._words(rewritten)))
+        if self._left_open:
+            raise RuntimeError(
+                f"accumulate: a target of {self._words(self._left_open)} was open when the block ended: its sum has"
+                " what was added until then: use `with block.target(p) as acc:` within the block"
             )
         if was_set:
             raise RuntimeError(
@@ -425,31 +607,42 @@ class accumulate(_core.Block):
         for slot in range(n):
             if slot not in sums:
                 try:
-                    with _named(self._names):
-                        one = itertools.starmap(functools.partial(take, slot=slot, out=self._out(slot)), [()])
-                        sums.update(zip([slot], one, strict=True))
+                    self._take_one(slot, sums)
                 except Exception as e:
                     failed[slot], sums[slot] = e, None
         self._buffer.clear()
 
+    def _take_one(self, slot: int, sums: dict[int, torch.Tensor | None]) -> None:
+        """Take one sum out of the buffer. Only C code runs between taking and storing it."""
+        take: Callable[..., Any] = self._buffer.take
+        with self._named():
+            one = itertools.starmap(functools.partial(take, slot=slot, out=self._out(slot)), [()])
+            sums.update(zip([slot], one, strict=True))
+
     def _leave(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
-        """Store each sum where `into` names, in the earlier tensor if there was one."""
-        into = self.into
-        for slot, (p, first) in enumerate(zip(self._parameters, self._firsts, strict=True)):
-            kept = total = sums[slot]
+        """Store each sum where `into` names."""
+        for slot in range(len(self._parameters)):
             try:
-                if first is not None and first.layout == torch.strided:
-                    kept = first
-                    if self._came[slot] and not _has_memory(first):  # torch would write all the same
-                        failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
-                    elif self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
-                        first.detach().copy_(total)
-                elif total is not None:
-                    kept = laid_out(total, p)
-                if kept is not None:  # else .grad stays None, or what it was if the block could not begin
-                    setattr(p, into, kept)
+                self._leave_one(slot, sums[slot])
             except Exception as e:  # the other parameters still get their sums
                 failed[slot] = e
+
+    def _leave_one(self, slot: int, total: torch.Tensor | None) -> None:
+        """Store a sum where `into` names, in the earlier tensor if there was one. This can be repeated."""
+        p, first, into = self._parameters[slot], self._firsts[slot], self.into
+        kept = total
+        try:
+            if first is not None and first.layout == torch.strided:
+                kept = first
+                if self._came[slot] and not _has_memory(first):  # torch would write all the same
+                    raise RuntimeError(f"the memory of its earlier .{into} was freed or cut")
+                if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
+                    first.detach().copy_(total)
+            elif total is not None:
+                kept = laid_out(total, p)
+        finally:
+            if kept is not None:  # else .grad stays None, or what it was if the block could not begin
+                setattr(p, into, kept)
 
     def _out(self, slot: int) -> torch.Tensor | None:
         """The tensor that a sum is written into: a large earlier gradient, or a new tensor for "main_grad". None: the

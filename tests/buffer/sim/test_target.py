@@ -78,6 +78,37 @@ def test_a_sum_that_is_lent_again_is_so_by_no_rule() -> None:
     assert buf.explain(0).splitlines()[-1] == "Rules that decided so far: S3, A7 (docs/rules.md)."
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_donated_sum_is_lent(order: Any) -> None:
+    """D34: its caller has given it away, so that the sum is made in it."""
+    buf = fanin.InputBuffer([np.empty((2, 3), np.float32)], budget=0)
+    mine = np.ones((2, 3), np.float32, order=order)
+    buf.add(0, mine, donate=True)
+    for k in range(3):
+        with buf.target(0) as out:
+            assert out.ctypes.data == mine.ctypes.data and out.strides == mine.strides
+            assert out.tolist() == (mine * 0 + 1 + k).tolist()
+            out += 1
+        buf.add(0, np.zeros((2, 3), np.float32))
+    (sum_,) = buf.take()
+    assert sum_.ctypes.data == mine.ctypes.data and sum_.tolist() == [[4.0] * 3] * 2
+
+
+@pytest.mark.parametrize("why", ["dtype", "parked", "kept", "gaps"])
+def test_a_donated_array_that_is_no_running_sum_is_not_lent(why: str) -> None:
+    dtype = np.float16 if why == "dtype" else np.float32
+    buf = fanin.InputBuffer([np.empty((2, 3), dtype)], budget=1 << 20 if why == "parked" else 0)
+    mine = np.ones((2, 6), dtype)[:, ::2] if why == "gaps" else np.ones((2, 3), dtype)
+    buf.add(0, mine, donate=why != "kept")
+    if why == "parked":
+        buf.add(0, mine.copy())
+    with buf.target(0) as out:
+        assert not out.any() and out.ctypes.data != mine.ctypes.data
+        out += 1
+    assert mine.tolist() == [[1.0] * 3] * 2 or why == "gaps"
+    assert buf.take()[0].tolist() == [[3.0 if why == "parked" else 2.0] * 3] * 2
+
+
 def test_zeros_are_lent_where_it_is_not() -> None:
     buf = one(budget=0)
     mine = G.copy()
