@@ -502,6 +502,147 @@ def test_a_rank_whose_pass_does_not_reach_its_tensors_is_named_on_every_rank() -
     assert on_ranks(rank) == [(1, None, None)] * 2
 
 
+# ---------------------------------------------------------------- the last pass of a block
+
+
+@pytest.mark.parametrize("order", ["key", "exact", "rank"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_sums_that_travel_in_the_last_pass_are_those_of_the_end_of_the_block(n: int, order: Any) -> None:
+    def sums(group: Any, last: bool) -> Any:
+        model = net("bfloat16")
+        with fanin.torch.accumulate(model.parameters(), group=group, order=order) as block:
+            for k in range(3):
+                key = 3 * group.rank + k
+                if order == "key":
+                    block.at(key)
+                with block.last() if last and k == 2 else contextlib.nullcontext():
+                    loss_of(model, key).backward()
+            at_the_end = [p.grad for p in model.parameters()]
+        return [p.grad for p in model.parameters()], at_the_end
+
+    def rank(group: Any) -> bool:
+        expected, none = sums(group, False)
+        ours, early = sums(group, True)
+        assert all(g is None for g in none)
+        assert all(g is p for g, p in zip(early, ours, strict=True))
+        return all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+    assert on_ranks(rank, n) == [True] * n
+
+
+def test_the_key_of_the_last_pass_is_set_before_it() -> None:
+    def rank(group: Any) -> Any:
+        [(_, w)] = named = parameters(1)
+        with fanin.torch.accumulate(named, group=group, order="key") as block:
+            for k in range(2):
+                block.at(2 * k + group.rank)
+                (w * [1e8, 1.0, -1e8, 3.0][2 * k + group.rank]).sum().backward()
+            block.at(4 + group.rank)
+            with block.last():
+                w.sum().backward()
+        return w.grad.tolist()
+
+    # ((((1e8 + 1) - 1e8) + 3) + 1) + 1 in float32
+    assert on_ranks(rank) == [[5.0] * 3] * 2
+
+
+def test_buckets_travel_while_the_last_pass_of_a_block_runs() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters(2)
+        (_, first), (_, last) = named
+        sent = threading.Event()
+        block = fanin.torch.accumulate(named, group=group, order="rank")
+        reducer = block._reducer = dist.Reducer(named, group, order="rank", bucket_bytes=1)
+        with block:
+            total(named).backward()
+            h = first * 1
+            # The gradient of `last` comes first; the pass goes on when its bucket has been summed.
+            h.register_hook(lambda g: None if sent.wait() else g)
+            bucket = next(b for b in reducer._buckets if 1 in b.indices)
+            summed = reducer._sum
+
+            def told(call: Any, one: Any) -> None:
+                summed(call, one)
+                if one is bucket:
+                    sent.set()
+
+            reducer._sum = told
+            with block.last():
+                (h + last).sum().backward()
+        return first.grad.tolist(), last.grad.tolist()
+
+    assert on_ranks(rank) == [([4.0] * 3, [4.0] * 3)] * 2
+
+
+def test_after_the_last_pass_of_a_block_another_one_is_refused() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters(1)
+        w = named[0][1]
+        with fanin.torch.accumulate(named, group=group) as block:
+            w.sum().backward()
+            with block.last():
+                w.sum().backward()
+            with pytest.raises(RuntimeError, match=r"w0 got a gradient after last\(\)"):
+                w.sum().backward()
+            with pytest.raises(RuntimeError, match=r"last\(\) a second time"), block.last():
+                pass
+        once = w.grad.tolist()
+        with fanin.torch.accumulate(named, group=group) as block:
+            w.sum().backward()
+        return once, w.grad.tolist()
+
+    assert on_ranks(rank) == [([4.0] * 3, [6.0] * 3)] * 2
+
+
+@pytest.mark.parametrize("where", ["in", "after", "twice", "grad set"])
+def test_an_error_in_or_after_the_last_pass_of_a_block(where: str) -> None:
+    def rank(group: Any) -> Any:
+        named = parameters(1)
+        w = named[0][1]
+        bad = group.rank == 1
+        error = {"in": ArithmeticError, "after": ArithmeticError, "twice": ValueError, "grad set": RuntimeError}[where]
+        kind = error if bad or where == "after" else fanin.PeerError
+        with pytest.raises(kind), fanin.torch.accumulate(named, group=group) as block:
+            w.sum().backward()
+            if bad and where == "grad set":
+                w.grad = torch.ones(3)
+            with block.last():
+                w.sum().backward()
+                if bad and where == "twice":
+                    w.sum().backward()
+                if bad and where == "in":
+                    raise ArithmeticError("planted")
+            if where == "after":
+                raise ArithmeticError("planted")
+        found = None if w.grad is None else w.grad.tolist()
+        w.grad = None
+        with fanin.torch.accumulate(named, group=group) as block:
+            w.sum().backward()
+        return found, w.grad.tolist()
+
+    after = [4.0] * 3 if where == "after" else None
+    first, second = on_ranks(rank)
+    assert first == (after, [2.0] * 3)
+    assert second == ([1.0] * 3 if where == "grad set" else after, [2.0] * 3)
+
+
+def test_a_last_pass_is_in_the_block_and_has_no_step_over_ranks() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters(1)
+        block = fanin.torch.accumulate(named, group=group)
+        with pytest.raises(RuntimeError, match=r"last\(\) outside of the block"):
+            block.last()
+        with block:
+            with pytest.raises(RuntimeError, match="without ranks"), block.last(lambda p: None):
+                pass
+            total(named).backward()
+        with pytest.raises(TypeError, match="expected a function of a parameter, got None"):
+            fanin.torch.accumulate(named).last()
+        return named[0][1].grad.tolist()
+
+    assert on_ranks(rank, 1) == [[1.0] * 3]
+
+
 # ---------------------------------------------------------------- the block of a reducer
 
 

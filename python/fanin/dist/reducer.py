@@ -369,6 +369,11 @@ class Reducer(_core.Block):
             self._taking.check()
 
     def _of_another(self, bucket: _Bucket, i: int) -> RuntimeError:
+        if isinstance(self._holder.get("now"), _Collecting) and not self._takes:
+            return RuntimeError(
+                f"accumulate: {bucket.layout.leaves[i].name} got a gradient after last(), whose end has summed all"
+                " gradients: run this pass before it, or in another block"
+            )
         when = "during the reducer's pass" if self._takes and not self._each else "after the end"
         return RuntimeError(
             f"Reducer: {bucket.layout.leaves[i].name} got a gradient {when}, of a pass in another thread: join the"
@@ -903,12 +908,21 @@ class _Contribution(_State):
 class _Collecting(_State):
     """Collects the gradients of any number of passes, on any thread; the end sums them over ranks."""
 
+    def __init__(self, reducer: Reducer) -> None:
+        super().__init__(reducer)
+        self.last: _Last | None = None  #: the pass whose end has summed them, or will
+
     def _begin(self) -> None:
         self.reducer._divert(self)
         self.begun = True
 
     def finish(self, error: BaseException | None) -> None:
         reducer = self.reducer
+        if self.last is not None:
+            reducer._undivert(self)
+            if error is not None:
+                raise error
+            return
         try:
             reducer._undivert(self)
             if self.begun:
@@ -923,6 +937,9 @@ class _Collecting(_State):
             reducer._fail(error)
         raise error
 
+    def at_last(self) -> _Last:
+        return _Last(self)
+
     def drop(self) -> None:
         """End without a sum: the other ranks wait until their time limit."""
         self.reducer._undivert(self)
@@ -931,6 +948,44 @@ class _Collecting(_State):
 
     def release(self, keep: bool) -> None:
         self.reducer._reset(keep)
+
+
+class _Last(_core.Block):
+    """The last pass of a `_Collecting`: all sums travel while it runs, and are in .grad at its end."""
+
+    def __init__(self, collecting: _Collecting) -> None:
+        self.collecting = collecting
+        self.one: _Pass | None = None
+
+    def _begin(self) -> None:
+        collecting, reducer = self.collecting, self.collecting.reducer
+        if collecting.last is not None:
+            raise RuntimeError("accumulate: last() a second time in one block: its sums are in .grad already")
+        collecting.last = self
+        reducer._undivert(collecting)
+        try:
+            reducer._check_grads()
+        except RuntimeError as e:  # .grad was set in the block
+            with suppress(RuntimeError), reducer.group.entered(reducer._name):  # this rank raises its own error
+                reducer._fail(e)
+            raise
+        reducer._contribute_all(reducer._key)
+        reducer._each = False  # a second gradient of a leaf is an error
+        self.one = reducer._reduced(block=True)
+        self.one._begin()
+
+    def _end(self, error: BaseException | None) -> None:
+        collecting, reducer = self.collecting, self.collecting.reducer
+        if collecting.last is not self:
+            return
+        try:
+            if self.one is not None:
+                self.one._end(error)
+        finally:
+            summed = self.one is None or not self.one.is_ours()
+            if summed and not collecting.over and reducer._holder.get("now") is not collecting:
+                reducer._divert(collecting)
+                reducer._takes = False  # what comes until the end of the block is refused
 
 
 def _on_device_thread(gradient: Any) -> bool:

@@ -290,8 +290,11 @@ class accumulate(_core.Block):
         """
         return Target(self, self._slot_of("target", p))
 
-    def last(self, step: Callable[[torch.Tensor], object]) -> Last:
+    def last(self, step: Callable[[torch.Tensor], object] | None = None) -> contextlib.AbstractContextManager[Any]:
         """Step an optimizer leaf by leaf in the last pass of a batch, so that no two finished sums are alive at once.
+
+        Over ranks, without a step: the sums travel while the pass within `with block.last():` runs, and are in `.grad`
+        at its end; a pass after it in the block is an error.
 
         In the pass within `with block.last(step):`, each parameter's sum is finished as soon as its gradient of this
         pass has arrived: it is left where `into` names, hooks after accumulation run, `step(p)` runs, without
@@ -310,7 +313,7 @@ class accumulate(_core.Block):
         Parameters
         ----------
         step : callable
-            Called with a parameter that has its sum.
+            Called with a parameter that has its sum. Over ranks: None.
 
         Returns
         -------
@@ -321,8 +324,11 @@ class accumulate(_core.Block):
         ------
         TypeError
             `step` cannot be called.
+        fanin.PeerError
+            Over ranks, at the end: another rank raised, is gone, or has other parameters or options.
         RuntimeError
-            Outside of the block; within another `last`; over ranks (`group=`); a parameter whose tensor was replaced
+            Outside of the block; within another `last`; a step over ranks (`group=`), or a second `last` there; a pass
+            of another thread meanwhile; a parameter whose tensor was replaced
             within the block. In a backward pass: a second gradient for a parameter after its step, as of a second pass
             or of reentrant checkpoints that share it; the gradient stays in the sum. A sum that cannot be finished.
         BaseException
@@ -341,7 +347,11 @@ class accumulate(_core.Block):
         ...     with block.last(lambda p: optimizers[p].step()):
         ...         model(batches[-1]).square().mean().backward()
         """
-        if not callable(step):
+        if self._collecting is not None and self._active and step is None:
+            return self._collecting.at_last()
+        if step is None and self._reducer is not None:
+            raise RuntimeError("accumulate: last() outside of the block: call it between its beginning and its end")
+        if step is None or not callable(step):
             raise TypeError(f"accumulate: last(step): expected a function of a parameter, got {type_of(step)}")
         return Last(self, step)
 
