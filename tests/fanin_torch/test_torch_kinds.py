@@ -175,6 +175,12 @@ def embedding() -> Made:
     return layer.weight, loss
 
 
+def no_leaf() -> Made:
+    p = matrix().requires_grad_().clone()
+    p.retain_grad()
+    return p, lambda step: (p * (1 + step)).sum()
+
+
 def sharded(way: str) -> Made:
     """A process group of this process must be there."""
     from torch.distributed import fsdp, tensor
@@ -249,7 +255,14 @@ class Refused:
         return outcome.error in known and re.search(self.match, outcome.text) is not None
 
 
-Cell = Torchs | Neither | Dense | Right | Refused
+@dataclass(frozen=True)
+class Untried:
+    """The operation takes no such parameter."""
+
+    text: str = "–"
+
+
+Cell = Untried | Torchs | Neither | Dense | Right | Refused
 
 TORCHS = Torchs()
 
@@ -420,6 +433,11 @@ ROWS = (
         {"lazy": lazy},
         refused(TypeError, "odd is a UninitializedParameter, which has no shape yet", *COLLECTS)
         | dict.fromkeys((PASS, HOOK), Neither()),
+    ),
+    Row(
+        "a tensor that an operation made, as by `torch.nn.utils.parametrize`",
+        {"no leaf": no_leaf},
+        refused(TypeError, "odd is no leaf", *COLLECTS) | {HOOK: Untried()},
     ),
     Row(
         "a DTensor, a parameter that FSDP shards (`fully_shard`, `FullyShardedDataParallel`)",
@@ -761,6 +779,8 @@ def of_replicas(group: Any) -> dict[str, tuple[Any, Any]]:
 
 def test_a_replica_with_the_hook_has_the_gradients_that_it_has_without_it(tmp_path: Path) -> None:
     every = on_processes(2, of_replicas, tmp_path)
+    tried = {KINDS[kind].text for kind in every[0]}
+    assert tried == {row.text for row in ROWS if not isinstance(row.cell(HOOK), Untried)}
     wrong = []
     for found in every:
         for kind, (alone, hooked) in found.items():

@@ -272,9 +272,12 @@ def dense_sum(total: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 
 def has_memory(p: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie in memory of its own: not those of a wrapper subclass, nor of device "meta"."""
+    """Whether a tensor's elements lie in memory of its own: not those of a wrapper subclass, nor of device "meta", nor
+    of a FakeTensor, whose storage is on that device, and whose address torch warns of.
+    """
     try:
-        return not p.numel() or p.untyped_storage().data_ptr() != 0
+        storage = p.untyped_storage()
+        return not p.numel() or (storage.device.type != "meta" and storage.data_ptr() != 0)
     except RuntimeError:
         return False
 

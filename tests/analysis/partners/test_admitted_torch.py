@@ -582,6 +582,40 @@ def shown(t: Any) -> Any:
     return t.tolist(), t.shape, t.stride()
 
 
+class Asks(Reverse):
+    """Calls a function in its forward, which takes no context."""
+
+    @staticmethod
+    def forward(x: Any, call: Callable[[], None]) -> Any:
+        call()
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+
+def test_a_function_that_runs_is_told_from_no_grad() -> None:
+    from fanin.analysis import admitted
+
+    seen: list[bool] = []
+
+    def ask() -> None:
+        seen.append(admitted.in_function())
+
+    x = torch.ones(2, requires_grad=True)
+    Asks.apply(x, ask)
+    with torch.no_grad():
+        Asks.apply(x, ask)
+    assert seen == [True, True]
+    seen.clear()
+    ask()
+    for around in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with around():
+            ask()
+    assert seen == [False] * 4
+
+
 @pytest.mark.parametrize("step", [61, pytest.param(1, marks=pytest.mark.full)])
 def test_an_interrupted_call_leaves_tensors_whole_or_untouched(step: int) -> None:
     seen = interrupts(writes_two, written, shown, range(1, 10**6, step))
