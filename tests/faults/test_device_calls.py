@@ -77,3 +77,47 @@ def test_a_failed_device_call_poisons_at_most_its_slot(budget: Any, memory: bool
     assert outcomes.get("no memory" if memory else "failed", 0) > 5, outcomes
     assert memory or poisonings > 0
     assert outcomes.get("nothing", 0) > 0, "the plan ran out of calls to fail"
+
+
+def batch(m: fanin.sim.Machine, fail: int) -> tuple[bool, list[Any]]:
+    """Add two gradients to each of three slots that have one; device call `fail` of add_many fails. Return whether it
+    raised, and of each slot the sum, or "poisoned".
+    """
+    p, q, c = (m.stream() for _ in range(3))
+    buf = fanin.InputBuffer(3, stream=c, budget=0)
+    for slot in range(3):
+        buf.add(slot, m.array(np.full(4, 1, np.float32)), stream=p)
+    g = [m.array(np.full(4, 2, np.float32)) for _ in range(6)]
+    q.wait(p)
+    hooks.fail_call(m, fail, False)
+    raised = False
+    try:
+        buf.add_many([0, 1, 2] * 2, g, stream=q)
+    except fanin.DeviceError:
+        raised = True
+    finally:
+        hooks.fail_call(m, -1)
+    found: list[Any] = []
+    for slot in range(3):
+        try:
+            total = buf.take(slot=slot)
+        except RuntimeError as e:
+            assert "poisoned until clear" in str(e)
+            found.append("poisoned")
+        else:
+            with fanin.stream(c):
+                found += set(total.numpy().tolist())
+    return raised, found
+
+
+def test_a_batch_that_fails_adds_nothing_or_poisons_a_slot() -> None:
+    """A caller that adds again after the error gets no sum that has a gradient twice."""
+    outcomes: set[str] = set()
+    for fail in range(100):
+        with fanin.sim.Machine(devices=1) as m:
+            raised, found = batch(m, fail)
+        assert set(found) <= {1, 5, "poisoned"}, found
+        if raised:
+            assert found == [1] * 3 or "poisoned" in found, (fail, found)
+        outcomes.add(f"raised, {found}" if raised else str(found))
+    assert {"[5.0, 5.0, 5.0]", "raised, ['poisoned', 5.0, 5.0]"} <= outcomes, outcomes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from typing import Any
@@ -198,6 +199,22 @@ def test_a_slot_is_poisoned_if_the_body_raises_with_the_running_sum() -> None:
     )
     buf.clear()
     assert buf.take() == [None]
+
+
+@pytest.mark.rule("S15")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_sum_for_another_device_has_a_new_event_after_a_body_that_ends_well(fails: bool) -> None:
+    with Machine(2) as m:
+        buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float64", device="sim:0")], stream=m.stream(1), budget=0)
+        p = m.stream()
+        for _ in range(2):
+            buf.add(0, m.array(np.ones(2)), stream=p)
+        before = buf.counters.events
+        with pytest.raises(KeyError) if fails else contextlib.nullcontext(), buf.target(0, stream=p) as x:
+            assert x.shape == (2,)
+            if fails:
+                raise KeyError
+        assert buf.counters.events - before == (not fails)
 
 
 def test_an_abandoned_target_is_a_failed_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fractions
 import itertools
 import json
 import os
@@ -97,6 +98,15 @@ def test_each_line_names_its_slot() -> None:
         ("fold", 2),
         *[("take", slot) for slot in (1, 2)],
     ]
+
+
+def test_lines_about_objects_are_on_the_host() -> None:
+    buf = fanin.InputBuffer(1)
+    with fanin.trace() as t:
+        for _ in range(2):
+            buf.add(0, fractions.Fraction(1, 2))
+        buf.take()
+    assert [(x.kind, x.device) for x in t.lines] == [("add", -1), ("add", -1), ("fold", -1), ("take", -1)]
 
 
 def test_a_trace_may_be_entered_again_and_continues() -> None:
