@@ -1024,6 +1024,7 @@ def stopped(at: int, run: Callable[[], None]) -> bool:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # no block of an earlier test ends while this one is traced
     sys.settrace(trace)
     try:
         run()
@@ -1031,6 +1032,7 @@ def stopped(at: int, run: Callable[[], None]) -> bool:
         assert left <= 0
     finally:
         sys.settrace(before)
+        gc.enable()
     return left <= 0
 
 
