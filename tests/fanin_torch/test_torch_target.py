@@ -1033,6 +1033,8 @@ def stopped(at: int, run: Callable[[], None]) -> bool:
     finally:
         sys.settrace(before)
         gc.enable()
+        # No handler has the bytecodes between an __enter__ and its body either.
+        torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
     return left <= 0
 
 
