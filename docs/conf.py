@@ -91,6 +91,7 @@ API = {
     "dist": ("Sums over ranks", "fanin.dist"),
     "tape": ("Differentiable operations", "fanin.tape"),
     "torch": ("With torch", "fanin.torch"),
+    "audit": ("Audit of a training loop", "fanin.audit"),
     "analysis": ("What a function writes and shares", "fanin.analysis"),
     "descriptors": ("The meaning of a graph's slots", "fanin.descriptors"),
     "testing": ("Tests of your own code", "fanin.testing"),

@@ -15,7 +15,7 @@ In a shell, `fanin demo` trains a network on simulated streams, and `fanin info`
 and the reference are in the folder `docs` of the sources, whose address `pip show fanin` prints. Modules:
 `fanin.sharing` (shared memory), `fanin.torch`, `fanin.dist` (ranks), `fanin.sim` (simulated machines), `fanin.graph`
 (graph trees), `fanin.tape` (differentiable operations), `fanin.analysis` and `fanin.descriptors` (writes and aliases),
-`fanin.testing` (a pytest plugin), `fanin.conformance` (laws for other engines).
+`fanin.audit` (training loops), `fanin.testing` (a pytest plugin), `fanin.conformance` (laws for other engines).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ __all__ = [
 ]
 
 #: Parts of the package that the rest does without. A copy of fanin may lack their folders.
-PARTS = ("analysis", "dist", "graph", "sim", "torch")
+PARTS = ("analysis", "audit", "dist", "graph", "sim", "torch")
 #: Modules that are imported at their first use.
 _LATER = (*PARTS, "conformance", "descriptors", "tape", "testing")
 _MOVED = dict.fromkeys(("Overlaps", "Verdict", "overlaps", "overlaps_itself"), "fanin.sharing")

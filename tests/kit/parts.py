@@ -18,6 +18,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "sim": ("sim",),
     "graph": ("graph",),
     "analysis": ("analysis",),
+    "audit": ("audit",),
     "dist": ("dist",),
     "torch": ("torch", "fanin_torch"),
     "api": ("api", "capi"),
@@ -27,6 +28,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "sim": ("simulated-device.md",),
     "graph": ("graph-trees.md", "recorded-steps.md"),
     "analysis": ("analysis.md",),
+    "audit": ("audit.md",),
     "dist": ("ranks.md",),
     "torch": (),
     "api": ("c-api.md",),
@@ -48,11 +50,11 @@ CORE = "the core"
 #: Parts of the package that may import every part: commands, the pytest plugin, the suite for other engines.
 TOOLS = ("python/fanin/cli/", "python/fanin/testing/", "python/fanin/conformance/", "python/fanin/__main__")
 #: Files that name a part which may be missing: the first use imports it, or the linker finds nothing. fanin.torch sums
-#: over ranks by fanin.dist.
+#: over ranks by fanin.dist, and audits by fanin.audit.
 DOORS: dict[str, tuple[str, ...]] = {
     "python/fanin/__init__": tuple(PARTS),
     "python/fanin/descriptors": ("analysis",),
-    "python/fanin/torch/__init__": ("dist",),
+    "python/fanin/torch/__init__": ("audit", "dist"),
     "python/fanin/torch/accumulation": ("dist",),
     "csrc/py/api/table/table": ("sim",),
     "csrc/py/device/backends": ("sim",),

@@ -146,6 +146,14 @@ picture: ...
 
 #: The output of those that need torch, with torch; without it they report that.
 WITH_TORCH = {
+    "21_audit.py": (
+        """\
+parameter ... verdict  what happened
+0.weight ... fault    arrival 3 is lost (after arrival 3), steps 0 .. 1  [+ + + rewritten +]
+the loss ... right    weights of 4 micro-batches: as expected, steps 0 .. 1
+0.bias and 2 others  right    as it should be, steps 0 .. 1  [+ + + +]
+"""
+    ),
     "07_torch_micro_batches.py": (
         "".join(
             f"{name:9} torch is off by ..., fanin by 1...; rounded once: True\n"

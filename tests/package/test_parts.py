@@ -64,6 +64,7 @@ assert fanin.overlap(np.ones(2), np.ones(2)).kind == "disjoint"
 from fanin import cli
 assert cli.main(["info"]) == 0
 names = {"sim": ["sim"], "graph": ["graph", "GraphTree"], "analysis": ["analysis", "descriptors"], "dist": ["dist"]}
+names["audit"] = ["audit"]
 if importlib.util.find_spec("torch"):
     names["torch"] = ["torch"]
 for part in names:
@@ -116,6 +117,7 @@ def test_each_part_has_folders_for_its_sources_and_tests_a_readme_and_a_page() -
         ("tests/device", {"sim"}),
         ("tests/engine/dist", {"dist"}),
         ("tests/fanin_torch", {"torch"}),
+        ("tests/fanin_torch/audit", {"audit", "torch"}),
         ("tests/laws/parts", set(PARTS)),
     ],
 )
@@ -152,7 +154,7 @@ def core_functions(part: str) -> list[str]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_package_works_without_a_part(part: str, copies: Path) -> None:
-    assert bool(core_functions(part)) == (part not in ("dist", "torch"))
+    assert bool(core_functions(part)) == (part not in ("audit", "dist", "torch"))
     done = run_python(USE, part, *core_functions(part), env={"PYTHONPATH": str(copies / part / "python")})
     assert done.stdout.endswith("the rest works\n")
 
@@ -253,7 +255,8 @@ def test_a_copy_of_the_tree_without_a_part_passes(built_without: tuple[str, Path
 
 def test_parts_use_the_core_alone_and_the_core_uses_no_part() -> None:
     edges = python_edges(ROOT / "python" / "fanin")
-    assert {part_of(f"python/{e.here}") for e in edges} == {*PARTS, CORE, "tools"} - WITHOUT_PYTHON.keys()
+    every = {*PARTS, "audit and torch", CORE, "tools"}
+    assert {part_of(f"python/{e.here}") for e in edges} == every - WITHOUT_PYTHON.keys()
     assert wrong_edges(edges, "python") == []
 
 

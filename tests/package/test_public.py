@@ -20,7 +20,7 @@ from kit.prepared import NUMPY, run_prepared
 pytestmark = pytest.mark.core
 
 #: The modules that users import, and those in which the names of `fanin` are made.
-PUBLIC = {"analysis", "cli", "conformance", "descriptors", "dist", "graph", "sharing", "sim", "tape"}
+PUBLIC = {"analysis", "audit", "cli", "conformance", "descriptors", "dist", "graph", "sharing", "sim", "tape"}
 PUBLIC |= {"testing", "torch"}
 NOUNS = {"errors", "options", "slots", "streams"}
 

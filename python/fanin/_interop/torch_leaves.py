@@ -130,6 +130,15 @@ class Taking:
             )
 
 
+def taker(p: torch.Tensor) -> str | None:
+    """What takes the gradients of a parameter now, "accumulate" or "Reducer"; None if they reach .grad."""
+    for reference in _takings:
+        taking = reference()
+        if taking is not None and id(p) in taking._slots:
+            return taking.call
+    return None
+
+
 def recorded(name: str | int) -> str:
     """Of a gradient that requires a gradient."""
     return (

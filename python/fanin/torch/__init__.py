@@ -21,9 +21,12 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
 from .accumulation import accumulate
 from .fan_ins import backward
 
+if TYPE_CHECKING or find_spec("fanin.audit"):
+    from .audit import audit
+
 if TYPE_CHECKING or find_spec("fanin.dist"):  # a copy of fanin may lack it
     from ..dist.torch_ranks import ReduceScatter, ddp_hook
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
-__all__ = ["ReduceScatter", "accumulate", "backward", "ddp_hook"]
+__all__ = ["ReduceScatter", "accumulate", "audit", "backward", "ddp_hook"]
