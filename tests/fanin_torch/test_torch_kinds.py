@@ -393,6 +393,13 @@ ROWS = (
         | refused(TypeError, "odd: expected a tensor whose elements lie in memory", *TRAVELS),
     ),
     Row(
+        "a wrapper subclass of 16 bits",
+        {"wrapper of bfloat16": lambda: thrice(nn.Parameter(Two(matrix().bfloat16(), matrix().bfloat16())))},
+        refused(TypeError, r"odd: a sum in torch\.float32 is of gradients whose elements lie in memory", ACCUMULATE)
+        | refused(TypeError, "odd: a main_grad lies in memory", MAIN_GRAD)
+        | refused(TypeError, "odd: expected a tensor whose elements lie in memory", *TRAVELS),
+    ),
+    Row(
         'on `device="meta"`, a FakeTensor',
         {
             "meta": lambda: thrice(nn.Parameter(torch.zeros(SHAPE, device="meta"))),
@@ -631,8 +638,6 @@ def check_goes_on(make: Callable[[], Made], p: Any, loss: Callable[[int], Any], 
 def test_every_kind_is_summed_as_torch_does_or_refused_by_name(
     kind: str, operation: str, earlier: bool, process_group: None
 ) -> None:
-    if kind in ("wrapper", "fake") and operation == ACCUMULATE and earlier:
-        pytest.xfail("the block leaves the earlier gradient, without the sum")
     check(kind, operation, earlier)
 
 
@@ -681,6 +686,25 @@ def test_every_kind_of_16_bits_has_one_rounding(kind: str, operation: str) -> No
         dist.threads(3, rank, timeout=None)
     for p in made:
         assert p.grad.dtype == torch.bfloat16 and p.grad.unique().tolist() == [258.0]
+
+
+@pytest.mark.parametrize(("own", "dtype"), [("bfloat16", "float32"), ("float32", "float64"), ("float32", "exact")])
+def test_a_wider_sum_of_a_wrapper_subclass_is_refused_and_its_own_is_torchs(own: str, dtype: str) -> None:
+    p = nn.Parameter(Two(torch.zeros(2, dtype=getattr(torch, own)), torch.zeros(2, dtype=getattr(torch, own))))
+    q = nn.Parameter(torch.zeros(2, dtype=getattr(torch, own)))
+    with pytest.raises(TypeError, match=f"^accumulate: odd: a sum in (torch.)?{dtype} .* give dtype=torch.{own}"):
+        ft.accumulate([q, ("odd", p)], dtype=dtype)
+    with ft.accumulate([q, ("odd", p)], dtype=own):
+        for c in TERMS:
+            (p * c).sum().backward()
+    assert values(p.grad) == ([258.0] * 2,) * 2
+
+
+def test_the_check_finds_an_earlier_gradient_without_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulation = pytest.importorskip("fanin.torch.accumulation")
+    monkeypatch.setattr(accumulation, "_lies_in", lambda total, first: True)
+    with pytest.raises(AssertionError):
+        check("wrapper", ACCUMULATE, True)
 
 
 def test_the_check_finds_a_sum_with_other_strides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,22 @@ def test_a_block_has_the_layout_of_the_parameter_without_the_policy_too(into: An
     assert getattr(p, into).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+# ---------------------------------------------------------------- inputs by name
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("kind", [dict, iter, tuple])
+def test_inputs_may_be_a_dict_as_in_torch(kind: Any, times: int) -> None:
+    found = []
+    for backward in PASSES:
+        p, q = ones(BF16), ones(BF16)
+        inputs = {"p": p} if kind is dict else kind([p])
+        backward(sum((p * q * c).sum().float() for c in (256.0, 1.0, 1.0)[:times]), inputs=inputs)
+        assert q.grad is None
+        found.append(p.grad.tolist())
+    assert found[0] == found[1]
+
+
 # ---------------------------------------------------------------- boxed gradients
 
 

@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 from .. import _core
 from .._checks import sequence
 from .._words import type_of
+from .protocols import DTypeLike
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -226,6 +227,17 @@ def gradient_dtype(call: str, p: torch.Tensor, name: str | int, into: str = "gra
     except TypeError as e:
         raise type(e)(f"{call}: {word(name)}: {e}") from None
     return dtype or p.dtype
+
+
+def check_sum(call: str, p: torch.Tensor, name: str | int, own: torch.dtype, total: DTypeLike) -> None:
+    """TypeError for a parameter whose gradients are no arrays, so that their own `+` would sum them, in their dtype,
+    where the sum is to run in another or exactly.
+    """
+    if total != own and not has_memory(p) and p.untyped_storage().device.type != "meta":
+        raise TypeError(
+            f"{call}: {word(name)}: a sum in {total} is of gradients whose elements lie in memory, and those of"
+            f" {type_of(p)} do not: give dtype={own}, for torch's own sums, or the tensors inside of it"
+        )
 
 
 def gradient_strides(p: torch.Tensor) -> tuple[int, ...]:

@@ -24,8 +24,10 @@ from .._interop.torch_leaves import (
     Taking,
     accumulators,
     after_hooks,
+    check_sum,
     gradient_dtype,
     gradient_strides,
+    has_memory,
     have_after_hooks,
     laid_out,
     leaves_of,
@@ -98,7 +100,7 @@ class accumulate(_core.Block):
     Raises
     ------
     TypeError
-        Not a tensor, not a leaf, or a module.
+        Not a tensor, not a leaf, or a module; a kind of parameter that docs/accumulation.md has as refused.
     ValueError
         An unknown `into`, no parameters, a parameter that another block collects, or a `grad_dtype` of None; options
         for ranks without `group`; `dtype`, `budget` or `into` with it.
@@ -173,6 +175,9 @@ class accumulate(_core.Block):
         self._shapes = [p.shape for p in self._parameters] if into == "main_grad" else []
         of = {d: _sum_dtype(d, dtype) for d in set(own)}
         self._sums = [of[d] for d in own]
+        for p, name, d in zip(self._parameters, self._names, own, strict=True):
+            if of[d] is not d or dtype == "exact":
+                check_sum("accumulate", p, name, d, "exact" if dtype == "exact" else of[d])
         if budget is None and dtype != "exact" and all(of[d] in (d, _sum_dtype(d, None)) for d in of):
             budget = 0  # each gradient is added in place while it is in the cache, as torch does
         with self._named():
@@ -646,7 +651,7 @@ class accumulate(_core.Block):
                 kept = first
                 if self._came[slot] and not _has_memory(first):  # torch would write all the same
                     raise RuntimeError(f"the memory of its earlier .{into} was freed or cut")
-                if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
+                if self._came[slot] and total is not None and not _lies_in(total, first):
                     first.detach().copy_(total)
             elif total is not None:
                 kept = laid_out(total, p)
@@ -689,6 +694,11 @@ def _has_memory(x: torch.Tensor) -> bool:
     """Whether the memory of a dense tensor still reaches to its last element."""
     last = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
     return bool(x.numel() == 0 or x.untyped_storage().nbytes() >= (last + 1) * x.itemsize)
+
+
+def _lies_in(total: torch.Tensor, first: torch.Tensor) -> bool:
+    """Whether a sum was made in the memory of an earlier gradient. Tensors without memory have one address, 0."""
+    return has_memory(first) and total.data_ptr() == first.data_ptr()
 
 
 def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:

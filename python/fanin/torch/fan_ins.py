@@ -72,7 +72,7 @@ def backward(
     gradients : torch.Tensor, or sequence of torch.Tensor or None
         As for torch (`grad_tensors`).
     inputs : torch.Tensor, or sequence or dict of torch.Tensor or GradientEdge
-        As for torch. Of a dict its values, as torch 2.14 takes them.
+        As for torch. Of a dict its values.
     retain_graph, create_graph : bool
         As for torch. With `create_graph` every sum is torch's own, and can be differentiated.
     accumulate : DTypeLike or "exact"
