@@ -134,7 +134,7 @@ NEAR = {
         "buffer/sim/test_many.py",
     ]
     + ["buffer/test_stats.py"],
-    "buffer/batch": ["buffer/sim/test_batches.py", "buffer/sim/test_many.py"],
+    "buffer/batch": ["buffer/sim/test_batches.py", "buffer/sim/test_many.py", "faults/test_device_calls.py"],
     "buffer/explain": ["buffer/sim/test_explain.py"],
     "buffer/take": ["buffer/sim/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"]
     + ["buffer/test_stats.py", "buffer/sim/test_stats_devices.py"],
@@ -144,7 +144,8 @@ NEAR = {
     "buffer/sync": ["spec/test_stream_rules.py", "spec/sim/test_streams_on_sim.py"],
     "buffer/accum": ["spec/test_accum_rules.py"],
     "buffer/plan": ["spec/test_stream_rules.py", "buffer/sim/test_explain.py"],
-    "buffer/order": ["spec/sim/test_streams_on_sim.py", "graph/test_capture.py", "spec/sim/test_streams_on_cuda.py"],
+    "buffer/order": ["spec/sim/test_streams_on_sim.py", "graph/test_capture.py", "spec/sim/test_streams_on_cuda.py"]
+    + ["graph/test_capture_table.py"],
     "buffer/": ["spec/test_accumulate.py", "spec/test_ledger.py", "buffer/test_kinds.py", "buffer/test_out.py"]
     + [
         "buffer/test_budget.py",

@@ -49,7 +49,7 @@ ALLOWED = {
     ): "waits for the limit's error, however late it comes",
     ("tests/dist/test_mpi.py", ""): "waits for the limit's error, however late it comes",
     ("tests/dist/test_gloo.py", "waits"): "waits for the limit's error, however late it comes",
-    ("tests/dist/test_gloo.py", "nobody_answers"): "waits for the limit's error, however late it comes",
+    ("tests/dist/test_gloo.py", "without_answers"): "waits for the limit's error, however late it comes",
     ("tests/dist/test_gloo.py", "killed"): "kills a rank in a sum: any moment will do",
     ("tests/dist/test_ddp.py", "late"): "waits for the limit's error, however late it comes",
     ("tests/dist/test_ddp.py", "shard_faults"): "waits for the limit's error, however late it comes",

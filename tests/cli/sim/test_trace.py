@@ -109,6 +109,16 @@ def test_lines_about_objects_are_on_the_host() -> None:
     assert [(x.kind, x.device) for x in t.lines] == [("add", -1), ("add", -1), ("fold", -1), ("take", -1)]
 
 
+@pytest.mark.rule("S21")
+def test_the_line_of_an_add_that_converts_names_the_rule() -> None:
+    with Machine(1) as m, fanin.trace() as t:
+        s = m.stream()
+        buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float32", device="sim:0")], stream=s)
+        for dtype in ("float64", "float32"):
+            buf.add(0, m.array(np.ones(2, dtype)), stream=s)
+    assert ["S21" in x.rules for x in t.lines if x.kind == "add"] == [True, False]
+
+
 def test_a_trace_may_be_entered_again_and_continues() -> None:
     t = fanin.trace()
     for n in (1, 2):
