@@ -212,7 +212,7 @@ def test_inputs_of_a_pass_may_be_a_dict_of_leaves() -> None:
     for other in ({0: 1}, {}, {w}, MappingProxyType({"w": w})):
         with pytest.raises((TypeError, ValueError), match=r"^backward: input"):
             fanin.backward([(top, 0, ones(2))], inputs=other, keep_graph=True)
-    with pytest.raises(TypeError, match=r"^grad: inputs: expected a sequence, got a dict"):
+    with pytest.raises(TypeError, match=r"^grad: inputs: expected a sequence of .*, got a dict"):
         fanin.grad([(top, 0, ones(2))], {"w": w})
 
 
