@@ -345,9 +345,7 @@ def _collectors(
     """
 
 # producers.c
-def _fan_ins(
-    roots: list[tuple[Any, int]], /
-) -> tuple[set[Any], dict[tuple[Any, int], list[tuple[Any, int]]]]:
+def _fan_ins(roots: list[tuple[Any, int]], /) -> tuple[set[Any], dict[tuple[Any, int], list[tuple[Any, int]]]]:
     """The nodes of a graph of torch's, and of each place (a node, and the index of one of its gradients) at which
     several gradients meet: the nodes and edges that they come from. A pass begins with gradients at the places `roots`,
     whose number among these is an edge of None.
