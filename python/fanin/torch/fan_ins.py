@@ -7,6 +7,8 @@ them fanin sums, the hooks of one pass, and the call.
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -111,8 +113,8 @@ def backward(
         retain_graph = flag("backward: retain_graph", retain_graph)
     named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(_several("at", at))]
     wanted = "accumulate" if accumulate is not None else "at" if named else None
-    if accumulate is not None and not isinstance(accumulate, str):
-        _core.dtype_name(accumulate)  # refuses what is none
+    if accumulate is not None:
+        _check_dtype(accumulate)
     if create_graph and wanted is not None:
         raise ValueError(f"backward: {wanted}= with create_graph=True: sums that are recorded are torch's own")
     _check_surroundings()
@@ -126,16 +128,26 @@ def backward(
         chosen = _chosen(_fan_ins([_place_of_root(t) for t in roots], inputs), accumulate, {*named})
         if chosen:
             with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
-                # A gradient to begin with comes from a node of this pass alone, as others come from theirs.
-                roots = [t.view_as(t) for t in roots]
+                # A gradient to begin with comes from a node of this pass alone, as others come from theirs. The node
+                # of an alias passes on a gradient of any layout.
+                roots = [torch.ops.aten.alias(t) for t in roots]
             sums = _Sums(chosen, accumulate, [t.grad_fn for t in roots])
-    try:
+    if sums is None:
         torch.autograd.backward(roots, gradients, retain_graph, create_graph, inputs=inputs)
-    finally:
-        if sums is not None:
-            sums.end()
-    if sums is not None:
-        sums.check()
+        return
+    with sums:
+        torch.autograd.backward(roots, gradients, retain_graph, create_graph, inputs=inputs)
+    sums.check()
+
+
+def _check_dtype(accumulate: DTypeLike) -> None:
+    """TypeError or ValueError if it is no dtype of sums."""
+    if isinstance(accumulate, str) and accumulate == "exact":
+        return
+    try:
+        _core.dtype_name(accumulate)
+    except (TypeError, ValueError) as e:
+        raise type(e)(f"backward: accumulate: {e}") from None
 
 
 def _check_surroundings() -> None:
@@ -243,12 +255,15 @@ class _FanIn:
 
 def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, named: set[Place]) -> list[_FanIn]:
     chosen = []
+    places: dict[Node, Any] = {}  # what torch knows of each place of a node: read once, as it is a new list each time
     for place, producers in fan_ins.items():
         node, index = place
         asked = place in named or accumulate is not None
         if len(producers) < (2 if place in named else SEVERAL):
             continue
-        what = node._input_metadata[index]
+        if node not in places:
+            places[node] = node._input_metadata
+        what = places[node][index]
         dtype = what.dtype
         if not (dtype.is_floating_point or dtype.is_complex) or not (asked or dtype.itemsize < NARROW):
             continue
@@ -262,6 +277,10 @@ def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, nam
             isinstance(producer, torch.autograd.function.BackwardCFunction) for producer, _ in producers
         ):
             why = "is made by a torch.autograd.Function, which may add into it"
+        elif not _is_summed(dtype):
+            why = f"has {dtype}"
+        elif accumulate is not None:
+            _check_sum(node, dtype, accumulate)
         if why is None:
             chosen.append(_FanIn(node.name(), tuple(what.shape), dtype, device == "cpu", asked, producers))
         elif asked:
@@ -271,6 +290,26 @@ def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, nam
     return chosen
 
 
+@functools.cache
+def _is_summed(dtype: torch.dtype) -> bool:
+    try:
+        _core.dtype_name(dtype)
+    except TypeError:
+        return False
+    return True
+
+
+def _check_sum(node: Node, dtype: torch.dtype, accumulate: DTypeLike) -> None:
+    """ValueError if the sum of gradients of a dtype cannot run in another."""
+    try:
+        fanin.add_n([torch.empty(0, dtype=dtype)], accumulate=accumulate)
+    except ValueError:
+        raise ValueError(
+            f"backward: accumulate={accumulate}: the gradients of {node.name()} have {dtype}, whose sum cannot run in"
+            " it (A11): expected a wider dtype of the same kind"
+        ) from None
+
+
 #: Whether a Function may add into the place of a sum itself.
 BUFFERS = hasattr(torch.autograd.function.FunctionCtx, "input_grad_buffers")
 
@@ -278,9 +317,10 @@ BUFFERS = hasattr(torch.autograd.function.FunctionCtx, "input_grad_buffers")
 # ---- the hooks of a pass
 
 
-class _Sums:
-    """The sums of one pass. Its hooks are the last of their nodes, so that others receive what the node made.
+class _Sums(_core.Block):
+    """The sums of one pass: a block, in which their hooks are there.
 
+    The hooks are the last of their nodes, so that others receive what the node made.
     On the CPU the first gradient of a sum becomes a place for the sum, which torch keeps, and the later ones undefined;
     when all have come, defined or not, the sum is written there. On CUDA, where torch has recorded an event when it got
     the place, the last gradient becomes the sum, and the others undefined.
@@ -299,20 +339,21 @@ class _Sums:
         for slot, f in enumerate(fan_ins):
             for key, (node, i) in enumerate(_in_order(f.producers, roots)):
                 edges[node].append((i, slot, key, None if checked else f.dtype))
+        self.roots, self.edges = roots, edges
+        self.hooks: list[Any] = []
+
+    def _begin(self) -> None:
+        """Register the hooks. Between a hook and its place in the list no Python runs, which Ctrl-C could end."""
         lock = threading.Lock()  # nodes of several devices run on several threads
         hooks = _core._producers(
             self.buffer, self.task, _task, self.coming, self.kept, lock.acquire, lock.release, self.arrive,
-            [*map(tuple, edges.values())],
+            [*map(tuple, self.edges.values())],
         )  # fmt: skip
-        self.hooks: list[Any] = []
-        try:
-            self.hooks += [node.register_prehook(self.begin) for node in roots]
-            self.hooks += [node.register_hook(hook) for node, hook in zip(edges, hooks, strict=True)]
-        except BaseException:
-            self.end()
-            raise
+        register = [node.register_hook for node in self.edges]
+        self.hooks.extend(node.register_prehook(self.enter) for node in self.roots)
+        self.hooks.extend(map(operator.call, register, hooks))
 
-    def begin(self, _: Gradients) -> None:
+    def enter(self, _: Gradients) -> None:
         self.task[0] = _task()
 
     def arrive(self, slot: int, key: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -374,7 +415,7 @@ class _Sums:
         self.kept[slot] = TORCHS
         return gradient
 
-    def end(self) -> None:
+    def _end(self, _: BaseException | None) -> None:
         """Remove the hooks, and drop what an error has left. May be repeated."""
         self.task[0] = NO_PASS
         for hook in self.hooks:
