@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kit.ctrl_c import raised_at
+from kit.support import run_python
 
 pytestmark = pytest.mark.partners
 
@@ -547,3 +548,48 @@ def test_what_torch_knows_of_the_places_of_a_node_is_read_once() -> None:
     chosen = fan_ins._chosen({(node, i): [(object(), 0)] * 3 for i in range(10)}, None, set())
     assert len(chosen) == 10
     assert node.read == 1
+
+
+DEEP = """
+import torch, fanin.torch
+
+def step(y, w):
+    return {"chain": lambda: y * w, "skips": lambda: y + torch.tanh(y * w)}[kind]()
+
+for kind, stacked, kept in [("chain", False, False), ("chain", False, True), ("skips", False, False),
+                            ("chain", True, False)]:
+    w = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    y = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    states = []
+    for _ in range(60000 if kind == "chain" else 25000):
+        y = step(y, w)
+        states += [y] if stacked else []
+    loss = (torch.stack(states) if stacked else y).float().sum()
+    del states
+    fanin.torch.backward(loss)
+    assert w.grad is not None
+    if not kept:
+        del y
+    del loss
+    y = None
+    print("freed")
+"""
+
+
+def test_a_deep_graph_is_freed_without_the_stack() -> None:
+    """torch 2.13 frees each node within the one before, if Python has read both; the end would be a signal."""
+    assert run_python(DEEP).stdout.split() == ["freed"] * 4
+
+
+def test_the_bands_of_a_deep_graph_hold_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_ins, "BAND", 10)
+    w, y = (torch.ones(2).to(BF16).requires_grad_() for _ in range(2))
+    for _ in range(95):
+        y = y * w
+    loss = y.float().sum()
+    backward(loss, retain_graph=True)
+    held, node = 0, loss.grad_fn
+    while following := [n for n in node.metadata.get(fan_ins.HOLDS, ()) if n.next_functions]:
+        [node] = following
+        held += 1
+    assert held == 9

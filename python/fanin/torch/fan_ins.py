@@ -40,6 +40,8 @@ SEVERAL = 3  # the sum of fewer gradients has the same bits in a wider dtype
 NARROW = 4  # bytes of an element, below which sums are wider than the gradient
 TORCHS = -1
 NO_PASS = -1  # torch counts its passes from 0
+BAND = 8000  # nodes that torch may free one within the other: each takes some 200 bytes of the stack
+HOLDS = "fanin: nodes that are freed after this one"  # an item of a node's `metadata`
 
 _task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -210,6 +212,8 @@ def _fan_ins(roots: list[Place], inputs: list[Any] | None) -> dict[Place, list[P
     pass begins with at a root comes from None, and the number of the root.
     """
     nodes, several = _core._fan_ins(roots)
+    if len(nodes) > BAND:
+        _part(nodes, [node for node, _ in roots])
     if inputs is None or not several:
         return several
     targets = {_place("backward: inputs", x)[0] for x in inputs}
@@ -220,6 +224,40 @@ def _fan_ins(roots: list[Place], inputs: list[Any] | None) -> dict[Place, list[P
         for place, from_ in several.items()
         if place[0] in reached
     }
+
+
+def _part(nodes: Iterable[Node], roots: Iterable[Node]) -> None:
+    """Part a deep graph into bands, which torch frees one after the other.
+
+    torch 2.13 frees a node that Python has read within the node before it, so a long chain overflows the stack. A node
+    has the band of its depth, the length of the longest path to it. The first nodes of each band are held by `metadata`
+    of those of the band before, which torch drops after the edges of its node.
+    """
+    before: defaultdict[Node, int] = defaultdict(int)
+    for node in nodes:
+        for to, _ in node.next_functions:
+            before[to] += 1
+    depth: defaultdict[Node, int] = defaultdict(int)
+    ready = [node for node in dict.fromkeys(roots) if not before[node]]
+    while ready:
+        node = ready.pop()
+        for to, _ in node.next_functions:
+            depth[to] = max(depth[to], depth[node] + 1)
+            before[to] -= 1
+            if not before[to] and to is not None:
+                ready.append(to)
+    first: defaultdict[int, dict[Node, None]] = defaultdict(dict)
+    for node in nodes:
+        for to, _ in node.next_functions:
+            if to is not None and depth[to] // BAND > depth[node] // BAND:
+                first[depth[to] // BAND][to] = None
+    held: list[Node] = []
+    for band in sorted(first, reverse=True):
+        for node in first[band]:
+            node.metadata[HOLDS] = held
+        held = [*first[band]]
+    for node in roots:
+        node.metadata[HOLDS] = held
 
 
 def _leading(nodes: Iterable[Node], targets: set[Node]) -> set[Node]:
