@@ -1031,4 +1031,4 @@ def test_norms_of_a_block_that_has_not_ended_are_refused(call: Callable[[Any], A
         assert w.grad.tolist() == [104.0] * 3
         call(reducer)
 
-    dist.threads(2, train)
+    dist.threads(2, train, timeout=None)

@@ -89,16 +89,17 @@ def backward(
         `accumulate` or `at` with `create_graph`; a dtype in which the sum of a gradient cannot run.
     RuntimeError
         Whatever torch raises. Inside a functorch transform or under compiled autograd; where `accumulate` or `at` names
-        a sum that is torch's: that of a tensor that is sparse, nested or on another device than the CPU and CUDA, one
-        in a pass from a GradientEdge, or the sum of a gradient that comes in another layout or dtype. On CUDA: the last
-        of the gradients of a tensor is undefined, or the first of a layout that only torch adds is not the first of
-        all.
+        a sum that is torch's: that of a tensor that is sparse, nested, of a dtype that fanin does not sum (complex32),
+        or on another device than the CPU and CUDA, one in a pass from a GradientEdge, or the sum of a gradient that
+        comes in another layout or dtype. On CUDA: the last of the gradients of a tensor is undefined, or the first of a
+        layout that only torch adds is not the first of all.
 
     Notes
     -----
-    A sum is left to torch if it is sparse or nested, or on a device other than the CPU and CUDA; if a
-    `torch.autograd.Function` may add into it by `ctx.input_grad_buffers`; on the CPU from the first gradient on that
-    has another layout than strided, or is of a subclass; and in passes from a tensor that is sparse or nested.
+    A sum is left to torch if it is sparse or nested, of a dtype that fanin does not sum (complex32, some of float8),
+    or on a device other than the CPU and CUDA; if a `torch.autograd.Function` may add into it by
+    `ctx.input_grad_buffers`; on the CPU from the first gradient on that has another layout than strided, or is of a
+    subclass; and in passes from a tensor that is sparse or nested.
 
     Source: hooks of nodes (`torch.autograd.graph.Node.register_hook`).
 
