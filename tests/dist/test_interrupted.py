@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import itertools
-import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,53 +21,13 @@ from fanin.dist import reducer as reducer_module
 from fanin.dist.group import Group
 from fanin.dist.reducer import Reducer
 from fanin.dist.threads import ThreadEngine, World
+from kit.ctrl_c import raised_at
 from kit.sample import sizes
 
 pytestmark = pytest.mark.core
 
 PACKAGE = str(Path(fanin.__file__).parent)
 OURS = (f"{PACKAGE}/dist/", f"{PACKAGE}/_interop/torch_leaves.py", f"{PACKAGE}/torch/")
-
-
-def in_finalizer(frame: FrameType | None) -> bool:
-    """Whether a `__del__` runs: Python calls it anywhere, and its exceptions reach no caller."""
-    while frame is not None and frame.f_code.co_name != "__del__":
-        frame = frame.f_back
-    return frame is not None
-
-
-def raised_at(n: int, fn: Callable[[], object], files: tuple[str, ...] = OURS) -> str:
-    """Call `fn`; raise KeyboardInterrupt at its n-th line in these files. Return the
-    line, or "" if there are fewer. The line of a `with` comes again at its end: not there, since Python raises no
-    KeyboardInterrupt before it has called `__exit__`, which an exception of this function would skip.
-    """
-    left = itertools.count(n, -1)
-    came: list[str] = []
-    last: dict[FrameType, int] = {}
-
-    def line(frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and not came:
-            path, number = frame.f_code.co_filename, frame.f_lineno
-            leaves_with = number < last.get(frame, 0) and linecache.getline(path, number).lstrip().startswith("with ")
-            last[frame] = number
-            if not leaves_with and next(left) == 0:
-                came.append(f"{path}:{number}")
-                raise KeyboardInterrupt(came[0])
-        return line
-
-    def call(frame: FrameType, event: str, argument: object) -> Any:
-        ours = frame.f_code.co_filename.startswith(files) and not in_finalizer(frame)
-        return line if ours else None
-
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
-        fn()
-    except KeyboardInterrupt as e:
-        assert e.args == tuple(came)
-    finally:
-        sys.settrace(before)
-    return came[0] if came else ""
 
 
 def alone() -> Group:
@@ -112,7 +71,7 @@ def interrupted(work: Callable[[Any, Reducer], None], options: dict[str, Any], s
         w = fanin.Leaf(np.zeros(3), name="w")
         group = alone()
         reducer = Reducer([w], group, **options)
-        came = raised_at(n, lambda work=work, w=w, reducer=reducer: work(w, reducer))
+        came = raised_at(n, lambda work=work, w=w, reducer=reducer: work(w, reducer), OURS)
         w.grad = None
         fanin.backward([(w, 0, np.ones(3))])
         assert w.grad is not None and w.grad.tolist() == [1, 1, 1], came
@@ -262,7 +221,7 @@ def test_after_ctrl_c_at_any_line_a_plain_pass_of_torch_is_right(work: Callable[
         loss = p.sum()
         group = alone()
         reducer = Reducer([p], group)
-        came = raised_at(n, lambda work=work, p=p, reducer=reducer: work(p, reducer))
+        came = raised_at(n, lambda work=work, p=p, reducer=reducer: work(p, reducer), OURS)
         p.grad = None
         loss.backward()
         assert p.grad.tolist() == [1, 1, 1], came

@@ -1151,3 +1151,25 @@ def test_a_gradient_without_memory_is_refused_by_the_name_of_its_parameter() -> 
         return p.grad.tolist()
 
     assert dist.threads(2, rank, timeout=None) == [[4.0, 4.0]] * 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda r: r.norm(), lambda r: r.stats(), lambda r: dist.clip_norm(r, 1.0)],
+    ids=["norm", "stats", "clip_norm"],
+)
+def test_norms_of_a_block_that_has_not_ended_are_refused(call: Callable[[Any], Any]) -> None:
+    """The sums are made at its end: before, `.grad` has those of the pass before."""
+
+    def train(group: Any) -> None:
+        w = torch.ones(3, requires_grad=True)
+        w.grad = torch.full((3,), 100.0)
+        reducer = dist.Reducer([w], group, order="exact")
+        with reducer:
+            (w * 2).sum().backward()
+            with pytest.raises(RuntimeError, match="inside a pass of the reducer, whose sums are made at its end"):
+                call(reducer)
+        assert w.grad.tolist() == [104.0] * 3
+        call(reducer)
+
+    dist.threads(2, train, timeout=None)

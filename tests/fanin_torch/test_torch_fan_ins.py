@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from kit.ctrl_c import raised_at
+from kit.support import run_python
 
 pytestmark = pytest.mark.partners
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 backward: Any = pytest.importorskip("fanin.torch").backward
+fan_ins: Any = pytest.importorskip("fanin.torch.fan_ins")
 checkpoint = torch.utils.checkpoint.checkpoint
 BF16 = torch.bfloat16
 
@@ -434,3 +441,156 @@ def test_random_graphs_sum_each_fan_in_of_three_and_more_once() -> None:
     assert summed > 20
     assert others > 20
     assert limits
+
+
+def hooks_of(node: Any) -> int:
+    """How many hooks a node has that receive what it made."""
+    handle = node.register_hook(lambda *_: None)
+    before = len(handle.hooks_dict_ref()) - 1
+    handle.remove()
+    return before
+
+
+def lines_that_leave_hooks(run: Callable[[Any], object], files: tuple[str, ...]) -> tuple[int, list[str]]:
+    """Call `run` with a loss, with Ctrl-C at each of its lines: how many there are, and which leave hooks."""
+    bad = []
+    for n in range(100_000):
+        w = torch.randn(8).to(BF16).requires_grad_()
+        terms = [w * f for f in factors(5, size=8)]
+        loss = torch.stack([t.float().sum() for t in terms]).sum()
+        came = raised_at(n, lambda loss=loss: run(loss), files)
+        if any(hooks_of(t.grad_fn) for t in terms):
+            bad.append(came)
+        if not came:
+            break
+        w.grad = None
+        backward(loss, retain_graph=True)
+        assert torch.equal(w.grad, folded(factors(5, size=8)[::-1])), came
+    return n, bad
+
+
+def test_ctrl_c_at_any_line_leaves_no_hook() -> None:
+    lines, bad = lines_that_leave_hooks(lambda loss: backward(loss, retain_graph=True), (fan_ins.__file__,))
+    assert lines > 50
+    assert not bad
+
+
+def hooks_for_a_while(loss: Any) -> None:
+    nodes = [to.next_functions[0][0].next_functions[0][0] for to, _ in loss.grad_fn.next_functions[0][0].next_functions]
+    hooks = [node.register_hook(lambda *_: None) for node in nodes]
+    for hook in hooks:
+        hook.remove()
+
+
+def test_hooks_that_ctrl_c_leaves_are_found() -> None:
+    _, bad = lines_that_leave_hooks(hooks_for_a_while, (str(Path(__file__)),))
+    assert bad
+
+
+@pytest.mark.parametrize("accumulate", [torch.float16, torch.int32, torch.complex64])
+def test_a_dtype_that_cannot_hold_a_sum_is_refused_before_the_pass(accumulate: Any) -> None:
+    first, w = (torch.randn(5).requires_grad_() for _ in range(2))
+    loss = sum((w * f).sum() for f in (1.0, 2.0, 3.0)) + (first * 2).sum()  # first has its gradient before w
+    with pytest.raises(ValueError, match=r"AccumulateGrad have torch\.float32, whose sum cannot run in it"):
+        backward(loss, accumulate=accumulate, retain_graph=True)
+    assert first.grad is None
+    backward(loss, accumulate=torch.float64)
+    assert first.grad is not None
+
+
+def test_what_is_no_dtype_is_refused_in_a_graph_without_sums() -> None:
+    w = torch.randn(5).requires_grad_()
+    with pytest.raises(ValueError, match="backward: accumulate: expected a dtype"):
+        backward(w.sum(), accumulate="exactly")
+    assert w.grad is None
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [torch.float8_e8m0fnu, torch.float8_e4m3fnuz, torch.complex32])
+def test_a_dtype_that_fanin_does_not_sum_is_torchs(dtype: Any) -> None:
+    w = torch.ones(5).to(dtype).requires_grad_()
+    loss = sum((w.to(torch.complex64) * f).real.sum() for f in (1.0, 2.0, 4.0))
+    errors = []
+    for run in (lambda: loss.backward(retain_graph=True), lambda: backward(loss, retain_graph=True)):
+        w.grad = None
+        try:
+            run()
+        except NotImplementedError as e:  # torch sums no float8
+            errors.append(str(e))
+        else:
+            assert w.grad.to(torch.complex64).tolist() == [7.0] * 5
+    assert len({*errors}) == len(errors) // 2
+    with pytest.raises(RuntimeError, match=f"AccumulateGrad has {dtype}: only torch sums it"):
+        backward(loss, accumulate="exact")
+
+
+def test_a_sparse_gradient_to_begin_with_is_torchs() -> None:
+    w = torch.ones(5, dtype=BF16, requires_grad=True)
+    backward([w, w, w], [torch.ones(5, dtype=BF16).to_sparse()] * 3)
+    assert w.grad.to_dense().tolist() == [3.0] * 5
+
+
+def test_what_torch_knows_of_the_places_of_a_node_is_read_once() -> None:
+    """It is a new list each time, of all places of the node, which may be thousands."""
+
+    class Node:
+        read = 0
+
+        @property
+        def _input_metadata(self) -> list[Any]:
+            self.read += 1
+            what = SimpleNamespace(dtype=BF16, shape=(2,), device=torch.device("cpu"), is_nested_tensor=False)
+            return [what] * 10
+
+        def name(self) -> str:
+            return "Unbind"
+
+    node = Node()
+    chosen = fan_ins._chosen({(node, i): [(object(), 0)] * 3 for i in range(10)}, None, set())
+    assert len(chosen) == 10
+    assert node.read == 1
+
+
+DEEP = """
+import torch, fanin.torch
+
+def step(y, w):
+    return {"chain": lambda: y * w, "skips": lambda: y + torch.tanh(y * w)}[kind]()
+
+for kind, stacked, kept in [("chain", False, False), ("chain", False, True), ("skips", False, False),
+                            ("chain", True, False)]:
+    w = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    y = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    states = []
+    for _ in range(60000 if kind == "chain" else 25000):
+        y = step(y, w)
+        states += [y] if stacked else []
+    loss = (torch.stack(states) if stacked else y).float().sum()
+    del states
+    fanin.torch.backward(loss)
+    assert w.grad is not None
+    if not kept:
+        del y
+    del loss
+    y = None
+    print("freed")
+"""
+
+
+def test_a_deep_graph_is_freed_without_the_stack() -> None:
+    """torch 2.13 frees each node within the one before, if Python has read both; the end would be a signal."""
+    assert run_python(DEEP).stdout.split() == ["freed"] * 4
+
+
+def test_the_bands_of_a_deep_graph_hold_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_ins, "BAND", 10)
+    w, y = (torch.ones(2).to(BF16).requires_grad_() for _ in range(2))
+    for _ in range(95):
+        y = y * w
+    loss = y.float().sum()
+    backward(loss, retain_graph=True)
+    held, node = 0, loss.grad_fn
+    while following := [n for n in node.metadata.get(fan_ins.HOLDS, ()) if n.next_functions]:
+        [node] = following
+        held += 1
+    assert held == 9

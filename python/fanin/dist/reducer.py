@@ -641,6 +641,7 @@ class Reducer(_core.Block):
         """The 2-norm of the sums, exact but for one rounding; inf if an element is inf or NaN.
 
         It is that of all `.grad`, or with into="shard" of all shards. Unless into="all", every rank must call it.
+        Inside a pass of the reducer it is a RuntimeError.
         """
         return self._over_ranks("Reducer.norm", False).norm
 
@@ -668,6 +669,11 @@ class Reducer(_core.Block):
         return {i: x for i, x in enumerate(mine) if x is not None}
 
     def _over_ranks(self, call_name: str, every: bool) -> SumStats:
+        if self._passing:
+            raise RuntimeError(
+                f"{call_name}: called inside a pass of the reducer, whose sums are made at its end: call it after the"
+                " pass"
+            )
         squares, absmax, nonfinite = Squares(), 0.0, 0
         for x in map(merged, self._sums().values()):
             squares.add(x)

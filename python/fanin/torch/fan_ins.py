@@ -7,6 +7,8 @@ them fanin sums, the hooks of one pass, and the call.
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +40,8 @@ SEVERAL = 3  # the sum of fewer gradients has the same bits in a wider dtype
 NARROW = 4  # bytes of an element, below which sums are wider than the gradient
 TORCHS = -1
 NO_PASS = -1  # torch counts its passes from 0
+BAND = 8000  # nodes that torch may free one within the other: each takes some 200 bytes of the stack
+HOLDS = "fanin: nodes that are freed after this one"  # an item of a node's `metadata`
 
 _task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -89,16 +93,17 @@ def backward(
         `accumulate` or `at` with `create_graph`; a dtype in which the sum of a gradient cannot run.
     RuntimeError
         Whatever torch raises. Inside a functorch transform or under compiled autograd; where `accumulate` or `at` names
-        a sum that is torch's: that of a tensor that is sparse, nested or on another device than the CPU and CUDA, one
-        in a pass from a GradientEdge, or the sum of a gradient that comes in another layout or dtype. On CUDA: the last
-        of the gradients of a tensor is undefined, or the first of a layout that only torch adds is not the first of
-        all.
+        a sum that is torch's: that of a tensor that is sparse, nested, of a dtype that fanin does not sum (complex32),
+        or on another device than the CPU and CUDA, one in a pass from a GradientEdge, or the sum of a gradient that
+        comes in another layout or dtype. On CUDA: the last of the gradients of a tensor is undefined, or the first of a
+        layout that only torch adds is not the first of all.
 
     Notes
     -----
-    A sum is left to torch if it is sparse or nested, or on a device other than the CPU and CUDA; if a
-    `torch.autograd.Function` may add into it by `ctx.input_grad_buffers`; on the CPU from the first gradient on that
-    has another layout than strided, or is of a subclass; and in passes from a tensor that is sparse or nested.
+    A sum is left to torch if it is sparse or nested, of a dtype that fanin does not sum (complex32, some of float8),
+    or on a device other than the CPU and CUDA; if a `torch.autograd.Function` may add into it by
+    `ctx.input_grad_buffers`; on the CPU from the first gradient on that has another layout than strided, or is of a
+    subclass; and in passes from a tensor that is sparse or nested.
 
     Source: hooks of nodes (`torch.autograd.graph.Node.register_hook`).
 
@@ -115,8 +120,8 @@ def backward(
         retain_graph = flag("backward: retain_graph", retain_graph)
     named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(_several("at", at))]
     wanted = "accumulate" if accumulate is not None else "at" if named else None
-    if accumulate is not None and not isinstance(accumulate, str):
-        _core.dtype_name(accumulate)  # refuses what is none
+    if accumulate is not None:
+        _check_dtype(accumulate)
     if create_graph and wanted is not None:
         raise ValueError(f"backward: {wanted}= with create_graph=True: sums that are recorded are torch's own")
     _check_surroundings()
@@ -130,16 +135,26 @@ def backward(
         chosen = _chosen(_fan_ins([_place_of_root(t) for t in roots], inputs), accumulate, {*named})
         if chosen:
             with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
-                # A gradient to begin with comes from a node of this pass alone, as others come from theirs.
-                roots = [t.view_as(t) for t in roots]
+                # A gradient to begin with comes from a node of this pass alone, as others come from theirs. The node
+                # of an alias passes on a gradient of any layout.
+                roots = [torch.ops.aten.alias(t) for t in roots]
             sums = _Sums(chosen, accumulate, [t.grad_fn for t in roots])
-    try:
+    if sums is None:
         torch.autograd.backward(roots, gradients, retain_graph, create_graph, inputs=inputs)
-    finally:
-        if sums is not None:
-            sums.end()
-    if sums is not None:
-        sums.check()
+        return
+    with sums:
+        torch.autograd.backward(roots, gradients, retain_graph, create_graph, inputs=inputs)
+    sums.check()
+
+
+def _check_dtype(accumulate: DTypeLike) -> None:
+    """TypeError or ValueError if it is no dtype of sums."""
+    if isinstance(accumulate, str) and accumulate == "exact":
+        return
+    try:
+        _core.dtype_name(accumulate)
+    except (TypeError, ValueError) as e:
+        raise type(e)(f"backward: accumulate: {e}") from None
 
 
 def _check_surroundings() -> None:
@@ -204,6 +219,8 @@ def _fan_ins(roots: list[Place], inputs: list[Any] | None) -> dict[Place, list[P
     pass begins with at a root comes from None, and the number of the root.
     """
     nodes, several = _core._fan_ins(roots)
+    if len(nodes) > BAND:
+        _part(nodes, [node for node, _ in roots])
     if inputs is None or not several:
         return several
     targets = {_place("backward: inputs", x)[0] for x in inputs}
@@ -214,6 +231,40 @@ def _fan_ins(roots: list[Place], inputs: list[Any] | None) -> dict[Place, list[P
         for place, from_ in several.items()
         if place[0] in reached
     }
+
+
+def _part(nodes: Iterable[Node], roots: Iterable[Node]) -> None:
+    """Part a deep graph into bands, which torch frees one after the other.
+
+    torch 2.13 frees a node that Python has read within the node before it, so a long chain overflows the stack. A node
+    has the band of its depth, the length of the longest path to it. The first nodes of each band are held by `metadata`
+    of those of the band before, which torch drops after the edges of its node.
+    """
+    before: defaultdict[Node, int] = defaultdict(int)
+    for node in nodes:
+        for to, _ in node.next_functions:
+            before[to] += 1
+    depth: defaultdict[Node, int] = defaultdict(int)
+    ready = [node for node in dict.fromkeys(roots) if not before[node]]
+    while ready:
+        node = ready.pop()
+        for to, _ in node.next_functions:
+            depth[to] = max(depth[to], depth[node] + 1)
+            before[to] -= 1
+            if not before[to] and to is not None:
+                ready.append(to)
+    first: defaultdict[int, dict[Node, None]] = defaultdict(dict)
+    for node in nodes:
+        for to, _ in node.next_functions:
+            if to is not None and depth[to] // BAND > depth[node] // BAND:
+                first[depth[to] // BAND][to] = None
+    held: list[Node] = []
+    for band in sorted(first, reverse=True):
+        for node in first[band]:
+            node.metadata[HOLDS] = held
+        held = [*first[band]]
+    for node in roots:
+        node.metadata[HOLDS] = held
 
 
 def _leading(nodes: Iterable[Node], targets: set[Node]) -> set[Node]:
@@ -249,12 +300,15 @@ class _FanIn:
 
 def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, named: set[Place]) -> list[_FanIn]:
     chosen = []
+    places: dict[Node, Any] = {}  # what torch knows of each place of a node: read once, as it is a new list each time
     for place, producers in fan_ins.items():
         node, index = place
         asked = place in named or accumulate is not None
         if len(producers) < (2 if place in named else SEVERAL):
             continue
-        what = node._input_metadata[index]
+        if node not in places:
+            places[node] = node._input_metadata
+        what = places[node][index]
         dtype = what.dtype
         if not (dtype.is_floating_point or dtype.is_complex) or not (asked or dtype.itemsize < NARROW):
             continue
@@ -268,6 +322,10 @@ def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, nam
             isinstance(producer, torch.autograd.function.BackwardCFunction) for producer, _ in producers
         ):
             why = "is made by a torch.autograd.Function, which may add into it"
+        elif not _is_summed(dtype):
+            why = f"has {dtype}"
+        elif accumulate is not None:
+            _check_sum(node, dtype, accumulate)
         if why is None:
             chosen.append(_FanIn(node.name(), tuple(what.shape), dtype, device == "cpu", asked, producers))
         elif asked:
@@ -277,6 +335,26 @@ def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, nam
     return chosen
 
 
+@functools.cache
+def _is_summed(dtype: torch.dtype) -> bool:
+    try:
+        _core.dtype_name(dtype)
+    except TypeError:
+        return False
+    return True
+
+
+def _check_sum(node: Node, dtype: torch.dtype, accumulate: DTypeLike) -> None:
+    """ValueError if the sum of gradients of a dtype cannot run in another."""
+    try:
+        fanin.add_n([torch.empty(0, dtype=dtype)], accumulate=accumulate)
+    except ValueError:
+        raise ValueError(
+            f"backward: accumulate={accumulate}: the gradients of {node.name()} have {dtype}, whose sum cannot run in"
+            " it (A11): expected a wider dtype of the same kind"
+        ) from None
+
+
 #: Whether a Function may add into the place of a sum itself.
 BUFFERS = hasattr(torch.autograd.function.FunctionCtx, "input_grad_buffers")
 
@@ -284,9 +362,10 @@ BUFFERS = hasattr(torch.autograd.function.FunctionCtx, "input_grad_buffers")
 # ---- the hooks of a pass
 
 
-class _Sums:
-    """The sums of one pass. Its hooks are the last of their nodes, so that others receive what the node made.
+class _Sums(_core.Block):
+    """The sums of one pass: a block, in which their hooks are there.
 
+    The hooks are the last of their nodes, so that others receive what the node made.
     On the CPU the first gradient of a sum becomes a place for the sum, which torch keeps, and the later ones undefined;
     when all have come, defined or not, the sum is written there. On CUDA, where torch has recorded an event when it got
     the place, the last gradient becomes the sum, and the others undefined.
@@ -305,20 +384,21 @@ class _Sums:
         for slot, f in enumerate(fan_ins):
             for key, (node, i) in enumerate(_in_order(f.producers, roots)):
                 edges[node].append((i, slot, key, None if checked else f.dtype))
+        self.roots, self.edges = roots, edges
+        self.hooks: list[Any] = []
+
+    def _begin(self) -> None:
+        """Register the hooks. Between a hook and its place in the list no Python runs, which Ctrl-C could end."""
         lock = threading.Lock()  # nodes of several devices run on several threads
         hooks = _core._producers(
             self.buffer, self.task, _task, self.coming, self.kept, lock.acquire, lock.release, self.arrive,
-            [*map(tuple, edges.values())],
+            [*map(tuple, self.edges.values())],
         )  # fmt: skip
-        self.hooks: list[Any] = []
-        try:
-            self.hooks += [node.register_prehook(self.begin) for node in roots]
-            self.hooks += [node.register_hook(hook) for node, hook in zip(edges, hooks, strict=True)]
-        except BaseException:
-            self.end()
-            raise
+        register = [node.register_hook for node in self.edges]
+        self.hooks.extend(node.register_prehook(self.enter) for node in self.roots)
+        self.hooks.extend(map(operator.call, register, hooks))
 
-    def begin(self, _: Gradients) -> None:
+    def enter(self, _: Gradients) -> None:
         self.task[0] = _task()
 
     def arrive(self, slot: int, key: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -380,7 +460,7 @@ class _Sums:
         self.kept[slot] = TORCHS
         return gradient
 
-    def end(self) -> None:
+    def _end(self, _: BaseException | None) -> None:
         """Remove the hooks, and drop what an error has left. May be repeated."""
         self.task[0] = NO_PASS
         for hook in self.hooks:
