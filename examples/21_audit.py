@@ -1,6 +1,6 @@
 """A training loop into which a fault is planted, and what fanin.torch.audit says of it. Needs torch.
 
-    python examples/21_audit.py [right | lost | cleared | twice | forgotten | kept | noise]
+Argument: right, lost, cleared, twice, forgotten, kept or noise.
 """
 
 import sys

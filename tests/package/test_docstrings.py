@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fanin
+import fanin.audit
 from fanin import _core
 from kit import core_names
 
@@ -31,6 +32,8 @@ def public() -> Iterator[tuple[str, Any]]:
                     yield f"fanin.{name}.{key}", member
     for name in fanin.sim.__all__:
         yield f"fanin.sim.{name}", getattr(fanin.sim, name)
+    for name in fanin.audit.__all__:
+        yield f"fanin.audit.{name}", getattr(fanin.audit, name)
     for name in fanin.analysis.__all__:
         if callable(getattr(fanin.analysis, name)):
             yield f"fanin.analysis.{name}", getattr(fanin.analysis, name)

@@ -62,7 +62,7 @@ class Ledger:
     ...     ledger.made("w", g, total)
     ...     total += g
     ...     ledger.arrived("w", total)
-    >>> print(ledger.read({"w": total})[0])
+    >>> print(ledger.read({"w": total})[1])
     w: fault: only the last of 3 arrivals counts: the sum was cleared each time
     """
 

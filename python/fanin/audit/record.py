@@ -25,6 +25,7 @@ FEW = 8  # elements at which gradients are kept, to describe a fault
 KEPT = 16  # gradients that are kept: a fault among more of them is described by the last ones alone
 NAMED = 6  # arrivals that a message names
 MARKS = 24  # different marks in a row of a table
+WIDE = ("float64", "float32", rounding.ROWS)  # dtypes whose sums have no roundings of a narrow one
 LOSS = 0.01  # a sum that a narrow dtype changes by more is a warning
 
 #: What is wrong with an arrival: with all arrivals, and with some.
@@ -100,7 +101,8 @@ class Record:
         self.crossed = False  # gradients of several threads arrive at once
         self.undelivered = 0  # gradients that a block has taken, which adds them later
         self.total: Vector | None = None  # the sum of the gradients, without the roundings of a narrow dtype
-        self.terms, self.size = 0, 0.0
+        self.terms = 0
+        self.size: float | None = 0.0  # the sum of the largest values of the terms; None: that of `total`
         self.kept: list[Vector] = []
         self.anchor: Vector | None = None  # the sum before the gradients that are kept
         self.skipped = False  # whether a gradient after them is not kept
@@ -128,8 +130,8 @@ class Record:
     @property
     def nbytes(self) -> int:
         """The bytes of the arrays that the record holds between two arrivals."""
-        arrays = [self.last, self.total, self.anchor, *self.kept]
-        return sum(a.nbytes for a in arrays if a is not None)
+        arrays = {id(a): a for a in (self.last, self.total, self.anchor, *self.kept) if a is not None}
+        return sum(a.nbytes for a in arrays.values())
 
     def discard(self, why: str) -> None:
         """Begin anew within a step: what has arrived is dropped by intent."""
@@ -318,7 +320,7 @@ class Record:
         self.last = after
         if after is not None and same(after, right, dtype):
             self._mark("+")
-            self._keep(gradient, before)
+            self._keep(gradient, before, after)
             return
         kind = self._kind(before, gradient, right, after)
         self.wrong.setdefault(kind, Numbers()).add(self.arrivals)
@@ -359,7 +361,7 @@ class Record:
         self.crossed = False
         if self.total is None or after is None:
             self.excuse = "several threads at once, after another change"
-        elif not rounding.within(after, self.total, self.dtype, self.terms, self.size, wide=False):
+        elif not rounding.within(after, self.total, self.dtype, self.terms, self._size(), wide=False):
             self._find("fault", "is not the sum of the gradients that several threads made at once")
         self._restart(after)
 
@@ -373,11 +375,11 @@ class Record:
                 self._find("fault", f"a block took {count} gradients, and there is no sum")
             self._restart(now)
             return
-        if not rounding.within(now, total, self.dtype, self.terms, self.size, wide=True):
+        if not rounding.within(now, total, self.dtype, self.terms, self._size(), wide=True):
             stories = self._stories(now, wide=True)
             if len(stories) == 1:
                 self._find("fault", stories[0])
-            elif rounding.within(now, total, self.dtype, self.terms, self.size, wide=False):
+            elif rounding.within(now, total, self.dtype, self.terms, self._size(), wide=False):
                 if stories:
                     self._find("undecided", _either(["as it should be", *stories]))
             elif stories:
@@ -474,6 +476,15 @@ class Record:
             return []
         return told(self.kept, self.anchor, self.arrivals, step, is_now)
 
+    def _scaled_and_clipped(self, puzzle: Puzzle, factors: Sequence[float], clips: Sequence[float]) -> str:
+        """Whether a sum was multiplied and then clipped as those of other parameters were."""
+        for f, c in itertools.product(dict.fromkeys(factors), dict.fromkeys(clips)):
+            wanted = np.clip(puzzle.last.astype(np.float64) * f, -c, c)
+            allowed = 4 * rounding.ROUNDOFF[self.dtype] * abs(wanted) + rounding.TINY[self.dtype]
+            if (abs(puzzle.now - wanted) <= allowed).all():
+                return f"multiplied by {f:.4g} and clipped by value at {c:.4g}"
+        return ""
+
     def _stories_of(self, puzzle: Puzzle, factors: Sequence[float], clips: Sequence[float]) -> list[str]:
         """What could have become of gradients before a change that other parameters had, too."""
 
@@ -484,21 +495,29 @@ class Record:
         def clipped(c: float, total: Vector) -> bool:
             return same(np.clip(total, -c, c), puzzle.now[:FEW], self.dtype)
 
-        if not puzzle.now[:FEW].any():
+        few = abs(puzzle.now[:FEW])
+        if len(np.unique(few[few > 0])) < FEW // 2:
             return []
         tests = [functools.partial(scaled, f) for f in dict.fromkeys(factors)]
-        tests += [functools.partial(clipped, c) for c in dict.fromkeys(clips)]
+        # Of elements that are all clipped, only the sign is left.
+        below = [c for c in dict.fromkeys(clips) if len(np.unique(few[(few > 0) & (few < c)])) >= FEW // 2]
+        tests += [functools.partial(clipped, c) for c in below]
         each = (told(puzzle.kept, puzzle.anchor, puzzle.arrivals, self.dtype, test) for test in tests)
         return next(filter(None, each), [])
 
-    def _keep(self, gradient: Vector, before: Vector | None = None) -> None:
-        """Add a gradient to the sum that is compared at the end, and keep some of its elements."""
+    def _keep(self, gradient: Vector, before: Vector | None = None, after: Vector | None = None) -> None:
+        """Add a gradient to the sum that is compared at the end, and keep some of its elements.
+
+        `after` is the sum with it, if it was seen; without roundings of a narrow dtype it is what is compared.
+        """
         self.terms += 1
-        finite = gradient[np.isfinite(gradient)]
-        self.size += float(abs(finite).max(initial=0.0))
-        self.total = added(self.total, gradient, rounding.exact(self.dtype))
-        if self.total is gradient:
-            self.total = gradient.copy()
+        self.size = None if after is not None else self._size() + _largest(gradient)
+        if after is not None and self.dtype in WIDE:
+            self.total = after
+        else:
+            self.total = added(self.total, gradient, rounding.exact(self.dtype))
+            if self.total is gradient:
+                self.total = gradient.copy()
         if len(self.kept) == KEPT and before is not None:
             self.kept.clear()
             self.anchor = before[:FEW].copy()
@@ -507,6 +526,11 @@ class Record:
         else:
             self.skipped = True
 
+    def _size(self) -> float:
+        if self.size is None:
+            self.size = 0.0 if self.total is None else _largest(self.total)
+        return self.size
+
     def _restart(self, now: Vector | None) -> None:
         """The sum is another one now: what was kept does not describe it any more."""
         self.kept.clear()
@@ -514,9 +538,7 @@ class Record:
         self.anchor = None if now is None else now[:FEW].copy()
         self.total = None if now is None else now.astype(carrier(self.dtype))
         self.terms = int(now is not None)
-        self.size = 0.0
-        if now is not None:
-            self.size = float(abs(now[np.isfinite(now)]).max(initial=0.0))
+        self.size = None
 
     def _weigh(self) -> None:
         """Compare the sum with the one that has fewer roundings."""
@@ -574,6 +596,10 @@ class Record:
             if of is not None and any(of.has(d, u) for d in (*declared, *shared)):
                 left = [d for d in left if not of.has(d, u)]
                 continue
+            both = self._scaled_and_clipped(puzzle, [*declared, *shared], clips)
+            if both:
+                self._find("note", f"{both} {puzzle.where}")
+                continue
             stories = self._stories_of(puzzle, [*declared, *shared], clips)
             if stories:
                 self._find("fault" if len(stories) == 1 else "undecided", f"{_either(stories)} ({puzzle.where})")
@@ -614,6 +640,14 @@ class Record:
             return Row(self.name, "right", "", marks)
         ordered = sorted(self.findings.items(), key=lambda item: VERDICTS.index(item[1]))
         return Row(self.name, ordered[0][1], "; ".join(text for text, _ in ordered[:4]), marks)
+
+
+def _largest(x: Vector) -> float:
+    """The largest absolute value that is finite."""
+    largest = float(max(x.max(initial=0.0), -x.min(initial=0.0)))
+    if largest < np.inf:
+        return largest
+    return float(abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
 def _repeated(mark: str, n: int) -> list[str]:

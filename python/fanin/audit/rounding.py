@@ -49,8 +49,15 @@ def rounded(x: Vector, dtype: str) -> Vector:
     """Round values to the nearest of a dtype, ties to even."""
     if dtype == "bfloat16":
         bits = x.view(np.uint32)
-        nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-        return np.where(np.isnan(x), x, nearest.view(np.float32))
+        nearest = bits >> np.uint32(16)
+        nearest &= np.uint32(1)
+        nearest += np.uint32(0x7FFF)
+        nearest += bits
+        nearest &= np.uint32(0xFFFF0000)
+        found: Vector = nearest.view(np.float32)
+        if x.size and np.isnan(x.max()):
+            return np.where(np.isnan(x), x, found)
+        return found
     if dtype == "float16":
         return x.astype(np.float16).astype(np.float32)
     return x

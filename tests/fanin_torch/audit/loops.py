@@ -71,6 +71,15 @@ class Loop:
     text: str = ""
 
     def run(self) -> Loop:
+        """Run it on one thread: small operations take longer on several ones."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._run_all()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _run_all(self) -> Loop:
         rng = random.Random(self.seed)
         torch.manual_seed(self.seed)
         self.rng = rng

@@ -278,6 +278,12 @@ class MainGradLosesOne(MainGrad):
     lost = 2
 
 
+class MainGradIsNotRead(MainGrad):
+    def end(self) -> None:
+        super().end()
+        self.weight.grad = torch.zeros_like(self.weight)
+
+
 #: The loop; the row; its verdict; how its text begins; what sees it.
 PLANTED: list[tuple[type[Loop], str, str, str, str]] = [
     (OnlyTheLast, "0.weight", "fault", "only the last of 4 arrivals counts", "arrivals"),
@@ -302,6 +308,7 @@ PLANTED: list[tuple[type[Loop], str, str, str, str]] = [
     (MeanOfMeans, "the loss", "fault", "micro-batch 1 counts 0.25, expected 0.1", "audit.loss"),
     (Bfloat16Loses, "0.weight", "warning", "right, but bfloat16 loses ", "arrivals"),
     (BlockLosesOne, "0.weight", "warning", "changed by other code before the step", "read"),
+    (MainGradIsNotRead, "0.weight", "warning", "the optimizer reads .grad, which is not main_grad", "read"),
     (MainGradLosesOne, "0.weight", "fault", "not in the sum: arrival 3", "arrivals"),
 ]  # fmt: skip
 

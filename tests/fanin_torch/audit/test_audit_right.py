@@ -57,4 +57,4 @@ def test_a_gradient_that_is_lost_in_a_random_loop_is_seen() -> None:
             seen["changed by other code"] += 1  # clipping by value hides what it was before
         else:
             seen["missed"] += 1
-    assert seen["missed"] == 0 and seen["named"] >= 15 and seen["named"] > 3 * seen["changed by other code"], seen
+    assert seen["missed"] == 0 and seen["named"] >= 15 and seen["named"] > 2 * seen["changed by other code"], seen

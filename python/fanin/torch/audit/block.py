@@ -18,10 +18,10 @@ from ..._interop.torch_leaves import accumulators, leaves_of, sharded, taker, wo
 from ..._words import names_nearest, type_of
 from ...audit import Ledger, Row
 from ...audit.record import Record
-from ...audit.rounding import Vector, empty
+from ...audit.rounding import Vector, empty, rounded, same
 from ...audit.rows import check
 from . import calls, ranks
-from .samples import Samples, Unlike
+from .samples import DTYPES, Samples, Unlike
 from .uses import Uses
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -529,10 +529,27 @@ class audit(_core.Block, calls.Seen):
                 record._find("warning", "frozen within the audit: requires_grad is False")
             elif record.began and id(one.parameter) not in optimized and not one.total()[1]:
                 record._find("fault", "not in the optimizer, and has gradients")
+            if record.began and id(one.parameter) in optimized:
+                self._beside(one, record)
         for name, p in self._frozen:
             if id(p) in optimized:
                 frozen = self.ledger.records.setdefault(name, Record(name, "float32"))
                 frozen._find("warning", "frozen: the optimizer has it, and requires_grad is False")
+
+    def _beside(self, one: Watched, record: Record) -> None:
+        """A sum in `main_grad`: whether `.grad`, which the optimizer reads, is that sum."""
+        total, beside = one.total()
+        grad, samples = one.parameter.grad, one.samples
+        if not beside or total is None or samples is None or one.excuse:
+            return
+        if grad is None:
+            record._find("note", "main_grad has the sum, and .grad is None: what the optimizer reads is not judged")
+            return
+        dtype = DTYPES.get(grad.dtype)
+        if dtype is None or grad.shape != total.shape or grad.layout != total.layout:
+            record._find("warning", "the optimizer reads .grad, which is unlike main_grad")
+        elif not same(rounded(samples.at(total), dtype), samples.at(grad), dtype):
+            record._find("warning", "the optimizer reads .grad, which is not main_grad")
 
     # Calls that change gradients by intent
 
