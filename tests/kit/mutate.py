@@ -126,7 +126,7 @@ NEAR = {
         "spec/test_ledger.py",
         "buffer/sim/test_keys.py",
     ]
-    + ["buffer/test_stats.py", "graph/test_capture_table.py"],
+    + ["buffer/test_stats.py", "graph/test_capture_table.py", "buffer/sim/test_batches.py"],
     "buffer/list": [
         "buffer/parts/test_doors.py",
         "buffer/test_out.py",
