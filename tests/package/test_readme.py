@@ -219,7 +219,10 @@ def runnable(page: Path) -> Blocks:
 @pytest.mark.parametrize("page", [p for p in SHOWING if p.name not in FRAGMENTS], ids=lambda p: p.stem)
 def test_the_code_of_a_page_runs_and_prints_its_output(page: Path, tmp_path: Path) -> None:
     """The blocks of a page go on from each other."""
-    assert output_of(runnable(page), tmp_path) == []
+    blocks = runnable(page)
+    if not blocks:
+        pytest.skip("every block of the page needs a library that is not installed")
+    assert output_of(blocks, tmp_path) == []
 
 
 #: Pages that a newcomer pastes into a prompt.
