@@ -275,7 +275,7 @@ class accumulate(_core.Block):
 
         Notes
         -----
-        Source: `addmm_` with beta=1 (torch.Tensor.addmm_), and D34 of docs/decisions.md.
+        Source: `torch.Tensor.addmm_` with beta=1, and D34 of docs/decisions.md.
 
         Examples
         --------
