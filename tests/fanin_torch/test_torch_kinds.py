@@ -205,8 +205,8 @@ def sharded(way: str) -> Made:
 
 
 ACCUMULATE, MAIN_GRAD, OVER_RANKS = "`accumulate`", '`accumulate(into="main_grad")`', "`accumulate(group=)`"
-PASS, REDUCER, HOOK = "`backward`", "`Reducer`", "`ddp_hook`"
-OPERATIONS = (ACCUMULATE, MAIN_GRAD, OVER_RANKS, PASS, REDUCER, HOOK)
+PASS, REDUCER, AUDIT, HOOK = "`backward`", "`Reducer`", "`audit`", "`ddp_hook`"
+OPERATIONS = (ACCUMULATE, MAIN_GRAD, OVER_RANKS, PASS, REDUCER, AUDIT, HOOK)
 
 
 @dataclass(frozen=True)
@@ -265,6 +265,8 @@ class Untried:
 Cell = Untried | Torchs | Neither | Dense | Right | Refused
 
 TORCHS = Torchs()
+#: The verdict of an audit, beside which the gradient is torch's.
+JUDGED, UNJUDGED = Torchs("right"), Torchs("not judged")
 
 
 @dataclass(frozen=True)
@@ -278,7 +280,7 @@ class Row:
     group: bool = False  #: needs a process group
 
     def cell(self, operation: str) -> Cell:
-        return self.cells.get(operation, TORCHS)
+        return self.cells.get(operation, JUDGED if operation == AUDIT else TORCHS)
 
 
 def refused(error: type[Exception], match: str, *operations: str) -> dict[str, Cell]:
@@ -286,6 +288,7 @@ def refused(error: type[Exception], match: str, *operations: str) -> dict[str, C
 
 
 COLLECTS = (ACCUMULATE, MAIN_GRAD, OVER_RANKS, REDUCER)
+TAKES = (*COLLECTS, AUDIT)
 TRAVELS = (OVER_RANKS, REDUCER)
 
 ROWS = (
@@ -312,7 +315,7 @@ ROWS = (
             "float16": lambda: thrice(nn.Parameter(matrix().half())),
             "grad_dtype": lambda: thrice(with_grad_dtype(torch.float32)),
         },
-        dict.fromkeys(OPERATIONS, Torchs("as torch, with one rounding")),
+        dict.fromkeys(OPERATIONS, Torchs("as torch, with one rounding")) | {AUDIT: JUDGED},
     ),
     Row(
         "a tensor subclass on memory of its own, a Parameter with `__torch_function__`",
@@ -368,7 +371,7 @@ ROWS = (
     Row(
         "float8, of which torch adds no two",
         {"float8": lambda: once(lambda p: p.float().sum())(nn.Parameter(matrix().to(torch.float8_e4m3fn)))},
-        dict.fromkeys(COLLECTS, Right()) | dict.fromkeys((PASS, HOOK), Neither()),
+        dict.fromkeys(COLLECTS, Right()) | dict.fromkeys((PASS, AUDIT, HOOK), Neither()),
         reference=lambda: once(lambda p: p.float().sum())(nn.Parameter(matrix())),
     ),
     Row(
@@ -379,7 +382,7 @@ ROWS = (
     Row(
         "complex32",
         {"complex32": lambda: once(lambda p: p.real.sum())(nn.Parameter(matrix().to(torch.complex32)))},
-        refused(ValueError, "odd: dtype torch.complex32 is not summed", *COLLECTS),
+        refused(ValueError, "odd: dtype torch.complex32 is not summed", *COLLECTS) | {AUDIT: UNJUDGED},
     ),
     Row(
         "a wrapper subclass (`_make_wrapper_subclass`), a MaskedTensor",
@@ -390,14 +393,16 @@ ROWS = (
             ),
         },
         refused(TypeError, "odd: a main_grad lies in memory", MAIN_GRAD)
-        | refused(TypeError, "odd: expected a tensor whose elements lie in memory", *TRAVELS),
+        | refused(TypeError, "odd: expected a tensor whose elements lie in memory", *TRAVELS)
+        | {AUDIT: UNJUDGED},
     ),
     Row(
         "a wrapper subclass of 16 bits",
         {"wrapper of bfloat16": lambda: thrice(nn.Parameter(Two(matrix().bfloat16(), matrix().bfloat16())))},
         refused(TypeError, r"odd: a sum in torch\.float32 is of gradients whose elements lie in memory", ACCUMULATE)
         | refused(TypeError, "odd: a main_grad lies in memory", MAIN_GRAD)
-        | refused(TypeError, "odd: expected a tensor whose elements lie in memory", *TRAVELS),
+        | refused(TypeError, "odd: expected a tensor whose elements lie in memory", *TRAVELS)
+        | {AUDIT: UNJUDGED},
     ),
     Row(
         'on `device="meta"`, a FakeTensor',
@@ -407,7 +412,7 @@ ROWS = (
         },
         refused(TypeError, "odd: a main_grad lies in memory", MAIN_GRAD)
         | refused(TypeError, "odd: expected a tensor whose elements lie in memory", *TRAVELS)
-        | {HOOK: Neither()},
+        | {AUDIT: UNJUDGED, HOOK: Neither()},
     ),
     Row(
         "sparse (COO, CSR, CSC, BSR, BSC), mkldnn",
@@ -421,7 +426,7 @@ ROWS = (
             ),
             "mkldnn": lambda: once(lambda p: p.to_dense().sum())(matrix().to_mkldnn().requires_grad_()),
         },
-        refused(TypeError, "odd has the layout torch", *COLLECTS) | {HOOK: Neither()},
+        refused(TypeError, "odd has the layout torch", *TAKES) | {HOOK: Neither()},
     ),
     Row(
         "a nested tensor",
@@ -433,23 +438,23 @@ ROWS = (
                 torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged).requires_grad_()
             ),
         },
-        refused(TypeError, "odd is a nested tensor", *COLLECTS),
+        refused(TypeError, "odd is a nested tensor", *TAKES),
     ),
     Row(
         "an uninitialized parameter of a lazy module",
         {"lazy": lazy},
-        refused(TypeError, "odd is a UninitializedParameter, which has no shape yet", *COLLECTS)
+        refused(TypeError, "odd is a UninitializedParameter, which has no shape yet", *TAKES)
         | dict.fromkeys((PASS, HOOK), Neither()),
     ),
     Row(
         "a tensor that an operation made, as by `torch.nn.utils.parametrize`",
         {"no leaf": no_leaf},
-        refused(TypeError, "odd is no leaf", *COLLECTS) | {HOOK: Untried()},
+        refused(TypeError, "odd is no leaf", *TAKES) | {HOOK: Untried()},
     ),
     Row(
         "a DTensor, a parameter that FSDP shards (`fully_shard`, `FullyShardedDataParallel`)",
         {way: lambda way=way: sharded(way) for way in ("DTensor", "fully_shard", "FullyShardedDataParallel")},
-        refused(RuntimeError, "odd is sharded by (DTensor|FSDP)", *COLLECTS) | {HOOK: Neither()},
+        refused(RuntimeError, "odd is sharded by (DTensor|FSDP)", *TAKES) | {HOOK: Neither()},
         group=True,
     ),
 )
@@ -565,6 +570,19 @@ def run_passes(made: list[Made]) -> None:
         BACKWARD(loss(step))
 
 
+#: The verdicts of the last audit about its parameter.
+verdicts: list[str] = []
+
+
+def audited(made: list[Made]) -> None:
+    [(p, loss)] = made
+    with ft.audit([("odd", p)], None, expect="sum", every=1) as audit:
+        for step in range(STEPS):
+            loss(step).backward()
+        audit.read()
+    verdicts[:] = [row.verdict for row in audit.rows if row.parameter == "odd"]
+
+
 #: How each operation runs, and on how many ranks.
 RUNS: dict[str, tuple[Callable[[list[Made]], None], int]] = {
     ACCUMULATE: (collect, 1),
@@ -572,6 +590,7 @@ RUNS: dict[str, tuple[Callable[[list[Made]], None], int]] = {
     OVER_RANKS: (collect_over_ranks, 2),
     PASS: (run_passes, 1),
     REDUCER: (reduce, 2),
+    AUDIT: (audited, 1),
 }
 
 
@@ -615,6 +634,8 @@ def check(kind: str, operation: str, earlier: bool) -> None:
         assert outcome == torchs
         return
     assert outcome is None, outcome
+    if operation == AUDIT:  # an earlier gradient was not cleared
+        assert verdicts in ([cell.text], ["fault"] if firsts else [])
     for (p, _), (grad, was) in zip(made, before, strict=True):
         total = p.main_grad if operation == MAIN_GRAD else p.grad
         assert described(total) == expected(row, cell, operation, p, torchs, steps)
@@ -734,6 +755,17 @@ def test_the_check_finds_a_lost_gradient_after_a_refusal(monkeypatch: pytest.Mon
     monkeypatch.setitem(RUNS, ACCUMULATE, (lose, 1))
     with pytest.raises(AssertionError):
         check("coo", ACCUMULATE, True)
+
+
+def test_the_check_finds_another_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unjudged(made: list[Made]) -> None:
+        audited(made)
+        verdicts[:] = ["not judged"]
+
+    monkeypatch.setitem(RUNS, AUDIT, (unjudged, 1))
+    for earlier in (False, True):
+        with pytest.raises(AssertionError):
+            check("parameter", AUDIT, earlier)
 
 
 def test_every_cell_of_the_table_is_tried() -> None:
