@@ -121,12 +121,15 @@ def core_tests(tree: Path) -> list[str]:
 
 def remove(tree: Path, part: str) -> list[str]:
     """Remove a part from a copy of the tree, with the tests that need it; returns the paths removed. What a link in the
-    copy leads to is left as it is.
+    copy leads to is left as it is, and so is what other tests compile or import from a folder that NEED names.
     """
     if (tree / ".git").exists():
         raise ValueError(f"{tree} is no copy")
     gone = [*folders_of(tree, part), *(f"docs/{page}" for page in PAGES[part])]
-    gone += [folder for folder in folders(tree, "tests") if part in needed_by(folder) and folder not in gone]
+    for folder in folders(tree, "tests"):
+        if part in needed_by(folder) and folder not in gone:
+            tests = sorted(path.relative_to(tree).as_posix() for path in (tree / folder).glob("test_*.py"))
+            gone += [folder] if part in parts_of(folder) or EVERY in folder.split("/") else tests
     removed = []
     for path in (tree / name for name in gone):
         if not path.resolve().is_relative_to(tree.resolve()):
