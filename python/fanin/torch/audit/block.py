@@ -228,7 +228,7 @@ class audit(_core.Block, calls.Seen):
         self._on = self._step % self.every == 0
         if self._uses is not None:
             self._using = True
-            self._uses.__enter__()  # type: ignore[no-untyped-call]
+            self._uses.__enter__()  # type: ignore[no-untyped-call, unused-ignore]
         return self
 
     def _end(self, error: BaseException | None) -> None:
@@ -240,7 +240,7 @@ class audit(_core.Block, calls.Seen):
             raise RuntimeError("audit: __exit__ without __enter__")
         if self._using and self._uses is not None:
             self._using = False
-            self._uses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._uses.__exit__(None, None, None)  # type: ignore[no-untyped-call, unused-ignore]
         unread = error is None and self._active and not self._reads
         self._leave()
         self._begun = False
@@ -302,7 +302,7 @@ class audit(_core.Block, calls.Seen):
                 if audit is not None and audit._on and len(known.weights) < 64:
                     known.weights.append((torch._C._current_graph_task_id(), float(g.detach())))
 
-            loss.register_hook(_uncompiled(weigh))  # type: ignore[no-untyped-call]
+            loss.register_hook(_uncompiled(weigh))  # type: ignore[no-untyped-call, unused-ignore]
         return loss
 
     @contextlib.contextmanager
@@ -603,7 +603,7 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook that torch.compile does not trace, if it is in use: importing it takes seconds."""
     if "torch._dynamo" not in sys.modules:
         return hook
-    disabled: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    disabled: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call, unused-ignore]
     return disabled
 
 

@@ -19,7 +19,7 @@ INSIDE = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep f
 SITES = 8
 
 
-class Uses(TorchFunctionMode):
+class Uses(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     """Counts, for each parameter, calls that use it and those whose result leads back to it."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -58,7 +58,7 @@ class Uses(TorchFunctionMode):
 
 def _is_getter(func: Any) -> bool:
     """Whether a function reads an attribute, such as `.grad`; `.data` is a use."""
-    return getattr(func, "__name__", "") == "__get__" and func != torch.Tensor.data.__get__  # type: ignore[attr-defined]
+    return getattr(func, "__name__", "") == "__get__" and func != torch.Tensor.data.__get__  # type: ignore[attr-defined, unused-ignore]
 
 
 def _site() -> str:
