@@ -357,6 +357,18 @@ def test_at_names_tensors_whose_gradients_fanin_sums() -> None:
             backward(loss, at=bad)
 
 
+def test_a_tensor_of_at_that_is_not_in_the_graph_is_refused_before_the_pass() -> None:
+    w, other = (torch.randn(50).to(BF16).requires_grad_() for _ in range(2))
+    loss, gradients = made_by_products(w, factors(5))
+    for at in (other, [w, other * 2]):
+        with pytest.raises(RuntimeError, match=r"at: item \d: its gradient \(\w*.*\) is not in the graph of the pass"):
+            backward(loss, at=at, retain_graph=True)
+    assert w.grad is None
+    assert not gradients
+    backward(loss, at=w)
+    assert torch.equal(w.grad, folded(gradients))
+
+
 class Sub(torch.Tensor):
     pass
 

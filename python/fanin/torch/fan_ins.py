@@ -92,7 +92,8 @@ def backward(
     ValueError
         `accumulate` or `at` with `create_graph`; a dtype in which the sum of a gradient cannot run.
     RuntimeError
-        Whatever torch raises. Inside a functorch transform or under compiled autograd; where `accumulate` or `at` names
+        Whatever torch raises. A tensor in `at` that is not in the graph. Inside a functorch transform or under compiled
+        autograd; where `accumulate` or `at` names
         a sum that is torch's: that of a tensor that is sparse, nested, of a dtype that fanin does not sum (complex32),
         or on another device than the CPU and CUDA, one in a pass from a GradientEdge, or the sum of a gradient that
         comes in another layout or dtype. On CUDA: the last of the gradients of a tensor is undefined, or the first of a
@@ -132,7 +133,7 @@ def backward(
         inputs = _several("inputs", inputs)
     sums = None
     if not create_graph and _are_dense(roots, wanted):
-        chosen = _chosen(_fan_ins([_place_of_root(t) for t in roots], inputs), accumulate, {*named})
+        chosen = _chosen(_fan_ins([_place_of_root(t) for t in roots], inputs, named), accumulate, {*named})
         if chosen:
             with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
                 # A gradient to begin with comes from a node of this pass alone, as others come from theirs. The node
@@ -214,11 +215,18 @@ def _place_of_root(t: torch.Tensor) -> Place:
     return _place("backward: tensors", t)
 
 
-def _fan_ins(roots: list[Place], inputs: list[Any] | None) -> dict[Place, list[Place]]:
+def _fan_ins(roots: list[Place], inputs: list[Any] | None, named: Iterable[Place]) -> dict[Place, list[Place]]:
     """Of each place at which several gradients arrive: the nodes and edges that they come from. The gradient that the
-    pass begins with at a root comes from None, and the number of the root.
+    pass begins with at a root comes from None, and the number of the root. RuntimeError if the graph lacks a place that
+    `at` names.
     """
     nodes, several = _core._fan_ins(roots)
+    for i, (node, _) in enumerate(named):
+        if node not in nodes:
+            raise RuntimeError(
+                f"backward: at: item {i}: its gradient ({node.name()}) is not in the graph of the pass: expected a"
+                " tensor that was used for one of the tensors"
+            )
     if len(nodes) > BAND:
         _part(nodes, [node for node, _ in roots])
     if inputs is None or not several:
