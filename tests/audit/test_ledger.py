@@ -124,7 +124,21 @@ def right_loops(count: int) -> Iterator[str]:
                     ledger.made(name, g, sums[name])
                     sums[name] = g.copy() if sums[name] is None else sums[name] + g
                     ledger.arrived(name, sums[name])
-            yield from (str(row) for row in ledger.read(sums) if row.verdict not in ("right", "note"))
+            alarms = [row for row in ledger.read(sums) if row.verdict not in ("right", "note")]
+            # A narrow sum that is right may lose digits, and the audit says so.
+            yield from (str(row) for row in alarms if not row.happened.startswith(f"right, but {dtype} loses"))
+
+
+def test_a_micro_batch_in_which_no_parameter_takes_part_counts() -> None:
+    ledger, total = Ledger(), np.zeros(20)
+    for k in range(4):
+        ledger.weight(1 / 4)
+        if k != 1:
+            g = np.random.default_rng(k).normal(size=20)
+            ledger.made("w", g, total)
+            total = total + g
+            ledger.arrived("w", total)
+    assert [row.verdict for row in ledger.read({"w": total})] == ["right", "right"]
 
 
 @pytest.mark.parametrize("count", sizes(40, 1000))

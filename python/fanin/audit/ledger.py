@@ -143,6 +143,8 @@ class Ledger:
         share : float, optional
             What the micro-batch should count relative to the others, such as its number of tokens.
         """
+        if self.losses.losses:
+            self.losses.ran = True  # each call begins a micro-batch, also where no parameter took part in the last one
         loss = self.losses.add(share)
         loss.weights.append((0, float(weight)))
         loss.tolerance = 1e-6
