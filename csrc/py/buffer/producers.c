@@ -176,7 +176,8 @@ static PyObject *fan_ins(PyObject *Py_UNUSED(m), PyObject *roots)
                             FAN_TYPE_TEXT(roots));
     walk w = {.nodes = PySet_New(NULL), .waiting = PyList_New(0), .several = PyDict_New()};
     PyObject *answer = NULL;
-    if (w.nodes && w.waiting && w.several && walk_run(&w, roots) == 0)
+    bool is_made = w.nodes && w.waiting && w.several;
+    if (is_made && walk_run(&w, roots) == 0)
         answer = PyTuple_Pack(2, w.nodes, w.several);
     fan_free(w.table.places);
     Py_XDECREF(w.nodes);

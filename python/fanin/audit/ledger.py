@@ -91,7 +91,7 @@ class Ledger:
         return f"<fanin.audit.Ledger: {counted(len(self.records), 'parameter')}, {counted(self.steps, 'step')} read>"
 
     def made(self, name: str, gradient: object, total: object = None) -> None:
-        """Tell of a gradient that is not added yet.
+        """Record a gradient that is not added yet.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Ledger:
         record.made(self._wide(record, x), None if sum_ is None else self._wide(record, self._at(name, sum_)))
 
     def arrived(self, name: str, total: object) -> None:
-        """Tell of the sum after a gradient was added.
+        """Record the sum after a gradient was added.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Ledger:
         record.arrived(self._wide(record, self._at(name, array)))
 
     def weight(self, weight: float, share: float | None = None) -> None:
-        """Tell by what the loop multiplies the loss of a micro-batch: once for each, before its gradients are made.
+        """Record the number by which the loop multiplies the loss of a micro-batch, before its gradients are made.
 
         Parameters
         ----------

@@ -25,7 +25,7 @@ FEW = 8  # elements at which gradients are kept, to describe a fault
 KEPT = 16  # gradients that are kept: a fault among more of them is described by the last ones alone
 NAMED = 6  # arrivals that a message names
 MARKS = 24  # different marks in a row of a table
-WIDE = ("float64", "float32", rounding.ROWS)  # dtypes whose sums have no roundings of a narrow one
+NOT_NARROW = ("float64", "float32", rounding.ROWS)  # dtypes of sums that are not compared with a wider one
 LOSS = 0.01  # a sum that a narrow dtype changes by more is a warning
 
 #: What is wrong with an arrival: with all arrivals, and with some.
@@ -512,7 +512,7 @@ class Record:
         """
         self.terms += 1
         self.size = None if after is not None else self._size() + _largest(gradient)
-        if after is not None and self.dtype in WIDE:
+        if after is not None and self.dtype in NOT_NARROW:
             self.total = after
         else:
             self.total = added(self.total, gradient, rounding.exact(self.dtype))

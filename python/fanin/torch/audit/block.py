@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -48,10 +49,11 @@ class Watched:
         return self.parameter.grad, False
 
 
-class audit(_core.Block, calls.Seen):
+class audit(_core.Block):
     """Compare what backward passes make with what the optimizer reads: a context manager around a loop as it is.
 
-    Two hooks a parameter show what a pass made and what arrived, and a hook of the optimizer what it reads:
+    Three hooks a parameter show what a pass made, whether a block takes it, and what arrived; a hook of the optimizer
+    shows what it reads:
 
     - each arrival is checked bit for bit: the sum before it, plus the gradient, is the sum after it;
     - between arrivals, and before the optimizer's step, the sum must stay as it is; what changed it is named: cleared,
@@ -146,10 +148,8 @@ class audit(_core.Block, calls.Seen):
             )
         self._watched = [Watched(word(name), p) for name, p in zip(names, tensors, strict=True)]
         self._by_id = {id(one.parameter): one for one in self._watched}
-        called = [one.name for one in self._watched]
-        twice = (
-            [name for name in dict.fromkeys(called) if called.count(name) > 1] if len({*called}) < len(called) else []
-        )
+        called = Counter(one.name for one in self._watched)
+        twice = [name for name, count in called.items() if count > 1]
         if twice:
             raise ValueError(f"audit: two parameters are called {twice[0]}: give each a name of its own")
         pairs = [
@@ -275,7 +275,7 @@ class audit(_core.Block, calls.Seen):
         """The rows of all steps that were audited."""
         return self.ledger.rows
 
-    # What the loop tells
+    # Calls of the loop
 
     def loss(self, loss: torch.Tensor, weight: float | None = None) -> torch.Tensor:
         """Show the loss of a micro-batch, before the loop divides or scales it, and return it.

@@ -9,7 +9,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.amp import grad_scaler
@@ -18,30 +18,26 @@ from torch.nn.utils import clip_grad
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
 
-class Seen:
+class Seen(Protocol):
     """What an open audit does at such a call."""
 
     def begin(self) -> object:
-        """Before the call: the sums."""
-        raise NotImplementedError
+        """Return the sums, before the call."""
 
-    def end(self, before: object, mark: str, scale: float) -> None:
-        """After it: the sums again. `scale` is a factor that the weights of losses have, too."""
-        raise NotImplementedError
+    def end(self, before: Any, mark: str, scale: float) -> None:
+        """Compare the sums after it. `scale` is a factor that the weights of losses have, too."""
 
     def reads(self) -> int:
-        """How often the optimizer has read."""
-        raise NotImplementedError
+        """Return how many steps the optimizer has read."""
 
     def skipped(self) -> None:
-        """GradScaler has skipped the step."""
-        raise NotImplementedError
+        """Begin the step anew, which GradScaler has skipped."""
 
     def has(self, parameters: Iterable[object]) -> bool:
-        raise NotImplementedError
+        """Return whether the audit watches one of them."""
 
     def steps_by(self, optimizer: object) -> bool:
-        raise NotImplementedError
+        """Return whether it is the audit's optimizer."""
 
 
 _lock = threading.RLock()

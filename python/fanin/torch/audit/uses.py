@@ -58,7 +58,8 @@ class Uses(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
 
 def _is_getter(func: Any) -> bool:
     """Whether a function reads an attribute, such as `.grad`; `.data` is a use."""
-    return getattr(func, "__name__", "") == "__get__" and func != torch.Tensor.data.__get__  # type: ignore[attr-defined, unused-ignore]
+    data: Any = torch.Tensor.data
+    return getattr(func, "__name__", "") == "__get__" and func != data.__get__
 
 
 def _site() -> str:
