@@ -150,13 +150,19 @@ def test_right_loops_raise_no_alarm(count: int) -> None:
 def test_a_ledger_keeps_4_kib_a_parameter_whatever_the_number_of_gradients(n: int) -> None:
     for k in (2, 200):
         loop = Loop(0, k=k, n=n)
-        sizes_seen = []
+        sizes_seen: list[int] = []
         arrived = loop.ledger.arrived
 
-        def arrive(name: str, total: Sum, loop: Loop = loop, arrived: Callable[..., None] = arrived) -> None:
+        def arrive(
+            name: str,
+            total: Sum,
+            loop: Loop = loop,
+            arrived: Callable[..., None] = arrived,
+            sizes_seen: list[int] = sizes_seen,
+        ) -> None:
             arrived(name, total)
             at = loop.ledger._places["w"]
-            sizes_seen.append(loop.ledger.records["w"].nbytes + (0 if at is None else at.nbytes))  # noqa: B023
+            sizes_seen.append(loop.ledger.records["w"].nbytes + (0 if at is None else at.nbytes))
 
         loop.ledger.arrived = arrive  # type: ignore[method-assign]
         loop.run()

@@ -179,8 +179,28 @@ def overlapping(machine: Machine) -> Any:
     return ranks.result
 
 
-def test_every_order_of_buckets_of_torch_passes_has_one_outcome() -> None:
-    report = explore(overlapping, limit=150)
+def in_the_last_pass(machine: Machine) -> Any:
+    """The same in the last pass of a block over ranks."""
+
+    def rank(group: Group) -> Any:
+        named = [(f"w{i}", torch.ones(3, requires_grad=True)) for i in range(2)]
+        block = fanin.torch.accumulate(named, group=group, order="rank")
+        block._reducer = Reducer(named, group, order="rank", bucket_bytes=1)
+        with block:
+            total(named, 1.0).backward()
+            with block.last():
+                torch.autograd.backward(total(named[:: 1 - 2 * group.rank], 2.0))
+        return [w.grad.tolist() for _, w in named]
+
+    ranks = machine.spawn(dist.threads, 2, rank)
+    machine.join()
+    assert ranks.result == [[[6.0] * 3] * 2] * 2, ranks.result
+    return ranks.result
+
+
+@pytest.mark.parametrize("scene", [overlapping, in_the_last_pass])
+def test_every_order_of_buckets_of_torch_passes_has_one_outcome(scene: Any) -> None:
+    report = explore(scene, limit=150)
     assert not report.failed and report.runs >= 10, report
 
 
@@ -206,10 +226,11 @@ def test_a_block_that_leaves_the_contributions_of_a_failed_one_is_found(monkeypa
     assert explored().ok, "a first block has nothing to forget"
 
 
+@pytest.mark.parametrize("scene", [overlapping, in_the_last_pass])
 def test_buckets_of_torch_passes_that_are_sent_when_the_first_leaf_is_there_are_found(
-    monkeypatch: pytest.MonkeyPatch,
+    scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender does not wait until a bucket is closed: in some orders it sends one without its gradient."""
     monkeypatch.setattr(Reducer, "_until", lambda self, bucket: None)
-    report = explore(overlapping, limit=150)
+    report = explore(scene, limit=150)
     assert report.failed

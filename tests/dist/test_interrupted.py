@@ -212,8 +212,15 @@ def torch_block(p: Any, reducer: Reducer) -> None:
             p.sum().backward()
 
 
+def torch_last_pass(p: Any, reducer: Reducer) -> None:
+    with fanin.torch.accumulate([p], group=reducer.group) as block:
+        p.sum().backward()
+        with block.last():
+            p.sum().backward()
+
+
 @pytest.mark.partners
-@pytest.mark.parametrize("work", [torch_passes, torch_block])
+@pytest.mark.parametrize("work", [torch_passes, torch_block, torch_last_pass])
 def test_after_ctrl_c_at_any_line_a_plain_pass_of_torch_is_right(work: Callable[[Any, Reducer], None]) -> None:
     torch = pytest.importorskip("torch")
     for n in itertools.count():

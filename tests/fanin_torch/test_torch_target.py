@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
 import warnings
 import weakref
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import fanin
+from kit.ctrl_c import Stop, stopped
 
 pytestmark = [
     pytest.mark.partners,
@@ -1001,41 +1001,8 @@ def test_a_block_that_is_dropped_within_last_ends() -> None:
 
 
 HERE = str(Path(fanin.__file__).parent)
-
-
-class Stop(BaseException):
-    pass
-
-
-def stopped(at: int, run: Callable[[], None]) -> bool:
-    """Whether something came between two bytecodes of fanin, as Ctrl-C does, at that one of them."""
-    left = at
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        # In a `with`, no handler has the bytecodes between its body and __exit__: Python raises Ctrl-C at none of them.
-        if not frame.f_code.co_filename.startswith(HERE) or frame.f_code is fanin_last.Last._finish.__code__:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left == 0:
-                raise Stop
-        return trace
-
-    before = sys.gettrace()
-    gc.disable()  # no block of an earlier test ends while this one is traced
-    sys.settrace(trace)
-    try:
-        run()
-    except Stop:
-        assert left <= 0
-    finally:
-        sys.settrace(before)
-        gc.enable()
-        # No handler has the bytecodes between an __enter__ and its body either.
-        torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
-    return left <= 0
+#: Its `with` has bytecodes between the body and __exit__, where Python raises no KeyboardInterrupt.
+FINISH = fanin_last.Last._finish.__code__
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -1062,7 +1029,7 @@ def test_what_stops_a_last_pass_anywhere_takes_no_sum_along(step: int, earlier: 
                     (a * 2).sum().backward()
                     (b * 3).sum().backward()
 
-            met = stopped(at, run)
+            met = stopped(at, run, HERE, FINISH)
         if not met:
             break
         for p, sum_ in ((a, 4.0), (b, 16.0 if earlier else 6.0)):
@@ -1102,7 +1069,7 @@ def test_what_stops_a_target_anywhere_loses_no_sum_in_silence(step: int) -> None
                         acc += 10
                         body.append("ran")
 
-                met = stopped(at, run)
+                met = stopped(at, run, HERE, FINISH)
         except RuntimeError as e:
             why = str(e)
             assert "for the sum of w" in why, (at, why)

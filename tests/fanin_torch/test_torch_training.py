@@ -17,6 +17,7 @@ import pytest
 
 import fanin
 from kit import hooks
+from kit.ctrl_c import stopped
 from kit.prepared import run_prepared
 
 pytestmark = [
@@ -531,36 +532,6 @@ def test_several_threads_run_passes_at_once(rounds: int) -> None:
 HERE = str(Path(fanin.__file__).parent)
 
 
-class Stop(BaseException):
-    pass
-
-
-def stopped(at: int, run: Callable[[], None]) -> bool:
-    """Whether something came between two bytecodes of fanin, as Ctrl-C does, at that one of them."""
-    left = at
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(HERE):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left == 0:
-                raise Stop
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    except Stop:
-        assert left <= 0
-    finally:
-        sys.settrace(before)
-    return left <= 0
-
-
 @pytest.mark.parametrize("into", ["grad", "main_grad"])
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_stops_the_end_of_a_block_anywhere_takes_no_gradient_along(into: str, step: int) -> None:
@@ -573,7 +544,7 @@ def test_what_stops_the_end_of_a_block_anywhere_takes_no_gradient_along(into: st
         block.__enter__()
         for _ in range(2):
             (a * 2 + b * 3).sum().backward()
-        if not stopped(at, lambda block=block: block.__exit__(None, None, None)):
+        if not stopped(at, lambda block=block: block.__exit__(None, None, None), HERE):
             break
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)

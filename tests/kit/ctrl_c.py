@@ -1,12 +1,13 @@
-"""Ctrl-C at a chosen line of the sources."""
+"""Ctrl-C at a chosen line, or bytecode, of the sources."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import linecache
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 
@@ -49,3 +50,41 @@ def raised_at(n: int, fn: Callable[[], object], files: tuple[str, ...]) -> str:
     finally:
         sys.settrace(before)
     return came[0] if came else ""
+
+
+class Stop(BaseException):
+    """What comes in the place of KeyboardInterrupt."""
+
+
+def stopped(at: int, run: Callable[[], None], files: str, skipped: CodeType | None = None) -> bool:
+    """Call `run`; raise Stop at its `at`-th bytecode in files whose paths begin with `files`, but for that of one
+    function. Return whether there are so many.
+    """
+    left = at
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(files) or frame.f_code is skipped:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                raise Stop
+        return trace
+
+    before = sys.gettrace()
+    gc.disable()  # no block of an earlier test ends while this one is traced
+    sys.settrace(trace)
+    try:
+        run()
+    except Stop:
+        assert left <= 0
+    finally:
+        sys.settrace(before)
+        gc.enable()
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            # Python raises no KeyboardInterrupt between an __enter__ and its body, where this may have come.
+            torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
+    return left <= 0
