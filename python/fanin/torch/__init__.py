@@ -13,8 +13,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-if find_spec("torch") is None:  # pragma: no cover - depends on what is installed
-    raise ImportError("fanin.torch needs torch, which is not installed; fanin itself does not depend on it")
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as e:  # pragma: no cover - depends on what is installed
+    raise ImportError("fanin.torch needs torch, which is not installed; fanin itself does not depend on it") from e
 
 from .accumulation import accumulate
 from .fan_ins import backward
