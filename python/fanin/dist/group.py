@@ -479,7 +479,9 @@ def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout
     TypeError
         If `x` is none of these.
     RuntimeError
-        Without `x`, if there is neither torch.distributed's world nor mpi4py; for an MPI without MPI_THREAD_MULTIPLE.
+        Without `x`, if there is neither torch.distributed's world nor mpi4py, or if a launcher's environment says more
+        ranks than the one that was found has (naming it in `x` uses it as it is); for an MPI without
+        MPI_THREAD_MULTIPLE.
     ValueError
         For a communicator that was freed, a process group that was destroyed, an intercommunicator, `nodes` that are
         not those of all ranks, or a `timeout` that is not positive.
@@ -501,13 +503,45 @@ def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout
     return made
 
 
+#: Where a launcher says how many ranks it started, and what makes them one group.
+_LAUNCHERS = {
+    "WORLD_SIZE": "call torch.distributed.init_process_group() before fanin.dist.group()",
+    "OMPI_COMM_WORLD_SIZE": "mpi4py is of another MPI than the launcher: install mpi4py for Open MPI",
+    "PMI_SIZE": "mpi4py is of another MPI than the launcher: start the ranks with the launcher of mpi4py's MPI",
+    "PMIX_RANK": "mpi4py is of another MPI than the launcher: start the ranks with the launcher of mpi4py's MPI",
+    "SLURM_NTASKS": "start the ranks with the launcher of mpi4py's MPI, or with the srun --mpi= that it needs",
+}
+
+
+def _all_launched(size: int, found: str, expression: str) -> None:
+    """RuntimeError if a launcher started more ranks than a communicator has that nobody named: its ranks would train
+    without the others, in silence.
+    """
+    for variable, remedy in _LAUNCHERS.items():
+        text = os.environ.get(variable, "")
+        if not text.isdecimal():
+            continue
+        started = int(text)
+        least = ""
+        if variable == "PMIX_RANK":  # PMIx tells a process its number alone
+            started += 1
+            least = "at least "
+        if started > size:
+            raise RuntimeError(
+                f"group: {variable}={text} says that {least}{started} ranks were started, and {found} has {size}:"
+                f" {remedy}; fanin.dist.group({expression}) uses it as it is"
+            )
+
+
 def _group(x: object) -> Group:
     if x is None:
         if _here.default is not None:
             return _here.default
         is_initialized = attribute("torch.distributed", "is_initialized")
         if is_initialized is not None and is_initialized():
-            x = sys.modules["torch.distributed"].group.WORLD
+            world = sys.modules["torch.distributed"].group.WORLD
+            _all_launched(world.size(), "torch.distributed's world", "torch.distributed.group.WORLD")
+            x = world
     if x is None:
         try:
             from mpi4py import MPI
@@ -517,6 +551,8 @@ def _group(x: object) -> Group:
                 " by fanin.dist.threads; found none"
             ) from None
         x = MPI.COMM_WORLD
+        if MPI.Is_initialized() and not MPI.Is_finalized():  # else its engine refuses it
+            _all_launched(x.Get_size(), "MPI.COMM_WORLD", "MPI.COMM_WORLD")
     if isinstance(x, Group):
         return x
     known = _known.setdefault(id(x), _Known(x))
