@@ -237,7 +237,8 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
     if (c->weight.on) {
-        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype, err));
+        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype,
+                                       out->to.reduce, err));
     }
     FAN_TRY(add_check_key(b, slot, c->key, err));
 
