@@ -438,6 +438,8 @@ static void reserve_commit_item(const fan_slot *s, const fan_add_op *op)
     }
     item->number = checked->number;
     item->weight = c->weight;
+    if (FAN_FAULT(WEIGHT_DROPPED) && op->follows)
+        item->weight.on = false;
     item->donated = defined && c->donate && !c->copy;
     item->producer = fan_stream_hold(checked->producer);
     item->owned = c->summed;

@@ -258,7 +258,7 @@ def nearest(x: Fraction, name: str) -> float:
     near = round(x / step) * step
     if abs(near) > Fraction(largest):
         return math.nan if name == "float8_e4m3fn" else math.inf if x > 0 else -math.inf
-    return float(near) if near else math.copysign(0.0, x.numerator)
+    return float(near) if near else math.copysign(0.0, 1 if x > 0 else -1)
 
 
 def reduction(dtype: DType) -> DType:
