@@ -237,7 +237,8 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
     if (c->weight.on) {
-        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype, err));
+        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype,
+                                       out->to.reduce, err));
     }
     FAN_TRY(add_check_key(b, slot, c->key, err));
 
@@ -437,6 +438,8 @@ static void reserve_commit_item(const fan_slot *s, const fan_add_op *op)
     }
     item->number = checked->number;
     item->weight = c->weight;
+    if (FAN_FAULT(WEIGHT_DROPPED) && op->follows)
+        item->weight.on = false;
     item->donated = defined && c->donate && !c->copy;
     item->producer = fan_stream_hold(checked->producer);
     item->owned = c->summed;
