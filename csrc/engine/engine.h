@@ -181,6 +181,17 @@ bool fan_backward_depth(int by);
 /* fan_backward_too_deep: returns the error for it (E7). */
 fan_status fan_backward_too_deep(fan_error *err);
 
+/* A node of the order in which a pass will run. */
+typedef struct fan_backward_step {
+    fan_node *node; /* borrowed */
+    uint32_t after; /* the step that gives the last of its gradients; UINT32_MAX: the roots */
+    bool runs;      /* false: its sums are only captured (E8) */
+} fan_backward_step;
+/* fan_backward_order: instead of fan_backward_seed: writes the steps of one thread, as many as
+ * fan_backward_at says there are nodes, in their order (E2). The pass cannot run afterwards.
+ * FAN_ERR_STATE: the graph has a cycle. */
+fan_status fan_backward_order(fan_backward *pass, fan_backward_step *steps, fan_error *err);
+
 /* The calls of walk(), instead of fan_backward_run.
  * fan_backward_next: accumulates leaves, then makes the next ready node current.
  * *out NULL: the pass is done. */

@@ -813,6 +813,11 @@ def grad(
     [array([ 3., 12.])]
     """
 
+def order_steps(
+    roots: Iterable[Root], inputs: Iterable[Leaf | Node | tuple[Leaf | Node, int]] | None, /
+) -> list[tuple[Node | Leaf, int, bool]]:  # step
+    """The nodes of a pass in their order: (node, the step after which it is ready or -1, whether its function runs)."""
+
 def leaf_divert(leaf: Leaf, fn: Callable[[Any], object], kept: dict[int, Any] | None, i: int, /) -> None:
     """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it.
     An error if the leaf has another function already. A sum without other references, of the leaf's strides and of the

@@ -29,6 +29,7 @@ from . import _engine as _engine
 from ._core import InputBuffer, Leaf, Node, add_n, backward, grad, trim, walk
 from ._files import get_include
 from ._graphs import draw, free
+from ._order import order
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import (
@@ -83,6 +84,7 @@ __all__ = [
     "global_norm",
     "grad",
     "info",
+    "order",
     "overlap",
     "set_options",
     "sim",

@@ -216,6 +216,7 @@ def calls(m: Machine, torch: bool = False) -> dict[str, Callable[[], Call]]:
     add("backward", lambda: fanin.backward, roots=roots)
     add("grad", lambda: fanin.grad, roots=roots, inputs=lambda: [leaf()])
     add("walk", lambda: fanin.walk, roots=roots)
+    add("order", lambda: fanin.order, roots=roots)
     add("free", lambda: fanin.free, roots=lambda: [node()])
     add("draw", lambda: fanin.draw, roots=lambda: [node()])
     add("global_norm", lambda: fanin.global_norm, buf=taken)
