@@ -79,7 +79,7 @@ API = {
     "nodes": ("Nodes, leaves, passes", "Node Leaf backward grad walk order free draw get_include"),
     "streams": (
         "Streams, options, traces",
-        "Stream Event stream current_stream devices info set_options trace",
+        "Stream Event stream current_stream devices info set_options trace compare",
     ),
     "sharing": ("Shared memory", "overlap fanin.sharing"),
     "errors": (

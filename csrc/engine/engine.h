@@ -15,6 +15,7 @@
 #ifndef FAN_ENGINE_ENGINE_H
 #define FAN_ENGINE_ENGINE_H
 
+#include "base/trace.h"
 #include "buffer/value.h"
 #include "engine/node.h"
 
@@ -97,6 +98,13 @@ typedef struct fan_engine_frontend {
     /* leaf_grad: returns a hold on the leaf's gradient.
      * NULL: it has none, or it cannot be read. */
     void *(*leaf_grad)(fan_node *leaf);
+    /* leaf_is_diverted: returns whether the leaf's sums go elsewhere, not to its gradient.
+     * slot_has_hooks: returns whether a hook may have changed a sum of the node. */
+    bool (*leaf_is_diverted)(const fan_node *leaf);
+    bool (*slot_has_hooks)(const fan_node *n);
+    /* digest: writes the digest of a gradient or a sum, NULL for undefined, into a line
+     * (fan_digest_fill). */
+    void (*digest)(void *object, fan_stream *on, uint64_t known, fan_trace_line *line);
     /* release: drops the node's function (E10). */
     fan_status (*release)(fan_node *n, fan_error *err);
     /* check_signals: runs the handlers of signals, between nodes (E14); an error ends the pass. */

@@ -1447,12 +1447,13 @@ _TraceLine = tuple[
     int,
     int,
     int,
+    int,
 ]
 
 @final
 class Trace:
     """The core of fanin.trace: a ring of lines."""
-    def __new__(cls, capacity: int) -> Trace: ...
+    def __new__(cls, capacity: int, digests: bool = False) -> Trace: ...
     @property
     def dropped(self) -> int:  # step
         """The number of lines that newer ones replaced."""
@@ -1462,6 +1463,8 @@ class Trace:
         """Stop recording."""
     def lines(self) -> list[_TraceLine]:  # step
         """The lines, oldest first, as tuples."""
+    def settle(self) -> None:
+        """Read the copies that digests of devices have left."""
     def __len__(self) -> int: ...
 
 # ---------------------------------------------------------------- options, counters, tests

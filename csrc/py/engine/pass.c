@@ -6,7 +6,9 @@
 #include "py/base/args.h"
 
 #include "base/mem.h"
+#include "base/trace.h"
 #include "base/workers.h"
+#include "buffer/digest.h"
 
 #include <string.h>
 
@@ -381,6 +383,9 @@ void fan_task_end(fan_backward *p)
     fan_exception_put(live);
 }
 
+/* The last pass that this thread began with backward(): a reducer's leaves accumulate after it. */
+static _Thread_local uint64_t last_pass;
+
 static int backward_run(PyObject *const *a)
 {
     size_t nwanted;
@@ -388,6 +393,7 @@ static int backward_run(PyObject *const *a)
     if (!p)
         return -1;
     int bad = fan_task_run(p);
+    last_pass = fan_backward_id(p);
     fan_task_end(p);
     return bad;
 }
@@ -477,6 +483,32 @@ static PyObject *leaf_dtype(PyObject *Py_UNUSED(m), PyObject *o)
     return PyUnicode_FromString(fan_dtype_name(spec->dtype));
 }
 
+/* digest_reduced: writes the digest of what a reducer's leaf has after the pass. */
+static void digest_reduced(leaf_object *leaf)
+{
+    if (!fan_trace_digests())
+        return;
+    const fan_trace_work work = {.pass = last_pass, .node = leaf->base.node.number};
+    fan_trace_line line = {
+        .kind = FAN_TRACE_DIGEST,
+        .how = FAN_DIGEST_LEAF,
+        .device = -1,
+        .slot = 0,
+        .key = -1,
+        .to = leaf->base.node.number,
+        .start_us = -1,
+        .end_us = -1,
+    };
+    PyObject *gradient = fan_leaf_grad_now(leaf);
+    if (!gradient)
+        PyErr_Clear();
+    fan_digest(gradient, NULL, 0, &line);
+    fan_trace_work outer = fan_trace_work_begin(work);
+    fan_trace_put(&line);
+    (void)fan_trace_work_begin(outer);
+    Py_XDECREF(gradient);
+}
+
 static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     leaf_object *leaf = leaf_of_arg(a[0]);
@@ -491,8 +523,11 @@ static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
     }
     /* the only reference may become .grad itself (L3) */
     PyList_SetItem(a[1], i, Py_NewRef(Py_None));
-    int bad =
-        fan_leaf_accumulate(leaf, &sum, false) < 0 || fan_hooks_accumulated(&leaf->base, hooks) < 0;
+    int bad = fan_leaf_accumulate(leaf, &sum, false);
+    if (!bad)
+        digest_reduced(leaf);
+    if (!bad)
+        bad = fan_hooks_accumulated(&leaf->base, hooks);
     Py_XDECREF((PyObject *)sum);
     Py_XDECREF((PyObject *)hooks);
     return fan_none_unless(bad);
