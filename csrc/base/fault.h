@@ -144,6 +144,11 @@
     X(WORKER_LEAVES, "a worker leaves where nothing is ready, though others are at work") \
     X(GROUP_TWICE, "a group is not checked for a node that runs") \
     X(DEVICE_ON_ANY, "what runs on a device runs on any worker")
+/* Digests (tests of digests and of `compare`). */
+#define FAN_DIGEST_FAULTS(X) \
+    X(DIGEST_WITHOUT_PLACE, "the digest of an array does not depend on the places of its elements") \
+    X(DIGEST_WITHOUT_SHAPE, "the digest of an array does not depend on its shape") \
+    X(DIGEST_WITHOUT_DTYPE, "the digest of an array does not depend on its dtype")
 /* Graph trees. */
 #define FAN_GRAPH_FAULTS(X) \
     X(TREE_DEAD_BIT, "an output that lives counts as dead: its memory is given to the next recording") \
@@ -164,7 +169,7 @@
 #define FAN_FAULTS(X) \
     FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_WAY_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) \
     FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) \
-    FAN_API_FAULTS(X)
+    FAN_API_FAULTS(X) FAN_DIGEST_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,

@@ -840,6 +840,11 @@ def grad(
     [array([ 3., 12.])]
     """
 
+def order_steps(
+    roots: Iterable[Root], inputs: Iterable[Leaf | Node | tuple[Leaf | Node, int]] | None, /
+) -> list[tuple[Node | Leaf, int, bool]]:  # step
+    """The nodes of a pass in their order: (node, the step after which it is ready or -1, whether its function runs)."""
+
 def leaf_divert(leaf: Leaf, fn: Callable[[Any], object], kept: dict[int, Any] | None, i: int, /) -> None:
     """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it.
     An error if the leaf has another function already. A sum without other references, of the leaf's strides and of the
@@ -1469,12 +1474,13 @@ _TraceLine = tuple[
     int,
     int,
     int,
+    int,
 ]
 
 @final
 class Trace:
     """The core of fanin.trace: a ring of lines."""
-    def __new__(cls, capacity: int) -> Trace: ...
+    def __new__(cls, capacity: int, digests: bool = False) -> Trace: ...
     @property
     def dropped(self) -> int:  # step
         """The number of lines that newer ones replaced."""
@@ -1484,6 +1490,8 @@ class Trace:
         """Stop recording."""
     def lines(self) -> list[_TraceLine]:  # step
         """The lines, oldest first, as tuples."""
+    def settle(self) -> None:
+        """Read the copies that digests of devices have left."""
     def __len__(self) -> int: ...
 
 # ---------------------------------------------------------------- options, counters, tests

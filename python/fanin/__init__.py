@@ -29,6 +29,8 @@ from . import _engine as _engine
 from ._core import InputBuffer, Leaf, Node, add_n, backward, grad, trim, walk
 from ._files import get_include
 from ._graphs import draw, free
+from ._order import order
+from ._trace.compare import compare
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import (
@@ -74,6 +76,7 @@ __all__ = [
     "add_n",
     "backward",
     "clip_norm",
+    "compare",
     "counters",
     "current_stream",
     "devices",
@@ -83,6 +86,7 @@ __all__ = [
     "global_norm",
     "grad",
     "info",
+    "order",
     "overlap",
     "set_options",
     "sim",
