@@ -22,14 +22,16 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 
 from fanin import _core
-from fanin._checks import sequence
+from fanin._checks import flag, sequence
 from fanin._interop.arrays import object_text
 from fanin._interop.protocols import NDArray
+from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
 
 from .group import Call, Group, Header, TimeLimit
@@ -63,6 +65,7 @@ class Term:
 
     flats: list[NDArray]  #: bytes, for each segment
     key: int | None = None
+    weight: Weight | None = None  #: None: 1, the plain term
 
 
 @dataclass
@@ -73,6 +76,7 @@ class Options:
     scale: complex | None = None
     into: Into = "all"
     accumulate: str | None = None  #: the dtype in which owners fold, or "exact"; None: that of rule A11
+    mean: bool = False  #: the sum is divided by that of all weights
 
     def check(self, call: str, size: int) -> None:
         """Raise ValueError or TypeError for an option that does not exist."""
@@ -90,6 +94,11 @@ class Options:
 
     def check_dtypes(self, layout: Layout, call: str = "add_n") -> None:
         """Raise if an option does not fit a dtype: before headers, so that no rank waits for data."""
+        for segment in layout.segments if self.mean else ():
+            if not is_inexact(segment.dtype):
+                raise TypeError(
+                    f"{call}: mean: expected floats, got {segment.dtype}: give mean=False, or x.astype(float)"
+                )
         for segment in layout.segments if (self.scale, self.accumulate) != (None, None) else ():
             one = typed(np.zeros(segment.itemsize, np.uint8), segment.dtype)
             try:
@@ -101,7 +110,29 @@ class Options:
     def text(self) -> str:
         scale = self.scale.item() if isinstance(self.scale, np.generic) else self.scale
         sums = "" if self.accumulate is None else f", accumulate={self.accumulate!r}"
-        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}{sums}"
+        mean = ", mean=True" if self.mean else ""
+        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}{sums}{mean}"
+
+
+@dataclass
+class Counted:
+    """What the contributions of this rank weigh, for the divisor of a mean."""
+
+    weights: list[Weight | None] = field(default_factory=list)  #: None: 1, and none was given
+
+    def add(self, weight: Weight | None) -> None:
+        self.weights.append(weight)
+
+    def clear(self) -> None:
+        self.weights.clear()
+
+    def kind(self) -> Kind:
+        """Whether all that were given are integers."""
+        return kind_of(w for w in self.weights if w is not None)
+
+    def total(self) -> Fraction:
+        """The sum of all."""
+        return exact_sum([1 if w is None else w for w in self.weights])
 
 
 #: Numbers of a window: it stays near the core while it is filled and packed, or merged and rounded; and its 1 MiB are
@@ -133,10 +164,11 @@ class Partial:
     contributions at once.
     """
 
-    def __init__(self, segment: Segment, waiting: Iterable[NDArray] = ()) -> None:
+    def __init__(self, segment: Segment, waiting: Iterable[tuple[NDArray, Weight | None]] = ()) -> None:
         self.segment = segment
-        self.waiting = list(waiting)
-        self.shards: list[dict[int, NDArray]] = []  #: contributions of other ranks, each as bytes of shards by owner
+        self.waiting = list(waiting)  #: contributions of this rank, and their weights
+        #: Contributions of other ranks, each as bytes of shards by owner, and their weights.
+        self.shards: list[tuple[dict[int, NDArray], Weight | None]] = []
         self.packed: list[NDArray] = []  #: packed sums of other ranks
         self.kept: dict[int, object] = {}  #: windows by their first element
 
@@ -163,13 +195,14 @@ class Partial:
         """
         dtype = self.segment.dtype
         low, high = self.segment.bounds[owner : owner + 2]
-        terms = [typed(raw, dtype)[low:high] for raw in self.waiting]
-        terms += [typed(shards[owner], dtype) for shards in self.shards]
+        terms = [typed(raw, dtype)[low:high] for raw, _ in self.waiting]
+        terms += [typed(shards[owner], dtype) for shards, _ in self.shards]
+        weights = tuple(w for _, w in (*self.waiting, *self.shards))
         chunk = CHUNK // 2 if dtype.startswith("complex") else CHUNK
         for start in range(low, high, chunk):
             stop = min(high, start + chunk)
             window = self.kept.pop(start, None) or _core.window_new(dtype, stop - start)
-            _core.window_add(window, tuple(x[start - low : stop - low] for x in terms))
+            _core.window_add(window, tuple(x[start - low : stop - low] for x in terms), weights)
             for k, message in enumerate(self.packed):
                 used = _core.window_merge_packed(window, message)
                 self.packed[k] = message[used + -used % 8 :]
@@ -208,14 +241,50 @@ class Sent:
     terms: list[Term]
     #: For each segment of which several terms are summed exactly: this rank's sum, and its messages.
     packed: dict[int, tuple[Partial, list[NDArray]]] = field(default_factory=dict)
+    #: What travels of weights; None: no weight was given, and there is no mean.
+    weigh: Header | None = None
 
     @property
     def header(self) -> Header:
-        return {
+        made: Header = {
             "terms": len(self.terms),
             "keys": [t.key for t in self.terms],
             "sizes": {str(i): [len(m) for m in messages] for i, (_, messages) in self.packed.items()},
         }
+        return made if self.weigh is None else {**made, "weigh": self.weigh}
+
+
+def weighed(terms: Sequence[Term], kind: Kind, total: Fraction, options: Options) -> Header | None:
+    """`Sent.weigh`: the weights of this rank's terms, whether all that it gave are integers, and what it counts."""
+    if kind == "none" and not options.mean:
+        return None
+    weights = [term.weight for term in terms]
+    return {"terms": weights if any(w is not None for w in weights) else None, "kind": kind, "sum": str(total)}
+
+
+def divisor_of(call: Call, headers: Sequence[Header], options: Options) -> Fraction | None:
+    """The exact sum of all ranks' weights, of a mean; None: there is none. An error on every rank if ranks give other
+    kinds of weights, or that is 0.
+    """
+    found = [(r, h["weigh"]) for r, h in enumerate(headers) if "weigh" in h]
+    given = [(r, weigh["kind"]) for r, weigh in found if weigh["kind"] != "none"]
+    for r, kind in given:
+        first, expected = given[0]
+        if kind != expected:
+            raise call.refuse(
+                f"rank {r} gives {_KINDS[kind]} as weights and rank {first} {_KINDS[expected]}: expected one kind, as"
+                " weight=float(n) on every rank",
+                r,
+            )
+    if not options.mean:
+        return None
+    divisor = sum((Fraction(weigh["sum"]) for _, weigh in found), Fraction(0))
+    if divisor == 0:
+        raise call.no_divisor("the weights of all ranks sum to 0, and mean=True divides by that: no rank gets a mean")
+    return divisor
+
+
+_KINDS = {"integer": "integers", "float": "floats"}
 
 
 def packed(group: Group, layout: Layout, options: Options, partials: dict[int, Partial]) -> dict[int, Any]:
@@ -225,15 +294,29 @@ def packed(group: Group, layout: Layout, options: Options, partials: dict[int, P
     }
 
 
-def prepare(layout: Layout, terms: list[Term], options: Options, group: Group) -> Sent:
+def check_weights(layout: Layout, weights: Iterable[Weight | None], call: str = "add_n") -> None:
+    """Raise if a weight does not fit a dtype, before headers."""
+    given = [w for w in weights if w is not None]
+    for segment in layout.segments if given else ():
+        one = typed(np.zeros(segment.itemsize, np.uint8), segment.dtype)
+        for weight in given:
+            try:
+                _core.add_n([one], weights=[weight])
+            except (TypeError, ValueError) as e:
+                raise type(e)(f"{call}: {str(e).removeprefix('add_n: ').removeprefix('slot 0: ')}") from None
+
+
+def prepare(layout: Layout, terms: list[Term], options: Options, group: Group, counted: Counted) -> Sent:
     """Everything that does not depend on other ranks."""
     options.check_dtypes(layout)
+    check_weights(layout, [t.weight for t in terms])
     partials = {
-        i: Partial(segment, [t.flats[i] for t in terms])
+        i: Partial(segment, [(t.flats[i], t.weight) for t in terms])
         for i, segment in enumerate(layout.segments if options.order == "exact" and len(terms) > 1 else ())
         if is_inexact(segment.dtype)
     }
-    return Sent(terms, packed(group, layout, options, partials))
+    weigh = weighed(terms, counted.kind(), counted.total(), options)
+    return Sent(terms, packed(group, layout, options, partials), weigh)
 
 
 def order_of(options: Options, counts: Sequence[int]) -> Order:
@@ -249,6 +332,11 @@ class Sum:
         self.rank, self.size = call.group.rank, call.group.size
         self.counts: list[int] = [h["terms"] for h in headers]
         self.order: Order = order_of(options, self.counts)
+        self.divisor = divisor_of(call, headers, options)
+        #: Of each rank's terms.
+        self.weights = [
+            h.get("weigh", {}).get("terms") or [None] * n for h, n in zip(headers, self.counts, strict=True)
+        ]
         self.keys: list[list[int]] = [[] for _ in headers]
         if self.order == "key":
             given = [(r, k) for r, h in enumerate(headers) for k in h["keys"]]
@@ -332,7 +420,7 @@ class Sum:
         """A rank with several contributions has packed their sum; a rank with one sends it as it is. Between nodes the
         sums of nodes travel packed.
         """
-        flats, shards = [t.flats[i] for t in self.sent.terms], segment.counts()
+        flats, shards = [(t.flats[i], t.weight) for t in self.sent.terms], segment.counts()
         natural, level = Runs(range(self.size), shards), levels[0]
         sizes: list[list[int] | None] = [h["sizes"].get(str(i)) for h in self.headers]
         brings = [h["terms"] > 0 for h in self.headers]
@@ -344,7 +432,7 @@ class Sum:
         else:
             partial = Partial(segment, flats)
             messages = [
-                natural.take(flats[0], owners) if flats and r != self.rank else NOTHING
+                natural.take(flats[0][0], owners) if flats and r != self.rank else NOTHING
                 for r, owners in zip(level.team, level.shards, strict=True)
             ]
         me = level.team.index(self.rank)
@@ -370,11 +458,16 @@ class Sum:
                 if len(got) and packed[r]:
                     partial.packed.append(got)
                 elif len(got):
-                    partial.shards.append({o: got[there[o]] for o in owners})
+                    partial.shards.append(({o: got[there[o]] for o in owners}, self.weights[r][0]))
         rounded, low = typed(own, segment.dtype), segment.bounds[self.rank]
         for start, stop, window in partial.windows(self.rank):
-            _core.window_round(window, rounded[start - low : stop - low], self.options.scale)
+            _core.window_round(window, rounded[start - low : stop - low], self.options.scale, self.parts)
         partial.end()
+
+    @property
+    def parts(self) -> tuple[float, ...] | None:
+        """The divisor, as floats whose sum it is."""
+        return None if self.divisor is None else parts_of(self.divisor)
 
     def of_nodes(self, brings: Sequence[bool]) -> list[bool]:
         """For each rank whether any rank of its node brings something."""
@@ -383,12 +476,13 @@ class Sum:
         return [node in busy for node in nodes]
 
     def fold(self, i: int, segment: Segment, own: NDArray, levels: Sequence[Level]) -> None:
-        counts, flats = self.counts, [t.flats[i] for t in self.sent.terms]
+        counts, weights, flats = self.counts, self.weights, [t.flats[i] for t in self.sent.terms]
         folded = self.order != "key" and max(counts) > 1
         dtype = accumulation(segment.dtype) if folded else segment.dtype
         if folded:
-            flats = self.added(flats, segment.dtype, dtype)
+            flats = self.added(flats, segment.dtype, dtype, weights[self.rank])
             counts = [min(n, 1) for n in counts]
+            weights = [[None] * n for n in counts]
         shards = segment.counts(dtype)
         there = Runs(range(self.size), shards)
         self.check_size(max(counts) * sum(shards[o] for o in owners) for owners in levels[0].shards)
@@ -405,26 +499,41 @@ class Sum:
             receives[self.rank] = sends[self.rank]
             raws = [receives[r][k * mine : (k + 1) * mine] for r in level.team for k in range(counts[r])]
             if level is not levels[-1]:  # integers, whose sum is the same in any order
-                flats, there = self.added(raws, dtype, dtype), Runs(owners, shards)
+                each = list(itertools.chain.from_iterable(weights[r] for r in level.team))
+                flats, there = self.added(raws, dtype, dtype, each), Runs(owners, shards)
                 counts = [int(one) for one in self.of_nodes([n > 0 for n in counts])]
+                weights = [[None] * n for n in counts]
         if not mine:
             return
         terms = [typed(raw, dtype) for raw in raws]
+        each = list(itertools.chain.from_iterable(weights[r] for r in levels[-1].team))
         keys = [k for keys in self.keys for k in keys] if self.order == "key" else list(range(len(terms)))
-        ordered = [terms[k] for k in sorted(range(len(terms)), key=keys.__getitem__)]
+        places = sorted(range(len(terms)), key=keys.__getitem__)
+        ordered, weights_in_order = [terms[k] for k in places], [each[k] for k in places]
         exact = self.order == "exact" and is_inexact(segment.dtype)
         accumulate = "exact" if exact else self.options.accumulate
-        _core.add_n(ordered, out=typed(own, segment.dtype), scale=self.options.scale, accumulate=accumulate)
+        out, scale = typed(own, segment.dtype), self.options.scale
+        if self.parts is None:
+            _core.add_n(ordered, out=out, scale=scale, accumulate=accumulate, **weighing_of(weights_in_order))
+        else:
+            _core.add_n_over(ordered, out, accumulate, scale, weights_in_order, self.parts)
 
-    def added(self, flats: Sequence[NDArray], dtype: str, wide: str) -> list[NDArray]:
+    def added(self, flats: Sequence[NDArray], dtype: str, wide: str, weights: Sequence[Weight | None]) -> list[NDArray]:
         """The sum of arrays of bytes in another dtype; none of none."""
         if not flats:
             return []
         terms = [typed(f, dtype) for f in flats]
         total = _core.message_new(len(terms[0]) * itemsize(wide))
         if len(total):
-            _core.add_n(terms, out=typed(total, wide))
+            _core.add_n(terms, out=typed(total, wide), **weighing_of(weights))
         return [total]
+
+
+def weighing_of(weights: Sequence[Weight | None]) -> dict[str, Any]:
+    """The option of the core's `add_n` for weights."""
+    if all(w is None for w in weights):
+        return {}
+    return {"weights": [1 if w is None else w for w in weights]}
 
 
 def check_keys(keys: Iterable[int], n: int) -> list[int]:
@@ -448,6 +557,8 @@ def add_n(
     order: Order | None = None,
     *,
     keys: Iterable[int] | None = None,
+    weights: Iterable[float] | None = None,
+    mean: bool = False,
     scale: complex | None = None,
     into: Into = "all",
     timeout: TimeLimit = "group",
@@ -469,8 +580,13 @@ def add_n(
         Default: "key" if no rank brings more than one array, else "rank".
     keys : sequence of int, optional
         One for each array, each once in all ranks. Default: the place of each array, those of rank 0 first.
+    weights : sequence of number, optional
+        One for each array, by which it is multiplied, in the dtype of the sum, before it is added. All ranks give
+        integers, or all give floats, or none. Default: 1 for each.
+    mean : bool
+        Divide the sum by that of all ranks' weights, before the rounding; a weight of None counts, too.
     scale : number, optional
-        Multiplies the sum before the rounding.
+        Multiplies the sum, or the mean, before the rounding.
     into : "all", "shard" or int
         "all" ranks get the sum; each gets its "shard", a flat run of whole blocks of 256 elements; or one rank gets it
         and the others None.
@@ -483,6 +599,8 @@ def add_n(
         On every rank: if a rank failed, is gone, or brings another shape, dtype, options or number of passes.
     TypeError, ValueError
         On this rank, for arrays or options that do not fit; the others get a PeerError.
+    ZeroDivisionError
+        On every rank: `mean`, and the weights of all ranks sum to 0.
     RuntimeError
         If the group is closed, was made before fork(), or is used by another thread.
 
@@ -490,18 +608,26 @@ def add_n(
     ...     return fanin.dist.add_n([np.array([1.0, 2.0]) * group.rank], group, scale=1 / 2)
     >>> fanin.dist.threads(3, one_each)[0]
     array([1.5, 3. ])
+
+    The mean over the tokens of all ranks, of which rank r has r + 1:
+
+    >>> def of_tokens(group):
+    ...     tokens = group.rank + 1
+    ...     return fanin.dist.add_n([np.array([6.0]) * group.rank], group, weights=[tokens], mean=True)
+    >>> fanin.dist.threads(3, of_tokens)[0]
+    array([8.])
     """
     ranks = group if isinstance(group, Group) else group_of(group)
     with ranks.call("add_n", timeout) as call:
-        options = Options(order, scale, into)
+        options = Options(order, scale, into, mean=flag("add_n: mean", mean))
         options.check("add_n", ranks.size)
         given = sequence("add_n: arrays", arrays, "arrays")
-        numbers = None if keys is None else check_keys(keys, len(given))
-        present = [
-            (None if numbers is None else numbers[i], x) for i, x in enumerate(given) if not _core.is_no_gradient(x)
-        ]
+        numbers = [None] * len(given) if keys is None else check_keys(keys, len(given))
+        counted = Counted([None] * len(given) if weights is None else list(weights_of(weights, len(given))))
+        each = zip(given, numbers, counted.weights, strict=True)
+        present = [(key, w, x) for x, key, w in each if not _core.is_no_gradient(x)]
         leaf = None
-        for i, (_, x) in enumerate(present):
+        for i, (_, _, x) in enumerate(present):
             one = leaf_of(x, f"arrays[{i}]")._replace(name="")
             if (text := object_text(x)) is not None:
                 raise TypeError(f"add_n: arrays[{i}]: expected an array, got {text}")
@@ -513,11 +639,11 @@ def add_n(
                 )
         layout = None if leaf is None else Layout([leaf], ranks.size)
         if layout:
-            terms = [Term(layout.flatten([x]), key) for key, x in present]
-            sent = prepare(layout, terms, options, ranks)
+            terms = [Term(layout.flatten([x]), key, w) for key, w, x in present]
+            sent = prepare(layout, terms, options, ranks, counted)
         else:
-            sent = Sent([])
-        like = like_of(present[0][1]) if present else None
+            sent = Sent([], weigh=weighed([], counted.kind(), counted.total(), options))
+        like = like_of(present[0][2]) if present else None
         headers = call.meet({**sent.header, "leaf": leaf, "like": like}, digest=digest(options.text))
         call.compare(headers, [["", options.text]])
         leaves = [(r, Leaf("", tuple(h["leaf"][1]), h["leaf"][2])) for r, h in enumerate(headers) if h["leaf"]]
@@ -533,9 +659,18 @@ def add_n(
                 )
         if layout is None:
             layout = Layout([agreed], ranks.size)
-            sent = prepare(layout, [], options, ranks)
-        example = present[0][1] if present else example_of(headers[first]["like"])
+            sent = prepare(layout, [], options, ranks, counted)
+        example = present[0][2] if present else example_of(headers[first]["like"])
         return finish(call, layout, sent, headers, options, [example])[0]
+
+
+def weights_of(weights: Iterable[float], n: int) -> Iterator[Weight]:
+    """The weights, checked: as many as there are arrays."""
+    given = sequence("add_n: weights", weights, "numbers")
+    if len(given) != n:
+        raise ValueError(f"add_n: expected as many weights as arrays, {n}, got {len(given)}")
+    for i, weight in enumerate(given):
+        yield weight_of(f"add_n: arrays[{i}]", weight)
 
 
 def finish(
