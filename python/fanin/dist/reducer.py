@@ -168,7 +168,7 @@ class _Bucket:
         term = self.terms[-1]
         for i, segment in enumerate(self.layout.segments if order == "exact" else ()):
             if is_inexact(segment.dtype):
-                self.partials.setdefault(i, sums.Partial(segment)).waiting.append((term.flats[i], term.weight))
+                self.partials.setdefault(i, sums.Partial(segment)).wait(term.flats[i], term.weight)
                 term.flats[i] = term.flats[i][:0]
         for one in self.partials.values():
             one.settle()
@@ -177,11 +177,13 @@ class _Bucket:
 
     def sent(self, group: Group, options: Options, kind: Kind, total: Fraction) -> Sent:
         """The messages to the owners; `kind` and `total`: of the weights of this rank."""
-        for i, one in self.partials.items():
+        for i, segment in enumerate(self.layout.segments if self.terms and options.order == "exact" else ()):
             last = self.terms[-1]
-            if len(last.flats[i]):  # not settled
-                one.waiting.append((last.flats[i], last.weight))
-        weigh = sums.weighed(self.terms, kind, total, options)
+            settled = not len(last.flats[i])
+            packs = i in self.partials or sums.must_pack(self.terms, segment, options, group)
+            if is_inexact(segment.dtype) and packs and not settled:
+                self.partials.setdefault(i, sums.Partial(segment)).wait(last.flats[i], last.weight)
+        weigh = sums.weighed(self.terms, kind, total, options, self.partials)
         return Sent(self.terms, sums.packed(group, self.layout, options, self.partials), weigh)
 
 

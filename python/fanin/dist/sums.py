@@ -51,6 +51,7 @@ from .layout import (
     like_of,
     typed,
 )
+from .products import check_products, products, wide_dtype, window_parts
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -161,16 +162,28 @@ class Partial:
     """The exact sum of this rank's contributions to a segment, in windows of CHUNK numbers of each owner's shard.
 
     Contributions and messages of other ranks wait, and are added to a window when it is used; `settle` adds
-    contributions at once.
+    contributions at once. From the first contribution with a weight on, the windows are wide: of float64, whose numbers
+    hold each product exactly.
     """
 
     def __init__(self, segment: Segment, waiting: Iterable[tuple[NDArray, Weight | None]] = ()) -> None:
         self.segment = segment
-        self.waiting = list(waiting)  #: contributions of this rank, and their weights
-        #: Contributions of other ranks, each as bytes of shards by owner, and their weights.
-        self.shards: list[tuple[dict[int, NDArray], Weight | None]] = []
-        self.packed: list[NDArray] = []  #: packed sums of other ranks
+        self.wide = False
+        self.waiting: list[tuple[NDArray, Weight | None]] = []  #: contributions of this rank, and their weights
+        for raw, weight in waiting:
+            self.wait(raw, weight)
+        self.shards: list[dict[int, NDArray]] = []  #: contributions of other ranks, each as bytes of shards by owner
+        self.packed: list[NDArray] = []  #: packed sums of other ranks ..
+        self.wide_packed: list[NDArray] = []  #: .. and wide ones
         self.kept: dict[int, object] = {}  #: windows by their first element
+        self.kept_narrow: set[int] = set()  #: those that are not wide
+
+    def wait(self, raw: NDArray, weight: Weight | None) -> None:
+        """Add a contribution, later; ValueError for a product that no exact sum has."""
+        if weight is not None:
+            check_products("Reducer", typed(raw, self.segment.dtype), weight, self.segment.dtype)
+            self.wide = True
+        self.waiting.append((raw, weight))
 
     def settle(self) -> None:
         """Add the contributions that wait."""
@@ -182,12 +195,15 @@ class Partial:
         """Add what waits to the windows of an owner's shard."""
         for start, _, window in self.windows(owner):
             self.kept[start] = window
+            self.kept_narrow.discard(start)
+            if not self.wide:
+                self.kept_narrow.add(start)
 
     def end(self) -> None:
         """Nothing waits any more; ValueError if messages were not read to their ends."""
-        if any(map(len, self.packed)):
+        if any(map(len, (*self.packed, *self.wide_packed))):
             raise ValueError("not a message of exact sums: bytes follow its last block")
-        self.waiting, self.shards, self.packed = [], [], []
+        self.waiting, self.shards, self.packed, self.wide_packed = [], [], [], []
 
     def windows(self, owner: int) -> Iterator[tuple[int, int, object]]:
         """The windows of an owner's shard, each with its elements [start, stop); once, as they get what waits. Packed
@@ -195,17 +211,29 @@ class Partial:
         """
         dtype = self.segment.dtype
         low, high = self.segment.bounds[owner : owner + 2]
-        terms = [typed(raw, dtype)[low:high] for raw, _ in self.waiting]
-        terms += [typed(shards[owner], dtype) for shards, _ in self.shards]
-        weights = tuple(w for _, w in (*self.waiting, *self.shards))
+        terms = [(typed(raw, dtype)[low:high], weight) for raw, weight in self.waiting]
+        terms += [(typed(shards[owner], dtype), None) for shards in self.shards]
         chunk = CHUNK // 2 if dtype.startswith("complex") else CHUNK
         for start in range(low, high, chunk):
             stop = min(high, start + chunk)
-            window = self.kept.pop(start, None) or _core.window_new(dtype, stop - start)
-            _core.window_add(window, tuple(x[start - low : stop - low] for x in terms), weights)
-            for k, message in enumerate(self.packed):
-                used = _core.window_merge_packed(window, message)
-                self.packed[k] = message[used + -used % 8 :]
+            narrow = not self.wide or start in self.kept_narrow or (bool(self.packed) and start not in self.kept)
+            window = self.kept.pop(start, None) or _core.window_new(
+                dtype if narrow else wide_dtype(dtype), stop - start
+            )
+            if narrow:
+                merge(window, self.packed)
+                if self.wide:
+                    window = _core.window_wide(window)
+            elif self.packed:
+                other = _core.window_new(dtype, stop - start)
+                merge(other, self.packed)
+                add_window(window, _core.window_wide(other))
+            merge(window, self.wide_packed)
+            pieces = [(x[start - low : stop - low], weight) for x, weight in terms]
+            _core.window_add(window, tuple(x for x, weight in pieces if weight is None))
+            for x, weight in pieces:
+                if weight is not None:
+                    _core.window_add(window, tuple(products(x, weight, dtype)))
             yield start, stop, window
 
     def pack(self, level: Level, rank: int, received: bool = False) -> list[NDArray]:
@@ -234,6 +262,19 @@ class Partial:
         return [raw[a:b] for a, b in itertools.pairwise(ends)]
 
 
+def merge(window: object, messages: list[NDArray]) -> None:
+    """Add the packed sums at the begins of messages, which become what follows."""
+    for k, message in enumerate(messages):
+        used = _core.window_merge_packed(window, message)
+        messages[k] = message[used + -used % 8 :]
+
+
+def add_window(window: object, other: object) -> None:
+    """Add a window of the same dtype and size."""
+    message = _core.message_new(_core.window_room(other))
+    merge(window, [message[: _core.window_pack(other, message)]])
+
+
 @dataclass
 class Sent:
     """The messages of this rank in the first level, made before headers are exchanged."""
@@ -254,12 +295,17 @@ class Sent:
         return made if self.weigh is None else {**made, "weigh": self.weigh}
 
 
-def weighed(terms: Sequence[Term], kind: Kind, total: Fraction, options: Options) -> Header | None:
-    """`Sent.weigh`: the weights of this rank's terms, whether all that it gave are integers, and what it counts."""
+def weighed(
+    terms: Sequence[Term], kind: Kind, total: Fraction, options: Options, partials: dict[int, Partial]
+) -> Header | None:
+    """`Sent.weigh`: the weights of this rank's terms, whether all that it gave are integers, what it counts, and which
+    segments it sends as wide windows.
+    """
     if kind == "none" and not options.mean:
         return None
     weights = [term.weight for term in terms]
-    return {"terms": weights if any(w is not None for w in weights) else None, "kind": kind, "sum": str(total)}
+    given = weights if any(w is not None for w in weights) else None
+    return {"terms": given, "kind": kind, "sum": str(total), "wide": [i for i, one in partials.items() if one.wide]}
 
 
 def divisor_of(call: Call, headers: Sequence[Header], options: Options) -> Fraction | None:
@@ -306,16 +352,27 @@ def check_weights(layout: Layout, weights: Iterable[Weight | None], call: str = 
                 raise type(e)(f"{call}: {str(e).removeprefix('add_n: ').removeprefix('slot 0: ')}") from None
 
 
-def prepare(layout: Layout, terms: list[Term], options: Options, group: Group, counted: Counted) -> Sent:
-    """Everything that does not depend on other ranks."""
+def must_pack(terms: Sequence[Term], segment: Segment, options: Options, group: Group) -> bool:
+    """Whether this rank sends its exact sum packed: of several contributions, or where a rank of its node could not
+    send a product on.
+    """
+    if len(terms) != 1:
+        return len(terms) > 1
+    return terms[0].weight is not None and len(levels_for(group, segment, options)) > 1
+
+
+def prepare(layout: Layout, terms: list[Term], options: Options, group: Group, counted: Counted | None = None) -> Sent:
+    """Everything that does not depend on other ranks. counted: what this rank counts; None: its terms alone."""
+    if counted is None:
+        counted = Counted([t.weight for t in terms])
     options.check_dtypes(layout)
     check_weights(layout, [t.weight for t in terms])
     partials = {
         i: Partial(segment, [(t.flats[i], t.weight) for t in terms])
-        for i, segment in enumerate(layout.segments if options.order == "exact" and len(terms) > 1 else ())
-        if is_inexact(segment.dtype)
+        for i, segment in enumerate(layout.segments if options.order == "exact" else ())
+        if is_inexact(segment.dtype) and must_pack(terms, segment, options, group)
     }
-    weigh = weighed(terms, counted.kind(), counted.total(), options)
+    weigh = weighed(terms, counted.kind(), counted.total(), options, partials)
     return Sent(terms, packed(group, layout, options, partials), weigh)
 
 
@@ -420,7 +477,7 @@ class Sum:
         """A rank with several contributions has packed their sum; a rank with one sends it as it is. Between nodes the
         sums of nodes travel packed.
         """
-        flats, shards = [(t.flats[i], t.weight) for t in self.sent.terms], segment.counts()
+        flats, shards = [t.flats[i] for t in self.sent.terms], segment.counts()
         natural, level = Runs(range(self.size), shards), levels[0]
         sizes: list[list[int] | None] = [h["sizes"].get(str(i)) for h in self.headers]
         brings = [h["terms"] > 0 for h in self.headers]
@@ -430,19 +487,28 @@ class Sum:
         if i in self.sent.packed:
             partial, messages = self.sent.packed[i]
         else:
-            partial = Partial(segment, flats)
+            weight = self.weights[self.rank][0] if flats else None
+            partial = Partial(segment, [] if weight is not None else [(flat, None) for flat in flats])
             messages = [
-                natural.take(flats[0][0], owners) if flats and r != self.rank else NOTHING
+                natural.take(flats[0], owners) if flats and r != self.rank else NOTHING
                 for r, owners in zip(level.team, level.shards, strict=True)
             ]
         me = level.team.index(self.rank)
         plain = sum(shards[o] for o in level.shards[me])
         room = {r: n[me] if (n := sizes[r]) else plain for r in level.team if brings[r]}
         packed = [n is not None for n in sizes]
+        wide = [i in h.get("weigh", {}).get("wide", ()) for h in self.headers]
+        weighted = any(w is not None for weights in self.weights for w in weights)
+        partial.wide = weighted
+        #: Terms with weights that came as they are, as bytes of this rank's shard, by rank.
+        alone: dict[int, NDArray] = {}
+        if i not in self.sent.packed and flats and weight is not None:
+            alone[self.rank] = natural.take(flats[0], [self.rank])
         for level in levels:
             if level is not levels[0]:
                 messages = partial.pack(level, self.rank, received=True)
                 packed, brings = [True] * self.size, self.of_nodes(brings)
+                wide = [weighted] * self.size
                 # The sizes of the messages are known after the level before, so headers do not have them.
                 each = [(r, m) for r, m in zip(level.team, messages, strict=True) if brings[self.rank] and len(m)]
                 sizes_out = {r: np.array([len(m)], "<i8").view(np.uint8) for r, m in each}
@@ -456,13 +522,34 @@ class Sum:
             there = Runs(owners, shards)
             for r, got in receives.items():
                 if len(got) and packed[r]:
-                    partial.packed.append(got)
+                    (partial.wide_packed if wide[r] else partial.packed).append(got)
+                elif len(got) and self.weights[r][0] is not None:
+                    alone[r] = got
                 elif len(got):
-                    partial.shards.append(({o: got[there[o]] for o in owners}, self.weights[r][0]))
+                    partial.shards.append({o: got[there[o]] for o in owners})
         rounded, low = typed(own, segment.dtype), segment.bounds[self.rank]
+        terms = [(typed(raw, segment.dtype), self.weights[r][0]) for r, raw in alone.items()]
         for start, stop, window in partial.windows(self.rank):
-            _core.window_round(window, rounded[start - low : stop - low], self.options.scale, self.parts)
+            out, scale = rounded[start - low : stop - low], self.options.scale
+            if not terms and self.parts is None:
+                _core.window_round(window, out, scale)
+                continue
+            if not weighted:
+                window = _core.window_wide(window)
+            ours = window_parts(window, stop - start, segment.dtype)
+            every = [*ours, *(x[start - low : stop - low] for x, _ in terms)]
+            weights = [*([None] * len(ours)), *(w for _, w in terms)]
+            self.rounded(every, weights, out, scale, "exact")
         partial.end()
+
+    def rounded(
+        self, terms: Sequence[Any], weights: Sequence[Weight | None], out: Any, scale: Any, accumulate: str | None
+    ) -> None:
+        """The sum of terms times their weights, or the mean, rounded once into `out`."""
+        if self.parts is None:
+            _core.add_n(terms, out=out, scale=scale, accumulate=accumulate, **weighing_of(weights))
+        else:
+            _core.add_n_over(terms, out, accumulate, scale, weights, self.parts)
 
     @property
     def parts(self) -> tuple[float, ...] | None:
@@ -512,11 +599,7 @@ class Sum:
         ordered, weights_in_order = [terms[k] for k in places], [each[k] for k in places]
         exact = self.order == "exact" and is_inexact(segment.dtype)
         accumulate = "exact" if exact else self.options.accumulate
-        out, scale = typed(own, segment.dtype), self.options.scale
-        if self.parts is None:
-            _core.add_n(ordered, out=out, scale=scale, accumulate=accumulate, **weighing_of(weights_in_order))
-        else:
-            _core.add_n_over(ordered, out, accumulate, scale, weights_in_order, self.parts)
+        self.rounded(ordered, weights_in_order, typed(own, segment.dtype), self.options.scale, accumulate)
 
     def added(self, flats: Sequence[NDArray], dtype: str, wide: str, weights: Sequence[Weight | None]) -> list[NDArray]:
         """The sum of arrays of bytes in another dtype; none of none."""
@@ -642,7 +725,7 @@ def add_n(
             terms = [Term(layout.flatten([x]), key, w) for key, w, x in present]
             sent = prepare(layout, terms, options, ranks, counted)
         else:
-            sent = Sent([], weigh=weighed([], counted.kind(), counted.total(), options))
+            sent = Sent([], weigh=weighed([], counted.kind(), counted.total(), options, {}))
         like = like_of(present[0][2]) if present else None
         headers = call.meet({**sent.header, "leaf": leaf, "like": like}, digest=digest(options.text))
         call.compare(headers, [["", options.text]])

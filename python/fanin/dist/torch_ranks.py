@@ -19,7 +19,7 @@ from fanin.dist.group import Call, Group, TimeLimit, failure_of, limit_of, weakl
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
 from fanin.dist.sender import Sender
-from fanin.dist.sums import Counted, Options, Order, Term, finish, prepare
+from fanin.dist.sums import Options, Order, Term, finish, prepare
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -80,7 +80,7 @@ def _sum(
     layout = Layout([leaf_of(x, "the bucket")], group.size)
     if bounds is not None:
         layout.segments = (replace(layout.segments[0], bounds=tuple(bounds)),)
-    sent = prepare(layout, [Term(layout.flatten([x]))], options, group, Counted([None]))
+    sent = prepare(layout, [Term(layout.flatten([x]))], options, group)
     parts = [["", options.text], *parts]
     headers = call.meet(sent.header, digest=digest(parts))
     call.compare(headers, parts)
