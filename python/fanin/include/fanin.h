@@ -235,6 +235,8 @@ typedef struct fanin_buffer_options {
 #define FANIN_ADD_DONATE \
     2u                    /* the buffer may write the memory: the caller does not touch it again */
 #define FANIN_ADD_COPY 4u /* the memory is the caller's again when the call returns */
+#define FANIN_ADD_WEIGHT \
+    8u /* `weight` is given, a finite number: it multiplies the gradient in the sum (W1) */
 typedef struct fanin_add_options {
     size_t struct_size; /* sizeof(fanin_add_options) */
     uint32_t flags;
@@ -242,6 +244,7 @@ typedef struct fanin_add_options {
     int64_t key;
     const fanin_stream
         *stream; /* the producer's; NULL: the current one of the gradient's device (S4) */
+    double weight, weight_imag;
 } fanin_add_options;
 
 /* One gradient of `buffer_add_many`: a view or a value; both NULL: undefined. */
@@ -251,10 +254,18 @@ typedef struct fanin_gradient {
     int64_t key; /* read with FANIN_ADD_KEY */
     const fanin_tensor *view;
     const fanin_value *value;
+    double weight, weight_imag; /* read with FANIN_ADD_WEIGHT */
 } fanin_gradient;
 
 #define FANIN_TAKE_WRITABLE 1u /* what others may hold is copied */
 #define FANIN_TAKE_SCALE 2u    /* `scale` multiplies before the one rounding */
+#define FANIN_TAKE_MEAN 4u     /* the sum is divided by that of the weights (W3) */
+#define FANIN_TAKE_WEIGHTS 8u  /* `weights` are of gradients that came without one (W5) */
+/* A weight that a take is given. */
+typedef struct fanin_weight {
+    int64_t key; /* of the gradient; in a slot without keys its place in the order of arrival */
+    double weight, weight_imag;
+} fanin_weight;
 typedef struct fanin_take_options {
     size_t struct_size; /* sizeof(fanin_take_options) */
     uint32_t flags;
@@ -262,6 +273,8 @@ typedef struct fanin_take_options {
     const fanin_stream *stream;     /* the one that uses the sums; NULL: the buffer's (S18) */
     const fanin_tensor *const *out; /* for each sum memory to write it into, or NULL; NULL: none */
     double scale, scale_imag;
+    const fanin_weight *weights; /* read with FANIN_TAKE_WEIGHTS */
+    size_t nweights;
 } fanin_take_options;
 
 /* The statistics of a sum. The caller sets struct_size. */
