@@ -6,6 +6,7 @@ import contextlib
 import gc
 import math
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -257,17 +258,17 @@ def test_a_sparse_earlier_gradient_gets_the_mean() -> None:
 @pytest.mark.parametrize("weights", [[0, 0], [2.5, -2.5]])
 def test_a_divisor_of_zero_is_an_error_by_name_and_the_sums_are_there(weights: list[float]) -> None:
     w, unused = (torch.ones(2, requires_grad=True) for _ in range(2))
-    with pytest.raises(ZeroDivisionError, match=r"w .* divisor of 0, .* 2 passes: \.grad has the sum, not divided"):
-        with fanin.torch.accumulate([("w", w), ("unused", unused)], mean=True) as block:
-            for k, n in enumerate(weights):
-                with block.weight(n):
-                    (w * (k + 1)).sum().backward()
+    named = [("w", w), ("unused", unused)]
+    refused = pytest.raises(ZeroDivisionError, match=r"w .* divisor of 0, .* 2 passes: \.grad has the sum, not divided")
+    with refused, fanin.torch.accumulate(named, mean=True) as block:
+        for k, n in enumerate(weights):
+            with block.weight(n):
+                (w * (k + 1)).sum().backward()
     assert w.grad.tolist() == [weights[0] + 2 * weights[1]] * 2
     assert unused.grad is None
     w.grad = None
-    with fanin.torch.accumulate([("w", w)], mean=True) as block:  # nothing of it is left
-        with block.weight(2):
-            (w * 3).sum().backward()
+    with fanin.torch.accumulate([("w", w)], mean=True) as block, block.weight(2):  # nothing of it is left
+        (w * 3).sum().backward()
     assert w.grad.tolist() == [3, 3]
 
 
@@ -504,9 +505,9 @@ def test_what_is_no_weight_is_refused_and_changes_nothing(bad: Any, kind: type[E
 
 def test_a_tensor_is_no_weight_and_the_error_says_what_is() -> None:
     w = torch.ones(2, requires_grad=True)
-    with fanin.torch.accumulate([w], mean=True) as block:
-        with pytest.raises(TypeError, match=r"got a Tensor: give x\.item\(\)"):
-            block.weight((w != 0).sum())
+    refused = pytest.raises(TypeError, match=r"got a Tensor: give x\.item\(\)")
+    with fanin.torch.accumulate([w], mean=True) as block, refused:
+        block.weight((w != 0).sum())
 
 
 @pytest.mark.parametrize("good", [3, 3.0, np.int64(3), np.float32(3), np.float16(3), np.uint8(3)])
@@ -612,9 +613,9 @@ def test_a_kernel_and_a_gradient_of_one_pass_are_one_micro_batch() -> None:
 def test_a_target_outside_of_a_pass_needs_a_weight_in_a_mean() -> None:
     w = torch.ones(2, requires_grad=True)
     with fanin.torch.accumulate([w], mean=True) as block, torch.no_grad():
-        with pytest.raises(RuntimeError, match=r"outside of a backward pass: use `with block.weight\(1\):`"):
-            with block.target(w):
-                pass
+        refused = pytest.raises(RuntimeError, match=r"outside of a backward pass: use `with block.weight\(1\):`")
+        with refused, block.target(w):
+            pass
         with block.weight(4), block.target(w) as acc:
             acc.add_(6)
         with block.weight(2), block.target(w) as acc:
@@ -689,12 +690,12 @@ def test_a_pass_after_last_in_the_same_weight_is_refused() -> None:
 
 def test_a_step_whose_divisor_is_zero_is_not_made_and_the_sum_is_kept() -> None:
     w = torch.ones(2, requires_grad=True)
-    with pytest.raises(ZeroDivisionError, match=r"w: it is not stepped|divisor of 0"):
-        with fanin.torch.accumulate([("w", w)], mean=True) as block:
-            with block.weight(2):
-                (w * 3).sum().backward()
-            with block.weight(-2), block.last(lambda p: pytest.fail("stepped")):
-                (w * 1).sum().backward()
+    refused = pytest.raises(ZeroDivisionError, match=r"w: it is not stepped|divisor of 0")
+    with refused, fanin.torch.accumulate([("w", w)], mean=True) as block:
+        with block.weight(2):
+            (w * 3).sum().backward()
+        with block.weight(-2), block.last(lambda p: pytest.fail("stepped")):
+            (w * 1).sum().backward()
     assert w.grad.tolist() == [4, 4]
 
 
@@ -705,11 +706,14 @@ def interrupted(at: int) -> tuple[bool, Any, Any]:
     """Stop a block at a bytecode; whether there are so many, the gradient, and the weights that counted."""
     w = torch.ones(2, requires_grad=True)
     counted: list[Any] = []
+    kept: list[Any] = []  # so that its end is not what is stopped
 
     def run() -> None:
-        with fanin.torch.accumulate([w], mean=True) as block:
+        kept.append(fanin.torch.accumulate([w], mean=True))
+        with kept[0] as block:
             for n, factor in ((3, 1.0), (5, 9.0)):
-                with block.weight(n):
+                kept.append(block.weight(n))
+                with kept[-1]:
                     (w * factor).sum().backward()
                     counted.append(n)
 
@@ -717,6 +721,10 @@ def interrupted(at: int) -> tuple[bool, Any, Any]:
     with contextlib.suppress(BaseException):
         there = True
         there = stopped(at, run, str(Path(fanin.torch.__file__).parent))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        kept.clear()  # before the first step of its exit, it is a block that is dropped
+        gc.collect()
     return there, w, counted
 
 
