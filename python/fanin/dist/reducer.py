@@ -529,13 +529,7 @@ class Reducer(_core.Block):
 
     def _reduced(self, block: bool = False, weight: float | None = None) -> _Pass:
         """The pass of a call of fanin.backward, which calls this; or of a block, with passes of any engine."""
-        if weight is not None:
-            if self._weight is not None:
-                raise ValueError(
-                    "backward: weight= and reducer.at(key, weight=): a pass has one weight: give one of them"
-                )
-            self._weight = self._weight_of("backward", weight)
-        return _Pass(self, block)
+        return _Pass(self, block, weight)
 
     def _made(self, ended: int) -> list[Any]:
         """For each leaf the sum of the pass, which came to its end at the time `ended`, or None."""
@@ -834,9 +828,10 @@ class _State(_core.Block):
 class _Pass(_State):
     """A pass: the gradients of its leaves are summed over ranks while it runs."""
 
-    def __init__(self, reducer: Reducer, block: bool) -> None:
+    def __init__(self, reducer: Reducer, block: bool, weight: float | None = None) -> None:
         super().__init__(reducer)
         self.block = block  #: a `with` block of the reducer
+        self.weight = weight  #: of fanin.backward(weight=)
         self.use = reducer.group.entered("Reducer" if block else "backward")
         self.turn = 0  #: the reducer's number for it
         self.number = 0  #: the group's
@@ -853,6 +848,10 @@ class _Pass(_State):
         reducer._turn = self.turn
         reducer.group._passes += 1
         self.number = reducer.group._passes
+        if self.weight is not None:
+            if reducer._weight is not None:
+                raise ValueError("backward: weight= and reducer.at(key, weight=): a pass has one weight: give it once")
+            reducer._weight = reducer._weight_of("backward", self.weight)
         reducer._counted.add(reducer._weight)
         reducer._in_block = self.block
         reducer._travels = []
