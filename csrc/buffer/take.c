@@ -323,6 +323,14 @@ static fan_status take_weigh(const take_op *op, take_slot *part, fan_error *err)
     }
     if (options->late)
         FAN_TRY(late_apply(op, part, &sum, &ones, err));
+    if (options->over) {
+        sum = (fan_weight_sum){.re = 0};
+        ones = 0;
+    }
+    for (size_t i = 0; i < options->nover; i++) {
+        const fan_weight one = {.on = true, .re = options->over[i]};
+        fan_weight_sum_add(&sum, &one, false);
+    }
     bool some = gathered->fold.n || gathered->fold.state || gathered->zero;
     if (!options->mean || !some)
         return FAN_OK;

@@ -190,11 +190,13 @@ class InputBuffer:
         >>> buf.take()
         [array([2., 2.]), array([1., 1., 1.])]
         """
-    def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target:
+    def target(
+        self, slot: int, *, key: int | None = None, stream: StreamLike | None = None, weight: complex | None = None
+    ) -> Target:
         """Return a context that lends an array, in the accumulation dtype, into which a producer adds by itself.
 
-        The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, and the
-        producer's stream is the one that sums; other calls for the slot then wait for the end of the block. Otherwise
+        The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, the
+        producer's stream is the one that sums, and no `weight` is given; other calls for the slot then wait for the end of the block. Otherwise
         it holds zeros, and becomes a contribution at the end. If the body raises, the zeros are dropped; a slot whose
         running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do not write into the array
         after the block.
@@ -207,6 +209,8 @@ class InputBuffer:
             As for `add`.
         stream : stream, optional
             The producer's stream.
+        weight : number, optional
+            As for `add`: multiplies what was added, at the end.
 
         Raises
         ------
@@ -215,7 +219,7 @@ class InputBuffer:
         TypeError
             If `stream` is no stream.
         ValueError
-            For an undeclared slot, or a key or number of contributions that does not fit.
+            For an undeclared slot, or a key, weight or number of contributions that does not fit.
 
         >>> buf = fanin.InputBuffer([np.empty(3, np.float16)])
         >>> with buf.target(0) as out:
@@ -355,12 +359,21 @@ def _collectors(
     small: list[bool],
     came: bytearray,
     otherwise: Callable[..., object],
+    now: list[Any],
+    task: Callable[[], int],
+    weigh: Callable[[int, Any], int | float | None],
     /,
 ) -> list[Callable[[object], object]]:
     """The hooks of fanin.torch.accumulate, one for each slot.
 
     Each adds a copy of its parameter's gradient if that is `small`, dense and detached, and sets its byte in `came`; it
-    calls `otherwise` with all others. The parameter gets nothing.
+    calls `otherwise` with all others. The parameter gets nothing. `now` is empty, or has the pass, `task()`, that
+    brought the last gradient, and its weight; of another pass it is `weigh(pass, gradient)`, which sets `now`.
+    """
+
+def _take_over(buffer: InputBuffer, slot: int | None, out: Any, divisor: tuple[float, ...], /) -> Any:
+    """The sums of all slots, or of one, over the exact sum of some numbers: `take(mean=True)`, whose divisor the caller
+    counts.
     """
 
 # producers.c
@@ -392,6 +405,19 @@ def _producers(
 _T = TypeVar("_T")
 
 # add_n.c
+def add_n_over(
+    arrays: Iterable[Any],
+    out: Any,
+    accumulate: DTypeLike | None,
+    scale: complex | None,
+    weights: Iterable[complex | None] | None,
+    divisor: tuple[float, ...],
+    /,
+) -> Any:
+    """The mean of weighted arrays over the exact sum of some numbers: `add_n(mean=True)`, whose divisor the caller
+    counts.
+    """
+
 def add_n(
     arrays: Iterable[_T],
     *,
@@ -739,6 +765,7 @@ def backward(
     budget: float | Literal["auto"] | None = None,
     workers: int = 1,
     reducer: object = None,
+    weight: complex | None = None,
 ) -> None:  # step
     """Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.
 
@@ -775,6 +802,10 @@ def backward(
     reducer : fanin.dist.Reducer, optional
         The gradients of its leaves are summed over ranks; their sums travel while the pass runs, and are added to
         `.grad` at its end. Excludes `create_graph`.
+    weight : number, optional
+        What each leaf's sum of this pass is multiplied by, in the accumulation dtype, before it is added to `.grad`;
+        hooks of the leaf's gradient receive the sum without it. With `reducer=` it is the weight of the pass's
+        contribution. None: 1.
 
     Raises
     ------
@@ -1681,6 +1712,9 @@ def window_new(dtype: DTypeLike, size: int, /) -> object:
 
 def window_add(window: object, arrays: tuple[object, ...], /) -> None:
     """Add arrays of one shape on the CPU, each with the window's number of elements. Nothing is added on errors."""
+
+def window_wide(window: object, /) -> object:
+    """The same sum, as one of float64 or complex128."""
 
 def window_room(window: object, /) -> int:
     """The bytes that window_pack needs at most."""

@@ -1200,7 +1200,7 @@ def roots_of(
 
 def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = None, *, budget: float | None = None,
              create_graph: bool = False, progress: Callable[[int, int], object] | None = None,
-             reducer: object = None) -> None:  # fmt: skip
+             reducer: object = None, weight: complex | None = None) -> None:  # fmt: skip
     """Add the gradients of the sum of some values to the `.grad` of each parameter that they depend on.
 
     When it returns, the caller's current streams wait for the whole pass. If a node fails, the pass ends; each leaf
@@ -1220,6 +1220,8 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
         `progress(ran, known)`, as for `fanin.backward`.
     reducer : fanin.dist.Reducer
         Sums the gradients of its parameters over ranks.
+    weight : number, optional
+        Multiplies what is added to each `.grad`, as for `fanin.backward`.
     """
     create_graph = flag("backward: create_graph", create_graph)
     fanin.backward(
@@ -1229,6 +1231,7 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
         progress=progress,
         budget=budget,
         reducer=reducer,
+        weight=weight,
     )
 
 
