@@ -59,6 +59,11 @@
     X(EXPANDED_WRITTEN_OUT, "an expanded gradient is cast in memory of its full shape") \
     X(COPY_KEEPS_INDICES, "a sparse gradient that is copied and cast keeps the caller's indices") \
     X(SHARED_EVENT_COVERS, "of terms that share an event none waits for it")
+/* Sums with partial terms. */
+#define FAN_PARTIAL_FAULTS(X) \
+    X(PADDED_ADD, "a partial term is added to +0 where it is the first to reach an element") \
+    X(PATCH_STEP, "a negative step of a partial term is read as a positive one") \
+    X(FIRST_TOUCH_MISSED, "a term is stored where another one has reached the element before")
 /* Exact sums. */
 #define FAN_EXACT_FAULTS(X) \
     X(EXACT_NO_INTEGER_PATH, "what the fast path cannot prove is taken from it all the same") \
@@ -159,7 +164,7 @@
     X(API_RELEASE_LOCKED, "the releases at the end of a call run while the thread has the interpreter's lock") \
     X(API_DROP_AT_ONCE, "drop calls a release at once, whatever lock the thread has")
 #define FAN_FAULTS(X) \
-    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_WAY_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) \
+    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_WAY_FAULTS(X) FAN_PARTIAL_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) \
     FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) \
     FAN_API_FAULTS(X)
 /* clang-format on */

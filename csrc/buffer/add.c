@@ -101,8 +101,10 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
     }
-    if (dense || sparse)
+    bool partial = value->form == FAN_FORM_PARTIAL;
+    if (dense || sparse || partial)
         out->to.cast = value->dtype != out->to.dtype;
+    out->to.whole = partial && (s->spec->exact || out->to.reduce);
     return FAN_OK;
 }
 
@@ -237,9 +239,10 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
     FAN_TRY(add_check_key(b, slot, c->key, err));
 
     const fan_conversion *to = &out->to;
-    bool copied = c->copy && (form == FAN_FORM_DENSE || form == FAN_FORM_SPARSE);
+    bool arrays = form == FAN_FORM_DENSE || form == FAN_FORM_PARTIAL;
+    bool copied = c->copy && (arrays || form == FAN_FORM_SPARSE);
     bool moved = to->move != FAN_MOVE_NOT;
-    bool changed = to->reduce || to->cast;
+    bool changed = to->reduce || to->cast || to->whole;
     fan_add_facts facts = {.defined = defined,
                            .changes = changed || moved || copied,
                            .upload = to->move == FAN_MOVE_UPLOAD,
@@ -729,6 +732,33 @@ done:
     return status;
 }
 
+/* A partial gradient as a dense one, in the dtype that it has or, where nothing is summed to a
+ * declared shape yet, in that of the slot; zero elsewhere. */
+static fan_status convert_whole(add_conversion *c, const fan_value *v, fan_array **made,
+                                fan_error *err)
+{
+    fan_status status = FAN_OK;
+    const fan_patch *patch = v->patch;
+    fan_array *whole = NULL;
+    fan_array *view = NULL;
+    fan_dtype dtype = c->to->reduce ? v->dtype : c->to->dtype;
+    fan_job zero = {.kind = FAN_JOB_ZERO, .label = "begin"};
+    FAN_GO(fan_device_array(c->device, c->on, dtype, patch->ndim, patch->shape, NULL, &whole, err));
+    zero.out = whole;
+    FAN_GO(fan_device_run(c->device, c->on, &zero, err));
+    FAN_GO(fan_patch_view(patch, whole, &view, err));
+    if (patch->size > 0)
+        FAN_GO(convert_job(c, FAN_JOB_COPY, "copy", view, v->array, dtype, err));
+    if (c->to->reduce)
+        status = convert_reduce(c, whole, NULL, made, err);
+    else
+        *made = fan_array_hold(whole);
+done:
+    fan_array_drop(whole);
+    fan_array_drop(view);
+    return status;
+}
+
 /* The contribution as its slot wants it. */
 static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, fan_stream *on,
                                            fan_value *out, fan_error *err)
@@ -743,7 +773,9 @@ static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, 
     /* donated memory is its owner's again once it is converted */
     c.copies = (op->c->copy || op->c->donate) && !FAN_FAULT(COPY_KEEPS_INDICES);
     *out = fan_value_none();
-    if (value->form != FAN_FORM_SPARSE)
+    if (to->whole)
+        status = convert_whole(&c, value, &made, err);
+    else if (value->form != FAN_FORM_SPARSE)
         status = convert_dense(&c, value, &made, err);
     else if (to->reduce)
         status = convert_reduce(&c, NULL, value->sparse, &made, err);
@@ -758,6 +790,8 @@ static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, 
         *out = fan_value_sparse(sparse, to->device);
     else
         *out = fan_value_dense(made, to->device);
+    if (value->form == FAN_FORM_PARTIAL && !to->whole)
+        fan_value_set_patch(out, value->patch);
     out->origin = value->origin;
     out->rank = value->rank;
     out->weak = value->weak;

@@ -424,6 +424,7 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
                             .scaled = options->scale.on,
                             .writable = options->writable,
                             .exact = fan_fold_is_exact(fold),
+                            .takes_partial = s->spec->partial,
                             .expanded = fan_fold_expanded(fold),
                             .whole = take_has_all_keys(op, part),
                             .alone = op->n == 1,
@@ -432,6 +433,7 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
         fan_form form = fold->terms[i].v->form;
         facts.dense += form == FAN_FORM_DENSE;
         facts.sparse += form == FAN_FORM_SPARSE;
+        facts.partial += form == FAN_FORM_PARTIAL;
         facts.objects += form == FAN_FORM_OBJECT;
     }
     if (!facts.objects)

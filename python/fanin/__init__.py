@@ -41,6 +41,7 @@ from .errors import (
     StreamMismatchWarning,
 )
 from .options import Counters, counters, set_options
+from .partial import Diagonal, Partial
 from .sharing import overlap
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
@@ -57,11 +58,13 @@ __all__ = [
     "DTypeError",
     "DeviceError",
     "DeviceOutOfMemoryError",
+    "Diagonal",
     "Event",
     "GraphTree",
     "InputBuffer",
     "Leaf",
     "Node",
+    "Partial",
     "PeerError",
     "RaceError",
     "Slot",

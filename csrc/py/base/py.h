@@ -41,6 +41,7 @@
     X(str_device, "device")               \
     X(str_accumulate, "accumulate")       \
     X(str_combine, "combine")             \
+    X(str_partial, "partial")             \
     X(str_name, "name")                   \
     X(str_is_neg, "is_neg")               \
     X(str_is_conj, "is_conj")             \
@@ -79,7 +80,8 @@
     X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                          \
     X(PyObject, arrays)    /* the module _interop.arrays: the slow path in and out (fan_arrays) */ \
     X(PyObject, zero_type) /* fanin.Zero (fan_lazy) */                                             \
-    X(PyObject, slot_type) /* fanin.Slot */                                                        \
+    X(PyObject, partial_type) /* fanin.Partial (fan_lazy) */                                       \
+    X(PyObject, slot_type)    /* fanin.Slot */                                                     \
     X(PyObject,                                                                                    \
       table_types) /* a dict: types that are read by an exchange table, and how (library.c) */     \
     X(PyTypeObject, torch_type)                                                                    \
