@@ -133,9 +133,12 @@ fan_status fan_patch_view(const fan_patch *p, const fan_array *whole, fan_array 
     int64_t at = 0;
     for (int k = 0; k < p->ndim && p->size > 0; k++) {
         int64_t step = p->step[k];
-        if (FAN_FAULT(PATCH_STEP) && step < 0)
+        int64_t start = p->start[k];
+        if (FAN_FAULT(PATCH_STEP) && step < 0 && p->from[k] >= 0) {
+            start += step * (p->extent[p->from[k]] - 1);
             step = -step;
-        at += p->start[k] * whole->strides[k];
+        }
+        at += start * whole->strides[k];
         if (p->from[k] >= 0)
             strides[p->from[k]] += step * whole->strides[k];
     }

@@ -62,7 +62,7 @@
 /* Sums with partial terms. */
 #define FAN_PARTIAL_FAULTS(X) \
     X(PADDED_ADD, "a partial term is added to +0 where it is the first to reach an element") \
-    X(PATCH_STEP, "a negative step of a partial term is read as a positive one") \
+    X(PATCH_STEP, "values along a negative step are stored in the order of memory") \
     X(FIRST_TOUCH_MISSED, "a term is stored where another one has reached the element before")
 /* Exact sums. */
 #define FAN_EXACT_FAULTS(X) \

@@ -959,8 +959,10 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *op, fan_error *err)
     op->bytes = fan_value_bytes(&item->value);
     if (op->bytes == 0)
         op->bytes = 1; /* an object without bytes passes a budget of 0, too */
-    bool dense_on_host = item->value.form == FAN_FORM_DENSE && item->value.device == fan_cpu();
-    if (fan_get_debug() && dense_on_host && !item->owned) {
+    fan_form form = item->value.form;
+    bool one_array = form == FAN_FORM_DENSE || form == FAN_FORM_PARTIAL;
+    bool is_readable = one_array && item->value.device == fan_cpu();
+    if (fan_get_debug() && is_readable && !item->owned) {
         FAN_TRY(fan_slot_hash(b, item->value.array, true, &item->hash, err));
         item->hashed = true;
     }

@@ -41,7 +41,7 @@ from .errors import (
     StreamMismatchWarning,
 )
 from .options import Counters, counters, set_options
-from .partial import Diagonal, Partial
+from .partial import Diagonal, Partial, add_rows
 from .sharing import overlap
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
@@ -75,6 +75,7 @@ __all__ = [
     "Zero",
     "__version__",
     "add_n",
+    "add_rows",
     "backward",
     "clip_norm",
     "counters",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from types import EllipsisType
 from typing import Any, SupportsIndex
@@ -10,13 +11,14 @@ import numpy as np
 
 from . import _core
 from ._checks import integer
+from ._interop.protocols import DTypeLike
 from ._interop.protocols import Shape as Extents
 from ._words import type_of
 from .slots import Shape, Sparse, Zero, shape_of
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
-__all__ = ["Diagonal", "Partial"]
+__all__ = ["Diagonal", "Partial", "add_rows"]
 
 #: One entry of a basic index.
 Index = SupportsIndex | slice | EllipsisType | None
@@ -86,7 +88,24 @@ def _one(i: object, k: int, shape: Extents) -> int:
     return at + n if at < 0 else at
 
 
+@functools.cache
+def _whole(n: int) -> tuple[Extents, Extents, Extents]:
+    """Start, step and axis of n axes that are there as a whole, behind one more."""
+    return (0,) * n, (1,) * n, tuple(range(n + 1))
+
+
+def _of_slice(at: slice, shape: Extents) -> Place:
+    """As _of_index, of one slice along the first axis."""
+    begin, end, stride = at.indices(shape[0])
+    n = len(range(begin, end, stride))
+    starts, steps, along = _whole(len(shape) - 1)
+    return (begin if n else 0, *starts), (stride if n > 1 else 1, *steps), along, (n, *shape[1:])
+
+
 def _of_index(at: object, shape: Extents) -> Place:
+    simple = type(at) is slice and shape
+    if simple and type(at.start) is int and type(at.stop) is int and at.step is None:  # type: ignore[attr-defined]
+        return _of_slice(at, shape)  # type: ignore[arg-type]
     entries = at if type(at) is tuple else (at,)
     used = sum(1 for i in entries if i is not None and i is not Ellipsis)
     if used > len(shape):
@@ -227,3 +246,57 @@ def _index_of(place: Place, shape: Extents) -> object:
         stop: int | None = start + extents[along] * step
         index.append(slice(start, None if stop is not None and (stop < 0 or stop > n) else stop, step))
     return tuple(index + [None] * (len(extents) - v))
+
+
+def add_rows(ids: object, rows: Any, n: int, *, accumulate: DTypeLike | None = None) -> Any:
+    """Sum rows by their numbers: the gradient of an embedding table, whose row i is the sum of all `rows[k]` with
+    `ids[k] == i`.
+
+    Each row of the result is the left fold of its rows in their order, summed in a float twice as wide and rounded
+    once: a lone row stays as it is, to the sign of its zeros, and +0 where there is none. `numpy.add.at` and torch's
+    `index_add_` round at each step.
+
+    Parameters
+    ----------
+    ids : array of integers
+        From 0 to n - 1, in any shape.
+    rows : array
+        Of the shape of `ids`, and after it that of a row. An array of the host, of any library; the result is of its
+        kind.
+    n : int
+        The number of rows of the table.
+    accumulate : dtype or "exact", optional
+        The dtype in which the sum runs, or the exact sum, rounded once. Default: float64 for float32, float32 for
+        lower floats, complex128 for complex64, else the dtype itself.
+
+    Raises
+    ------
+    TypeError
+        `ids` has no integers, or is a mask; `rows` is no dense array of the host.
+    IndexError
+        A number below 0, or above n - 1.
+    ValueError
+        `rows` has another shape.
+
+    Examples
+    --------
+    >>> fanin.add_rows([2, 0, 2], np.float32([[1, 2], [3, 4], [10, 20]]), 3)
+    array([[ 3.,  4.],
+           [ 0.,  0.],
+           [11., 22.]], dtype=float32)
+    """
+    integer("add_rows: n", n, least=0)
+    numbers = np.asarray(ids)
+    if numbers.dtype.kind not in "iu" and numbers.size:
+        what = "a mask" if numbers.dtype == bool else f"dtype {numbers.dtype}"
+        raise TypeError(f"add_rows: ids: expected integers, got {what}")
+    shape = getattr(rows, "shape", None)
+    if shape is None:
+        raise TypeError(f"add_rows: rows: expected an array, got {type_of(rows)}")
+    if tuple(shape[: numbers.ndim]) != numbers.shape or not numbers.ndim:
+        raise ValueError(
+            f"add_rows: rows: expected a shape that begins with that of ids, {numbers.shape}, got {tuple(shape)}"
+        )
+    flat = numbers.ravel() if numbers.ndim > 1 else numbers
+    one = rows.reshape(flat.size, *shape[numbers.ndim :]) if numbers.ndim > 1 else rows
+    return _core.add_rows(np.ascontiguousarray(flat, np.int64), one, n, accumulate)

@@ -389,11 +389,11 @@ PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, 
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 /* Functions of the module, one table per file, joined in module.c. */
-extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_producers_functions[],
-    fan_stream_functions[], fan_search_functions[], fan_options_functions[],
-    fan_exchange_functions[], fan_overlap_functions[], fan_analysis_functions[],
-    fan_cuda_functions[], fan_backends_functions[], fan_pass_functions[], fan_walk_functions[],
-    fan_cpu_kernel_functions[], fan_window_functions[], fan_ranks_functions[],
+extern PyMethodDef fan_add_n_functions[], fan_add_rows_functions[], fan_collector_functions[],
+    fan_producers_functions[], fan_stream_functions[], fan_search_functions[],
+    fan_options_functions[], fan_exchange_functions[], fan_overlap_functions[],
+    fan_analysis_functions[], fan_cuda_functions[], fan_backends_functions[], fan_pass_functions[],
+    fan_walk_functions[], fan_cpu_kernel_functions[], fan_window_functions[], fan_ranks_functions[],
     fan_float_mode_functions[];
 /* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now
  * on. */
