@@ -952,6 +952,7 @@ written: Op = Op("written", written_at, lambda g, y, a, at, shape: read_part(g, 
 
 
 def read_part(a: Var, at: At) -> Var:
+    """A part of a value, or of a gradient."""
     return diagonals(a, at) if isinstance(at, fanin.Diagonal) else sliced(a, at)
 
 

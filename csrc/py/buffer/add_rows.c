@@ -29,7 +29,7 @@ static int rows_read(PyObject *o, fan_value *rows)
     if (dense && rows->array->ndim >= 1)
         return 0;
     fan_refuse(PyExc_TypeError,
-               "add_rows: rows: expected a dense array of the host with an axis of rows, got %s; "
+               "rows: expected a dense array of the host with an axis of rows, got %s; "
                "on a device add fanin.Sparse(\"coo\", (ids[None], rows), shape) to a buffer",
                FAN_TYPE_TEXT(o));
     fan_value_drop(&fan_python, rows);
@@ -42,11 +42,12 @@ static void rows_refuse(int64_t bad, const int64_t *ids, int64_t numbers)
     if (bad < 0)
         return;
     PyErr_Clear();
-    fan_refuse(PyExc_IndexError, "add_rows: ids[%lld] is %lld; expected numbers from 0 to %lld",
+    fan_refuse(PyExc_IndexError, "ids[%lld] is %lld; expected numbers from 0 to %lld",
                (long long)bad, (long long)ids[bad], (long long)(numbers - 1));
 }
 
-static PyObject *add_rows(PyObject *Py_UNUSED(module), PyObject *const *a)
+/* rows_sum: the sum, as an array of the kind of the rows; NULL with an exception. */
+static PyObject *rows_sum(PyObject *const *a)
 {
     FAN_DEFAULT_FLOAT_MODE;
     const int64_t *ids = PyArray_DATA((PyArrayObject *)a[0]);
@@ -57,7 +58,7 @@ static PyObject *add_rows(PyObject *Py_UNUSED(module), PyObject *const *a)
     fan_array *out = NULL;
     fan_dtype wish = FAN_DT_NONE;
     bool exact = false;
-    if (fan_index(a[2], "add_rows: n", PyExc_ValueError, &numbers) < 0)
+    if (fan_index(a[2], "n", PyExc_ValueError, &numbers) < 0)
         return NULL;
     if (fan_accumulate_arg(fan_or_none(a[3]), &wish, &exact) < 0 || rows_read(a[1], &rows) < 0)
         return NULL;
@@ -69,7 +70,7 @@ static PyObject *add_rows(PyObject *Py_UNUSED(module), PyObject *const *a)
         acc = rows.dtype;
     }
     if (acc == FAN_DT_NONE) {
-        fan_refuse(PyExc_ValueError, "add_rows: accumulate=%s cannot hold rows of dtype %s (A11)",
+        fan_refuse(PyExc_ValueError, "accumulate=%s cannot hold rows of dtype %s (A11)",
                    fan_dtype_name(wish), fan_dtype_name(rows.dtype));
         goto done;
     }
@@ -99,6 +100,15 @@ done:;
     fan_value sum = fan_value_dense(out, fan_cpu());
     sum.origin = origin;
     return fan_export(&sum);
+}
+
+static PyObject *add_rows(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    fan_error_context w = {.buffer = "add_rows", .slot = -1, .key = -1};
+    fan_error_context_push(&w);
+    PyObject *sum = rows_sum(a);
+    fan_error_context_pop(&w);
+    return sum;
 }
 
 #include "py/declared/add_rows.h"
