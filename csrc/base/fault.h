@@ -68,6 +68,8 @@
 #define FAN_EXACT_FAULTS(X) \
     X(EXACT_NO_INTEGER_PATH, "what the fast path cannot prove is taken from it all the same") \
     X(EXACT_NO_ODD, "what is lost below the last bit does not break ties") \
+    X(DIVISOR_ROUNDED_EARLY, "the divisor of an exact mean is rounded before the quotient") \
+    X(PRODUCT_FUSED, "a term times its weight is added without a rounding of its own") \
     X(EXACT_NO_RANGE, "exponents outside the window count as inside") \
     X(WINDOW_NOT_WIDENED, "a block of a window gets wider words too late")
 /* The CUDA backend (the fake driver finds them). */

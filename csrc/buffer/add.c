@@ -19,9 +19,11 @@
 #include "buffer/slot.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
+#include "buffer/weights.h"
 
 #include <assert.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -236,6 +238,9 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(add_check_dtype(b, slot, c, out, err));
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
+    if (c->weight.on) {
+        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype, err));
+    }
     FAN_TRY(add_check_key(b, slot, c->key, err));
 
     const fan_conversion *to = &out->to;
@@ -358,6 +363,8 @@ static fan_status reserve_prepare(fan_buffer *b, fan_add_op *op, bool keep, add_
     if (!fan_slot_has_state(s))
         room->state = fan_calloc(sizeof *room->state);
     bool good = list && room->state;
+    if (good && op->c->weight.on)
+        good = fan_slot_weights_begin(s, false);
     if (good && ndim >= 0 && !s->spec->has_shape && !room->state->shaped) {
         room->shape = fan_alloc((size_t)ndim * sizeof *shape);
         good = room->shape != NULL;
@@ -414,6 +421,8 @@ static void reserve_commit_state(fan_slot *s, const fan_add_op *op, const add_ro
         state->device = fan_device_hold(checked->to.device);
     reserve_commit_streams(state, op);
     state->rules |= checked->plan.rules;
+    if (c->weight.on)
+        fan_slot_weights_put(s, &c->weight);
 }
 
 /* Locked. Cannot fail: the item, which is in the list, gets what is known of its contribution. */
@@ -430,6 +439,7 @@ static void reserve_commit_item(const fan_slot *s, const fan_add_op *op)
             item->own = fan_dtype_set_add(0, c->value.dtype, c->value.weak);
     }
     item->number = checked->number;
+    item->weight = c->weight;
     item->donated = defined && c->donate && !c->copy;
     item->producer = fan_stream_hold(checked->producer);
     item->owned = c->summed;
@@ -541,6 +551,8 @@ static void add_undo(fan_buffer *b, fan_add_op *op, fan_slot_state **gone)
     if (item)
         (void)fan_list_remove(list, &entry);
     state->count--;
+    if (op->c->weight.on)
+        fan_slot_weights_take_back(s, &op->c->weight);
     *gone = NULL;
     if (state->count == 0 && !state->poison) {
         *gone = fan_slot_cut(b, s);
@@ -1354,6 +1366,46 @@ fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!add_plain_count(b, slot, kind, one->owned, false))
+        return FAN_OK;
+    fan_sched_stepped();
+    return fan_plain_fold_due(b, slot, one->object, one->alone, err);
+}
+
+/* add_plain_weight_fits: whether a plain contribution takes this weight: the general path reports
+ * what is wrong with it. */
+static bool add_plain_weight_fits(const fan_buffer *b, size_t slot, const fan_plain_kind *kind,
+                                  const fan_weight *weight)
+{
+    if (kind->scalar || weight->im != 0)
+        return false;
+    fan_dtype acc = fan_accum_dtype(kind->dtype, b->slots[slot].spec->accumulate);
+    bool is_float = acc == FAN_DT_FLOAT32 || acc == FAN_DT_FLOAT64;
+    if (is_float && fabs(weight->re) < 0x1p64 && fan_dtype_kind(kind->dtype) == 'f')
+        return true;
+    return fan_weight_check(b, slot, -1, weight, kind->dtype, acc, NULL) == FAN_OK;
+}
+
+fan_status fan_plain_add_weighted(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
+                                  fan_entry *one, const fan_weight *weight, bool *added,
+                                  fan_error *err)
+{
+    assert(slot < b->nslots);
+    fan_slot *s = &b->slots[slot];
+    *added = false;
+    if (!fan_plain_allowed() || !fan_buffer_is_usable(b) || one->copy)
+        return FAN_OK;
+    if (!add_plain_weight_fits(b, slot, kind, weight) || !fan_slot_weights_begin(s, true))
+        return FAN_OK;
+    one->weighted = true;
+    *added = add_plain_park(b, slot, kind, one);
+    one->weighted = *added;
+    if (!*added)
+        return FAN_OK;
+    fan_slot_weights_put_plain(s, one->key, weight);
+    b->frontend->plain->hold(one->object);
+    if (b->sum_stats)
+        b->sum_stats[slot] = (fan_sum_stats){.valid = false};
+    if (!add_plain_count(b, slot, kind, false, false))
         return FAN_OK;
     fan_sched_stepped();
     return fan_plain_fold_due(b, slot, one->object, one->alone, err);

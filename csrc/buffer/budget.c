@@ -6,6 +6,7 @@
 #include "buffer/fold.h"
 #include "buffer/plain.h"
 #include "buffer/slot.h"
+#include "buffer/weights.h"
 
 #include <string.h>
 
@@ -52,7 +53,9 @@ static fan_status budget_sum(fan_gathered *gathered, fan_error *err)
         FAN_TRY(fan_fold_absorb(fold, &gathered->like, err));
     }
     if (fold->n > 1) {
-        fan_status status = fan_fold_begin(fold, NULL, err);
+        fan_status status = fan_gathered_weigh(gathered, err);
+        if (status == FAN_OK)
+            status = fan_fold_begin(fold, NULL, err);
         fan_slot_fail(b, fold->slot, status, err);
         FAN_TRY(status);
     }
@@ -233,8 +236,8 @@ static size_t budget_exact_due(const fan_slot *s)
     fan_dtype dtype = fan_dtype_set_promote(state->seen);
     bool streams = state->device && state->device->backend->has_streams;
     bool zero = sum && sum->general && sum->item->value.form == FAN_FORM_ZERO;
-    if (!fan_exact_fits(dtype) || streams)
-        return 0;
+    if (!fan_exact_fits(dtype) || streams || fan_slot_weighted(s))
+        return 0; /* products wait until the take */
     if (sum && !zero)
         return 0;
     size_t n = fan_slot_waiting(s);
@@ -394,6 +397,8 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
     if (fan_slot_has_state(s) || s->busy || s->targets)
         return false;
     if (!list || list->undefined || list->kind.scalar)
+        return false;
+    if (fan_slot_weighted(s))
         return false;
     return budget_plain_fits(b, slot);
 }

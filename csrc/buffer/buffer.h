@@ -142,6 +142,7 @@ typedef struct fan_contribution {
     int64_t key;        /* -1: none */
     fan_stream *stream; /* the producer's; NULL: S4 */
     bool donate, copy;
+    fan_weight weight; /* W1; finite; not on: none was given */
     bool alone;  /* only the call itself holds it: once the call returns it is the buffer's alone */
     bool summed; /* of a target: it is in the slot's accumulation dtype, and stays so */
 } fan_contribution;
@@ -189,6 +190,11 @@ typedef struct fan_take {
     const fan_value *out; /* per slot that is taken, dense or undefined; NULL: none */
     fan_scale scale;      /* re, im and i all filled in by the caller; `integral`: i is exact */
     bool integral, real;  /* of scale; what is integral is real */
+    bool mean;            /* W3: the sums are divided by the sum of their weights */
+    /* W5: weights of contributions that still wait, by key; without keys by place of arrival.
+     * Sorted by key. NULL: none. */
+    struct fan_late_weight *late;
+    size_t nlate;
     bool writable;
     /* show: called with each sum once it is made and its consumer is ordered, before any `out` is
      * written and anything is let go. sum NULL: the sum of this slot will be written into its
@@ -197,6 +203,13 @@ typedef struct fan_take {
     fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
     void *ctx;
 } fan_take;
+
+/* A weight that a take is given. */
+typedef struct fan_late_weight {
+    int64_t key; /* or the place of arrival */
+    fan_weight weight;
+    bool used; /* some contribution has it; set by the take */
+} fan_late_weight;
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err);
 /* fan_buffer_ready: FAN_ERR_VALUE without expect. */

@@ -6,6 +6,7 @@
 #include "base/interrupt.h"
 #include "base/mem.h"
 #include "buffer/slot.h"
+#include "buffer/weights.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -333,6 +334,7 @@ fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
     fan_list *list = s->list;
     size_t plain = 0;
     s->state = &fan_slot_state_none;
+    fan_slot_weights_clear(s);
     if (gone == &fan_slot_state_none || !fan_slot_entries(s))
         return gone;
     for (size_t i = list->summed > 0; i < list->n; i++) {

@@ -5,6 +5,7 @@
 #include "buffer/slot.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
+#include "buffer/weights.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +29,8 @@ static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, co
         return facts;
     facts.ready = fan_stream_id_of(item->producer);
     if (item->value.form != FAN_FORM_DENSE || (!item->owned && !item->donated))
+        return facts;
+    if (fan_weight_multiplies(&item->weight)) /* what is added to it would be multiplied, too */
         return facts;
     /* A running sum that earlier targets have seen is lent again (D34). */
     fan_term term = {.v = &item->value,

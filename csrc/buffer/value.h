@@ -125,6 +125,10 @@ typedef struct fan_frontend {
      * with the cause kept by the frontend. */
     fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_,
                           fan_value *out, fan_error *err);
+    /* multiply: W7: a new value, by the object's own operator: times the weight, or, where `divide`
+     * is set, over it. Fails as combine does. */
+    fan_status (*multiply)(const fan_value *v, const fan_weight *weight, bool divide,
+                           fan_value *out, fan_error *err);
     /* fresh: an array on `d` for a sum of what `origin` is, allocated by the library that owns that
      * kind; work queued on `on` may write it at once. *out NULL, and FAN_OK: the core is to
      * allocate. May be NULL. */

@@ -90,7 +90,9 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
     e->job.out = fan_array_hold((fan_array *)(uintptr_t)job->out);
     for (size_t i = 0; i < job->n; i++)
         b->operands[b->noperands++] =
-            (fan_operand){fan_array_hold((fan_array *)(uintptr_t)job->in[i].array), job->in[i].acc};
+            (fan_operand){.array = fan_array_hold((fan_array *)(uintptr_t)job->in[i].array),
+                          .acc = job->in[i].acc,
+                          .weight = job->in[i].weight};
     snprintf(e->label, sizeof e->label, "%s", fan_job_name(job));
     if (!fan_batch_waits_on(b, s)) {
         if (b->nstreams < STREAMS)

@@ -1,6 +1,6 @@
 """The C core (csrc/py). Public names are documented where the package shows them; the rest is for our own modules."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import EllipsisType, TracebackType
 from typing import (
@@ -104,6 +104,7 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
+        weight: complex | None = None,
     ) -> None:  # step, fast
         """Add one gradient to a slot.
 
@@ -127,15 +128,18 @@ class InputBuffer:
             Allow the buffer to write the sum into the gradient's memory. Nothing else may use that memory until take().
         copy : bool
             Copy the gradient, so that you may write into it at once. Excludes `donate`.
+        weight : number, optional
+            What the gradient is multiplied by, in the accumulation dtype, when it is summed; `take(mean=True)` divides
+            by the sum of the weights. None: 1.
 
         Raises
         ------
         IndexError
             For a slot that does not exist.
         TypeError
-            If the gradient is no array, or `stream` no stream.
+            If the gradient is no array, `stream` no stream, or `weight` no number.
         ValueError
-            For a shape, dtype, key or number of contributions that does not fit.
+            For a shape, dtype, key, weight or number of contributions that does not fit.
         OverflowError
             For a Python int that does not fit int64.
         BufferError
@@ -158,6 +162,7 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
+        weights: Sequence[complex | None] | None = None,
     ) -> None:  # step
         """Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.
 
@@ -177,6 +182,8 @@ class InputBuffer:
             As for `add`, for all of them.
         copy : bool
             As for `add`, for all of them.
+        weights : sequence of number or None, optional
+            As many weights, each as for `add`.
 
         >>> buf = fanin.InputBuffer(2)
         >>> buf.add_many([0, 1, 0], [np.ones(2), np.ones(3), np.ones(2)])
@@ -245,6 +252,8 @@ class InputBuffer:
         out: Sequence[object] | None = None,
         scale: complex | None = None,
         writable: bool = False,
+        mean: bool = False,
+        weights: Mapping[int, complex] | Sequence[complex] | None = None,
     ) -> list[Any]:  # step, fast
         """Return all sums as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
 
@@ -264,11 +273,19 @@ class InputBuffer:
             Multiplies the sums in the same pass over memory, before the one rounding.
         writable : bool
             Copy each sum whose memory has other references.
+        mean : bool
+            Divide each sum by the sum of the weights of all contributions of its slot, undefined ones too; a
+            contribution without a weight counts 1.
+        weights : dict from key to number, or list, optional
+            Weights of contributions that came without; of a slot without keys, in the order of arrival. All
+            contributions must still wait: make the buffer with `budget=math.inf`.
 
         Raises
         ------
         ValueError
-            For `out` or `scale`, or if a contribution is missing.
+            For `out`, `scale` or `weights`, for a mean of integers, or if a contribution is missing.
+        ZeroDivisionError
+            For a mean whose weights sum to 0.
         BufferError
             If `out` cannot be written.
         OverflowError
@@ -294,6 +311,8 @@ class InputBuffer:
         out: object = None,
         scale: complex | None = None,
         writable: bool = False,
+        mean: bool = False,
+        weights: Mapping[int, complex] | Sequence[complex] | None = None,
     ) -> Any: ...  # step, fast
     def stats(self, slot: int, /) -> Stats | None:  # step
         """Return the fanin.Stats of the sum that was last taken of a slot; None if that is undefined, or an object.
@@ -381,6 +400,8 @@ def add_n(
     accumulate: DTypeLike | None = None,
     scale: complex | None = None,
     stats: bool = False,
+    weights: Iterable[complex | None] | None = None,
+    mean: bool = False,
 ) -> _T:  # step, fast
     """Sum arrays of one shape in one pass over memory, with one rounding.
 
@@ -398,13 +419,19 @@ def add_n(
         Multiplies the sum before the rounding.
     stats : bool
         Return a pair: the sum, and its fanin.Stats (None for an object).
+    weights : sequence of number or None, optional
+        One for each array, which it is multiplied by; None is 1.
+    mean : bool
+        Divide the sum by the sum of the weights.
 
     Raises
     ------
     TypeError
         If an item is no array.
     ValueError
-        For shapes, dtypes or keys that do not fit, or an empty sequence.
+        For shapes, dtypes, keys or weights that do not fit, or an empty sequence.
+    ZeroDivisionError
+        For a mean whose weights sum to 0.
     BufferError
         If `out` cannot be written.
     OverflowError

@@ -130,7 +130,8 @@ int fan_buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, Py
 
 /* The arguments of add_many: sequences of one length. */
 typedef struct fan_batch_args {
-    PyObject *slots, *gradients, *keys; /* tuples, held; keys may be NULL */
+    PyObject *slots, *gradients; /* tuples, held */
+    PyObject *keys, *weights;    /* the same; may be NULL */
     Py_ssize_t n;
 } fan_batch_args;
 PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a);
@@ -143,6 +144,10 @@ fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t
 /* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. */
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names,
                        fan_stream *stream, PyObject *out, PyObject *scale, bool writable);
+/* fan_take_weighted: the same of a mean, or with weights= (None: not given). */
+PyObject *fan_take_weighted(fan_buffer *core, const size_t *only, PyObject *slot_names,
+                            fan_stream *stream, PyObject *out, PyObject *scale, bool writable,
+                            bool mean, PyObject *weights);
 /* fan_plain_take_only: of a buffer of one slot: the sum, which is the caller's alone. out, scale:
  * None: not given. NULL without an exception: it is not that of plain contributions, and nothing
  * happened. fan_plain_writable_now: `o` is an array that such a sum may be written into. */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
@@ -270,7 +271,8 @@ class Reducer(_core.Block):
         self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
         self._parts += [part for bucket in made for part in bucket.layout.parts]
         self._digest = digest(self._parts)
-        takers = {i: (partial(self._put, b, k), b, k) for b in self._buckets for k, i in enumerate(b.indices)}
+        mine = weakref.ref(self)  # a reference in a cycle would keep its memory and its thread until a collection
+        takers = {i: (partial(_put_of, mine, b, k), b, k) for b in made for k, i in enumerate(b.indices)}
         self._takers = [(leaf, *takers[i]) for i, leaf in enumerate(self.leaves)]
         #: On a rank alone the only contribution is the sum: a gradient is not copied if nothing else has it. An exact
         #: sum makes signaling NaNs quiet.
@@ -992,6 +994,14 @@ class _Last(_core.Block):
             if summed and not collecting.over and reducer._holder.get("now") is not collecting:
                 reducer._divert(collecting)
                 reducer._takes = False  # what comes until the end of the block is refused
+
+
+def _put_of(mine: weakref.ref[Reducer], bucket: _Bucket, i: int, gradient: Any) -> None:
+    """Give the reducer the gradient of leaf i of a bucket."""
+    reducer = mine()
+    if reducer is None:
+        raise RuntimeError(f"Reducer: {bucket.layout.leaves[i].name} got a gradient after the end of its reducer")
+    reducer._put(bucket, i, gradient)
 
 
 def _on_device_thread(gradient: Any) -> bool:
