@@ -95,7 +95,7 @@ static void row_sum(const fan_array *out, const fan_array *rows, const int64_t *
 {
     for (int64_t k = 0; k < n; k++) {
         row_view(&scratch->views[k], rows, at[k]);
-        scratch->in[k] = (fan_operand){&scratch->views[k], acc};
+        scratch->in[k] = (fan_operand){.array = &scratch->views[k], .acc = acc};
     }
     if (exact && n > 1)
         fan_exact_fold(out, scratch->in, (size_t)n, rows->dtype, NULL);

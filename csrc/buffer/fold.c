@@ -600,7 +600,7 @@ static fan_status fold_round(fan_fold *fold, const fan_term *term, fan_value *ow
     const fan_array *from = value->array;
     fan_array *to = NULL;
     FAN_TRY(fan_fold_fresh(fold, term->own, from->ndim, from->shape, from, &to, err));
-    fold->scratch[0] = (fan_operand){from, term->own};
+    fold->scratch[0] = (fan_operand){.array = from, .acc = term->own};
     fan_status status = fan_fold_into(fold, FAN_JOB_COPY, "round", to, fold->scratch, 1, NULL, err);
     if (status != FAN_OK) {
         fan_array_drop(to);
@@ -792,6 +792,8 @@ static fan_status weigh_term(fan_fold *fold, fan_term *term, fan_value *out, fan
         FAN_TRY(weigh_sparse(fold, value, acc, &term->weight, out, err));
     else
         FAN_TRY(weigh_dense(fold, value, acc, &term->weight, out, err));
+    if (value->form == FAN_FORM_PARTIAL)
+        fan_value_set_patch(out, value->patch);
     out->origin = value->origin;
     out->rank = value->rank;
     term->v = out;

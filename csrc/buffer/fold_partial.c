@@ -43,7 +43,7 @@ static fan_dtype partial_acc(const fan_fold *fold, size_t i)
 static fan_status partial_copy(fan_fold *fold, const char *label, const fan_array *to,
                                const fan_array *from, fan_error *err)
 {
-    fan_operand in = {from, to->dtype};
+    fan_operand in = {.array = from, .acc = to->dtype};
     return fan_fold_into(fold, FAN_JOB_COPY, label, to, &in, 1, NULL, err);
 }
 
@@ -62,7 +62,7 @@ static fan_status partial_constant(fan_fold *fold, fan_dtype dtype, double value
     FAN_GO(fan_array_new(complex ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, 0, NULL, NULL, &wide, err));
     memcpy(wide->data, both, fan_dtype_size(wide->dtype));
     FAN_GO(fan_array_new(dtype, 0, NULL, NULL, &host, err));
-    fan_operand in = {wide, dtype};
+    fan_operand in = {.array = wide, .acc = dtype};
     fan_job cast = {.kind = FAN_JOB_COPY, .out = host, .in = &in, .n = 1, .label = "cast"};
     fan_job_run(&cast, false);
     if (!d->backend->has_streams) {
@@ -149,7 +149,7 @@ static fan_status partial_begin_sparse(fan_fold *fold, const fan_array *to, fan_
     if (!found)
         return FAN_OK;
     FAN_GO(partial_reals(to, &reals, err));
-    fan_operand in = {reals, reals->dtype};
+    fan_operand in = {.array = reals, .acc = reals->dtype};
     fan_job job = {
         .kind = FAN_JOB_SUM, .out = reals, .in = &in, .n = 1, .scale = &nothing, .label = "begin"};
     status = fan_fold_job(fold, &job, err);
@@ -273,7 +273,8 @@ static fan_status partial_add(fan_fold *fold, const partial_sum *sum, size_t i, 
     if (sum->first && sum->first[i]) {
         status = partial_copy(fold, "copy", to, value->array, err);
     } else {
-        fan_operand in[2] = {{to, to->dtype}, {value->array, to->dtype}};
+        fan_operand in[2] = {{.array = to, .acc = to->dtype},
+                             {.array = value->array, .acc = to->dtype}};
         status = fan_fold_into(fold, FAN_JOB_SUM, "sum", to, in, 2, NULL, err);
     }
     fan_array_drop(view);
@@ -435,7 +436,7 @@ static fan_status partial_finish(fan_fold *fold, partial_sum *sum, fan_error *er
     if (wanted == sum->cur->dtype && !scale)
         return FAN_OK;
     FAN_TRY(fan_fold_fresh(fold, wanted, sum->ndim, sum->shape, sum->cur, &last, err));
-    fan_operand in = {sum->cur, fan_fold_last(fold)};
+    fan_operand in = {.array = sum->cur, .acc = fan_fold_last(fold)};
     fan_job job = {
         .kind = FAN_JOB_SUM, .out = last, .in = &in, .n = 1, .scale = scale, .label = "finish"};
     return partial_replace(sum, last, fan_fold_job(fold, &job, err));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import fanin
 from fanin import Diagonal, Partial
 from kit import hooks
-from kit.partial_lists import BUDGETS, a_list, fold
+from kit.partial_lists import BUDGETS, a_list, dtype_of, fold
 from kit.values import bits
 
 pytestmark = pytest.mark.core
@@ -44,6 +45,43 @@ def test_each_element_is_the_left_fold_of_the_terms_that_reach_it(seed: int) -> 
         assert got.dtype == expected.dtype and got.shape == shape, (seed, shape, terms)
         assert bits(got) == bits(expected), (seed, budget, shape, terms, got, expected)
     assert met > 80
+
+
+@pytest.mark.rule("P5", "W1")
+def test_a_weight_multiplies_the_values_in_the_accumulation_dtype() -> None:
+    draw = random.Random(5)
+    met = 0
+    for _ in range(300):
+        shape, terms = a_list(draw)
+        dtypes = {dtype_of(x) for x in terms}
+        if not any(isinstance(x, Partial) for x in terms) or any(d.kind in "buic" for d in dtypes):
+            continue
+        weights = [draw.choice([None, 3, 0.1, -2.5, 0, 1]) for _ in terms]
+        buf = fanin.InputBuffer(1, budget=draw.choice(BUDGETS))
+        for x, w in zip(terms, weights, strict=True):
+            buf.add(0, x, **({} if w is None else {"weight": w}))
+        with np.errstate(all="ignore"):
+            expected = fold(terms, shape, weights=weights)
+        got = buf.take()[0]
+        assert bits(got) == bits(expected), (shape, terms, weights, got, expected)
+        met += 1
+    assert met > 60
+
+
+@pytest.mark.rule("P5", "W3", "W5")
+def test_a_mean_and_weights_at_the_take_count_a_partial_gradient_like_any_other() -> None:
+    buf = fanin.InputBuffer(1)
+    buf.add(0, part([1, 2], s_[:2]), weight=3)
+    buf.add(0, part([4], s_[1:2]))
+    assert buf.take(mean=True)[0].tolist() == [0.75, 2.5, 0, 0]
+    buf = fanin.InputBuffer(1, budget=math.inf)
+    buf.add(0, part([1, 2], s_[:2]), key=0)
+    buf.add(0, part([4], s_[1:2]), key=1)
+    assert buf.take(weights={0: 2.0, 1: 0.5})[0].tolist() == [2, 6, 0, 0]
+    lone = fanin.InputBuffer([fanin.Slot(partial=True)])
+    lone.add(0, part([1, 2], s_[:2]), weight=2)
+    got = lone.take()[0]
+    assert isinstance(got, Partial) and got.dense().tolist() == [2, 4, 0, 0]
 
 
 # ---------------------------------------------------------------- By hand

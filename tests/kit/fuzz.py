@@ -394,7 +394,11 @@ class Program:
         return [make() for _ in range(self.rng.choice((least, least, least + 1)))]
 
     def array(self) -> Any:
-        return self.one("Array", "Array", "ndarray", "ndarray", "Sparse", "Zero", "Partial") if self.rng.random() < 0.9 else 1.5
+        return (
+            self.one("Array", "Array", "ndarray", "ndarray", "Sparse", "Zero", "Partial")
+            if self.rng.random() < 0.9
+            else 1.5
+        )
 
     def edge(self) -> Any:
         return (self.one("Node", "Leaf"), self.rng.choice((0, 0, 0, 1))) if self.rng.random() < 0.9 else None

@@ -42,16 +42,18 @@ def dtype_of(term: Any) -> np.dtype[Any]:
     return np.asarray(term.values if isinstance(term, Partial) else getattr(term, "parts", (term,))[-1]).dtype
 
 
-def fold(terms: list[Any], shape: tuple[int, ...], wish: Any = None) -> Array:
-    """Each element by itself; each prefix in its own dtype (D3)."""
+def fold(terms: list[Any], shape: tuple[int, ...], wish: Any = None, weights: list[Any] | None = None) -> Array:
+    """Each element by itself; each prefix in its own dtype (D3), in which a term is multiplied by its weight (W1)."""
     seen: set[str] = set()
     found: dict[int, Array] = {}
-    for term in terms:
+    for i, term in enumerate(terms):
         seen.add(dtype_of(term).name)
         acc = accumulation(promotion(seen), wish)
         found = {at: rounded(x, acc) for at, x in found.items()}
         for at, x in touches(term, shape):
             one = rounded(np.asarray(x).reshape(1), acc)
+            if weights and weights[i] is not None:
+                one = one * rounded(np.asarray(weights[i]), acc)
             found[at] = plus(found[at], one) if at in found else one
     dtype = promotion(seen)
     total = np.zeros(math.prod(shape), dtype)
