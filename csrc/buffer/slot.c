@@ -182,7 +182,8 @@ bool fan_value_unmoved(const fan_buffer *b, const fan_value *value)
     const fan_frontend *frontend = b->frontend;
     if (!frontend->is_unchanged || value->device != fan_cpu())
         return true;
-    if (value->form != FAN_FORM_DENSE && value->form != FAN_FORM_SPARSE)
+    bool arrays = value->form == FAN_FORM_DENSE || value->form == FAN_FORM_PARTIAL;
+    if (!arrays && value->form != FAN_FORM_SPARSE)
         return true;
     return frontend->is_unchanged(value);
 }

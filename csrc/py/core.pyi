@@ -467,6 +467,10 @@ def add_n(
     array([ 9., 12.], dtype=float16)
     """
 
+# add_rows.c
+def add_rows(ids: NDArray, rows: object, n: int, accumulate: DTypeLike | None, /) -> Any:
+    """fanin.add_rows, of int64 ids without gaps, one for each row."""
+
 # ---------------------------------------------------------------- the engine
 
 @disjoint_base

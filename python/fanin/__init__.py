@@ -43,6 +43,7 @@ from .errors import (
     StreamMismatchWarning,
 )
 from .options import Counters, counters, set_options
+from .partial import Diagonal, Partial, add_rows
 from .sharing import overlap
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
@@ -59,11 +60,13 @@ __all__ = [
     "DTypeError",
     "DeviceError",
     "DeviceOutOfMemoryError",
+    "Diagonal",
     "Event",
     "GraphTree",
     "InputBuffer",
     "Leaf",
     "Node",
+    "Partial",
     "PeerError",
     "RaceError",
     "Slot",
@@ -74,6 +77,7 @@ __all__ = [
     "Zero",
     "__version__",
     "add_n",
+    "add_rows",
     "backward",
     "clip_norm",
     "compare",

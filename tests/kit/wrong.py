@@ -220,6 +220,9 @@ def calls(m: Machine, torch: bool = False) -> dict[str, Callable[[], Call]]:
         return t
 
     add("add_n", lambda: fanin.add_n, arrays=lambda: [G, G])
+    add("add_rows", lambda: fanin.add_rows, ids=lambda: [0, 1], rows=G, n=3)
+    add("Partial", lambda: fanin.Partial, values=G, at=lambda: slice(2), shape=4)
+    add("Diagonal", lambda: fanin.Diagonal)
     add("backward", lambda: fanin.backward, roots=roots)
     add("grad", lambda: fanin.grad, roots=roots, inputs=lambda: [leaf()])
     add("walk", lambda: fanin.walk, roots=roots)
