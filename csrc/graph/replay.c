@@ -290,6 +290,29 @@ static fan_status keep_copy(const fan_tree_run *run, fan_stream *stream, const f
     return status;
 }
 
+fan_status fan_tree_copied(fan_tree *tree, fan_array *a, fan_array **out, fan_error *err)
+{
+    *out = NULL;
+    FAN_TRY(fan_storage_check(a->storage, err));
+    if (!fan_tree_memory_under(a)) {
+        *out = fan_array_hold(a);
+        return FAN_OK;
+    }
+    fan_stream *caller = fan_stream_current(tree->device);
+    if (!caller && tree->device->backend->has_streams)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    fan_tree_run run = {.tree = tree, .caller = caller};
+    fan_status status = keep_copy(&run, caller, a, out, err);
+    if (status == FAN_OK && caller)
+        status = fan_memory_record_stream_all(&a, 1, caller, err);
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    fan_stream_drop(caller);
+    return status;
+}
+
 fan_status fan__tree_keep_operands(const fan_tree_run *run, fan_error *err)
 {
     const fan_tree_result *result = run->result;

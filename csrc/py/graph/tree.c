@@ -1,6 +1,7 @@
 /* graph_tree: fanin.GraphTree: made and freed; its steps, which are objects of their own; then its
  * methods: functions, close, pictures, statistics. */
 #include "py/graph/tree_object.h"
+#include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 #include "py/base/args.h"
 
@@ -190,6 +191,78 @@ static PyObject *tree_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
     return tree_close(o, NULL);
 }
 
+/* ---- pipelines ---- */
+
+static PyObject *tree_pipeline(PyObject *o, PyObject *const *a)
+{
+    return fan_call(PIPELINES, "made", "(OOO)", o, a[0], a[1] ? a[1] : Py_None);
+}
+
+/* tree_run_begin: begins a step, in which the calls of this thread's functions are listed in
+ * `list`. Returns the list of the pipeline that runs already; else True if this is a step of its
+ * own, and False inside of one. */
+static PyObject *tree_run_begin(PyObject *o, PyObject *list)
+{
+    fan_graph_tree_object *self = tree_self(o);
+    bool inside = fan_tree_in_step(self->t);
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_step_begin(self->t, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    fan_graph_calls before = fan_graph_calls_set((fan_graph_calls){self, list});
+    if (before.tree)
+        return Py_NewRef(before.list);
+    return PyBool_FromLong(!inside);
+}
+
+/* tree_run_end: `before`: what tree_run_begin returned. */
+static PyObject *tree_run_end(PyObject *o, PyObject *before)
+{
+    fan_graph_tree_object *self = tree_self(o);
+    fan_graph_calls outer = {0};
+    char call_site[96];
+    if (!PyBool_Check(before))
+        outer = (fan_graph_calls){self, before};
+    (void)fan_graph_calls_set(outer);
+    fan_call_site(call_site, sizeof call_site);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_step_end(self->t, call_site);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *tree_copied(PyObject *o, PyObject *array)
+{
+    fan_graph_tree_object *self = tree_self(o);
+    fan_error err = {0};
+    fan_status status;
+    fan_array *made = NULL;
+    if (Py_TYPE(array) != fan_state_get()->array_type)
+        return Py_NewRef(array);
+    fan_array *a = fan_array_self(array)->a;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_copied(self->t, a, &made, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    PyObject *copy = made == a ? Py_NewRef(array) : fan_array_wrap(made, self->d);
+    fan_array_drop(made);
+    return copy;
+}
+
+static PyObject *tree_warm_again(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_warm_again(tree_self(o)->t, &err);
+    Py_END_ALLOW_THREADS
+    return fan_done(status, &err);
+}
+
 static PyObject *tree_function(PyObject *o, PyObject *const *a)
 {
     return fan_graph_function_make(tree_self(o), a);
@@ -235,8 +308,9 @@ static void recording_show(void *ctx, const fan_tree_recording_info *s)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return;
-    list_append(ctx, Py_BuildValue("(iisKKKN)", s->node, s->parent, s->function, s->owns,
-                                   s->reaches, s->replays, PyBool_FromLong(s->current)));
+    list_append(ctx,
+                Py_BuildValue("(iisKKKNK)", s->node, s->parent, s->function, s->owns, s->reaches,
+                              s->replays, PyBool_FromLong(s->current), s->kernels));
     fan_gil_leave(&gil);
 }
 
@@ -268,6 +342,16 @@ static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
         fan_tree_visit_memory(tree_self(o)->t, piece_show, &list);
     Py_END_ALLOW_THREADS
     return list;
+}
+
+static PyObject *tree_get_recordings(PyObject *o, void *Py_UNUSED(closure))
+{
+    PyObject *rows = tree_recordings(o, NULL);
+    PyObject *memory = rows ? tree_memory(o, NULL) : NULL;
+    PyObject *made = memory ? fan_call(TREES, "recordings", "(OO)", rows, memory) : NULL;
+    Py_XDECREF(rows);
+    Py_XDECREF(memory);
+    return made;
 }
 
 static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))

@@ -14,6 +14,15 @@ typedef struct fan_graph_tree_object {
 
 #define TREES "fanin.graph.trees"     /* the module of their Python part */
 #define PICTURE "fanin.graph.picture" /* the one that draws them */
+#define PIPELINES "fanin.graph.pipelines"
+
+/* fan_graph_calls: the pipeline that runs on this thread: its tree, and the list that gets the
+ * calls of functions; borrowed. tree NULL: there is none. Returns the values of before. */
+typedef struct fan_graph_calls {
+    const fan_graph_tree_object *tree;
+    PyObject *list;
+} fan_graph_calls;
+fan_graph_calls fan_graph_calls_set(fan_graph_calls now);
 
 /* fan_graph_function_make: GraphTree.function, with its parameters. */
 PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a);
