@@ -24,6 +24,14 @@ bool fan_tree_in_step(const fan_tree *tree)
     return step_depth > 0 && step_tree == tree;
 }
 
+unsigned fan_tree_open_steps(fan_tree *tree)
+{
+    bool locked = fan__tree_lock(tree);
+    unsigned depth = tree->depth;
+    fan__tree_unlock(tree, locked);
+    return depth;
+}
+
 static fan_status step_begin_locked(fan_tree *tree, fan_error *err)
 {
     FAN_TRY(fan__tree_check_fork(tree, err));

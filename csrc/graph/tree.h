@@ -123,6 +123,7 @@ void fan_tree_function_get_stats(fan_tree_function *f, fan_tree_function_stats *
  * step; inside a step of another tree: FAN_ERR_STATE. fan_tree_in_step: whether this thread is in a
  * step of the tree. */
 bool fan_tree_in_step(const fan_tree *t);
+unsigned fan_tree_open_steps(fan_tree *t); /* of all threads */
 fan_status fan_tree_step_begin(fan_tree *t, fan_error *err);
 void fan_tree_step_end(fan_tree *t, const char *call_site);
 
@@ -136,8 +137,8 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
 fan_status fan_tree_warm_again(fan_tree *t, fan_error *err);
 
 /* fan_tree_copied: a copy of an array in its own memory, made on the caller's current stream; *out
- * is a hold on `a` itself if that is no memory of a tree. FAN_ERR_STATE: its step has ended;
- * FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+ * is a hold on `a` itself if that is no memory of a tree. FAN_ERR_STATE: its step has ended, or a
+ * function runs; FAN_ERR_CAPTURE: the stream is captured; FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
 fan_status fan_tree_copied(fan_tree *t, fan_array *a, fan_array **out, fan_error *err);
 
 /* FAN_TREE_FOREIGN: the message for an operation on other memory: the function, the operation. */

@@ -1000,7 +1000,7 @@ class GraphTree:
         fn: Callable[_P, _R],
         *,
         roles: _Role | Sequence[_Role] = "auto",
-        keep: bool | Sequence[bool] = False,
+        keep: bool | Sequence[bool] | Literal["held"] = False,
         key: Callable[_P, object] | None = None,
         only: Iterable[int] | None = None,
         min_kernels: int = 0,
@@ -1015,8 +1015,9 @@ class GraphTree:
             For all operands, or for each: "copy" (copied in before each replay), "static" (stays where it is),
             "accumulate" (the caller's memory, added into), "auto" (an output of this step is used in place, all
             else is copied).
-        keep : bool, or sequence of bool
-            Outputs that are copied out of the tree's memory, and outlive the step.
+        keep : bool, sequence of bool, or "held"
+            Outputs that are copied out of the tree's memory, and outlive the step. "held": those that are still held
+            when the step ends, copied then.
         key : callable, optional
             Called with the operands; calls with different results have different recordings.
         only : iterable of int, optional

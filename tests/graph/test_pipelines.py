@@ -931,3 +931,123 @@ def test_a_tree_without_room_gives_the_numbers_of_the_eager_step(m: Any) -> None
         assert np_of(loss) == [eager(want, x)]
     assert w.numpy().tolist() == want.tolist()
     tree.close()
+
+
+# ---- keep="held"
+
+
+@pytest.mark.rule("H9")
+def test_a_held_output_is_copied_when_its_step_ends_and_others_are_not(m: Any) -> None:
+    tree = tree_on(m)
+    f = tree.function(scaled(m, 2), keep="held")
+    kept = []
+    for i in range(6):
+        with tree.step():
+            for k in range(3):
+                y = f(m.array(np.full(3, 10.0 * i + k)))
+                if (i + k) % 3 == 0:
+                    kept.append((y, 20.0 * i + 2 * k))
+                assert np_of(y) == [20.0 * i + 2 * k] * 3
+                del y
+    for y, want in kept:
+        assert np_of(y) == [want] * 3 and np_of(y[1:]) == [want] * 2
+    assert len(kept) == 6
+    with tree.step():
+        assert np_of(f(kept[0][0])) == [2 * kept[0][1]] * 3  # and is an operand like any other
+        assert did(f) in ("replayed", "recorded")
+    tree.close()
+    assert np_of(kept[1][0]) == [kept[1][1]] * 3
+
+
+@pytest.mark.rule("H9")
+@pytest.mark.parametrize("steps", range(1, 5))
+def test_a_view_of_a_held_output_is_refused_by_name(m: Any, steps: int) -> None:
+    tree = tree_on(m)
+    f = tree.function(lambda x: (scaled(m, 2)(x), scaled(m, 3)(x)), keep="held")
+    for _ in range(steps):
+        with tree.step():
+            a, b = f(m.array(np.ones(3)))
+            view = a[1:]
+        assert (np_of(a), np_of(b)) == ([2.0] * 3, [3.0] * 3)
+        with pytest.raises(RuntimeError, match=r"output of <lambda>"):
+            view.numpy()
+
+
+@pytest.mark.rule("H9")
+def test_outputs_that_nobody_holds_are_not_copied(m: Any) -> None:
+    tree = tree_on(m)
+    f = tree.function(scaled(m, 2), keep="held")
+    for _ in range(4):
+        with tree.step():
+            f(m.array(np.ones(3)))
+    with fanin.trace() as t:
+        with tree.step():
+            f(m.array(np.ones(3)))
+        none = sum(line.label == "keep" for line in t.lines)
+        with tree.step():
+            y = f(m.array(np.ones(3)))
+        one = sum(line.label == "keep" for line in t.lines)
+    assert none == 0 and np_of(y) == [2.0] * 3
+    assert one == (0 if m.kind == "cpu" else 1)
+
+
+@pytest.mark.rule("H9")
+def test_held_outputs_of_a_nested_step_are_copied_with_the_outer_one(m: Any) -> None:
+    tree = tree_on(m)
+    f, g = tree.function(scaled(m, 2), keep="held"), tree.function(scaled(m, 3))
+    for i in range(4):
+        with tree.step():
+            with tree.step():
+                y = f(m.array(np.full(3, float(i))))
+            z = np_of(g(y))
+        assert np_of(y) == [2.0 * i] * 3 and z == [6.0 * i] * 3
+    assert did(f) == did(g) == "replayed"
+
+
+@pytest.mark.rule("H9")
+def test_the_error_of_a_step_is_raised_and_its_held_outputs_are_copied(m: Any) -> None:
+    tree = tree_on(m)
+    f = tree.function(scaled(m, 2), keep="held")
+    kept = []
+    for i in range(4):
+        with pytest.raises(Oops), tree.step():
+            kept.append(f(m.array(np.full(3, float(i)))))
+            raise Oops
+    assert [np_of(y) for y in kept] == [[2.0 * i] * 3 for i in range(4)]
+
+
+@pytest.mark.rule("H9")
+def test_a_step_that_ends_in_a_function_copies_nothing_and_says_so(m: Any) -> None:
+    tree = tree_on(m)
+    f = tree.function(scaled(m, 2), keep="held")
+    step = tree.step()
+    step.__enter__()
+    y = f(m.array(np.ones(3)))
+
+    def ends(x: Any) -> Any:
+        step.__exit__(None, None, None)
+        return scaled(m, 3)(x)
+
+    with pytest.raises(RuntimeError, match="cannot be copied while one of its functions runs"):
+        tree.function(ends)(m.array(np.ones(3)))
+    with pytest.raises(RuntimeError, match="output of times_2"):
+        y.numpy()
+    with tree.step():
+        assert np_of(f(m.array(np.ones(3)))) == [2.0] * 3
+
+
+def test_pieces_with_held_outputs_give_what_host_parts_keep(m: Any) -> None:
+    tree = tree_on(m)
+    f, g = tree.function(scaled(m, 2), keep="held"), tree.function(scaled(m, 3))
+    kept = []
+
+    def body(x: Any) -> Any:
+        y = f(x)
+        yield y
+        kept.append(y)
+        return g(y)
+
+    step = tree.pipeline(body)
+    for i in range(5):
+        assert np_of(step(m.array(np.full(3, float(i))))) == [6.0 * i] * 3
+    assert [np_of(y) for y in kept] == [[2.0 * i] * 3 for i in range(5)]

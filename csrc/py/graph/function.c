@@ -29,7 +29,8 @@ typedef struct graph_function {
     PyObject *all_roles;  /* bytes: */
     const uint8_t *roles; /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
-    bool keeps;
+    bool keeps; /* outputs are not the function's own objects */
+    bool holds; /* keep="held" */
     fan_tree_report last;    /* without rules: it was not called */
     fan_tree_result scratch; /* room for a result, between calls */
     PyObject *weakrefs;
@@ -439,12 +440,16 @@ static int key_of(const graph_function *self, PyObject *const *args, size_t n, P
 /* object_of: an output: the caller's own object if it is an operand. */
 static PyObject *object_of(const graph_call *call, fan_array *a)
 {
+    const graph_function *self = call->self;
     if (!a)
         return Py_NewRef(Py_None);
     for (size_t i = 0; i < call->n; i++)
         if (call->in[i] == a)
             return Py_NewRef(call->args[i]);
-    return fan_array_wrap(a, call->self->tree->d);
+    PyObject *made = fan_array_wrap(a, self->tree->d);
+    if (made && self->holds && fan_tree_memory_under(a) && fan_graph_hold(self->tree, made) < 0)
+        Py_CLEAR(made);
+    return made;
 }
 
 static PyObject *result_of(const graph_call *call, const fan_tree_result *result)
@@ -677,7 +682,8 @@ static int function_options(graph_function *self, PyObject *const *a)
     PyObject *sizes = PyTuple_GET_ITEM(options, 3);
     read.nonly = (size_t)PyBytes_GET_SIZE(sizes) / sizeof *read.only;
     read.only = (const int64_t *)(const void *)PyBytes_AS_STRING(sizes);
-    self->keeps = read.nkeep > 0;
+    self->holds = PyTuple_GET_ITEM(options, 4) == Py_True;
+    self->keeps = read.nkeep > 0 || self->holds;
     self->all_roles = Py_NewRef(PyTuple_GET_ITEM(options, 0));
     self->roles = (const uint8_t *)PyBytes_AS_STRING(self->all_roles);
     if (PyTuple_GET_ITEM(options, 1) == Py_True)

@@ -76,12 +76,95 @@ static void tree_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     if (tree_self(o)->weakrefs)
         PyObject_ClearWeakRefs(o);
+    Py_CLEAR(tree_self(o)->held);
     Py_BEGIN_ALLOW_THREADS
         fan_tree_drop(tree_self(o)->t);
         fan_device_drop(tree_self(o)->d);
     Py_END_ALLOW_THREADS
     type->tp_free(o);
     Py_DECREF(type);
+}
+
+/* ---- outputs that are held when their step ends ---- */
+
+int fan_graph_hold(fan_graph_tree_object *tree, PyObject *output)
+{
+    PyObject *ref = PyWeakref_NewRef(output, NULL);
+    int failed = -1;
+    if (!tree->held)
+        tree->held = PyList_New(0);
+    if (ref && tree->held)
+        failed = PyList_Append(tree->held, ref);
+    Py_XDECREF(ref);
+    return failed;
+}
+
+/* copy_one: the handle is of a copy from now on: 0, or -1 with an exception. */
+static int copy_one(const fan_graph_tree_object *tree, PyObject *handle)
+{
+    fan_array_object *output = fan_array_self(handle);
+    fan_error err = {0};
+    fan_status status;
+    fan_array *made = NULL;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_copied(tree->t, output->a, &made, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        return -1;
+    }
+    if (output->replaced || made == output->a) { /* another thread was faster */
+        fan_array_drop(made);
+        return 0;
+    }
+    output->replaced = output->a;
+    output->a = made;
+    return 0;
+}
+
+/* copy_held: before a step ends, if it is the last open one: copies the listed outputs that live: 0,
+ * or -1 with the exception of the first that could not be copied; it ends with the step. */
+static int copy_held(fan_graph_tree_object *tree)
+{
+    PyObject *raised = NULL;
+    if (!tree->held || fan_tree_open_steps(tree->t) > 1)
+        return 0;
+    PyObject *list = tree->held;
+    tree->held = NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
+        PyObject *handle = PyObject_CallNoArgs(PyList_GET_ITEM(list, i));
+        bool lives = handle && handle != Py_None;
+        if (!handle || (lives && copy_one(tree, handle) < 0)) {
+            PyObject *one = fan_exception_take();
+            if (raised)
+                Py_XDECREF(one);
+            else
+                raised = one;
+        }
+        Py_XDECREF(handle);
+    }
+    Py_DECREF(list);
+    if (!raised)
+        return 0;
+    fan_exception_put(raised);
+    return -1;
+}
+
+/* end_step: 0, or -1 with the exception of a held output that could not be copied. */
+static int end_step(fan_graph_tree_object *tree, const char *call_site)
+{
+    PyObject *before = fan_exception_take();
+    int failed = copy_held(tree);
+    PyObject *raised = fan_exception_take();
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_step_end(tree->t, call_site);
+    Py_END_ALLOW_THREADS
+    if (before) {
+        Py_XDECREF(raised);
+        raised = before;
+    }
+    fan_exception_put(raised);
+    return failed;
 }
 
 /* ---- steps ---- */
@@ -96,11 +179,9 @@ static void step_dealloc(PyObject *o)
 {
     PyTypeObject *type = Py_TYPE(o);
     graph_step *self = (graph_step *)o;
-    for (; self->entered > 0; self->entered--) { /* ends it here */
-        Py_BEGIN_ALLOW_THREADS
-            fan_tree_step_end(tree_self(self->tree)->t, "the line that dropped it");
-        Py_END_ALLOW_THREADS
-    }
+    for (; self->entered > 0; self->entered--) /* ends it here */
+        if (end_step(tree_self(self->tree), "the line that dropped it") < 0)
+            PyErr_WriteUnraisable(NULL);
     Py_XDECREF(self->tree);
     type->tp_free(o);
     Py_DECREF(type);
@@ -136,9 +217,8 @@ static PyObject *step_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
                             "the step was begun on another thread: end it there");
     self->entered--;
     fan_call_site(call_site, sizeof call_site);
-    Py_BEGIN_ALLOW_THREADS
-        fan_tree_step_end(tree_self(self->tree)->t, call_site);
-    Py_END_ALLOW_THREADS
+    if (end_step(tree_self(self->tree), call_site) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -228,9 +308,8 @@ static PyObject *tree_run_end(PyObject *o, PyObject *before)
         outer = (fan_graph_calls){self, before};
     (void)fan_graph_calls_set(outer);
     fan_call_site(call_site, sizeof call_site);
-    Py_BEGIN_ALLOW_THREADS
-        fan_tree_step_end(self->t, call_site);
-    Py_END_ALLOW_THREADS
+    if (end_step(self, call_site) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 

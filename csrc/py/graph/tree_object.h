@@ -9,6 +9,8 @@ typedef struct fan_graph_tree_object {
     PyObject_HEAD fan_tree *t; /* held */
     fan_device *d;             /* held */
     PyObject *weakrefs;
+    PyObject *held;  /* a list of weak references to outputs that are copied if they live at the end
+                      * of the step; NULL: none yet */
     unsigned verify; /* its option: above 0 the functions keep what a recording found outside */
 } fan_graph_tree_object;
 
@@ -23,6 +25,10 @@ typedef struct fan_graph_calls {
     PyObject *list;
 } fan_graph_calls;
 fan_graph_calls fan_graph_calls_set(fan_graph_calls now);
+
+/* fan_graph_hold: lists an output that is copied if it lives at the end of the step: 0, or -1 with an
+ * exception. */
+int fan_graph_hold(fan_graph_tree_object *tree, PyObject *output);
 
 /* fan_graph_function_make: GraphTree.function, with its parameters. */
 PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a);

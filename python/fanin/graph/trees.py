@@ -133,8 +133,10 @@ def explained(name: str, last: Outcome | None) -> str:
     return f"{name} {DID[last.did]}{f': {last.reason}' if last.reason else ''} [{', '.join(last.rules)}]"
 
 
-def options(roles: object, keep: object, only: object) -> tuple[bytes, bool, bytes | None, bytes]:
-    """The numbers of roles, whether each operand has one, which outputs are kept (None: all), and the sizes."""
+def options(roles: object, keep: object, only: object) -> tuple[bytes, bool, bytes | None, bytes, bool]:
+    """The numbers of roles, whether each operand has one, which outputs are kept (None: all), the sizes, and whether
+    held outputs are copied.
+    """
     one = isinstance(roles, str)
     try:
         words = (roles,) if one else tuple(cast(Iterable[object], roles))
@@ -143,12 +145,14 @@ def options(roles: object, keep: object, only: object) -> tuple[bytes, bool, byt
     for word in words:
         if not isinstance(word, str) or word not in ROLES:
             raise ValueError(f'roles are "auto", "copy", "static" and "accumulate", not {word!r}')
+    held = keep == "held" if isinstance(keep, str) else False
+    keep = False if held else keep
     kept = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else list(keep)
     if keep is not True and keep is not False and any(type(k) is not bool for k in kept):
-        raise TypeError(f"keep= is True, False, or one of them for each output, not {keep!r}")
+        raise TypeError(f'keep= is True, False, one of them for each output, or "held", not {keep!r}')
     numbers = bytes(ROLES.index(cast(str, word)) for word in words)
     which = None if keep is True else b"" if keep is False else bytes(cast(list[bool], kept))
-    return numbers, not one, which, sizes(only)
+    return numbers, not one, which, sizes(only), held
 
 
 def sizes(only: object) -> bytes:
