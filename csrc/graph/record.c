@@ -428,6 +428,15 @@ static void undo(fan_tree_scope *scope, fan_tree_node *node, fan_graph_ranges *s
 
 /* ---- a warm-up ---- */
 
+void fan__tree_report_few(const fan_tree_run *run)
+{
+    const fan_tree_signature *signature = run->signature;
+    fan_tree_report *report = run->report;
+    snprintf(report->reason, sizeof report->reason,
+             "its recording has %zu kernel%s, fewer than min_kernels=%zu", signature->kernels,
+             FAN_PLURAL(signature->kernels), run->function->min_kernels);
+}
+
 /* commit_warm: the path continues with a node that ends with it. A call that did not fit into the
  * arena is warmed up again, so it runs eagerly until it fits; so does one with too few kernels,
  * from now on. */

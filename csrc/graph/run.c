@@ -486,15 +486,6 @@ static fan_status run_without_room(fan_tree_run *run, fan_error *err)
     return FAN_OK;
 }
 
-void fan__tree_report_few(const fan_tree_run *run)
-{
-    const fan_tree_signature *signature = run->signature;
-    fan_tree_report *report = run->report;
-    snprintf(report->reason, sizeof report->reason,
-             "its recording has %zu kernel%s, fewer than min_kernels=%zu", signature->kernels,
-             FAN_PLURAL(signature->kernels), run->function->min_kernels);
-}
-
 /* run_few: eagerly, because its recording had too few kernels. */
 static fan_status run_few(const fan_tree_run *run, fan_error *err)
 {

@@ -29,8 +29,8 @@ typedef struct graph_function {
     PyObject *all_roles;  /* bytes: */
     const uint8_t *roles; /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
-    bool keeps; /* outputs are not the function's own objects */
-    bool holds; /* keep="held" */
+    bool keeps;              /* outputs are not the function's own objects */
+    bool holds;              /* keep="held" */
     fan_tree_report last;    /* without rules: it was not called */
     fan_tree_result scratch; /* room for a result, between calls */
     PyObject *weakrefs;
@@ -437,6 +437,20 @@ static int key_of(const graph_function *self, PyObject *const *args, size_t n, P
 
 /* ---- a call ---- */
 
+/* output_hold: lists an output that is copied if it lives at the end of the step: 0, or -1 with an
+ * exception. */
+static int output_hold(fan_graph_tree_object *tree, PyObject *output)
+{
+    PyObject *ref = PyWeakref_NewRef(output, NULL);
+    int failed = -1;
+    if (!tree->held)
+        tree->held = PyList_New(0);
+    if (ref && tree->held)
+        failed = PyList_Append(tree->held, ref);
+    Py_XDECREF(ref);
+    return failed;
+}
+
 /* object_of: an output: the caller's own object if it is an operand. */
 static PyObject *object_of(const graph_call *call, fan_array *a)
 {
@@ -447,7 +461,7 @@ static PyObject *object_of(const graph_call *call, fan_array *a)
         if (call->in[i] == a)
             return Py_NewRef(call->args[i]);
     PyObject *made = fan_array_wrap(a, self->tree->d);
-    if (made && self->holds && fan_tree_memory_under(a) && fan_graph_hold(self->tree, made) < 0)
+    if (made && self->holds && fan_tree_memory_under(a) && output_hold(self->tree, made) < 0)
         Py_CLEAR(made);
     return made;
 }

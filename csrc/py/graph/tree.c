@@ -87,18 +87,6 @@ static void tree_dealloc(PyObject *o)
 
 /* ---- outputs that are held when their step ends ---- */
 
-int fan_graph_hold(fan_graph_tree_object *tree, PyObject *output)
-{
-    PyObject *ref = PyWeakref_NewRef(output, NULL);
-    int failed = -1;
-    if (!tree->held)
-        tree->held = PyList_New(0);
-    if (ref && tree->held)
-        failed = PyList_Append(tree->held, ref);
-    Py_XDECREF(ref);
-    return failed;
-}
-
 /* copy_one: the handle is of a copy from now on: 0, or -1 with an exception. */
 static int copy_one(const fan_graph_tree_object *tree, PyObject *handle)
 {
@@ -122,8 +110,8 @@ static int copy_one(const fan_graph_tree_object *tree, PyObject *handle)
     return 0;
 }
 
-/* copy_held: before a step ends, if it is the last open one: copies the listed outputs that live: 0,
- * or -1 with the exception of the first that could not be copied; it ends with the step. */
+/* copy_held: before a step ends, if it is the last open one: copies the listed outputs that live:
+ * 0, or -1 with the exception of the first that could not be copied; it ends with the step. */
 static int copy_held(fan_graph_tree_object *tree)
 {
     PyObject *raised = NULL;
@@ -275,7 +263,9 @@ static PyObject *tree_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
 
 static PyObject *tree_pipeline(PyObject *o, PyObject *const *a)
 {
-    return fan_call(PIPELINES, "made", "(OOO)", o, a[0], a[1] ? a[1] : Py_None);
+    if (!a[1])
+        return fan_call(PIPELINES, "made", "(OO)", o, a[0]);
+    return fan_call(PIPELINES, "made", "(OOO)", o, a[0], a[1]);
 }
 
 /* tree_run_begin: begins a step, in which the calls of this thread's functions are listed in

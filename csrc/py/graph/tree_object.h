@@ -26,10 +26,6 @@ typedef struct fan_graph_calls {
 } fan_graph_calls;
 fan_graph_calls fan_graph_calls_set(fan_graph_calls now);
 
-/* fan_graph_hold: lists an output that is copied if it lives at the end of the step: 0, or -1 with an
- * exception. */
-int fan_graph_hold(fan_graph_tree_object *tree, PyObject *output);
-
 /* fan_graph_function_make: GraphTree.function, with its parameters. */
 PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a);
 

@@ -32,9 +32,9 @@ class Stop:
     result: object = None
 
 
-def made(tree: GraphTree, parts: object, min_kernels: object) -> Pipeline:
+def made(tree: GraphTree, parts: object, min_kernels: object = 0) -> Pipeline:
     """GraphTree.pipeline."""
-    kernels = 0 if min_kernels is None else integer("pipeline: min_kernels", min_kernels, 0)
+    kernels = integer("pipeline: min_kernels", min_kernels, 0)
     if inspect.isgeneratorfunction(parts):
         if kernels:
             raise ValueError(

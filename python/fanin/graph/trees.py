@@ -149,7 +149,7 @@ def options(roles: object, keep: object, only: object) -> tuple[bytes, bool, byt
     keep = False if held else keep
     kept = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else list(keep)
     if keep is not True and keep is not False and any(type(k) is not bool for k in kept):
-        raise TypeError(f'keep= is True, False, one of them for each output, or "held", not {keep!r}')
+        raise TypeError(f'keep= is True, False, or one of them for each output, or "held", not {keep!r}')
     numbers = bytes(ROLES.index(cast(str, word)) for word in words)
     which = None if keep is True else b"" if keep is False else bytes(cast(list[bool], kept))
     return numbers, not one, which, sizes(only), held
