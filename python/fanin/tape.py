@@ -30,6 +30,7 @@ The module reads from top to bottom:
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import threading
@@ -1427,6 +1428,11 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), me
     """
     fanin._need("graph", "tape.compiled")
     function("compiled: step", step)
+    if inspect.isgeneratorfunction(step):
+        raise TypeError(
+            "compiled: a step that yields where the host reads is made of several recordings: GraphTree.pipeline, whose"
+            " pieces may use the tape (docs/pipelines.md)"
+        )
     given = sequence("compiled: static", static, "values and arrays")
     given = list({id(x): x for x in given}.values())  # each once
     return Compiled(step, given, integer("compiled: memory", memory), integer("compiled: limit", limit), verify)

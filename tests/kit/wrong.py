@@ -277,6 +277,7 @@ def calls(m: Machine, torch: bool = False) -> dict[str, Callable[[], Call]]:
     add("sim.replay", lambda: fanin.sim.replay, scenario=lambda: lambda m: None, schedule="")
     add("GraphTree", lambda: fanin.GraphTree, device="cpu")
     add("GraphTree.function", lambda: fanin.GraphTree("cpu").function, fn=lambda: lambda x: x)
+    add("GraphTree.pipeline", lambda: fanin.GraphTree("cpu").pipeline, parts=lambda: [lambda x: x])
     add_of_ranks(add)
     add_of_the_tape(add)
     add_of_analysis(add)
