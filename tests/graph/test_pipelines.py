@@ -813,7 +813,7 @@ def test_two_threads_in_one_pipeline_are_refused_by_name(m: Any) -> None:
     results: list[Any] = []
 
     def other() -> None:
-        with m.on_this_thread() if m.kind != "cpu" else m.on_this_thread():
+        with m.on_this_thread():
             results.append(np_of(step(m.array(np.ones(3)))))
 
     thread = threading.Thread(target=other)
