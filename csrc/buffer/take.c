@@ -1034,7 +1034,7 @@ static void take_trace(const take_op *op, const take_slot *part)
 {
     const fan_slot *s = &op->b->slots[part->slot];
     const fan_slot_state *state = s->state;
-    const fan_stream *consumer = part->consumer;
+    fan_stream *consumer = part->consumer;
     const fan_device *d = consumer ? consumer->device : state->device;
     fan_trace_line line = {.kind = FAN_TRACE_TAKE,
                            .how = fan_slot_letter(s),
