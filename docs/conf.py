@@ -173,9 +173,9 @@ def make_pages(app: Any) -> None:
 # Links of numbers
 
 #: The pages whose tables or headings give numbers, and the families of each.
-NUMBERED = {"rules": "SAVELKG", "decisions": "D", "graph-trees": "T"}
+NUMBERED = {"rules": "SAVELKGH", "decisions": "D", "graph-trees": "T"}
 #: A number in running text: no part of a name, of a figure (A1.5) or of a size (2 MB L2, a cache).
-NUMBER = re.compile(r"(?<![\w.#])(?<!\D-)(?<!B )(?<!B of )([SAVELKGDT]\d{1,2})(?![\w]|\.\d)")
+NUMBER = re.compile(r"(?<![\w.#])(?<!\D-)(?<!B )(?<!B of )([SAVELKGHDT]\d{1,2})(?![\w]|\.\d)")
 
 
 def numbers_in(text: str) -> list[tuple[str, str | None]]:
