@@ -503,11 +503,15 @@ class Node:
     group : str or object, optional
         Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by
         identity.
+    boxed : bool
+        Call `fn(sums)` with a list of the sums in place of `fn(*sums)`: nothing of fanin's holds them any more, so a
+        sum that `fn` pops from the list is freed as soon as `fn` drops it. Of a sum that other code holds, too, only
+        that reference goes. Such a node has no post-hooks, and no function in C.
 
     Raises
     ------
     TypeError
-        For fn, an edge that is no pair, or a group that is a number.
+        For fn, an edge that is no pair, a group that is a number, or boxed=True with a function in C.
     IndexError
         For a slot that does not exist.
     ValueError
@@ -535,6 +539,7 @@ class Node:
         stream: StreamLike | None = None,
         device: str | None = None,
         group: object = None,
+        boxed: bool = False,
     ) -> None: ...  # step
     @property
     def fn(self) -> Callable[..., Any] | None:  # step
@@ -558,6 +563,9 @@ class Node:
     @property
     def group(self) -> object:
         """Of the nodes with one group, one runs at a time in a pass; None without one."""
+    @property
+    def boxed(self) -> bool:
+        """Whether its function gets a list of its sums."""
     @property
     def sequence_nr(self) -> int:
         """Its number among all nodes and leaves, in the order of creation."""
