@@ -4,7 +4,6 @@
 
 #include "base/float_mode.h"
 #include "base/mem.h"
-#include "buffer/slot.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -153,19 +152,6 @@ void fan_slot_weights_take_back(fan_slot *s, const fan_weight *weight)
 {
     s->weights->given--;
     fan_weight_sum_add(&s->weights->sum, weight, true);
-}
-
-void fan_slot_weights_take_back_plain(fan_slot *s, int64_t key)
-{
-    fan_slot_weights *weights = s->weights;
-    size_t at = weights->n - 1;
-    while (at > 0 && weights->plain[at].key != key)
-        at--;
-    const fan_weight weight = weights->plain[at].weight;
-    memmove(&weights->plain[at], &weights->plain[at + 1],
-            (weights->n - at - 1) * sizeof *weights->plain);
-    weights->n--;
-    fan_slot_weights_take_back(s, &weight);
 }
 
 void fan_slot_weights_free(fan_slot *s)

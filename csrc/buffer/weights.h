@@ -48,7 +48,6 @@ bool fan_slot_weights_begin(fan_slot *s, bool plain);
 void fan_slot_weights_put(fan_slot *s, const fan_weight *weight);
 void fan_slot_weights_put_plain(fan_slot *s, int64_t key, const fan_weight *weight);
 void fan_slot_weights_take_back(fan_slot *s, const fan_weight *weight);
-void fan_slot_weights_take_back_plain(fan_slot *s, int64_t key);
 static inline void fan_slot_weights_clear(fan_slot *s)
 {
     if (s->weights) {
