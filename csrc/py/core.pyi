@@ -196,10 +196,10 @@ class InputBuffer:
         """Return a context that lends an array, in the accumulation dtype, into which a producer adds by itself.
 
         The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, the
-        producer's stream is the one that sums, and no `weight` is given; other calls for the slot then wait for the end of the block. Otherwise
-        it holds zeros, and becomes a contribution at the end. If the body raises, the zeros are dropped; a slot whose
-        running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do not write into the array
-        after the block.
+        producer's stream is the one that sums, and no `weight` is given; other calls for the slot then wait for the end
+        of the block. Otherwise it holds zeros, and becomes a contribution at the end. If the body raises, the zeros are
+        dropped; a slot whose running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do not
+        write into the array after the block.
 
         Parameters
         ----------
