@@ -58,13 +58,14 @@
     X(AXES_FORGOTTEN, "a sum is in C order, whatever the axes of its first contribution") \
     X(EXPANDED_WRITTEN_OUT, "an expanded gradient is cast in memory of its full shape") \
     X(COPY_KEEPS_INDICES, "a sparse gradient that is copied and cast keeps the caller's indices") \
-    X(SHARED_EVENT_COVERS, "of terms that share an event none waits for it")
+    X(SHARED_EVENT_COVERS, "of terms that share an event none waits for it") \
+    X(WEIGHT_DROPPED, "of several contributions to a slot in one call the first alone keeps its weight") \
+    X(PRODUCT_FUSED, "a term times its weight is added without a rounding of its own")
 /* Exact sums. */
 #define FAN_EXACT_FAULTS(X) \
     X(EXACT_NO_INTEGER_PATH, "what the fast path cannot prove is taken from it all the same") \
     X(EXACT_NO_ODD, "what is lost below the last bit does not break ties") \
     X(DIVISOR_ROUNDED_EARLY, "the divisor of an exact mean is rounded before the quotient") \
-    X(PRODUCT_FUSED, "a term times its weight is added without a rounding of its own") \
     X(EXACT_NO_RANGE, "exponents outside the window count as inside") \
     X(WINDOW_NOT_WIDENED, "a block of a window gets wider words too late")
 /* The CUDA backend (the fake driver finds them). */

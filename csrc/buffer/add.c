@@ -237,7 +237,8 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
     if (c->weight.on) {
-        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype, err));
+        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype,
+                                       out->to.reduce, err));
     }
     FAN_TRY(add_check_key(b, slot, c->key, err));
 
@@ -437,6 +438,8 @@ static void reserve_commit_item(const fan_slot *s, const fan_add_op *op)
     }
     item->number = checked->number;
     item->weight = c->weight;
+    if (FAN_FAULT(WEIGHT_DROPPED) && op->follows)
+        item->weight.on = false;
     item->donated = defined && c->donate && !c->copy;
     item->producer = fan_stream_hold(checked->producer);
     item->owned = c->summed;
@@ -1356,17 +1359,30 @@ fan_status fan_plain_add_weighted(fan_buffer *b, size_t slot, const fan_plain_ki
     assert(slot < b->nslots);
     fan_slot *s = &b->slots[slot];
     *added = false;
-    if (!fan_plain_allowed() || !fan_buffer_is_usable(b) || one->copy)
+    if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
-    if (!add_plain_weight_fits(b, slot, kind, weight) || !fan_slot_weights_begin(s, true))
+    if (!add_plain_weight_fits(b, slot, kind, weight))
         return FAN_OK;
+    void *copy = NULL;
+    bool allowed = true;
+    if (one->copy) {
+        copy = add_plain_copy(b, kind, one);
+        if (!copy)
+            return FAN_OK;
+        allowed = fan_plain_allowed() && fan_buffer_is_usable(b);
+    }
+    allowed = allowed && fan_slot_weights_begin(s, true);
     one->weighted = true;
-    *added = add_plain_park(b, slot, kind, one);
+    *added = allowed && add_plain_park(b, slot, kind, one);
     one->weighted = *added;
+    if (*added) {
+        fan_slot_weights_put_plain(s, one->key, weight);
+        b->frontend->plain->hold(one->object);
+    }
+    if (copy)
+        b->frontend->drop(copy);
     if (!*added)
         return FAN_OK;
-    fan_slot_weights_put_plain(s, one->key, weight);
-    b->frontend->plain->hold(one->object);
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!add_plain_count(b, slot, kind, false, false))

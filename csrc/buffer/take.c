@@ -274,8 +274,8 @@ static fan_status late_apply(const take_op *op, take_slot *part, fan_weight_sum 
     for (size_t i = 0; i < fold->n; i++) {
         fan_term *term = &fold->terms[i];
         const fan_weight *weight = &gathered->weights[term->entry];
-        FAN_TRY(
-            fan_weight_check_value(b, part->slot, term->key, weight, term->v, term->v->dtype, err));
+        FAN_TRY(fan_weight_check_value(b, part->slot, term->key, weight, term->v, term->v->dtype,
+                                       false, err));
         if (fan_weight_multiplies(weight))
             term->weight = *weight;
     }
@@ -610,7 +610,7 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
                             .has_out = part->out,
                             .out_overlaps_inputs = part->out_overlaps_inputs,
                             .stats = b->sum_stats,
-                            .scaled = options->scale.on || gathered->divisor || options->late,
+                            .scaled = options->scale.on || gathered->divisor,
                             .writable = options->writable,
                             .exact = fan_fold_is_exact(fold),
                             .expanded = fan_fold_expanded(fold),
@@ -632,8 +632,11 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
 
     const fan_term *first = &fold->terms[0];
     const fan_value *value = first->v;
-    if (fold->n == 1 && first->weight.on)
-        facts.scaled = true; /* it is another array, its product */
+    /* a lone term with a weight becomes another array; a sum with weights of the call does not stay
+     * in the slot, should another slot fail */
+    bool product = fold->n == 1 && first->weight.on;
+    bool weighed = fold->n > 1 && options->late;
+    facts.scaled = facts.scaled || product || weighed;
     facts.first_donated = first->donated;
     facts.same_dtype = value->dtype == sum;
     facts.summed = fan_term_is_sum(fold, first);

@@ -217,7 +217,7 @@ void fan_slot_weights_drop_plain(fan_slot *s, const fan_entry *entries, size_t n
 fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const fan_weight *weight,
                             fan_dtype d, fan_dtype acc, fan_error *err)
 {
-    if (!weight->on || d == FAN_DT_NONE)
+    if (!fan_weight_multiplies(weight) || d == FAN_DT_NONE)
         return FAN_OK;
     fan_place place = fan_slot_place(b, slot, key);
     char kind = fan_dtype_kind(d);
@@ -228,11 +228,13 @@ fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const
                            weight->re, weight->im, name);
     }
     bool floats = kind == 'f' || kind == 'c';
-    if (!floats && weight->re != floor(weight->re)) {
+    bool fits_int64 = weight->re >= -0x1p63 && weight->re < 0x1p63;
+    bool whole = weight->re == floor(weight->re) && fits_int64;
+    if (!floats && !whole) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "weight=%.12g: a gradient of dtype %s takes an integer; convert the "
+                           "weight=%.12g: a gradient of dtype %s takes an integer%s; convert the "
                            "gradient, or declare the slot's dtype (W4)",
-                           weight->re, name);
+                           weight->re, name, fits_int64 ? "" : " that fits int64");
     }
     if (acc == FAN_DT_NONE || fan_weight_fits(weight, acc))
         return FAN_OK;
@@ -244,11 +246,11 @@ fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const
 
 fan_status fan_weight_check_value(const fan_buffer *b, size_t slot, int64_t key,
                                   const fan_weight *weight, const fan_value *value, fan_dtype d,
-                                  fan_error *err)
+                                  bool reduced, fan_error *err)
 {
     const fan_slot_spec *spec = b->slots[slot].spec;
     bool numbers = value->form == FAN_FORM_DENSE || value->form == FAN_FORM_SPARSE;
-    if (!weight->on || !numbers)
+    if (!fan_weight_multiplies(weight) || !numbers)
         return FAN_OK;
     fan_place place = fan_slot_place(b, slot, key);
     char kind = fan_dtype_kind(d);
@@ -259,7 +261,7 @@ fan_status fan_weight_check_value(const fan_buffer *b, size_t slot, int64_t key,
             "a Python %s takes no weight: multiply it yourself, or give an array (W4)",
             kind == 'b' ? "bool" : "int");
     }
-    if (spec->exact && value->form == FAN_FORM_SPARSE) {
+    if (spec->exact && value->form == FAN_FORM_SPARSE && !reduced) {
         return fan_fail_at(err, FAN_ERR_TYPE, 0, place,
                            "an exact sum takes a weight with dense gradients alone: give the dense "
                            "gradient, or another accumulate= (W4)");

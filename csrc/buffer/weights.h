@@ -74,10 +74,10 @@ static inline bool fan_weight_multiplies(const fan_weight *weight)
 fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const fan_weight *weight,
                             fan_dtype d, fan_dtype acc, fan_error *err);
 /* fan_weight_check_value: the same of a contribution, and whether its form takes a weight. `d`: the
- * dtype that it will have. */
+ * dtype that it will have; reduced: it will be dense, summed to the slot's shape. */
 fan_status fan_weight_check_value(const fan_buffer *b, size_t slot, int64_t key,
                                   const fan_weight *weight, const fan_value *value, fan_dtype d,
-                                  fan_error *err);
+                                  bool reduced, fan_error *err);
 
 /* fan_divisor_of: W3: of a sum of weights and `ones` contributions without one.
  * FAN_ERR_ZERO_DIVISION: it is 0. */

@@ -462,8 +462,8 @@ static fan_status weight_of(double re, double im, fan_weight *out, fan_error *er
     *out = (fan_weight){.on = true, .re = re, .im = im};
     if (isfinite(re) && isfinite(im))
         return FAN_OK;
-    return fan_fail(err, FAN_ERR_VALUE, "weight: expected a finite number, got %.12g%+.12gj (W4)", re,
-                    im);
+    return fan_fail(err, FAN_ERR_VALUE, "weight: expected a finite number, got %.12g%+.12gj (W4)",
+                    re, im);
 }
 
 /* key_of: the key of an add; -1: it has none. */
@@ -789,8 +789,7 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
 
 /* ---- take ---- */
 
-#define TAKE_FLAGS \
-    (FANIN_TAKE_WRITABLE | FANIN_TAKE_SCALE | FANIN_TAKE_MEAN | FANIN_TAKE_WEIGHTS)
+#define TAKE_FLAGS (FANIN_TAKE_WRITABLE | FANIN_TAKE_SCALE | FANIN_TAKE_MEAN | FANIN_TAKE_WEIGHTS)
 #define TAKE_OPTIONS_LEAST offsetof(fanin_take_options, weights) /* without weights */
 #define TAKE_FEW 8
 
@@ -886,8 +885,7 @@ static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given,
 {
     fanin_take_options o;
     fan_take *options = &t->options;
-    FAN_TRY(
-        fan_api_options(given, TAKE_OPTIONS_LEAST, sizeof o, "fanin_take_options", &o, err));
+    FAN_TRY(fan_api_options(given, TAKE_OPTIONS_LEAST, sizeof o, "fanin_take_options", &o, err));
     FAN_TRY(fan_api_flags(o.flags, TAKE_FLAGS, "fanin_take_options", err));
     FAN_TRY(fan_api_reserved(o.reserved, "fanin_take_options", err));
     options->writable = o.flags & FANIN_TAKE_WRITABLE;
