@@ -74,7 +74,8 @@ autodoc_mock_imports = ["torch"]  # fanin.torch can be read without it
 API = {
     "buffer": (
         "Sums of gradients",
-        "InputBuffer add_n Slot Sparse Partial Diagonal add_rows Zero Stats global_norm clip_norm counters Counters trim",
+        "InputBuffer add_n Slot Sparse Partial Diagonal add_rows Zero Stats global_norm clip_norm counters"
+        " Counters trim",
     ),
     "nodes": ("Nodes, leaves, passes", "Node Leaf backward grad walk free draw get_include"),
     "streams": (

@@ -76,6 +76,9 @@ FAULTS = {
     "EXPANDED_WRITTEN_OUT": ("host", ("expanded",)),
     "COPY_KEEPS_INDICES": ("host", ("sparse",)),
     "SHARED_EVENT_COVERS": ("sim", ("dense",)),
+    "PADDED_ADD": ("host", ("partial",)),
+    "PATCH_STEP": ("host", ("partial",)),
+    "FIRST_TOUCH_MISSED": ("sim", ("partial",)),
 }
 
 
