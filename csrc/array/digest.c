@@ -341,6 +341,7 @@ static uint64_t finish(uint64_t digest)
 enum {
     FORM_DENSE,
     FORM_ZERO,
+    FORM_PARTIAL,
     FORM_SPARSE
 };
 
@@ -357,6 +358,18 @@ uint64_t fan_digest_array(const fan_array *a)
 uint64_t fan_digest_zero(const fan_array *shape)
 {
     return finish(mix_shape(shape->dtype, shape->ndim, shape->shape, FORM_ZERO));
+}
+
+uint64_t fan_digest_partial(const fan_patch *p, const fan_array *values)
+{
+    uint64_t digest = mix_shape(values->dtype, p->ndim, p->shape, FORM_PARTIAL);
+    for (int i = 0; i < p->ndim; i++) {
+        digest = mix_one(digest ^ (uint64_t)p->start[i]);
+        digest = mix_one(digest ^ (uint64_t)p->step[i]);
+        digest = mix_one(digest ^ (uint64_t)p->from[i]);
+    }
+    digest = mix_one(digest ^ mix_array(values));
+    return finish(digest);
 }
 
 uint64_t fan_digest_sparse(const fan_sparse *s)
