@@ -49,6 +49,7 @@ from reference.numbers import (
     name_of,
     need,
     part_of,
+    partial_of,
     plus,
     promotion,
     reached_by,
@@ -129,12 +130,12 @@ class Gradient:
         """Whether a weight changes it."""
         return self.weight is not None and self.weight != 1
 
-    def term(self, acc: DType) -> Array | Entries:
+    def term(self, acc: DType) -> Any:
         """W1: what it adds to a sum that runs in this dtype."""
         value = self.cast(acc)
         if not self.weighty:
             return value
-        return value.map(weighed, self.weight) if isinstance(value, Entries) else weighed(value, self.weight)
+        return value.map(weighed, self.weight) if isinstance(value, Entries | Reached) else weighed(value, self.weight)
 
     @property
     def format(self) -> str:
@@ -198,7 +199,7 @@ def read(x: Any, anything: bool = False) -> Gradient:
         entries = entries_of(x)
         return Gradient(x, "sparse", tuple(x.shape), importable(entries.values.dtype), entries)
     if type(x).__name__ == "Partial":
-        part = part_of(x)
+        part = partial_of(x)
         return Gradient(x, "partial", tuple(x.shape), importable(part.whole.dtype), part)
     if isinstance(x, Zero):
         return Gradient(x, "zero", tuple(x.shape), dtype_of(x.dtype).name)
@@ -225,12 +226,12 @@ def copy_of(x: Any, whole: bool = False) -> Any:
 
 def check_weight(g: Gradient, slot: Slot, exact: bool) -> None:
     """W4: whether a contribution takes its weight."""
-    if not g.weighty or g.form not in ("dense", "sparse"):
+    if not g.weighty or g.form not in ("dense", "sparse", "partial"):
         return
     dtype = dtype_of(WEAK.get(g.type, g.type))
     floats = kind(dtype) in "fc"
     need(floats or g.scalar != "python", TypeError, "a Python int or bool takes no weight")
-    need(not exact or g.form == "dense", TypeError, "an exact sum takes a weight with dense gradients alone")
+    need(not exact or g.form != "sparse", TypeError, "an exact sum takes a weight with dense gradients alone")
     weight = complex(g.weight)
     need(kind(dtype) == "c" or not weight.imag, ValueError, f"expected a real weight, got {g.weight}")
     whole = weight.real == int(weight.real) and -(2**63) <= weight.real < 2**63
@@ -347,7 +348,9 @@ class Sum:
         acc = self.slot.accumulate or accumulation(me.dtype, None)
         old, _ = self.started().widened(acc)
         first: Reached = reached_by(old, g.shape)  # type: ignore[arg-type]
-        new = g.cast(acc)
+        new = g.term(acc)
+        if g.weighty:
+            me = replace(me, terms=(*self.terms, replace(g, product=new)))
         total = first.then(new) if isinstance(new, Entries) else first.plus(reached_by(new, g.shape))
         if "dense" in (self.form, g.form):
             return replace(me, form="dense", value=total.whole)

@@ -444,7 +444,7 @@ class Reached:
         return np.where(self.reached, self.whole, np.zeros((), self.whole.dtype))
 
 
-def part_of(x: Any) -> Reached:
+def partial_of(x: Any) -> Reached:
     """What a Partial stands for."""
     values = np.asarray(x.values)
     whole, reached = np.zeros(x.shape, values.dtype), np.zeros(x.shape, bool)

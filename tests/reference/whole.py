@@ -329,6 +329,8 @@ def figures_of(value: Array, total: Sum, terms: Sequence[Any], stored: tuple[int
 
 def not_finite(g: Gradient, merged: bool) -> bool:
     """Whether a contribution has an inf or a NaN among its elements, or, not `merged`, its stored numbers."""
+    if isinstance(g.product, Reached):
+        return not np.isfinite(g.product.whole.astype(np.complex128)).all()
     if g.product is not None:  # W6
         value = g.product.coalesced().values if merged and isinstance(g.product, Entries) else g.product
         value = value.values if isinstance(value, Entries) else value
