@@ -608,7 +608,7 @@ static fan_status convert_job(const add_conversion *c, fan_job_kind kind, const 
                               fan_error *err)
 {
     fan_buffer *b = c->b;
-    fan_operand operand = {in, acc};
+    fan_operand operand = {.array = in, .acc = acc};
     fan_job job = {.kind = kind, .out = out, .in = &operand, .n = 1, .label = label};
     uint64_t bytes = fan_dense_bytes(in);
     bool on_host = !c->device->backend->has_streams;

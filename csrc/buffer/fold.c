@@ -594,7 +594,7 @@ static fan_status fold_round(fan_fold *fold, const fan_term *term, fan_value *ow
     const fan_array *from = value->array;
     fan_array *to = NULL;
     FAN_TRY(fan_fold_fresh(fold, term->own, from->ndim, from->shape, from, &to, err));
-    fold->scratch[0] = (fan_operand){from, term->own};
+    fold->scratch[0] = (fan_operand){.array = from, .acc = term->own};
     fan_status status = fan_fold_into(fold, FAN_JOB_COPY, "round", to, fold->scratch, 1, NULL, err);
     if (status != FAN_OK) {
         fan_array_drop(to);

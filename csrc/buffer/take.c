@@ -738,7 +738,7 @@ static fan_status take_copy_into_out(const take_op *op, const take_slot *part, f
                                      fan_error *err)
 {
     const fan_value *out = part->out;
-    fan_operand one = {part->result.array, out->dtype};
+    fan_operand one = {.array = part->result.array, .acc = out->dtype};
     fan_job job = {.out = out->array};
     FAN_COUNT(op->b, copies, 1);
     FAN_COUNT(op->b, passes, 1);
