@@ -23,6 +23,7 @@ static const fan_array *stats_numbers(const fan_value *value)
     case FAN_FORM_SPARSE:
         return value->sparse->values;
     case FAN_FORM_DENSE:
+    case FAN_FORM_PARTIAL:
     case FAN_FORM_ZERO:
         return value->array;
     default:

@@ -323,6 +323,14 @@ static fan_status take_weigh(const take_op *op, take_slot *part, fan_error *err)
     }
     if (options->late)
         FAN_TRY(late_apply(op, part, &sum, &ones, err));
+    if (options->over) {
+        sum = (fan_weight_sum){.re = 0};
+        ones = 0;
+    }
+    for (size_t i = 0; i < options->nover; i++) {
+        const fan_weight one = {.on = true, .re = options->over[i]};
+        fan_weight_sum_add(&sum, &one, false);
+    }
     bool some = gathered->fold.n || gathered->fold.state || gathered->zero;
     if (!options->mean || !some)
         return FAN_OK;
@@ -605,6 +613,7 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
                             .scaled = options->scale.on || gathered->divisor,
                             .writable = options->writable,
                             .exact = fan_fold_is_exact(fold),
+                            .takes_partial = s->spec->partial,
                             .expanded = fan_fold_expanded(fold),
                             .whole = take_has_all_keys(op, part),
                             .alone = op->n == 1,
@@ -613,6 +622,7 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
         fan_form form = fold->terms[i].v->form;
         facts.dense += form == FAN_FORM_DENSE;
         facts.sparse += form == FAN_FORM_SPARSE;
+        facts.partial += form == FAN_FORM_PARTIAL;
         facts.objects += form == FAN_FORM_OBJECT;
     }
     if (!facts.objects)
@@ -1035,6 +1045,7 @@ static void take_trace(const take_op *op, const take_slot *part)
                            .stream = fan_stream_handle(consumer),
                            .bytes = fan_value_bytes(&part->result)};
     fan_slot_trace(op->b, part->slot, line);
+    fan_slot_digest(op->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, consumer);
 }
 
 /* Cannot fail: lets the slot go; empty, if the take was `good`: what it held is returned, for
