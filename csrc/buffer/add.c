@@ -1345,10 +1345,11 @@ static bool add_plain_weight_fits(const fan_buffer *b, size_t slot, const fan_pl
 {
     if (kind->scalar || weight->im != 0)
         return false;
-    fan_dtype acc = fan_accum_dtype(kind->dtype, b->slots[slot].spec->accumulate);
-    bool is_float = acc == FAN_DT_FLOAT32 || acc == FAN_DT_FLOAT64;
-    if (is_float && fabs(weight->re) < 0x1p64 && fan_dtype_kind(kind->dtype) == 'f')
+    fan_dtype wish = b->slots[slot].spec->accumulate;
+    bool is_float = kind->dtype == FAN_DT_FLOAT32 || kind->dtype == FAN_DT_FLOAT64;
+    if (is_float && wish == FAN_DT_NONE && fabs(weight->re) < 0x1p64)
         return true;
+    fan_dtype acc = fan_accum_dtype(kind->dtype, wish);
     return fan_weight_check(b, slot, -1, weight, kind->dtype, acc, NULL) == FAN_OK;
 }
 

@@ -297,7 +297,7 @@ class Sum:
         if plan.action == "object":
             return replace(me, value=self.combined(g))
         if g.form == "object":
-            return replace(me, value=g.source * g.weight if g.weighty else g.source)  # type: ignore[operator]
+            return replace(me, value=g.source * g.weight if g.weighty else g.source)
         if self.recording:
             return replace(me, value=g.value if plan.action == "hand" else self.value)
         if g.form == "zero":
