@@ -103,8 +103,10 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
     }
-    if (dense || sparse)
+    bool partial = value->form == FAN_FORM_PARTIAL;
+    if (dense || sparse || partial)
         out->to.cast = value->dtype != out->to.dtype;
+    out->to.whole = partial && (s->spec->exact || out->to.reduce);
     return FAN_OK;
 }
 
@@ -243,9 +245,10 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
     FAN_TRY(add_check_key(b, slot, c->key, err));
 
     const fan_conversion *to = &out->to;
-    bool copied = c->copy && (form == FAN_FORM_DENSE || form == FAN_FORM_SPARSE);
+    bool arrays = form == FAN_FORM_DENSE || form == FAN_FORM_PARTIAL;
+    bool copied = c->copy && (arrays || form == FAN_FORM_SPARSE);
     bool moved = to->move != FAN_MOVE_NOT;
-    bool changed = to->reduce || to->cast;
+    bool changed = to->reduce || to->cast || to->whole;
     fan_add_facts facts = {.defined = defined,
                            .changes = changed || moved || copied,
                            .upload = to->move == FAN_MOVE_UPLOAD,
@@ -608,7 +611,7 @@ static fan_status convert_job(const add_conversion *c, fan_job_kind kind, const 
                               fan_error *err)
 {
     fan_buffer *b = c->b;
-    fan_operand operand = {in, acc};
+    fan_operand operand = {.array = in, .acc = acc};
     fan_job job = {.kind = kind, .out = out, .in = &operand, .n = 1, .label = label};
     uint64_t bytes = fan_dense_bytes(in);
     bool on_host = !c->device->backend->has_streams;
@@ -744,6 +747,33 @@ done:
     return status;
 }
 
+/* A partial gradient as a dense one, in the dtype that it has or, where nothing is summed to a
+ * declared shape yet, in that of the slot; zero elsewhere. */
+static fan_status convert_whole(add_conversion *c, const fan_value *v, fan_array **made,
+                                fan_error *err)
+{
+    fan_status status = FAN_OK;
+    const fan_patch *patch = v->patch;
+    fan_array *whole = NULL;
+    fan_array *view = NULL;
+    fan_dtype dtype = c->to->reduce ? v->dtype : c->to->dtype;
+    fan_job zero = {.kind = FAN_JOB_ZERO, .label = "begin"};
+    FAN_GO(fan_device_array(c->device, c->on, dtype, patch->ndim, patch->shape, NULL, &whole, err));
+    zero.out = whole;
+    FAN_GO(fan_device_run(c->device, c->on, &zero, err));
+    FAN_GO(fan_patch_view(patch, whole, &view, err));
+    if (patch->size > 0)
+        FAN_GO(convert_job(c, FAN_JOB_COPY, "copy", view, v->array, dtype, err));
+    if (c->to->reduce)
+        status = convert_reduce(c, whole, NULL, made, err);
+    else
+        *made = fan_array_hold(whole);
+done:
+    fan_array_drop(whole);
+    fan_array_drop(view);
+    return status;
+}
+
 /* The contribution as its slot wants it. */
 static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, fan_stream *on,
                                            fan_value *out, fan_error *err)
@@ -758,7 +788,9 @@ static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, 
     /* donated memory is its owner's again once it is converted */
     c.copies = (op->c->copy || op->c->donate) && !FAN_FAULT(COPY_KEEPS_INDICES);
     *out = fan_value_none();
-    if (value->form != FAN_FORM_SPARSE)
+    if (to->whole)
+        status = convert_whole(&c, value, &made, err);
+    else if (value->form != FAN_FORM_SPARSE)
         status = convert_dense(&c, value, &made, err);
     else if (to->reduce)
         status = convert_reduce(&c, NULL, value->sparse, &made, err);
@@ -773,6 +805,8 @@ static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, 
         *out = fan_value_sparse(sparse, to->device);
     else
         *out = fan_value_dense(made, to->device);
+    if (value->form == FAN_FORM_PARTIAL && !to->whole)
+        fan_value_set_patch(out, value->patch);
     out->origin = value->origin;
     out->rank = value->rank;
     out->weak = value->weak;
@@ -854,6 +888,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
                            .stream = fan_stream_handle(producer),
                            .bytes = fan_value_bytes(&op->c->value)};
     fan_slot_trace(b, op->slot, line);
+    fan_slot_digest(b, op->slot, &op->c->value, op->c->key, producer);
 }
 
 /* From a device to the host, on a stream of the device that it comes from. */
@@ -940,8 +975,10 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *op, fan_error *err)
     op->bytes = fan_value_bytes(&item->value);
     if (op->bytes == 0)
         op->bytes = 1; /* an object without bytes passes a budget of 0, too */
-    bool dense_on_host = item->value.form == FAN_FORM_DENSE && item->value.device == fan_cpu();
-    if (fan_get_debug() && dense_on_host && !item->owned) {
+    fan_form form = item->value.form;
+    bool one_array = form == FAN_FORM_DENSE || form == FAN_FORM_PARTIAL;
+    bool is_readable = one_array && item->value.device == fan_cpu();
+    if (fan_get_debug() && is_readable && !item->owned) {
         FAN_TRY(fan_slot_hash(b, item->value.array, true, &item->hash, err));
         item->hashed = true;
     }

@@ -143,6 +143,35 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
     return fan_int_run_leaves(&run, next, NULL, FAN_DT_INT64);
 }
 
+/* Locked: whether a prefix waits because it has partial gradients and no dense one: a sum of these
+ * alone does not say which elements were reached (P1). */
+static bool budget_partial_waits(const fan_slot *s, size_t m)
+{
+    const fan_list *list = s->list;
+    bool partial = false;
+    if (!list || FAN_FAULT(PADDED_ADD))
+        return false;
+    for (size_t i = 0; i < m + (list->summed > 0); i++) {
+        const fan_entry *one = &list->entries[i];
+        if (!one->general) {
+            if (one->object)
+                return false;
+            continue;
+        }
+        switch (one->item->value.form) {
+        case FAN_FORM_DENSE:
+        case FAN_FORM_OBJECT:
+            return false;
+        case FAN_FORM_PARTIAL:
+            partial = true;
+            break;
+        default:
+            break;
+        }
+    }
+    return partial;
+}
+
 /* Locked: checks again whether the buffer alone holds an item that is parked. */
 static void budget_recheck_item(fan_buffer *b, fan_item *item)
 {
@@ -262,7 +291,7 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
     if (s->spec->exact)
         return budget_exact_due(s);
     size_t m = fan_list_ready(s->list, state->next_key, state->keyed > 0);
-    if (budget_ints_wait(s, m))
+    if (budget_ints_wait(s, m) || budget_partial_waits(s, m))
         return 0;
     return m;
 }

@@ -27,6 +27,7 @@ typedef struct fan_slot_spec {
     fan_device *device;   /* NULL: undeclared; held */
     fan_dtype accumulate; /* FAN_DT_NONE: A11's own choice */
     bool exact;           /* A11: the exact sum, rounded once; where `accumulate` is none */
+    bool partial;         /* P3: its taker takes a lone partial gradient as it is */
     void *combine;        /* the frontend's; held */
     const char *name;     /* copied; NULL: none */
 } fan_slot_spec;

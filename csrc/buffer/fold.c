@@ -372,7 +372,10 @@ static bool fold_term_base_dense(const fan_fold *fold, const fan_term *term)
     bool dense = fan_array_dense(compact);
     fan_array_drop(compact);
     for (size_t i = 0; i < fold->n; i++) {
-        const fan_array *other = fold->terms[i].v->array;
+        const fan_value *value = fold->terms[i].v;
+        const fan_array *other = value->array;
+        if (value->form == FAN_FORM_PARTIAL)
+            return false;
         if (!other || (expanded & ~fan_array_expanded(other)))
             return false;
     }
@@ -487,6 +490,7 @@ static fan_fold_facts fold_facts(const fan_fold *fold)
     for (size_t i = 0; i < fold->n; i++) {
         const fan_value *value = fold->terms[i].v;
         facts.objects += value->form == FAN_FORM_OBJECT;
+        facts.partial += value->form == FAN_FORM_PARTIAL;
         if (value->form == FAN_FORM_SPARSE) {
             facts.sparse++;
             facts.entries += fan_sparse_nnz(value->sparse);
@@ -515,7 +519,7 @@ static fan_fold_facts fold_facts(const fan_fold *fold)
 void fan_fold_decide(fan_fold *fold)
 {
     fan_fold_facts facts = fold_facts(fold);
-    bool mixed = facts.sparse && facts.sparse < fold->n;
+    bool mixed = facts.partial || (facts.sparse && facts.sparse < fold->n);
     fan_writer writer = mixed ? FAN_WRITER_PREFIXES : FAN_WRITER_SUM;
     bool stays = !fold->finish && !facts.exact;
     facts.reuse_first = FAN_REUSE_LAYOUT;
@@ -524,7 +528,7 @@ void fan_fold_decide(fan_fold *fold)
         bool second = facts.other_is_second && facts.other.form == FAN_FORM_DENSE;
         if (facts.first.form == FAN_FORM_DENSE)
             facts.reuse_first = fan_term_may_write(fold, 0, writer);
-        else if (second && facts.coalesced)
+        else if (second && facts.coalesced && !facts.partial)
             facts.reuse_other = fan_term_may_write(fold, 1, writer);
     }
     fold->plan = fan_plan_fold(&facts);
@@ -547,6 +551,8 @@ static fan_status fold_before_objects(fan_fold *fold, size_t first, fan_value *s
     if (value->form == FAN_FORM_SPARSE && fan_term_is_sum(fold, term))
         loose = !value->sparse->coalesced;
     /* An object brings no dtype, so its `seen` is that of all before it. */
+    if (first == 1 && value->form == FAN_FORM_PARTIAL)
+        return fan_fold_make_whole(fold, value, sum, err);
     bool rounded = first == 1 && value->dtype == fan_dtype_set_promote(fold->terms[1].seen);
     if (first == 0 || (rounded && !loose))
         return fan_value_copy(fold->b->frontend, value, sum, err);
@@ -594,7 +600,7 @@ static fan_status fold_round(fan_fold *fold, const fan_term *term, fan_value *ow
     const fan_array *from = value->array;
     fan_array *to = NULL;
     FAN_TRY(fan_fold_fresh(fold, term->own, from->ndim, from->shape, from, &to, err));
-    fold->scratch[0] = (fan_operand){from, term->own};
+    fold->scratch[0] = (fan_operand){.array = from, .acc = term->own};
     fan_status status = fan_fold_into(fold, FAN_JOB_COPY, "round", to, fold->scratch, 1, NULL, err);
     if (status != FAN_OK) {
         fan_array_drop(to);
@@ -618,6 +624,9 @@ static fan_status fold_combine(fan_fold *fold, const fan_term *term, fan_value *
     bool dense = value->form == FAN_FORM_DENSE;
     if (dense && term->own != FAN_DT_NONE && value->dtype != term->own) {
         FAN_TRY(fold_round(fold, term, &own, err));
+        value = &own;
+    } else if (value->form == FAN_FORM_PARTIAL) {
+        FAN_TRY(fan_fold_make_whole(fold, value, &own, err));
         value = &own;
     }
     FAN_COUNT(fold->b, passes, 1);
@@ -698,6 +707,8 @@ static fan_status fold_body(fan_fold *fold, fan_error *err)
         return fan_fold_sparse(fold, err);
     case FAN_FOLD_MIXED:
         return fan_fold_mixed(fold, err);
+    case FAN_FOLD_PARTIAL:
+        return fan_fold_partial(fold, err);
     case FAN_FOLD_OBJECTS:
         return fold_with_objects(fold, err);
     default:
@@ -781,6 +792,8 @@ static fan_status weigh_term(fan_fold *fold, fan_term *term, fan_value *out, fan
         FAN_TRY(weigh_sparse(fold, value, acc, &term->weight, out, err));
     else
         FAN_TRY(weigh_dense(fold, value, acc, &term->weight, out, err));
+    if (value->form == FAN_FORM_PARTIAL)
+        fan_value_set_patch(out, value->patch);
     out->origin = value->origin;
     out->rank = value->rank;
     term->v = out;

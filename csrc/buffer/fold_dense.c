@@ -134,7 +134,7 @@ static fan_status dense_run(fan_fold *fold, dense_sum *sum, fan_error *err)
         /* its statistics are read from the result, with the terms for the first that is not
          * finite */
         FAN_TRY(dense_widen(fold, sum->in, sum->last, &sum->wide, err));
-        whole = (fan_operand){sum->wide, sum->last};
+        whole = (fan_operand){.array = sum->wide, .acc = sum->last};
         job.in = &whole;
         job.n = 1;
     } else if (fold->b->sum_stats) {

@@ -111,7 +111,7 @@ static fan_status exact_number(fan_fold *fold, size_t i, fan_dtype d, fan_array 
         *out = base;
         return FAN_OK;
     }
-    fan_operand in = {base, own};
+    fan_operand in = {.array = base, .acc = own};
     fan_status status = fan_fold_fresh(fold, own, base->ndim, base->shape, base, out, err);
     if (status == FAN_OK)
         status = fan_fold_into(fold, FAN_JOB_COPY, "round", *out, &in, 1, NULL, err);
@@ -522,7 +522,7 @@ static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_ar
         fan_window_round(out, sum, scale);
     } else {
         for (size_t i = 0; i < fold->n; i++)
-            fold->scratch[i] = (fan_operand){numbers[i], d};
+            fold->scratch[i] = (fan_operand){.array = numbers[i], .acc = d};
         fan_job job = {.kind = FAN_JOB_EXACT,
                        .out = out,
                        .in = fold->scratch,

@@ -613,6 +613,7 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
                             .scaled = options->scale.on || gathered->divisor,
                             .writable = options->writable,
                             .exact = fan_fold_is_exact(fold),
+                            .takes_partial = s->spec->partial,
                             .expanded = fan_fold_expanded(fold),
                             .whole = take_has_all_keys(op, part),
                             .alone = op->n == 1,
@@ -621,6 +622,7 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
         fan_form form = fold->terms[i].v->form;
         facts.dense += form == FAN_FORM_DENSE;
         facts.sparse += form == FAN_FORM_SPARSE;
+        facts.partial += form == FAN_FORM_PARTIAL;
         facts.objects += form == FAN_FORM_OBJECT;
     }
     if (!facts.objects)
@@ -746,7 +748,7 @@ static fan_status take_copy_into_out(const take_op *op, const take_slot *part, f
                                      fan_error *err)
 {
     const fan_value *out = part->out;
-    fan_operand one = {part->result.array, out->dtype};
+    fan_operand one = {.array = part->result.array, .acc = out->dtype};
     fan_job job = {.out = out->array};
     FAN_COUNT(op->b, copies, 1);
     FAN_COUNT(op->b, passes, 1);
@@ -1043,6 +1045,7 @@ static void take_trace(const take_op *op, const take_slot *part)
                            .stream = fan_stream_handle(consumer),
                            .bytes = fan_value_bytes(&part->result)};
     fan_slot_trace(op->b, part->slot, line);
+    fan_slot_digest(op->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, consumer);
 }
 
 /* Cannot fail: lets the slot go; empty, if the take was `good`: what it held is returned, for

@@ -22,7 +22,8 @@ from typing_extensions import TypeVar, disjoint_base
 
 from ._engine import Edges, HookHandle
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
-from .graph.trees import GraphStats, Outcome
+from .graph.pipelines import Pipeline
+from .graph.trees import FunctionStats, GraphStats, Outcome, Recording
 from .options import Counters, ProcessCounters
 from .slots import Slot, Stats
 
@@ -196,10 +197,10 @@ class InputBuffer:
         """Return a context that lends an array, in the accumulation dtype, into which a producer adds by itself.
 
         The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, the
-        producer's stream is the one that sums, and no `weight` is given; other calls for the slot then wait for the end
-        of the block. Otherwise it holds zeros, and becomes a contribution at the end. If the body raises, the zeros are
-        dropped; a slot whose running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do not
-        write into the array after the block.
+        producer's stream is the one that sums, and no `weight` is given; other calls for the slot then wait for the
+        end of the block. Otherwise it holds zeros, and becomes a contribution at the end. If the body raises, the zeros
+        are dropped; a slot whose running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do
+        not write into the array after the block.
 
         Parameters
         ----------
@@ -466,6 +467,10 @@ def add_n(
     >>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])
     array([ 9., 12.], dtype=float16)
     """
+
+# add_rows.c
+def add_rows(ids: NDArray, rows: object, n: int, accumulate: DTypeLike | None, /) -> Any:
+    """fanin.add_rows, of int64 ids without gaps, one for each row."""
 
 # ---------------------------------------------------------------- the engine
 
@@ -871,6 +876,11 @@ def grad(
     [array([ 3., 12.])]
     """
 
+def order_steps(
+    roots: Iterable[Root], inputs: Iterable[Leaf | Node | tuple[Leaf | Node, int]] | None, /
+) -> list[tuple[Node | Leaf, int, bool]]:  # step
+    """The nodes of a pass in their order: (node, the step after which it is ready or -1, whether its function runs)."""
+
 def leaf_divert(leaf: Leaf, fn: Callable[[Any], object], kept: dict[int, Any] | None, i: int, /) -> None:
     """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it.
     An error if the leaf has another function already. A sum without other references, of the leaf's strides and of the
@@ -1007,6 +1017,12 @@ class GraphFunction(Generic[_P, _R]):
     def last(self) -> Outcome | None:  # step
         """The outcome of the last call; None before the first."""
     @property
+    def stats(self) -> FunctionStats:  # step
+        """Figures of its calls and recordings."""
+    @property
+    def _tree(self) -> GraphTree:
+        """The tree that it is a function of."""
+    @property
     def _form(self) -> object:
         """What `_put_form` got in the function's last run, at a replay in the run that was recorded; None: nothing."""
     def _put_form(self, form: object, /) -> None:
@@ -1051,8 +1067,10 @@ class GraphTree:
         fn: Callable[_P, _R],
         *,
         roles: _Role | Sequence[_Role] = "auto",
-        keep: bool | Sequence[bool] = False,
+        keep: bool | Sequence[bool] | Literal["held"] = False,
         key: Callable[_P, object] | None = None,
+        only: Iterable[int] | None = None,
+        min_kernels: int = 0,
     ) -> GraphFunction[_P, _R]:  # step
         """Make a function of arrays that is warmed up, then recorded, and from then on replayed.
 
@@ -1064,11 +1082,50 @@ class GraphTree:
             For all operands, or for each: "copy" (copied in before each replay), "static" (stays where it is),
             "accumulate" (the caller's memory, added into), "auto" (an output of this step is used in place, all
             else is copied).
-        keep : bool, or sequence of bool
-            Outputs that are copied out of the tree's memory, and outlive the step.
+        keep : bool, sequence of bool, or "held"
+            Outputs that are copied out of the tree's memory, and outlive the step. "held": those that are still held
+            when the step ends, copied then.
         key : callable, optional
             Called with the operands; calls with different results have different recordings.
+        only : iterable of int, optional
+            The sizes of the first array's first axis that are recorded; the function runs plainly with others.
+        min_kernels : int
+            Runs plainly where its recording has fewer kernels, copies and fills.
         """
+    def pipeline(self, parts: object, *, min_kernels: int = 0) -> Pipeline:  # step
+        """Make a step of several recorded pieces, with parts on the host between them that run in each call
+        (docs/pipelines.md).
+
+            def train(x, want, w):
+                loss, g = gradient(x, want, w)  # a function of the tree: a piece
+                if np.isnan((yield loss)):  # the host reads
+                    return None
+                update(w, g, np.array(0.1))
+                return loss
+
+            step = tree.pipeline(train)
+
+        Parameters
+        ----------
+        parts : generator function, or sequence of callables
+            A generator function calls functions of the tree, and yields their outputs where it reads them: it is sent
+            their values. Or pieces and host parts in turn: each gets what the one before returned.
+        min_kernels : int
+            Of pieces in a sequence that are no functions of the tree yet: those with fewer kernels run plainly.
+        """
+    def warm_again(self) -> None:  # step
+        """Free all recordings: each function is warmed up and recorded again."""
+    @property
+    def recordings(self) -> list[Recording]:  # step
+        """The recordings, the oldest first."""
+    def _run_begin(self, calls: list[Any], /) -> list[Any] | bool:  # step
+        """Begin a step that lists the calls of this thread in `calls`: each function, and then its outcome. Return the
+        list of the pipeline that runs already; else True for a step of its own, False inside of a step.
+        """
+    def _run_end(self, before: object, /) -> None:  # step
+        """End it; `before`: what `_run_begin` returned."""
+    def _copied(self, array: object, /) -> object:  # step
+        """A copy of an array of the tree in its own memory; anything else as it is."""
     def step(self) -> GraphStep:
         """One iteration: `with tree.step():`. Outputs of its calls must not be used after its end."""
     def close(self) -> None:  # step
@@ -1081,8 +1138,8 @@ class GraphTree:
         """The picture for a notebook; None of a closed tree."""
     def _memory(self) -> list[tuple[int, int, int, bool]]:  # step
         """(node, from, to, as an output) of each piece of the tree's memory that a recording uses."""
-    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]:  # step
-        """(node, parent, function, owns, reaches, replays, on the path) of each recording."""
+    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool, int]]:  # step
+        """(node, parent, function, owns, reaches, replays, on the path, kernels) of each recording."""
     def __enter__(self) -> Self:
         """The tree."""
     def __exit__(
@@ -1500,12 +1557,13 @@ _TraceLine = tuple[
     int,
     int,
     int,
+    int,
 ]
 
 @final
 class Trace:
     """The core of fanin.trace: a ring of lines."""
-    def __new__(cls, capacity: int) -> Trace: ...
+    def __new__(cls, capacity: int, digests: bool = False) -> Trace: ...
     @property
     def dropped(self) -> int:  # step
         """The number of lines that newer ones replaced."""
@@ -1515,6 +1573,8 @@ class Trace:
         """Stop recording."""
     def lines(self) -> list[_TraceLine]:  # step
         """The lines, oldest first, as tuples."""
+    def settle(self) -> None:
+        """Read the copies that digests of devices have left."""
     def __len__(self) -> int: ...
 
 # ---------------------------------------------------------------- options, counters, tests

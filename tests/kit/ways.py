@@ -35,7 +35,7 @@ HOLDS = {
 }
 BUDGETS = ("inf", 0, 0, 1, 24, 100, '"auto"')
 #: What else a way does between its adds and before the take.
-LOOKS = ("nothing", "nothing", "nothing", "snapshots", "explain", "a failed take", "trace", "debug")
+LOOKS = ("nothing", "nothing", "nothing", "snapshots", "explain", "a failed take", "trace", "digests", "debug")
 #: What the buffer has done before, or does beside.
 LIVES = ("first", "first", "second", "cleared", "beside")
 PLACES = ("host", "sim", "fake")
@@ -363,8 +363,12 @@ def program(case: Case, way: Way) -> str:
     if row.whole:
         return "\n".join(lines)
     lines = [*constructor(case, way), *before(way), *lines, *taken(case, way)]
-    if way.look in ("trace", "debug"):
-        block = {"trace": "with fanin.trace():", "debug": "with fanin.set_options(debug=True):"}[way.look]
+    if way.look in ("trace", "digests", "debug"):
+        block = {
+            "trace": "with fanin.trace():",
+            "digests": "with fanin.trace(digests=True):",
+            "debug": "with fanin.set_options(debug=True):",
+        }[way.look]
         lines = [block, *("    " + line for line in lines)]
     return "\n".join(lines)
 

@@ -64,7 +64,7 @@ static bool needs_ml_dtypes(const fan_value *v, unsigned flags)
 {
     if (!(flags & FAN_LOW_DTYPE) || v->origin >= FAN_FROM_FOREIGN || v->device != fan_cpu())
         return false;
-    bool has_numbers = v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE;
+    bool has_numbers = v->form != FAN_FORM_ZERO && v->dtype != FAN_DT_NONE;
     return has_numbers && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16);
 }
 

@@ -317,7 +317,8 @@ static int buffer_traverse(PyObject *o, visitproc visit, void *arg)
 
 static const char *form_word(fan_form f)
 {
-    static const char *const words[] = {"undefined", "zero", "dense", "sparse", "object"};
+    static const char *const words[] = {"undefined", "zero",   "dense",
+                                        "sparse",    "object", "partial"};
     return words[f];
 }
 

@@ -244,6 +244,9 @@ void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *
 
 /* ---- carry.c, pass.c ---- */
 
+/* fan_digest: see fan_engine_frontend. */
+void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *line);
+
 extern const fan_engine_frontend fan_python_engine;
 
 /* The parameters of backward and, but for the last two, grad, and, but for the last three, walk, as
