@@ -106,6 +106,7 @@ def test_token_means_of_unequal_micro_batches_make_the_gradient_of_the_one_large
     assert wrong > 0.01  # the mean of the means is another one
 
 
+@pytest.mark.rule("W8")
 @pytest.mark.parametrize("budget", [None, 0, math.inf])
 @pytest.mark.parametrize(("dtype", "sums"), [("float32", None), ("bfloat16", None), ("float64", None)])
 def test_a_mean_is_the_fold_of_rounded_products_over_the_exact_sum_of_weights(

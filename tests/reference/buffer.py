@@ -607,10 +607,10 @@ class InputBuffer:
             g = read(gradient, declared.combine is not None)
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
             g = replace(g, weight=weight)
-            check_weight(g, declared, exact)
             if g.type and not self.create_graph:
                 accumulation(dtype_of(WEAK.get(g.type, g.type)), declared.accumulate)
                 promotion(me.types() | {g.type})
+            check_weight(g, declared, exact)
             number = self._number(i, key)
         except (TypeError, ValueError, BufferError, OverflowError) as e:
             raise type(e)(f"{where}, key {key}: {e}") from None
