@@ -8,6 +8,7 @@
 #include "py/engine/node_object.h"
 
 #include "base/trace.h"
+#include "buffer/digest.h"
 #include "buffer/plain.h"
 #include "base/fault.h"
 
@@ -401,9 +402,16 @@ static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void 
                              void *node_hooks, fan_error *err)
 {
     leaf_object *self = (leaf_object *)fan_node_object(leaf);
+    if (self->divert && c->weight.on && !c->reduced) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: weight: a fanin.dist.Reducer collects its gradients: give the weight to "
+                     "reducer.accumulate(weight=), or to reducer.at(key, weight=)",
+                     fan_node_name(leaf).text);
+        return status_of(-1, err);
+    }
     if (self->divert)
         return status_of(fan_leaf_divert(self, sum), err);
-    int bad = fan_leaf_accumulate(self, sum, c->create_graph);
+    int bad = fan_leaf_accumulate(self, sum, c->create_graph, c->weight);
     if (!bad)
         bad = fan_hooks_accumulated(&self->base, node_hooks);
     return status_of(bad, err);
@@ -417,6 +425,57 @@ static void *leaf_grad(fan_node *leaf)
         PyErr_Clear();
     fan_exception_put(live);
     return grad;
+}
+
+/* ---- digests ---- */
+
+static bool leaf_is_diverted(const fan_node *leaf)
+{
+    const leaf_object *self = (const leaf_object *)fan_node_object(leaf);
+    return self->divert != NULL;
+}
+
+static bool slot_has_hooks(const fan_node *n)
+{
+    const node_more *more = fan_node_object(n)->more;
+    if (!more)
+        return false;
+    return more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE];
+}
+
+/* digest_label: names an object that has no digest by its type. */
+static void digest_label(PyObject *object, const char *reason, fan_trace_line *line)
+{
+    PyOS_snprintf(line->label, sizeof line->label, "%.60s: no digest: %s", Py_TYPE(object)->tp_name,
+                  reason);
+}
+
+void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *line)
+{
+    PyObject *live = fan_exception_take();
+    fan_value v = fan_value_none();
+    bool unboxed = object && fan_is_unboxed(object);
+    int bad = 0;
+    if (unboxed)
+        v = fan_value_dense(fan_array_hold(fan_unboxed_array(object)), fan_cpu());
+    else if (object)
+        bad = fan_import(object, false, true, &v);
+    if (bad) {
+        PyErr_Clear();
+        digest_label(object, "it cannot be read", line);
+    } else {
+        void *left = NULL;
+        if (fan_value_bytes(&v) >= FAN_BUSY_BYTES)
+            left = fan_allow_threads_begin();
+        fan_digest_fill(&v, on, known, line);
+        if (left)
+            fan_allow_threads_end(left);
+        if (v.form == FAN_FORM_OBJECT)
+            digest_label(object, "an object of its own", line);
+    }
+    if (v.form != FAN_FORM_UNDEFINED)
+        fan_value_release(&v);
+    fan_exception_put(live);
 }
 
 static fan_status release(fan_node *n, fan_error *err)
@@ -494,6 +553,9 @@ const fan_engine_frontend fan_python_engine = {
     .fetch = fetch,
     .accumulate = accumulate,
     .leaf_grad = leaf_grad,
+    .leaf_is_diverted = leaf_is_diverted,
+    .slot_has_hooks = slot_has_hooks,
+    .digest = fan_digest,
     .release = release,
     .check_signals = check_signals,
     .group = group,
