@@ -79,6 +79,9 @@ FAULTS = {
     "SHARED_EVENT_COVERS": ("sim", ("dense",)),
     "WEIGHT_DROPPED": ("host", ("dense",)),
     "PRODUCT_FUSED": ("host", ("dense",)),
+    "PADDED_ADD": ("host", ("partial",)),
+    "PATCH_STEP": ("host", ("partial",)),
+    "FIRST_TOUCH_MISSED": ("sim", ("partial",)),
 }
 
 
