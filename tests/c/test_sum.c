@@ -84,6 +84,7 @@ static void random_operands(sum *s, operands kind)
         if (one_in(3) || fan_dtype_promote(s->dtype, next) == FAN_DT_NONE)
             next = s->dtype;
         s->dtype = fan_dtype_promote(s->dtype, next);
+        s->in[k].weight = (fan_weight){.on = false};
         s->in[k].acc = acc;
         if (acc == FAN_DT_NONE)
             s->in[k].acc = fan_dtype_accumulate(s->dtype);
