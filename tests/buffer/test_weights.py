@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse as sp
 
 import fanin
-from kit import c_api
+from kit import c_api, hooks
 from reference.numbers import nearest
 
 pytestmark = pytest.mark.core
@@ -173,6 +173,15 @@ def exact_means(seeds: range) -> None:
 @pytest.mark.rule("W2", "W3")
 def test_an_exact_weighted_mean_is_the_fraction_rounded_once() -> None:
     exact_means(range(700))
+
+
+def test_a_divisor_that_is_rounded_early_is_found() -> None:
+    hooks.fault("DIVISOR_ROUNDED_EARLY")
+    try:
+        with pytest.raises(AssertionError):
+            exact_means(range(100))
+    finally:
+        hooks.fault(None)
 
 
 @pytest.mark.slow

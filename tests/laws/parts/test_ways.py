@@ -79,7 +79,6 @@ FAULTS = {
     "SHARED_EVENT_COVERS": ("sim", ("dense",)),
     "WEIGHT_DROPPED": ("host", ("dense",)),
     "PRODUCT_FUSED": ("host", ("dense",)),
-    "DIVISOR_ROUNDED_EARLY": ("host", ("dense",)),
 }
 
 
