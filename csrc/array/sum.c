@@ -21,6 +21,7 @@
 #include "array/device_stats.h"
 #include "array/nditer.h"
 #include "array/sum_isa.h"
+#include "base/fault.h"
 #include "base/float_mode.h"
 #include "base/interrupt.h"
 #include "base/workers.h"
@@ -719,6 +720,27 @@ static void sum_write_weights(const job *j, char *weights)
     }
 }
 
+#ifdef FAN_TEST
+/* sum_fused: a planted fault: the sum of float64 operands without gaps, whose products are not
+ * rounded. */
+static bool sum_fused(const job *j)
+{
+    if (!j->weighted || !j->fold || j->out->dtype != FAN_DT_FLOAT64)
+        return false;
+    double *out = (double *)(void *)j->out->data;
+    for (int64_t i = 0; i < j->out->size; i++) {
+        double sum = 0;
+        for (size_t k = 0; k < j->n; k++) {
+            const fan_operand *one = &j->in[k];
+            double by = one->weight.on ? one->weight.re : 1;
+            sum = fma(((const double *)(const void *)one->array->data)[i], by, sum);
+        }
+        out[i] = sum;
+    }
+    return true;
+}
+#endif
+
 static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_operand *in,
                                                 size_t n, const fan_sum_how *options)
 {
@@ -762,6 +784,10 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     }
     j.fold = sum_fold(&j);
     j.watch = sum_watch(&j);
+#ifdef FAN_TEST
+    if (FAN_FAULT(PRODUCT_FUSED) && sum_fused(&j))
+        return;
+#endif
     j.options = (fan_fold_how){.factor = j.factor, .divisor = j.divisor, .ahead = read > NEAR};
     if (j.fold && j.weighted) {
         sum_write_weights(&j, weights);

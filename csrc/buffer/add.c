@@ -239,7 +239,8 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
     if (c->weight.on) {
-        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype, err));
+        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype,
+                                       out->to.reduce, err));
     }
     FAN_TRY(add_check_key(b, slot, c->key, err));
 
@@ -440,6 +441,8 @@ static void reserve_commit_item(const fan_slot *s, const fan_add_op *op)
     }
     item->number = checked->number;
     item->weight = c->weight;
+    if (FAN_FAULT(WEIGHT_DROPPED) && op->follows)
+        item->weight.on = false;
     item->donated = defined && c->donate && !c->copy;
     item->producer = fan_stream_hold(checked->producer);
     item->owned = c->summed;
@@ -874,7 +877,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
 {
     const fan_check_result *checked = &op->checked;
     /* a stream's number means something on its own device only */
-    const fan_stream *producer = checked->producer;
+    fan_stream *producer = checked->producer;
     const fan_device *d = producer ? producer->device : checked->to.device;
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
                            .how = fan_sync_letter(checked->plan.sync.stream_case),
@@ -885,6 +888,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
                            .stream = fan_stream_handle(producer),
                            .bytes = fan_value_bytes(&op->c->value)};
     fan_slot_trace(b, op->slot, line);
+    fan_slot_digest(b, op->slot, &op->c->value, op->c->key, checked->producer);
 }
 
 /* From a device to the host, on a stream of the device that it comes from. */
@@ -1378,10 +1382,11 @@ static bool add_plain_weight_fits(const fan_buffer *b, size_t slot, const fan_pl
 {
     if (kind->scalar || weight->im != 0)
         return false;
-    fan_dtype acc = fan_accum_dtype(kind->dtype, b->slots[slot].spec->accumulate);
-    bool is_float = acc == FAN_DT_FLOAT32 || acc == FAN_DT_FLOAT64;
-    if (is_float && fabs(weight->re) < 0x1p64 && fan_dtype_kind(kind->dtype) == 'f')
+    fan_dtype wish = b->slots[slot].spec->accumulate;
+    bool is_float = kind->dtype == FAN_DT_FLOAT32 || kind->dtype == FAN_DT_FLOAT64;
+    if (is_float && wish == FAN_DT_NONE && fabs(weight->re) < 0x1p64)
         return true;
+    fan_dtype acc = fan_accum_dtype(kind->dtype, wish);
     return fan_weight_check(b, slot, -1, weight, kind->dtype, acc, NULL) == FAN_OK;
 }
 
@@ -1392,17 +1397,30 @@ fan_status fan_plain_add_weighted(fan_buffer *b, size_t slot, const fan_plain_ki
     assert(slot < b->nslots);
     fan_slot *s = &b->slots[slot];
     *added = false;
-    if (!fan_plain_allowed() || !fan_buffer_is_usable(b) || one->copy)
+    if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
-    if (!add_plain_weight_fits(b, slot, kind, weight) || !fan_slot_weights_begin(s, true))
+    if (!add_plain_weight_fits(b, slot, kind, weight))
         return FAN_OK;
+    void *copy = NULL;
+    bool allowed = true;
+    if (one->copy) {
+        copy = add_plain_copy(b, kind, one);
+        if (!copy)
+            return FAN_OK;
+        allowed = fan_plain_allowed() && fan_buffer_is_usable(b);
+    }
+    allowed = allowed && fan_slot_weights_begin(s, true);
     one->weighted = true;
-    *added = add_plain_park(b, slot, kind, one);
+    *added = allowed && add_plain_park(b, slot, kind, one);
     one->weighted = *added;
+    if (*added) {
+        fan_slot_weights_put_plain(s, one->key, weight);
+        b->frontend->plain->hold(one->object);
+    }
+    if (copy)
+        b->frontend->drop(copy);
     if (!*added)
         return FAN_OK;
-    fan_slot_weights_put_plain(s, one->key, weight);
-    b->frontend->plain->hold(one->object);
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!add_plain_count(b, slot, kind, false, false))

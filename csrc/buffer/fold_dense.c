@@ -78,7 +78,7 @@ static fan_status dense_operands(fan_fold *fold, dense_sum *sum, fan_error *err)
         in[i].acc = fan_fold_accumulated(fold, fold->terms[i].seen);
         in[i].weight = fold->terms[i].weight;
     }
-    if (fold->n == 1)
+    if (fold->n == 1 && !in[0].weight.on) /* a product is one of the accumulation dtype (W1) */
         in[0].acc = sum->last;
     if (!fold->plan.expanded)
         return FAN_OK;

@@ -428,8 +428,28 @@ done:
     return status;
 }
 
-/* The sum of the products of all terms, and of the state, rounded into `out`. All terms are dense.
- */
+/* The window of what has no weight of its own: the state, and the sparse terms. NULL: there is
+ * nothing. */
+static fan_status exact_unweighted(const fan_fold *fold, const exact_layout *layout,
+                                   fan_array *const *numbers, fan_dtype wide, fan_window **out,
+                                   fan_error *err)
+{
+    bool sparse = false;
+    *out = NULL;
+    for (size_t i = 0; i < fold->n; i++)
+        sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
+    if (!fold->state && !sparse)
+        return FAN_OK;
+    FAN_TRY(exact_window(fold, wide, layout, out, err));
+    for (size_t i = 0; i < fold->n; i++) {
+        const fan_value *value = fold->terms[i].v;
+        if (value->form == FAN_FORM_SPARSE)
+            FAN_TRY(exact_add_sparse(*out, value->sparse, numbers[i], NULL, 0, err));
+    }
+    return FAN_OK;
+}
+
+/* The sum of the products of all terms, and of the state, rounded into `out`. */
 static fan_status exact_round_products(fan_fold *fold, const exact_layout *layout,
                                        fan_array *const *numbers, fan_dtype d, fan_array *out,
                                        fan_error *err)
@@ -438,9 +458,9 @@ static fan_status exact_round_products(fan_fold *fold, const exact_layout *layou
     exact_products p = {.n = 0};
     fan_window *window = NULL;
     fan_dtype wide = fan_dtype_kind(d) == 'c' ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64;
-    if (fold->state) {
+    FAN_GO(exact_unweighted(fold, layout, numbers, wide, &window, err));
+    if (window) {
         d = wide;
-        FAN_GO(exact_window(fold, d, layout, &window, err));
         FAN_GO(exact_window_parts(fold, window, wide, layout, &p, err));
     }
     p.in = fan_alloc((fold->n + p.nparts + 1) * sizeof *p.in);
@@ -449,6 +469,8 @@ static fan_status exact_round_products(fan_fold *fold, const exact_layout *layou
     for (size_t i = 0; i < p.nparts; i++)
         p.in[p.n++] = (fan_operand){.array = p.parts[i], .acc = d};
     for (size_t i = 0; i < fold->n; i++) {
+        if (fold->terms[i].v->form == FAN_FORM_SPARSE)
+            continue;
         p.in[p.n++] = (fan_operand){.array = numbers[i], .acc = d, .weight = fold->terms[i].weight};
     }
     fan_job job = {.kind = FAN_JOB_EXACT,

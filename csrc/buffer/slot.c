@@ -5,6 +5,7 @@
 #include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
+#include "buffer/digest.h"
 #include "buffer/slot.h"
 #include "buffer/weights.h"
 
@@ -396,6 +397,26 @@ void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line)
     line.start_us = -1;
     line.end_us = -1;
     snprintf(line.label, sizeof line.label, "%s", name ? name : b->name);
+    fan_trace_put(&line);
+}
+
+void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
+                     fan_stream *on)
+{
+    if (!fan_trace_digests() || fan_trace_work_now().pass)
+        return;
+    bool is_sum = key == FAN_DIGEST_OF_SUM;
+    fan_trace_line line = {.kind = FAN_TRACE_DIGEST,
+                           .how = is_sum ? FAN_DIGEST_SUM : FAN_DIGEST_CONTRIBUTION,
+                           .device = fan_device_number(v->device),
+                           .slot = (int32_t)slot,
+                           .key = is_sum ? -1 : key,
+                           .buffer = b->id,
+                           .start_us = -1,
+                           .end_us = -1};
+    void *left = fan_frontend_leave(b->frontend, fan_value_bytes(v) >= FAN_BUSY_BYTES);
+    fan_digest_fill(v, on, 0, &line);
+    fan_frontend_return(b->frontend, left);
     fan_trace_put(&line);
 }
 

@@ -274,8 +274,8 @@ static fan_status late_apply(const take_op *op, take_slot *part, fan_weight_sum 
     for (size_t i = 0; i < fold->n; i++) {
         fan_term *term = &fold->terms[i];
         const fan_weight *weight = &gathered->weights[term->entry];
-        FAN_TRY(
-            fan_weight_check_value(b, part->slot, term->key, weight, term->v, term->v->dtype, err));
+        FAN_TRY(fan_weight_check_value(b, part->slot, term->key, weight, term->v, term->v->dtype,
+                                       false, err));
         if (fan_weight_multiplies(weight))
             term->weight = *weight;
     }
@@ -323,6 +323,14 @@ static fan_status take_weigh(const take_op *op, take_slot *part, fan_error *err)
     }
     if (options->late)
         FAN_TRY(late_apply(op, part, &sum, &ones, err));
+    if (options->over) {
+        sum = (fan_weight_sum){.re = 0};
+        ones = 0;
+    }
+    for (size_t i = 0; i < options->nover; i++) {
+        const fan_weight one = {.on = true, .re = options->over[i]};
+        fan_weight_sum_add(&sum, &one, false);
+    }
     bool some = gathered->fold.n || gathered->fold.state || gathered->zero;
     if (!options->mean || !some)
         return FAN_OK;
@@ -602,7 +610,7 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
                             .has_out = part->out,
                             .out_overlaps_inputs = part->out_overlaps_inputs,
                             .stats = b->sum_stats,
-                            .scaled = options->scale.on || gathered->divisor || options->late,
+                            .scaled = options->scale.on || gathered->divisor,
                             .writable = options->writable,
                             .exact = fan_fold_is_exact(fold),
                             .takes_partial = s->spec->partial,
@@ -626,8 +634,11 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
 
     const fan_term *first = &fold->terms[0];
     const fan_value *value = first->v;
-    if (fold->n == 1 && first->weight.on)
-        facts.scaled = true; /* it is another array, its product */
+    /* a lone term with a weight becomes another array; a sum with weights of the call does not stay
+     * in the slot, should another slot fail */
+    bool product = fold->n == 1 && first->weight.on;
+    bool weighed = fold->n > 1 && options->late;
+    facts.scaled = facts.scaled || product || weighed;
     facts.first_donated = first->donated;
     facts.same_dtype = value->dtype == sum;
     facts.summed = fan_term_is_sum(fold, first);
@@ -1023,7 +1034,7 @@ static void take_trace(const take_op *op, const take_slot *part)
 {
     const fan_slot *s = &op->b->slots[part->slot];
     const fan_slot_state *state = s->state;
-    const fan_stream *consumer = part->consumer;
+    fan_stream *consumer = part->consumer;
     const fan_device *d = consumer ? consumer->device : state->device;
     fan_trace_line line = {.kind = FAN_TRACE_TAKE,
                            .how = fan_slot_letter(s),
@@ -1034,6 +1045,7 @@ static void take_trace(const take_op *op, const take_slot *part)
                            .stream = fan_stream_handle(consumer),
                            .bytes = fan_value_bytes(&part->result)};
     fan_slot_trace(op->b, part->slot, line);
+    fan_slot_digest(op->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, part->consumer);
 }
 
 /* Cannot fail: lets the slot go; empty, if the take was `good`: what it held is returned, for
@@ -1176,6 +1188,8 @@ static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype ac
 static bool take_plain_weighs(const fan_buffer *b, const fan_slot *s)
 {
     const fan_list *list = s->list;
+    if (fan_slot_has_state(s) || !list || !s->weights->n)
+        return false;
     const fan_plain_kind *kind = &list->kind;
     if (list->undefined || list->entries[0].wide || b->sum_stats)
         return false;
@@ -1192,8 +1206,6 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
     fan_slot *s = &b->slots[slot];
     fan_list *list = s->list;
     if (fan_slot_has_state(s) || s->busy || s->targets)
-        return false;
-    if (fan_slot_weighted(s) && !take_plain_weighs(b, s))
         return false;
     if (fan_plain_stats_on_device(b, slot) || fan_slot_missing(s, 0) != 0)
         return false;
@@ -1262,14 +1274,14 @@ static bool take_keys_whole(const fan_list *list)
 
 /* 2. gather: how the sum of a slot reaches its taker (A14). */
 static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, const fan_take *options,
-                                          size_t n, fan_dtype acc)
+                                          size_t n, fan_dtype acc, bool weighted)
 {
     const fan_list *list = b->slots[slot].list;
     const fan_entry *first = &list->entries[0];
-    bool multiplied = n == 1 && first->weighted;
+    bool product = weighted && n == 1;
     fan_take_facts facts = {.terms = n,
                             .dense = n,
-                            .scaled = options->scale.on || multiplied,
+                            .scaled = options->scale.on || product,
                             .writable = options->writable,
                             .widened = acc != list->kind.dtype,
                             .whole = n == 1 || take_keys_whole(list),
@@ -1286,10 +1298,10 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
 /* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the
  * caller's; and list->out. NULL: it is for the general path. */
 static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan_take *options,
-                                     size_t n, fan_dtype acc)
+                                     size_t n, fan_dtype acc, bool weighted)
 {
     fan_list *list = b->slots[slot].list;
-    fan_take_way way = take_plain_way(b, slot, options, n, acc);
+    fan_take_way way = take_plain_way(b, slot, options, n, acc, weighted);
     list->out = NULL;
     if (way == FAN_TAKE_HAND)
         return list->entries[0].object;
@@ -1303,7 +1315,7 @@ static void *take_plain_number(take_plain *take, size_t slot, size_t n, fan_dtyp
 {
     fan_list *list = take_list(take->b, slot);
     const fan_plain_frontend *plain = take->b->frontend->plain;
-    if (take_plain_way(take->b, slot, take->options, n, acc) == FAN_TAKE_HAND) {
+    if (take_plain_way(take->b, slot, take->options, n, acc, false) == FAN_TAKE_HAND) {
         void *only = list->entries[0].object;
         list->out = NULL;
         plain->hold(only);
@@ -1418,7 +1430,8 @@ static bool take_plain_gather_slot(take_plain *take, size_t slot)
         *result = take_plain_number(take, slot, n, acc);
         return *result != NULL;
     }
-    *result = take_plain_place(take->b, slot, take->options, n, acc);
+    bool weighted = fan_slot_weighted(&take->b->slots[slot]);
+    *result = take_plain_place(take->b, slot, take->options, n, acc, weighted);
     if (*result && *result == list->entries[0].object)
         take->b->frontend->plain->hold(*result);
     return *result != NULL;
@@ -1608,7 +1621,6 @@ static void take_plain_hand_over(fan_buffer *b, fan_span span)
         fan_list *list = take_list(b, i);
         if (list && list->n)
             take_plain_empty(b, list, &drops);
-        fan_slot_weights_clear(&b->slots[i]);
     }
     fan_plain_release(b, span);
     for (size_t i = 0; i < drops.n; i++)
@@ -1649,12 +1661,12 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
         return false; /* the list may have no plain entry, and then no kind */
     fan_list *list = take_list(b, slot);
     size_t n = take_defined(list);
-    if (!take_plain_is_few(b, list, n))
+    if (!take_plain_is_few(b, list, n) || fan_slot_weighted(&b->slots[slot]))
         return true;
     if (!take_plain_claim_slot(b, slot, options))
         return false;
     fan_dtype acc = fan_plain_accum(b, slot);
-    void *to = take_plain_place(b, slot, options, n, acc);
+    void *to = take_plain_place(b, slot, options, n, acc, false);
     bool first = to == list->entries[0].object;
     bool sums = list->out;
     bool reads = sums || options->writable;
@@ -1663,10 +1675,7 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
         good = fan_plain_all_unchanged(b, list, n);
     if (good) {
         if (sums) {
-            if (fan_slot_weighted(&b->slots[slot]))
-                fan_plain_fold_weighted(b, slot, n, take_scale(options), list->out);
-            else
-                fan_plain_fold(b, list, n, acc, take_scale(options), list->out, NULL, NULL);
+            fan_plain_fold(b, list, n, acc, take_scale(options), list->out, NULL, NULL);
             fan_plain_count(b, list, n, first, n == 1, false);
         }
         if (first) /* the list's hold is the caller's from now on */
@@ -1702,7 +1711,8 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
             return good;
     }
     for (size_t i = span.first; i < span.end; i++) {
-        if (take_plain_claim_slot(b, i, options))
+        bool fits = !fan_slot_weighted(&b->slots[i]) || take_plain_weighs(b, &b->slots[i]);
+        if (fits && take_plain_claim_slot(b, i, options))
             continue;
         take_plain_give_back(b, (fan_span){span.first, i});
         return false;
@@ -1723,6 +1733,8 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
         take_plain_outs_begin(&take) && take_plain_gather(&take) && take_plain_readable(&take);
     if (good) {
         take_plain_sum(&take);
+        for (size_t i = span.first; i < span.end; i++)
+            fan_slot_weights_clear(&b->slots[i]);
         take_plain_hand_over(b, span);
     } else {
         take_plain_undo(&take);

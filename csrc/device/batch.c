@@ -370,7 +370,7 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
     if (!d->backend->has_streams)
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
     fan_dtype last = in[n - 1].acc;
-    bool scaled = scale && scale->on;
+    bool scaled = fan_scale_acts(scale);
     bool converted = result != FAN_DT_NONE && result != last;
     bool plain = !coalesce && !scaled && !converted;
     for (size_t i = 0; i < n && plain; i++)

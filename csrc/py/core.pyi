@@ -1,6 +1,6 @@
 """The C core (csrc/py). Public names are documented where the package shows them; the rest is for our own modules."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import EllipsisType, TracebackType
 from typing import (
@@ -22,7 +22,8 @@ from typing_extensions import TypeVar, disjoint_base
 
 from ._engine import Edges, HookHandle
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
-from .graph.trees import GraphStats, Outcome
+from .graph.pipelines import Pipeline
+from .graph.trees import FunctionStats, GraphStats, Outcome, Recording
 from .options import Counters, ProcessCounters
 from .slots import Slot, Stats
 
@@ -190,14 +191,16 @@ class InputBuffer:
         >>> buf.take()
         [array([2., 2.]), array([1., 1., 1.])]
         """
-    def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target:
+    def target(
+        self, slot: int, *, key: int | None = None, stream: StreamLike | None = None, weight: complex | None = None
+    ) -> Target:
         """Return a context that lends an array, in the accumulation dtype, into which a producer adds by itself.
 
-        The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, and the
-        producer's stream is the one that sums; other calls for the slot then wait for the end of the block. Otherwise
-        it holds zeros, and becomes a contribution at the end. If the body raises, the zeros are dropped; a slot whose
-        running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do not write into the array
-        after the block.
+        The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, the
+        producer's stream is the one that sums, and no `weight` is given; other calls for the slot then wait for the
+        end of the block. Otherwise it holds zeros, and becomes a contribution at the end. If the body raises, the zeros
+        are dropped; a slot whose running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do
+        not write into the array after the block.
 
         Parameters
         ----------
@@ -207,6 +210,8 @@ class InputBuffer:
             As for `add`.
         stream : stream, optional
             The producer's stream.
+        weight : number, optional
+            As for `add`: multiplies what was added, at the end.
 
         Raises
         ------
@@ -215,7 +220,7 @@ class InputBuffer:
         TypeError
             If `stream` is no stream.
         ValueError
-            For an undeclared slot, or a key or number of contributions that does not fit.
+            For an undeclared slot, or a key, weight or number of contributions that does not fit.
 
         >>> buf = fanin.InputBuffer([np.empty(3, np.float16)])
         >>> with buf.target(0) as out:
@@ -355,12 +360,21 @@ def _collectors(
     small: list[bool],
     came: bytearray,
     otherwise: Callable[..., object],
+    now: list[Any],
+    task: Callable[[], int],
+    weigh: Callable[[int, Any], int | float | None],
     /,
 ) -> list[Callable[[object], object]]:
     """The hooks of fanin.torch.accumulate, one for each slot.
 
     Each adds a copy of its parameter's gradient if that is `small`, dense and detached, and sets its byte in `came`; it
-    calls `otherwise` with all others. The parameter gets nothing.
+    calls `otherwise` with all others. The parameter gets nothing. `now` is empty, or has the pass, `task()`, that
+    brought the last gradient, and its weight; of another pass it is `weigh(pass, gradient)`, which sets `now`.
+    """
+
+def _take_over(buffer: InputBuffer, slot: int | None, out: Any, divisor: tuple[float, ...], /) -> Any:
+    """The sums of all slots, or of one, over the exact sum of some numbers: `take(mean=True)`, whose divisor the caller
+    counts.
     """
 
 # producers.c
@@ -392,6 +406,19 @@ def _producers(
 _T = TypeVar("_T")
 
 # add_n.c
+def add_n_over(
+    arrays: Iterable[Any],
+    out: Any,
+    accumulate: DTypeLike | None,
+    scale: complex | None,
+    weights: Iterable[complex | None] | None,
+    divisor: tuple[float, ...],
+    /,
+) -> Any:
+    """The mean of weighted arrays over the exact sum of some numbers: `add_n(mean=True)`, whose divisor the caller
+    counts.
+    """
+
 def add_n(
     arrays: Iterable[_T],
     *,
@@ -476,11 +503,15 @@ class Node:
     group : str or object, optional
         Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by
         identity.
+    boxed : bool
+        Call `fn(sums)` with a list of the sums in place of `fn(*sums)`: nothing of fanin's holds them any more, so a
+        sum that `fn` pops from the list is freed as soon as `fn` drops it. Of a sum that other code holds, too, only
+        that reference goes. Such a node has no post-hooks, and no function in C.
 
     Raises
     ------
     TypeError
-        For fn, an edge that is no pair, or a group that is a number.
+        For fn, an edge that is no pair, a group that is a number, or boxed=True with a function in C.
     IndexError
         For a slot that does not exist.
     ValueError
@@ -508,6 +539,7 @@ class Node:
         stream: StreamLike | None = None,
         device: str | None = None,
         group: object = None,
+        boxed: bool = False,
     ) -> None: ...  # step
     @property
     def fn(self) -> Callable[..., Any] | None:  # step
@@ -531,6 +563,9 @@ class Node:
     @property
     def group(self) -> object:
         """Of the nodes with one group, one runs at a time in a pass; None without one."""
+    @property
+    def boxed(self) -> bool:
+        """Whether its function gets a list of its sums."""
     @property
     def sequence_nr(self) -> int:
         """Its number among all nodes and leaves, in the order of creation."""
@@ -743,6 +778,7 @@ def backward(
     budget: float | Literal["auto"] | None = None,
     workers: int = 1,
     reducer: object = None,
+    weight: complex | None = None,
 ) -> None:  # step
     """Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.
 
@@ -779,6 +815,10 @@ def backward(
     reducer : fanin.dist.Reducer, optional
         The gradients of its leaves are summed over ranks; their sums travel while the pass runs, and are added to
         `.grad` at its end. Excludes `create_graph`.
+    weight : number, optional
+        What each leaf's sum of this pass is multiplied by, in the accumulation dtype, before it is added to `.grad`;
+        hooks of the leaf's gradient receive the sum without it. With `reducer=` it is the weight of the pass's
+        contribution. None: 1.
 
     Raises
     ------
@@ -843,6 +883,11 @@ def grad(
     >>> fanin.grad([(cube, 0, np.ones(2))], [x])
     [array([ 3., 12.])]
     """
+
+def order_steps(
+    roots: Iterable[Root], inputs: Iterable[Leaf | Node | tuple[Leaf | Node, int]] | None, /
+) -> list[tuple[Node | Leaf, int, bool]]:  # step
+    """The nodes of a pass in their order: (node, the step after which it is ready or -1, whether its function runs)."""
 
 def leaf_divert(leaf: Leaf, fn: Callable[[Any], object], kept: dict[int, Any] | None, i: int, /) -> None:
     """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it.
@@ -980,6 +1025,12 @@ class GraphFunction(Generic[_P, _R]):
     def last(self) -> Outcome | None:  # step
         """The outcome of the last call; None before the first."""
     @property
+    def stats(self) -> FunctionStats:  # step
+        """Figures of its calls and recordings."""
+    @property
+    def _tree(self) -> GraphTree:
+        """The tree that it is a function of."""
+    @property
     def _form(self) -> object:
         """What `_put_form` got in the function's last run, at a replay in the run that was recorded; None: nothing."""
     def _put_form(self, form: object, /) -> None:
@@ -1024,8 +1075,10 @@ class GraphTree:
         fn: Callable[_P, _R],
         *,
         roles: _Role | Sequence[_Role] = "auto",
-        keep: bool | Sequence[bool] = False,
+        keep: bool | Sequence[bool] | Literal["held"] = False,
         key: Callable[_P, object] | None = None,
+        only: Iterable[int] | None = None,
+        min_kernels: int = 0,
     ) -> GraphFunction[_P, _R]:  # step
         """Make a function of arrays that is warmed up, then recorded, and from then on replayed.
 
@@ -1037,11 +1090,44 @@ class GraphTree:
             For all operands, or for each: "copy" (copied in before each replay), "static" (stays where it is),
             "accumulate" (the caller's memory, added into), "auto" (an output of this step is used in place, all
             else is copied).
-        keep : bool, or sequence of bool
-            Outputs that are copied out of the tree's memory, and outlive the step.
+        keep : bool, sequence of bool, or "held"
+            Outputs that are copied out of the tree's memory, and outlive the step. "held": those that are still held
+            when the step ends, copied then.
         key : callable, optional
             Called with the operands; calls with different results have different recordings.
+        only : iterable of int, optional
+            The sizes of the first array's first axis that are recorded; the function runs plainly with others.
+        min_kernels : int
+            Runs plainly where its recording has fewer kernels, copies and fills.
         """
+    def pipeline(self, parts: object, *, min_kernels: int = 0) -> Pipeline:  # step
+        """Make a step of several recorded pieces, with parts on the host between them that run in each call
+        (docs/pipelines.md).
+
+            def train(x, want, w):
+                loss, g = gradient(x, want, w)  # a function of the tree: a piece
+                if np.isnan((yield loss)):  # the host reads
+                    return None
+                update(w, g, np.array(0.1))
+                return loss
+
+            step = tree.pipeline(train)
+
+        Parameters
+        ----------
+        parts : generator function, or sequence of callables
+            A generator function calls functions of the tree, and yields their outputs where it reads them: it is sent
+            their values. Or pieces and host parts in turn: each gets what the one before returned.
+        min_kernels : int
+            Of pieces in a sequence that are no functions of the tree yet: those with fewer kernels run plainly.
+        """
+    def warm_again(self) -> None:  # step
+        """Free all recordings: each function is warmed up and recorded again."""
+    @property
+    def recordings(self) -> list[Recording]:  # step
+        """The recordings, the oldest first."""
+    def _copied(self, array: object, /) -> object:  # step
+        """A copy of an array of the tree in its own memory; anything else as it is."""
     def step(self) -> GraphStep:
         """One iteration: `with tree.step():`. Outputs of its calls must not be used after its end."""
     def close(self) -> None:  # step
@@ -1054,8 +1140,8 @@ class GraphTree:
         """The picture for a notebook; None of a closed tree."""
     def _memory(self) -> list[tuple[int, int, int, bool]]:  # step
         """(node, from, to, as an output) of each piece of the tree's memory that a recording uses."""
-    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]:  # step
-        """(node, parent, function, owns, reaches, replays, on the path) of each recording."""
+    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool, int]]:  # step
+        """(node, parent, function, owns, reaches, replays, on the path, kernels) of each recording."""
     def __enter__(self) -> Self:
         """The tree."""
     def __exit__(
@@ -1072,6 +1158,25 @@ class GraphTree:
     def device(self) -> str:
         """The name of its device, as in "sim:0"."""
     def __repr__(self) -> str: ...  # step
+
+@disjoint_base
+class CorePipeline:
+    """The call of a pipeline, from which `fanin.graph.Pipeline` is derived."""
+    def __new__(
+        cls,
+        tree: GraphTree,
+        body: Callable[..., Generator[Any, Any, Any]] | None,
+        parts: tuple[Callable[..., Any], ...],
+        stop: type,
+        /,
+    ) -> Self: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    @property
+    def _calls(self) -> list[Any]:
+        """Of the last call: the functions of the tree that it called, each followed by its outcome unless it failed."""
+    @property
+    def _tree(self) -> GraphTree:
+        """Its tree."""
 
 _Index = SupportsIndex | slice | EllipsisType | None
 _Axis = SupportsIndex | tuple[SupportsIndex, ...] | None
@@ -1473,12 +1578,13 @@ _TraceLine = tuple[
     int,
     int,
     int,
+    int,
 ]
 
 @final
 class Trace:
     """The core of fanin.trace: a ring of lines."""
-    def __new__(cls, capacity: int) -> Trace: ...
+    def __new__(cls, capacity: int, digests: bool = False) -> Trace: ...
     @property
     def dropped(self) -> int:  # step
         """The number of lines that newer ones replaced."""
@@ -1488,6 +1594,8 @@ class Trace:
         """Stop recording."""
     def lines(self) -> list[_TraceLine]:  # step
         """The lines, oldest first, as tuples."""
+    def settle(self) -> None:
+        """Read the copies that digests of devices have left."""
     def __len__(self) -> int: ...
 
 # ---------------------------------------------------------------- options, counters, tests
@@ -1677,6 +1785,9 @@ def window_new(dtype: DTypeLike, size: int, /) -> object:
 
 def window_add(window: object, arrays: tuple[object, ...], /) -> None:
     """Add arrays of one shape on the CPU, each with the window's number of elements. Nothing is added on errors."""
+
+def window_wide(window: object, /) -> object:
+    """The same sum, as one of float64 or complex128."""
 
 def window_room(window: object, /) -> int:
     """The bytes that window_pack needs at most."""

@@ -30,6 +30,7 @@ The module reads from top to bottom:
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import threading
@@ -1329,7 +1330,7 @@ def roots_of(
 
 def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = None, *, budget: float | None = None,
              create_graph: bool = False, progress: Callable[[int, int], object] | None = None,
-             reducer: object = None) -> None:  # fmt: skip
+             reducer: object = None, weight: complex | None = None) -> None:  # fmt: skip
     """Add the gradients of the sum of some values to the `.grad` of each parameter that they depend on.
 
     When it returns, the caller's current streams wait for the whole pass. If a node fails, the pass ends; each leaf
@@ -1349,6 +1350,8 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
         `progress(ran, known)`, as for `fanin.backward`.
     reducer : fanin.dist.Reducer
         Sums the gradients of its parameters over ranks.
+    weight : number, optional
+        Multiplies what is added to each `.grad`, as for `fanin.backward`.
     """
     create_graph = flag("backward: create_graph", create_graph)
     fanin.backward(
@@ -1358,6 +1361,7 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
         progress=progress,
         budget=budget,
         reducer=reducer,
+        weight=weight,
     )
 
 
@@ -1424,6 +1428,11 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), me
     """
     fanin._need("graph", "tape.compiled")
     function("compiled: step", step)
+    if inspect.isgeneratorfunction(step):
+        raise TypeError(
+            "compiled: a step that yields where the host reads is made of several recordings: GraphTree.pipeline, whose"
+            " pieces may use the tape (docs/pipelines.md)"
+        )
     given = sequence("compiled: static", static, "values and arrays")
     given = list({id(x): x for x in given}.values())  # each once
     return Compiled(step, given, integer("compiled: memory", memory), integer("compiled: limit", limit), verify)

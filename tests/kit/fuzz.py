@@ -166,7 +166,7 @@ OPTIONS = [*inspect.signature(_core.set_options).parameters]
 #: Calls that may take things of two machines: they compare, call back, or keep each thing apart.
 MAY_MIX = re.compile(
     r"Stream\.__|Machine\.(spawn|__exit__)|InputBuffer\.(__init__|add_many|take)|Node\.__init__|Verdict"
-    r"|(Report|Sparse|Partial|Slot|Stats|Clock|Zero)\.__|fanin\.(free|draw|backward|grad|walk|clip_norm)"
+    r"|(Report|Sparse|Partial|Slot|Stats|Clock|Zero)\.__|fanin\.(free|draw|backward|grad|walk|order|clip_norm)"
 )
 
 
@@ -359,6 +359,7 @@ class Program:
         self.keep(node.edges)
         self.keep(node.register_hook(lambda g: None))
         self.keep(fanin.walk([(node, 0, np.ones(3))]))
+        self.keep(fanin.order([node]))
         self.keep(fanin.overlap(np.ones(3), np.ones(3)))
         self.keep(fanin.sharing.overlaps([np.ones(3)] * 2))
         self.keep(fanin.sim.explore(lambda m: 1))

@@ -141,6 +141,7 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
 /* The arguments of add_n as they come; NULL: not given. */
 typedef struct add_n_args {
     PyObject *arrays, *out, *keys, *accumulate, *scale, *stats, *weights, *mean;
+    PyObject *over; /* of add_n_over: the divisor */
 } add_n_args;
 
 /* weights_of: one for each of n arrays, as a tuple; NULL: none. */
@@ -191,7 +192,7 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 {
     PyObject *out = fan_or_none(a->out);
     PyObject *scale = fan_or_none(a->scale);
-    bool mean = a->mean == Py_True;
+    bool mean = a->mean == Py_True || fan_given(a->over);
     PyObject *sum = NULL;
     if (!mean)
         sum = fan_plain_take_only(core, out, scale);
@@ -202,7 +203,8 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
     if (out != Py_None)
         Py_SETREF(outs, PyTuple_Pack(1, out));
     if (outs)
-        list = fan_take_weighted(core, NULL, NULL, NULL, outs, scale, true, mean, Py_None);
+        list = fan_take_weighted(core, NULL, NULL, NULL, outs, scale, true, mean, Py_None,
+                                 fan_given(a->over));
     if (list)
         sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(outs);
@@ -264,8 +266,8 @@ static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 
 static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    const add_n_args a = {values[0], values[1], values[2], values[3],
-                          values[4], values[5], values[6], values[7]};
+    const add_n_args a = {values[0], values[1], values[2], values[3], values[4],
+                          values[5], values[6], values[7], NULL};
     bool has_options = a.keys || a.accumulate || a.scale || a.stats;
     has_options = has_options || a.weights || a.mean;
     if (!has_options) {
@@ -273,6 +275,18 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
         if (sum || PyErr_Occurred())
             return sum;
     }
+    return add_n_any(&a);
+}
+
+/* add_n_over: a mean with a divisor of the caller's. */
+static PyObject *add_n_over(PyObject *Py_UNUSED(module), PyObject *const *values)
+{
+    const add_n_args a = {.arrays = values[0],
+                          .out = values[1],
+                          .accumulate = values[2],
+                          .scale = values[3],
+                          .weights = values[4],
+                          .over = values[5]};
     return add_n_any(&a);
 }
 

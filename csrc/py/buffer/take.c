@@ -121,18 +121,38 @@ static int import_outs(fan_buffer *core, const size_t *only, PyObject *slot_name
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names,
                        fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
 {
-    return fan_take_weighted(core, only, slot_names, stream, out, scale, writable, false, Py_None);
+    return fan_take_weighted(core, only, slot_names, stream, out, scale, writable, false, Py_None,
+                             NULL);
+}
+
+/* over_of: the parts of a divisor. */
+static int over_of(PyObject *over, double *parts, fan_take *options)
+{
+    if (PyTuple_GET_SIZE(over) > FAN_DIVISOR_PARTS)
+        return fan_refuse(PyExc_ValueError, "the divisor has more than %d parts",
+                          FAN_DIVISOR_PARTS);
+    options->over = parts;
+    options->nover = (size_t)PyTuple_GET_SIZE(over);
+    for (size_t i = 0; i < options->nover; i++) {
+        parts[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(over, (Py_ssize_t)i));
+        if (parts[i] == -1.0 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
 }
 
 PyObject *fan_take_weighted(fan_buffer *core, const size_t *only, PyObject *slot_names,
                             fan_stream *stream, PyObject *out, PyObject *scale, bool writable,
-                            bool mean, PyObject *weights)
+                            bool mean, PyObject *weights, PyObject *over)
 {
+    double parts[FAN_DIVISOR_PARTS];
     size_t n = fan_buffer_slots(core);
     shown to = {.list = NULL};
     fan_take options = {
         .one = only != NULL, .stream = stream, .writable = writable, .show = show, .ctx = &to};
     options.mean = mean;
+    if (over && over_of(over, parts, &options) < 0)
+        return NULL;
     if (only) {
         n = 1;
         options.slot = *only;
@@ -228,7 +248,7 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
     } else {
         list = fan_take_weighted(self->core, only, self->names, stream, fan_or_none(a[OUT]),
                                  fan_or_none(a[SCALE]), a[WRITABLE] == Py_True, a[MEAN] == Py_True,
-                                 fan_or_none(a[WEIGHTS]));
+                                 fan_or_none(a[WEIGHTS]), NULL);
     }
     fan_error_context_pop(&w);
     fan_stream_drop(stream);
