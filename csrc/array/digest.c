@@ -341,6 +341,7 @@ static uint64_t finish(uint64_t digest)
 enum {
     FORM_DENSE,
     FORM_ZERO,
+    FORM_PARTIAL,
     FORM_SPARSE
 };
 
@@ -357,6 +358,24 @@ uint64_t fan_digest_array(const fan_array *a)
 uint64_t fan_digest_zero(const fan_array *shape)
 {
     return finish(mix_shape(shape->dtype, shape->ndim, shape->shape, FORM_ZERO));
+}
+
+uint64_t fan_digest_partial(const fan_array *values, const fan_patch *patch)
+{
+    uint64_t digest = mix_shape(values->dtype, patch->ndim, patch->shape, FORM_PARTIAL);
+    for (int i = 0; i < patch->ndim; i++) {
+        digest = mix_one(digest ^ (uint64_t)patch->start[i]);
+        digest = mix_one(digest ^ (uint64_t)patch->step[i]);
+        digest = mix_one(digest ^ (uint64_t)patch->from[i]);
+    }
+    return finish(digest ^ mix_array(values));
+}
+
+uint64_t fan_digest_number(uint64_t digest, double number)
+{
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return finish(digest ^ mix_one(bits));
 }
 
 uint64_t fan_digest_sparse(const fan_sparse *s)

@@ -171,8 +171,10 @@ static const char *on_device(const fan_value *v, fan_stream *on, fan_trace_line 
     uint64_t capture = 0;
     const char *reason = "out of memory";
     err.text[0] = '\0';
-    if (v->form != FAN_FORM_DENSE)
+    if (v->form == FAN_FORM_SPARSE)
         return "sparse on a device";
+    if (v->form == FAN_FORM_PARTIAL)
+        return "partial on a device";
     if (on && on->device != v->device)
         return "its consumer is on another device";
     fan_stream *stream = fan_stream_hold(on);
@@ -202,6 +204,8 @@ static uint64_t on_host(const fan_value *v)
         return fan_digest_sparse(v->sparse);
     case FAN_FORM_ZERO:
         return fan_digest_zero(v->array);
+    case FAN_FORM_PARTIAL:
+        return fan_digest_partial(v->array, v->patch);
     default:
         return 0;
     }
@@ -264,6 +268,12 @@ static void describe(const fan_value *v, digest_text *text)
         text_add(text, " ");
         text_add_shape(text, v->sparse->ndim, v->sparse->shape);
         return;
+    case FAN_FORM_PARTIAL:
+        text_add(text, "partial ");
+        text_add(text, fan_dtype_name(v->dtype));
+        text_add(text, " ");
+        text_add_shape(text, v->patch->ndim, v->patch->shape);
+        return;
     case FAN_FORM_ZERO:
         text_add(text, "zero ");
         break;
@@ -278,7 +288,7 @@ static void describe(const fan_value *v, digest_text *text)
 void fan_digest_fill(const fan_value *v, fan_stream *on, uint64_t known, fan_trace_line *line)
 {
     const char *reason = NULL;
-    bool has_elements = v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE;
+    bool has_elements = v->form != FAN_FORM_UNDEFINED && v->form != FAN_FORM_ZERO;
     bool has_streams = has_elements && v->device && v->device->backend->has_streams;
     line->bytes = fan_value_bytes(v);
     digest_text text = {line->label, line->label + sizeof line->label - 1};

@@ -80,6 +80,9 @@ typedef struct fan_recorder {
      * none. */
     uint64_t (*bytes)(const fan_recording *r);
 
+    /* kernels: returns how many kernels, copies and fills it runs. */
+    size_t (*kernels)(const fan_recording *r);
+
     /* poison: fills memory that must not be read any more, in the order of `origin`; only with
      * debug=True, unless `always_poisons`. NULL: leaves it. */
     bool always_poisons;

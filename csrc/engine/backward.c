@@ -657,7 +657,8 @@ static void digest_leaf(fan_backward *pass, const fan_task_node *entry, const vo
     if (pass->frontend->leaf_is_diverted(entry->node))
         return;
     void *gradient = pass->frontend->leaf_grad(entry->node);
-    bool known = gradient == sum && !pass->frontend->slot_has_hooks(entry->node);
+    bool changed = pass->config.weight.on || pass->frontend->slot_has_hooks(entry->node);
+    bool known = gradient == sum && !changed;
     fan__digest_sum(pass, entry, FAN_DIGEST_LEAF, 0, gradient, on, known);
     drop_all(pass, &gradient, 1);
 }

@@ -165,6 +165,8 @@ struct fan_backward_config {
     bool create_graph; /* the pass records itself (A1, L6) */
     bool detect;       /* the pass ends at the first gradient that is not finite (E11) */
     uint64_t budget;   /* of the pass's buffers */
+    fan_weight weight; /* what multiplies each leaf's sum (W8); not on: it is 1 */
+    bool reduced;      /* a reducer has the weight, which multiplies what leaves give it */
     uint32_t workers;  /* threads that run nodes, the caller's included (E12); 0 is 1 */
     void *schedule;    /* held from begin on; NULL: E2's order */
     void *progress;    /* callback, held from begin on; NULL: none */

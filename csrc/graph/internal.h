@@ -61,7 +61,10 @@ typedef struct fan_tree_signature {
     bool warned_writes;
     /* the function no longer lists it: freed with its last recording */
     bool evicted;
+    uint64_t warmings;             /* fan_tree.warmings when it was made */
     unsigned full;                 /* calls in which the tree's memory ran out */
+    bool few;                      /* its recording had fewer kernels than min_kernels .. */
+    size_t kernels;                /* .. this many */
     fan_tree_operand_facts *facts; /* of each operand */
     int form;                      /* of the result; meaningless before it is warm */
     size_t nout;
@@ -81,12 +84,15 @@ typedef enum fan_tree_warning {
 struct fan_tree_function {
     atomic_size_t refs;
     fan_tree *tree; /* held */
-    char *name;     /* these three follow the struct */
+    int64_t *only;  /* these four follow the struct */
+    char *name;
     uint8_t *roles;
     bool *keep;
-    size_t nroles, nkeep;
+    size_t nroles, nkeep, nonly;
+    size_t min_kernels;
     unsigned warned; /* FAN_TREE_WARN bits */
     size_t recordings;
+    fan_tree_function_stats stats;
     fan_tree_signature *signatures; /* the one used last comes first */
     /* listed; with the evicted ones, whose last frees a dropped function */
     size_t nsignatures, kept;
@@ -174,6 +180,7 @@ struct fan_tree {
     unsigned depth; /* open steps */
     uint64_t steps; /* begun */
     uint64_t path_step;
+    uint64_t warmings;            /* counts fan_tree_warm_again; older signatures match no call */
     _Atomic uint64_t thread;      /* the holder of the lock; 0: none */
     atomic_uint owner_generation; /* fan_fork_generation() where the lock was made */
     bool fork_invalid;            /* the lock's holder is missing in this forked process */
@@ -260,6 +267,8 @@ fan_tree_block *fan__tree_next(fan_tree_at *at);
 /* fan__tree_evict: removes the function's signature that was not called for longest from its
  * list. */
 void fan__tree_evict(fan_tree_function *f);
+/* fan__tree_evict_old: the function lists no signature from before fan_tree_warm_again. */
+void fan__tree_evict_old(fan_tree_function *f);
 /* fan__tree_give_back: frees the recordings of evicted signatures, and all recordings after them,
  * except on the path; then such signatures without recordings. */
 void fan__tree_give_back(fan_tree *t);
@@ -316,6 +325,8 @@ struct fan_tree_run {
     bool wrote;     /* a recording was given up: the function writes into a copied operand */
 };
 
+/* fan__tree_report_few: the reason of a call that runs eagerly because it has too few kernels. */
+void fan__tree_report_few(const fan_tree_run *r);
 /* fan__tree_warm_up: runs the body; the path continues with a node that ends with it. */
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
 /* fan__tree_record: records the body and launches it. If run->wrote is set after it, there is no

@@ -115,27 +115,34 @@ fan_status fan_tree_close(fan_tree *tree, const char *call_site, fan_error *err)
 
 /* ---- functions ---- */
 
-fan_status fan_tree_function_new(fan_tree *tree, const char *name, const uint8_t *roles,
-                                 size_t nroles, const bool *keep, size_t nkeep,
-                                 fan_tree_function **out, fan_error *err)
+fan_status fan_tree_function_new(fan_tree *tree, const char *name,
+                                 const fan_tree_function_options *options, fan_tree_function **out,
+                                 fan_error *err)
 {
-    size_t listed = nkeep == SIZE_MAX ? 0 : nkeep;
-    size_t given = nroles ? nroles : 1;
+    size_t listed = options->nkeep == SIZE_MAX ? 0 : options->nkeep;
+    size_t given = options->nroles ? options->nroles : 1;
     size_t name_bytes = strlen(name) + 1;
-    fan_tree_function *function = fan_calloc(sizeof *function + given + listed + name_bytes);
+    size_t sizes = options->nonly * sizeof *options->only;
+    fan_tree_function *function =
+        fan_calloc(sizeof *function + sizes + given + listed + name_bytes);
     *out = function;
     if (!function)
         return fan__tree_no_memory(err);
-    function->roles = (uint8_t *)(function + 1);
+    function->only = (int64_t *)(function + 1);
+    function->roles = (uint8_t *)(function->only + options->nonly);
     function->keep = (bool *)(function->roles + given);
     function->name = (char *)(function->keep + listed);
-    memcpy(function->roles, roles, given);
+    memcpy(function->roles, options->roles, given);
+    if (sizes)
+        memcpy(function->only, options->only, sizes);
     if (listed)
-        memcpy(function->keep, keep, listed);
+        memcpy(function->keep, options->keep, listed);
     memcpy(function->name, name, name_bytes);
     atomic_init(&function->refs, 1);
-    function->nroles = nroles;
-    function->nkeep = nkeep;
+    function->nroles = options->nroles;
+    function->nkeep = options->nkeep;
+    function->nonly = options->nonly;
+    function->min_kernels = options->min_kernels;
     atomic_fetch_add_explicit(&tree->refs, 1, memory_order_relaxed);
     function->tree = tree;
     return FAN_OK;
@@ -158,7 +165,43 @@ void fan_tree_function_drop(fan_tree_function *function)
     fan_tree_drop(tree);
 }
 
+/* ---- all recordings go ---- */
+
+static fan_status warm_again_locked(fan_tree *tree, fan_error *err)
+{
+    FAN_TRY(fan__tree_check_fork(tree, err));
+    if (tree->closed)
+        return fan_fail(err, FAN_ERR_STATE, "the graph tree is closed");
+    tree->warmings++;
+    /* functions that have no recordings evict their signatures at their next call */
+    for (const fan_tree_node *node = tree->nodes; node; node = node->next)
+        if (!node->signature->evicted)
+            fan__tree_evict_old(node->signature->function);
+    fan__tree_give_back(tree);
+    return FAN_OK;
+}
+
+fan_status fan_tree_warm_again(fan_tree *tree, fan_error *err)
+{
+    if (fan__tree_is_mine(tree))
+        return fan_fail(err, FAN_ERR_STATE,
+                        "warm_again: the recordings of a graph tree stay while one of its "
+                        "functions runs: call it outside of functions");
+    bool locked = fan__tree_lock(tree);
+    fan_status status = warm_again_locked(tree, err);
+    fan__tree_unlock(tree, locked);
+    return status;
+}
+
 /* ---- statistics ---- */
+
+void fan_tree_function_get_stats(fan_tree_function *function, fan_tree_function_stats *out)
+{
+    bool locked = fan__tree_lock(function->tree);
+    *out = function->stats;
+    out->nodes = function->recordings;
+    fan__tree_unlock(function->tree, locked);
+}
 
 /* listed_nodes: the recordings; none if a fork left their list incomplete. */
 static const fan_tree_node *listed_nodes(const fan_tree *tree)
@@ -203,6 +246,7 @@ void fan_tree_visit(fan_tree *tree, void (*visit)(void *ctx, const fan_tree_reco
                                         .function = node->signature->function->name,
                                         .reaches = node->reaches,
                                         .replays = node->replays,
+                                        .kernels = tree->recorder->kernels(node->recording),
                                         .current = fan__tree_on_path(tree, node)};
         for (size_t i = 0; i < node->nblocks; i++)
             info.owns += node->blocks[i]->bytes;

@@ -272,6 +272,12 @@ void fan__tree_evict(fan_tree_function *function)
     tree->evicted = signature;
 }
 
+void fan__tree_evict_old(fan_tree_function *function)
+{
+    while (function->signatures && function->signatures->warmings != function->tree->warmings)
+        fan__tree_evict(function);
+}
+
 /* is_needed: whether a recording stays: a call finds it, others follow it, or the path has it. */
 static bool is_needed(const fan_tree *tree, const fan_tree_node *node)
 {

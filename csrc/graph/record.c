@@ -428,8 +428,18 @@ static void undo(fan_tree_scope *scope, fan_tree_node *node, fan_graph_ranges *s
 
 /* ---- a warm-up ---- */
 
+void fan__tree_report_few(const fan_tree_run *run)
+{
+    const fan_tree_signature *signature = run->signature;
+    fan_tree_report *report = run->report;
+    snprintf(report->reason, sizeof report->reason,
+             "its recording has %zu kernel%s, fewer than min_kernels=%zu", signature->kernels,
+             FAN_PLURAL(signature->kernels), run->function->min_kernels);
+}
+
 /* commit_warm: the path continues with a node that ends with it. A call that did not fit into the
- * arena is warmed up again, so it runs eagerly until it fits. */
+ * arena is warmed up again, so it runs eagerly until it fits; so does one with too few kernels,
+ * from now on. */
 static void commit_warm(const fan_tree_run *run, fan_tree_node *node)
 {
     fan_tree *tree = run->tree;
@@ -439,15 +449,27 @@ static void commit_warm(const fan_tree_run *run, fan_tree_node *node)
     tree->current = node;
     tree->path = FAN_TREE_WARMUP;
     run->signature->warm = !run->full[0];
-    if (!run->full[0]) {
+    if (!run->full[0] && !run->signature->few) {
         tree->stats.warmed++;
         return;
     }
-    run->signature->full++;
     tree->stats.eager++;
     report->outcome = FAN_TREE_EAGER;
     report->handed = true;
+    if (!run->full[0]) {
+        fan__tree_report_few(run);
+        return;
+    }
+    run->signature->full++;
     snprintf(report->reason, sizeof report->reason, "%s", run->full);
+}
+
+/* check_few: whether a recording has too few kernels to be kept. */
+static void check_few(const fan_tree_run *run, const fan_tree_node *node)
+{
+    fan_tree_signature *signature = run->signature;
+    signature->kernels = run->tree->recorder->kernels(node->recording);
+    signature->few = signature->kernels < run->function->min_kernels;
 }
 
 fan_status fan__tree_warm_up(fan_tree_run *run, fan_error *err)
@@ -661,7 +683,9 @@ fan_status fan__tree_record(fan_tree_run *run, fan_error *err)
     FAN_GO(fan__tree_leave(run, err));
     if (FAN_FAULT(TREE_FULL_REPLAYED))
         run->full[0] = '\0';
-    if (run->full[0])
+    if (!run->full[0])
+        check_few(run, node);
+    if (run->full[0] || run->signature->few)
         commit_warm(run, node);
     else
         commit_recording(run, node, place);

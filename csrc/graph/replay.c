@@ -290,6 +290,42 @@ static fan_status keep_copy(const fan_tree_run *run, fan_stream *stream, const f
     return status;
 }
 
+fan_status fan_tree_copied(fan_tree *tree, fan_array *a, fan_array **out, fan_error *err)
+{
+    *out = NULL;
+    FAN_TRY(fan_storage_check(a->storage, err));
+    if (!fan_tree_memory_under(a)) {
+        *out = fan_array_hold(a);
+        return FAN_OK;
+    }
+    if (fan__tree_is_mine(tree))
+        return fan_fail(err, FAN_ERR_STATE,
+                        "an output of a graph tree cannot be copied while one of its functions "
+                        "runs: end the step outside of functions");
+    fan_stream *caller = fan_stream_current(tree->device);
+    uint64_t capture = 0;
+    fan_status status = FAN_OK;
+    if (caller)
+        FAN_GO(fan_stream_capture(caller, &capture, err));
+    else if (tree->device->backend->has_streams)
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream"));
+    if (capture)
+        FAN_GO(fan_fail(err, FAN_ERR_CAPTURE,
+                        "an output of a graph tree cannot be copied while the current stream is "
+                        "captured: end the step before the capture begins"));
+    fan_tree_run run = {.tree = tree, .caller = caller};
+    FAN_GO(keep_copy(&run, caller, a, out, err));
+    if (caller)
+        status = fan_memory_record_stream_all(&a, 1, caller, err);
+done:
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    fan_stream_drop(caller);
+    return status;
+}
+
 fan_status fan__tree_keep_operands(const fan_tree_run *run, fan_error *err)
 {
     const fan_tree_result *result = run->result;

@@ -19,6 +19,19 @@ static _Thread_local unsigned step_depth;
 /* this thread has the lock of a tree, and must not wait for another tree's */
 static _Thread_local bool is_calling;
 
+bool fan_tree_in_step(const fan_tree *tree)
+{
+    return step_depth > 0 && step_tree == tree;
+}
+
+unsigned fan_tree_open_steps(fan_tree *tree)
+{
+    bool locked = fan__tree_lock(tree);
+    unsigned depth = tree->depth;
+    fan__tree_unlock(tree, locked);
+    return depth;
+}
+
 static fan_status step_begin_locked(fan_tree *tree, fan_error *err)
 {
     FAN_TRY(fan__tree_check_fork(tree, err));
@@ -112,6 +125,7 @@ static fan_status signature_new(fan_tree_run *run, size_t nwords, fan_error *err
     signature->n = n;
     signature->nwords = nwords;
     signature->key = run->args->key;
+    signature->warmings = run->tree->warmings;
     signature->next = function->signatures;
     function->signatures = signature;
     function->nsignatures++;
@@ -129,6 +143,7 @@ static fan_status signature_find(fan_tree_run *run, fan_error *err)
     fan_tree_signature **first = &run->function->signatures;
     size_t nwords = 0;
     FAN_TRY(signature_words(run->tree, run->args, &nwords, err));
+    fan__tree_evict_old(run->function);
     fan_tree_signature **at = first;
     while (*at && !signature_matches(*at, run, nwords))
         at = &(*at)->next;
@@ -447,6 +462,15 @@ static fan_status run_aside(const fan_tree_run *run, const char *reason, fan_err
     return run_eager(run, err);
 }
 
+/* operands_used: after an eager call: the caller's stream is recorded as a user of the operands,
+ * which may be dropped as soon as the call has ended. */
+static fan_status operands_used(const fan_tree_run *run, fan_error *err)
+{
+    if (!run->caller)
+        return FAN_OK;
+    return fan_memory_record_stream_all(run->args->in, run->args->n, run->caller, err);
+}
+
 /* run_without_room: eagerly, because the tree's memory ran out too often. */
 static fan_status run_without_room(fan_tree_run *run, fan_error *err)
 {
@@ -457,8 +481,52 @@ static fan_status run_without_room(fan_tree_run *run, fan_error *err)
              run->signature->full);
     run->tree->stats.eager++;
     FAN_TRY(run_aside(run, reason, err));
+    FAN_TRY(operands_used(run, err));
     warn_eager(run, FAN_TREE_WARN_ROOM);
     return FAN_OK;
+}
+
+/* run_few: eagerly, because its recording had too few kernels. */
+static fan_status run_few(const fan_tree_run *run, fan_error *err)
+{
+    run->tree->stats.eager++;
+    FAN_TRY(run_aside(run, "", err));
+    fan__tree_report_few(run);
+    return operands_used(run, err);
+}
+
+/* first_extent: of the first axis of the first array among the operands; *which: the operand. -1:
+ * there is none. */
+static int64_t first_extent(const fan_tree_args *args, size_t *which)
+{
+    for (size_t i = 0; i < args->n; i++) {
+        const fan_array *a = args->in[i];
+        *which = i;
+        if (a)
+            return a->ndim ? a->shape[0] : -1;
+    }
+    return -1;
+}
+
+/* is_recorded_size: whether only= names this call's size, or is not given; `reason` has
+ * FAN_TREE_REASON bytes. */
+static bool is_recorded_size(const fan_tree_run *run, char *reason)
+{
+    const fan_tree_function *function = run->function;
+    size_t which = 0;
+    int64_t extent = first_extent(run->args, &which);
+    if (!function->nonly)
+        return true;
+    for (size_t i = 0; i < function->nonly; i++)
+        if (function->only[i] == extent)
+            return true;
+    if (extent < 0)
+        snprintf(reason, FAN_TREE_REASON, "only= names sizes, and no operand has a first axis");
+    else
+        snprintf(reason, FAN_TREE_REASON,
+                 "the first axis of operand %zu has the size %lld, which only= does not name",
+                 which, (long long)extent);
+    return false;
 }
 
 /* replay: of a recording, verified if it is one of the first. */
@@ -499,7 +567,8 @@ static fan_status make_recording(fan_tree_run *run, fan_error *err)
     decide(run);
     report_plan(run);
     tree->stats.eager++;
-    return run_eager(run, err);
+    FAN_TRY(run_eager(run, err));
+    return operands_used(run, err);
 }
 
 static fan_status run_plan(fan_tree_run *run, fan_error *err)
@@ -514,7 +583,8 @@ static fan_status run_plan(fan_tree_run *run, fan_error *err)
                         found->child->operands[found->which].data);
     case FAN_TREE_EAGER:
         run->tree->stats.eager++;
-        return run_eager(run, err);
+        FAN_TRY(run_eager(run, err));
+        return operands_used(run, err);
     case FAN_TREE_WARM:
         return fan__tree_warm_up(run, err);
     case FAN_TREE_RECORD:
@@ -566,7 +636,15 @@ static fan_status call_locked(fan_tree_run *run, fan_error *err)
         tree->stats.eager++;
         return run_aside(run, "the caller's current stream is captured", err);
     }
+    char reason[FAN_TREE_REASON];
+    if (!is_recorded_size(run, reason)) {
+        tree->stats.eager++;
+        FAN_TRY(run_aside(run, reason, err));
+        return operands_used(run, err);
+    }
     FAN_TRY(signature_find(run, err));
+    if (run->signature->few)
+        return run_few(run, err);
     if (fan_grow((void **)&tree->operands, &tree->operands_cap, run->args->n + 1,
                  sizeof *tree->operands))
         return fan__tree_no_memory(err);
@@ -587,6 +665,16 @@ static fan_status call_locked(fan_tree_run *run, fan_error *err)
     FAN_TRY(run_plan(run, err));
     warn_of_plan(run);
     return FAN_OK;
+}
+
+static void count_call(const fan_tree_run *run)
+{
+    fan_tree_function_stats *stats = &run->function->stats;
+    unsigned long long *const counts[] = {[FAN_TREE_WARM] = &stats->warmed,
+                                          [FAN_TREE_RECORD] = &stats->recorded,
+                                          [FAN_TREE_REPLAY] = &stats->replayed,
+                                          [FAN_TREE_EAGER] = &stats->eager};
+    ++*counts[run->report->outcome];
 }
 
 fan_status fan_tree_function_call(fan_tree_function *function, const fan_tree_args *args,
@@ -615,6 +703,8 @@ fan_status fan_tree_function_call(fan_tree_function *function, const fan_tree_ar
     is_calling = true;
     status = call_locked(&run, err);
     is_calling = false;
+    if (status == FAN_OK)
+        count_call(&run);
     fan__tree_unlock(tree, locked);
     fan_stream_drop(run.caller);
     return status;

@@ -39,6 +39,16 @@ typedef struct fan_tree_options {
     unsigned verify;
 } fan_tree_options;
 
+typedef struct fan_tree_function_options {
+    const uint8_t *roles; /* of each operand; nroles 0: roles[0] of all */
+    size_t nroles;
+    const bool *keep; /* outputs that are copied out of the arena; nkeep 0: none, SIZE_MAX: all */
+    size_t nkeep;
+    size_t min_kernels;  /* a recording of fewer is not kept: the function runs eagerly */
+    const int64_t *only; /* extents of the first array's first axis that are recorded */
+    size_t nonly;        /* 0: all */
+} fan_tree_function_options;
+
 /* The result of a body: held arrays (NULL: None), and their container (the frontend's). */
 typedef struct fan_tree_result {
     fan_array **at;
@@ -96,16 +106,24 @@ void fan_tree_drop(fan_tree *t); /* the last one closes it; accepts NULL */
  * FAN_ERR_STATE inside a step or a call. */
 fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err);
 
-/* fan_tree_function_new: one hold; it holds the tree. roles: of each operand; nroles 0: roles[0] of
- * all. keep: outputs that are copied out of the arena; nkeep 0: none, SIZE_MAX: all.
- * FAN_ERR_NOMEM. */
-fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *roles, size_t nroles,
-                                 const bool *keep, size_t nkeep, fan_tree_function **out,
+/* fan_tree_function_new: one hold; it holds the tree. Copies the options. FAN_ERR_NOMEM. */
+fan_status fan_tree_function_new(fan_tree *t, const char *name,
+                                 const fan_tree_function_options *options, fan_tree_function **out,
                                  fan_error *err);
 void fan_tree_function_drop(fan_tree_function *f);
 
+/* Calls of one function by their outcome, and its recordings. */
+typedef struct fan_tree_function_stats {
+    unsigned long long warmed, recorded, replayed, eager;
+    unsigned long long nodes;
+} fan_tree_function_stats;
+void fan_tree_function_get_stats(fan_tree_function *f, fan_tree_function_stats *out);
+
 /* fan_tree_step_begin, _end: functions are called between them. Nested steps of one tree are one
- * step; inside a step of another tree: FAN_ERR_STATE. */
+ * step; inside a step of another tree: FAN_ERR_STATE. fan_tree_in_step: whether this thread is in a
+ * step of the tree. */
+bool fan_tree_in_step(const fan_tree *t);
+unsigned fan_tree_open_steps(fan_tree *t); /* of all threads */
 fan_status fan_tree_step_begin(fan_tree *t, fan_error *err);
 void fan_tree_step_end(fan_tree *t, const char *call_site);
 
@@ -113,6 +131,15 @@ void fan_tree_step_end(fan_tree *t, const char *call_site);
  * nothing stays captured, and the body's allocations are ended. */
 fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args,
                                   fan_tree_result *out, fan_tree_report *report, fan_error *err);
+
+/* fan_tree_warm_again: frees all recordings, but on the path; each function is warmed up again at
+ * its next call. FAN_ERR_STATE in a function's body, or if the tree is closed. */
+fan_status fan_tree_warm_again(fan_tree *t, fan_error *err);
+
+/* fan_tree_copied: a copy of an array in its own memory, made on the caller's current stream; *out
+ * is a hold on `a` itself if that is no memory of a tree. FAN_ERR_STATE: its step has ended, or a
+ * function runs; FAN_ERR_CAPTURE: the stream is captured; FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+fan_status fan_tree_copied(fan_tree *t, fan_array *a, fan_array **out, fan_error *err);
 
 /* FAN_TREE_FOREIGN: the message for an operation on other memory: the function, the operation. */
 #define FAN_TREE_FOREIGN                                                                          \
@@ -134,6 +161,7 @@ typedef struct fan_tree_recording_info {
     unsigned long long owns;    /* bytes of its outputs */
     unsigned long long reaches; /* the end of the memory that it uses */
     unsigned long long replays;
+    unsigned long long kernels;
     bool current; /* it is on the path */
 } fan_tree_recording_info;
 /* fan_tree_visit_memory: calls `visit` with the lock for each range that a recording uses; `owns`:

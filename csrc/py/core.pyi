@@ -1,6 +1,6 @@
 """The C core (csrc/py). Public names are documented where the package shows them; the rest is for our own modules."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import EllipsisType, TracebackType
 from typing import (
@@ -22,7 +22,8 @@ from typing_extensions import TypeVar, disjoint_base
 
 from ._engine import Edges, HookHandle
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
-from .graph.trees import GraphStats, Outcome
+from .graph.pipelines import Pipeline
+from .graph.trees import FunctionStats, GraphStats, Outcome, Recording
 from .options import Counters, ProcessCounters
 from .slots import Slot, Stats
 
@@ -104,6 +105,7 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
+        weight: complex | None = None,
     ) -> None:  # step, fast
         """Add one gradient to a slot.
 
@@ -127,15 +129,18 @@ class InputBuffer:
             Allow the buffer to write the sum into the gradient's memory. Nothing else may use that memory until take().
         copy : bool
             Copy the gradient, so that you may write into it at once. Excludes `donate`.
+        weight : number, optional
+            What the gradient is multiplied by, in the accumulation dtype, when it is summed; `take(mean=True)` divides
+            by the sum of the weights. None: 1.
 
         Raises
         ------
         IndexError
             For a slot that does not exist.
         TypeError
-            If the gradient is no array, or `stream` no stream.
+            If the gradient is no array, `stream` no stream, or `weight` no number.
         ValueError
-            For a shape, dtype, key or number of contributions that does not fit.
+            For a shape, dtype, key, weight or number of contributions that does not fit.
         OverflowError
             For a Python int that does not fit int64.
         BufferError
@@ -158,6 +163,7 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
+        weights: Sequence[complex | None] | None = None,
     ) -> None:  # step
         """Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.
 
@@ -177,20 +183,24 @@ class InputBuffer:
             As for `add`, for all of them.
         copy : bool
             As for `add`, for all of them.
+        weights : sequence of number or None, optional
+            As many weights, each as for `add`.
 
         >>> buf = fanin.InputBuffer(2)
         >>> buf.add_many([0, 1, 0], [np.ones(2), np.ones(3), np.ones(2)])
         >>> buf.take()
         [array([2., 2.]), array([1., 1., 1.])]
         """
-    def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target:
+    def target(
+        self, slot: int, *, key: int | None = None, stream: StreamLike | None = None, weight: complex | None = None
+    ) -> Target:
         """Return a context that lends an array, in the accumulation dtype, into which a producer adds by itself.
 
-        The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, and the
-        producer's stream is the one that sums; other calls for the slot then wait for the end of the block. Otherwise
-        it holds zeros, and becomes a contribution at the end. If the body raises, the zeros are dropped; a slot whose
-        running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do not write into the array
-        after the block.
+        The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, the
+        producer's stream is the one that sums, and no `weight` is given; other calls for the slot then wait for the
+        end of the block. Otherwise it holds zeros, and becomes a contribution at the end. If the body raises, the zeros
+        are dropped; a slot whose running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do
+        not write into the array after the block.
 
         Parameters
         ----------
@@ -200,6 +210,8 @@ class InputBuffer:
             As for `add`.
         stream : stream, optional
             The producer's stream.
+        weight : number, optional
+            As for `add`: multiplies what was added, at the end.
 
         Raises
         ------
@@ -208,7 +220,7 @@ class InputBuffer:
         TypeError
             If `stream` is no stream.
         ValueError
-            For an undeclared slot, or a key or number of contributions that does not fit.
+            For an undeclared slot, or a key, weight or number of contributions that does not fit.
 
         >>> buf = fanin.InputBuffer([np.empty(3, np.float16)])
         >>> with buf.target(0) as out:
@@ -245,6 +257,8 @@ class InputBuffer:
         out: Sequence[object] | None = None,
         scale: complex | None = None,
         writable: bool = False,
+        mean: bool = False,
+        weights: Mapping[int, complex] | Sequence[complex] | None = None,
     ) -> list[Any]:  # step, fast
         """Return all sums as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
 
@@ -264,11 +278,19 @@ class InputBuffer:
             Multiplies the sums in the same pass over memory, before the one rounding.
         writable : bool
             Copy each sum whose memory has other references.
+        mean : bool
+            Divide each sum by the sum of the weights of all contributions of its slot, undefined ones too; a
+            contribution without a weight counts 1.
+        weights : dict from key to number, or list, optional
+            Weights of contributions that came without; of a slot without keys, in the order of arrival. All
+            contributions must still wait: make the buffer with `budget=math.inf`.
 
         Raises
         ------
         ValueError
-            For `out` or `scale`, or if a contribution is missing.
+            For `out`, `scale` or `weights`, for a mean of integers, or if a contribution is missing.
+        ZeroDivisionError
+            For a mean whose weights sum to 0.
         BufferError
             If `out` cannot be written.
         OverflowError
@@ -294,6 +316,8 @@ class InputBuffer:
         out: object = None,
         scale: complex | None = None,
         writable: bool = False,
+        mean: bool = False,
+        weights: Mapping[int, complex] | Sequence[complex] | None = None,
     ) -> Any: ...  # step, fast
     def stats(self, slot: int, /) -> Stats | None:  # step
         """Return the fanin.Stats of the sum that was last taken of a slot; None if that is undefined, or an object.
@@ -336,12 +360,21 @@ def _collectors(
     small: list[bool],
     came: bytearray,
     otherwise: Callable[..., object],
+    now: list[Any],
+    task: Callable[[], int],
+    weigh: Callable[[int, Any], int | float | None],
     /,
 ) -> list[Callable[[object], object]]:
     """The hooks of fanin.torch.accumulate, one for each slot.
 
     Each adds a copy of its parameter's gradient if that is `small`, dense and detached, and sets its byte in `came`; it
-    calls `otherwise` with all others. The parameter gets nothing.
+    calls `otherwise` with all others. The parameter gets nothing. `now` is empty, or has the pass, `task()`, that
+    brought the last gradient, and its weight; of another pass it is `weigh(pass, gradient)`, which sets `now`.
+    """
+
+def _take_over(buffer: InputBuffer, slot: int | None, out: Any, divisor: tuple[float, ...], /) -> Any:
+    """The sums of all slots, or of one, over the exact sum of some numbers: `take(mean=True)`, whose divisor the caller
+    counts.
     """
 
 # producers.c
@@ -373,6 +406,19 @@ def _producers(
 _T = TypeVar("_T")
 
 # add_n.c
+def add_n_over(
+    arrays: Iterable[Any],
+    out: Any,
+    accumulate: DTypeLike | None,
+    scale: complex | None,
+    weights: Iterable[complex | None] | None,
+    divisor: tuple[float, ...],
+    /,
+) -> Any:
+    """The mean of weighted arrays over the exact sum of some numbers: `add_n(mean=True)`, whose divisor the caller
+    counts.
+    """
+
 def add_n(
     arrays: Iterable[_T],
     *,
@@ -381,6 +427,8 @@ def add_n(
     accumulate: DTypeLike | None = None,
     scale: complex | None = None,
     stats: bool = False,
+    weights: Iterable[complex | None] | None = None,
+    mean: bool = False,
 ) -> _T:  # step, fast
     """Sum arrays of one shape in one pass over memory, with one rounding.
 
@@ -398,13 +446,19 @@ def add_n(
         Multiplies the sum before the rounding.
     stats : bool
         Return a pair: the sum, and its fanin.Stats (None for an object).
+    weights : sequence of number or None, optional
+        One for each array, which it is multiplied by; None is 1.
+    mean : bool
+        Divide the sum by the sum of the weights.
 
     Raises
     ------
     TypeError
         If an item is no array.
     ValueError
-        For shapes, dtypes or keys that do not fit, or an empty sequence.
+        For shapes, dtypes, keys or weights that do not fit, or an empty sequence.
+    ZeroDivisionError
+        For a mean whose weights sum to 0.
     BufferError
         If `out` cannot be written.
     OverflowError
@@ -413,6 +467,10 @@ def add_n(
     >>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])
     array([ 9., 12.], dtype=float16)
     """
+
+# add_rows.c
+def add_rows(ids: NDArray, rows: object, n: int, accumulate: DTypeLike | None, /) -> Any:
+    """fanin.add_rows, of int64 ids without gaps, one for each row."""
 
 # ---------------------------------------------------------------- the engine
 
@@ -720,6 +778,7 @@ def backward(
     budget: float | Literal["auto"] | None = None,
     workers: int = 1,
     reducer: object = None,
+    weight: complex | None = None,
 ) -> None:  # step
     """Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.
 
@@ -756,6 +815,10 @@ def backward(
     reducer : fanin.dist.Reducer, optional
         The gradients of its leaves are summed over ranks; their sums travel while the pass runs, and are added to
         `.grad` at its end. Excludes `create_graph`.
+    weight : number, optional
+        What each leaf's sum of this pass is multiplied by, in the accumulation dtype, before it is added to `.grad`;
+        hooks of the leaf's gradient receive the sum without it. With `reducer=` it is the weight of the pass's
+        contribution. None: 1.
 
     Raises
     ------
@@ -962,6 +1025,12 @@ class GraphFunction(Generic[_P, _R]):
     def last(self) -> Outcome | None:  # step
         """The outcome of the last call; None before the first."""
     @property
+    def stats(self) -> FunctionStats:  # step
+        """Figures of its calls and recordings."""
+    @property
+    def _tree(self) -> GraphTree:
+        """The tree that it is a function of."""
+    @property
     def _form(self) -> object:
         """What `_put_form` got in the function's last run, at a replay in the run that was recorded; None: nothing."""
     def _put_form(self, form: object, /) -> None:
@@ -1006,8 +1075,10 @@ class GraphTree:
         fn: Callable[_P, _R],
         *,
         roles: _Role | Sequence[_Role] = "auto",
-        keep: bool | Sequence[bool] = False,
+        keep: bool | Sequence[bool] | Literal["held"] = False,
         key: Callable[_P, object] | None = None,
+        only: Iterable[int] | None = None,
+        min_kernels: int = 0,
     ) -> GraphFunction[_P, _R]:  # step
         """Make a function of arrays that is warmed up, then recorded, and from then on replayed.
 
@@ -1019,11 +1090,50 @@ class GraphTree:
             For all operands, or for each: "copy" (copied in before each replay), "static" (stays where it is),
             "accumulate" (the caller's memory, added into), "auto" (an output of this step is used in place, all
             else is copied).
-        keep : bool, or sequence of bool
-            Outputs that are copied out of the tree's memory, and outlive the step.
+        keep : bool, sequence of bool, or "held"
+            Outputs that are copied out of the tree's memory, and outlive the step. "held": those that are still held
+            when the step ends, copied then.
         key : callable, optional
             Called with the operands; calls with different results have different recordings.
+        only : iterable of int, optional
+            The sizes of the first array's first axis that are recorded; the function runs plainly with others.
+        min_kernels : int
+            Runs plainly where its recording has fewer kernels, copies and fills.
         """
+    def pipeline(self, parts: object, *, min_kernels: int = 0) -> Pipeline:  # step
+        """Make a step of several recorded pieces, with parts on the host between them that run in each call
+        (docs/pipelines.md).
+
+            def train(x, want, w):
+                loss, g = gradient(x, want, w)  # a function of the tree: a piece
+                if np.isnan((yield loss)):  # the host reads
+                    return None
+                update(w, g, np.array(0.1))
+                return loss
+
+            step = tree.pipeline(train)
+
+        Parameters
+        ----------
+        parts : generator function, or sequence of callables
+            A generator function calls functions of the tree, and yields their outputs where it reads them: it is sent
+            their values. Or pieces and host parts in turn: each gets what the one before returned.
+        min_kernels : int
+            Of pieces in a sequence that are no functions of the tree yet: those with fewer kernels run plainly.
+        """
+    def warm_again(self) -> None:  # step
+        """Free all recordings: each function is warmed up and recorded again."""
+    @property
+    def recordings(self) -> list[Recording]:  # step
+        """The recordings, the oldest first."""
+    def _run_begin(self, calls: list[Any], /) -> list[Any] | bool:  # step
+        """Begin a step that lists the calls of this thread in `calls`: each function, and then its outcome. Return the
+        list of the pipeline that runs already; else True for a step of its own, False inside of a step.
+        """
+    def _run_end(self, before: object, /) -> None:  # step
+        """End it; `before`: what `_run_begin` returned."""
+    def _copied(self, array: object, /) -> object:  # step
+        """A copy of an array of the tree in its own memory; anything else as it is."""
     def step(self) -> GraphStep:
         """One iteration: `with tree.step():`. Outputs of its calls must not be used after its end."""
     def close(self) -> None:  # step
@@ -1036,8 +1146,8 @@ class GraphTree:
         """The picture for a notebook; None of a closed tree."""
     def _memory(self) -> list[tuple[int, int, int, bool]]:  # step
         """(node, from, to, as an output) of each piece of the tree's memory that a recording uses."""
-    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]:  # step
-        """(node, parent, function, owns, reaches, replays, on the path) of each recording."""
+    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool, int]]:  # step
+        """(node, parent, function, owns, reaches, replays, on the path, kernels) of each recording."""
     def __enter__(self) -> Self:
         """The tree."""
     def __exit__(
@@ -1662,6 +1772,9 @@ def window_new(dtype: DTypeLike, size: int, /) -> object:
 
 def window_add(window: object, arrays: tuple[object, ...], /) -> None:
     """Add arrays of one shape on the CPU, each with the window's number of elements. Nothing is added on errors."""
+
+def window_wide(window: object, /) -> object:
+    """The same sum, as one of float64 or complex128."""
 
 def window_room(window: object, /) -> int:
     """The bytes that window_pack needs at most."""

@@ -152,6 +152,30 @@ def test_a_tensor_of_a_device_is_copied_to_the_host_before_it_travels(monkeypatc
     assert dist.threads(2, rank, timeout=None) == [([0.0, 2.0, 4.0], [0.0, 1.0, 2.0])] * 2
 
 
+def of_some(group: Any) -> list[str]:
+    """What a group says that nobody named, where more ranks were launched than are in torch.distributed's world."""
+    found = []
+    for launched in (group.size, group.size + 1):
+        os.environ["WORLD_SIZE"] = str(launched)
+        try:
+            found.append("" if dist.group() is group else "another group")
+        except RuntimeError as e:
+            found.append(str(e))
+    named = dist.group(torch.distributed.group.WORLD)
+    assert named is group
+    return found
+
+
+def test_a_world_that_nobody_named_has_all_ranks_that_were_launched(tmp_path: Path) -> None:
+    for whole, part in on_processes(2, of_some, tmp_path):
+        assert whole == ""
+        assert part == (
+            "group: WORLD_SIZE=3 says that 3 ranks were started, and torch.distributed's world has 2: call"
+            " torch.distributed.init_process_group() before fanin.dist.group();"
+            " fanin.dist.group(torch.distributed.group.WORLD) uses it as it is"
+        )
+
+
 ENDS = """
 import atexit, sys, weakref
 import torch, torch.distributed as td
@@ -165,7 +189,7 @@ from fanin import dist
 
 td.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 group = dist.group(timeout=None)
-hook = fanin.torch.ddp_hook().__self__  # without a replica, which refers to its process group for ever
+hook = fanin.torch.ddp_hook().__self__
 assert fanin.dist.torch_ranks._group("ddp_hook", None, hook.known) is group
 ref, world = weakref.ref(group._engine._pg), weakref.ref(td.group.WORLD)
 if sys.argv[2] == "destroyed":
@@ -182,6 +206,31 @@ def test_process_groups_end_before_python_does(way: str, tmp_path: Path) -> None
     assert made.returncode == 0, made.stderr
     world = ["its world: True"] if way == "destroyed" else []
     assert made.stdout.splitlines() == [*world, "dropped before Python ends: True"]
+
+
+REPLICA_ENDS = """
+import glob, sys
+import torch, torch.distributed as td
+import torch.distributed.nn
+
+td.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+names = lambda: [open(name).read() for name in glob.glob("/proc/self/task/*/comm")]
+before = sum("gloo" in name for name in names())
+del model
+td.destroy_process_group()
+print(before > 0, sum("gloo" in name for name in names()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc that lists the threads")
+def test_no_thread_of_a_replica_that_was_dropped_outlives_its_process_group(tmp_path: Path) -> None:
+    """What docs/ranks.md tells users to do: otherwise such a thread may abort the end of Python."""
+    words = [sys.executable, "-c", REPLICA_ENDS, str(tmp_path / "meet")]
+    made = subprocess.run(words, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout == "True 0\n"
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -204,8 +253,8 @@ def waits(group: Any) -> Any:
     if group.rank != 1:
         call_the_roll = group._engine.roll_call
 
-        def until_the_others_answer() -> list[int]:
-            while (late := call_the_roll()) != [1]:  # on a busy machine an answer may take longer
+        def until_the_others_answer(*how: Any) -> list[int]:
+            while (late := call_the_roll(*how)) != [1]:  # on a busy machine an answer may take longer
                 pass
             return late
 
@@ -343,3 +392,48 @@ def test_a_rank_that_is_killed_in_a_sum_is_an_error_on_the_others(tmp_path: Path
 def test_a_rank_that_is_killed_in_a_sum_in_two_levels_is_an_error_on_the_others(tmp_path: Path) -> None:
     for sums, closed in on_processes(4, killed, tmp_path, alive=3):
         assert sums >= 5 and closed
+
+
+def gone_between_sums(group: Any) -> Any:
+    """What the others say of rank 1, which is killed between two sums."""
+    dist.processes._ANSWER_LOST = 1e6  # a rank that is left may be late
+    dist.add_n([np.ones(3)], group)
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(fanin.PeerError) as found:
+        dist.add_n([np.ones(3)], group)
+    return found.value.rank, str(found.value)
+
+
+def test_the_others_name_a_rank_that_was_killed_between_two_sums(tmp_path: Path) -> None:
+    for rank, text in on_processes(4, gone_between_sums, tmp_path, alive=3):
+        assert rank == 1, text
+        assert "bucket 0: rank 1 cannot be reached: " in text and "pair.cc" not in text, text
+
+
+LEAVES = """
+import sys
+import numpy as np, torch.distributed as td
+import fanin
+from fanin import dist
+td.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=3)
+group = dist.group()
+dist.add_n([np.ones(3)], group)
+if group.rank == 1:
+    exec(sys.argv[3])
+    sys.exit(0)
+try:
+    dist.add_n([np.ones(3)], group)
+except fanin.PeerError as e:
+    print(e.rank, e)
+"""
+
+
+@pytest.mark.parametrize(("end", "why"), [("", ""), ("raise ValueError('spilt')", ": ValueError: spilt")])
+def test_the_others_learn_that_a_rank_has_ended(end: str, why: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", LEAVES, str(tmp_path / "meet")]
+    ranks = [subprocess.Popen([*words, str(r), end], stdout=subprocess.PIPE, text=True) for r in range(3)]
+    said = [p.communicate()[0] for p in ranks]
+    assert [p.returncode for p in ranks] == [0, 1 if end else 0, 0]
+    for text in (said[0], said[2]):
+        assert text == f"1 add_n, pass 2, bucket 0: rank 1 ended{why}; the group torch.distributed (gloo) is closed\n"

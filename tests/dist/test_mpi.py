@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
+from fanin.dist.group import _LAUNCHERS
 from kit.ranks import NO_MPI, under_mpiexec
 
 pytestmark = [pytest.mark.partners, pytest.mark.skipif(NO_MPI, reason="needs mpi4py and mpiexec: the extra mpi")]
@@ -20,6 +26,44 @@ def mpiexec(ranks: int, program: str, begin: str = BEGIN) -> str:
     done = under_mpiexec(ranks, "-c", begin + program)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+LAUNCHED = """
+import json, os, sys
+from fanin import dist
+from mpi4py import MPI
+os.environ.update(json.loads(sys.argv[1]))  # MPI itself has read its own
+try:
+    print(dist.group().size)
+except RuntimeError as e:
+    print(e)
+print(dist.group(MPI.COMM_WORLD).size)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, "1"),
+        ({"WORLD_SIZE": "1", "PMIX_RANK": "0", "SLURM_NTASKS": "", "PMI_SIZE": "two"}, "1"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 says that 2 ranks were started, and MPI.COMM_WORLD has 1: call torch"),
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, "OMPI_COMM_WORLD_SIZE=3 says that 3 ranks were started, and MPI.COMM_WORLD"),
+        ({"PMI_SIZE": "16"}, "PMI_SIZE=16 says that 16 ranks were started, and MPI.COMM_WORLD has 1: mpi4py is of"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK=1 says that at least 2 ranks were started, and MPI.COMM_WORLD has 1: mpi4py"),
+        ({"SLURM_NTASKS": "4"}, "SLURM_NTASKS=4 says that 4 ranks were started, and MPI.COMM_WORLD has 1: start the"),
+    ],
+)
+def test_a_group_that_nobody_named_has_all_ranks_that_were_launched(variables: dict[str, str], found: str) -> None:
+    """A launcher whose ranks do not meet would train each of them alone."""
+    environment = {k: v for k, v in os.environ.items() if k not in _LAUNCHERS}
+    words = [sys.executable, "-c", LAUNCHED, json.dumps(variables)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    assert first.removeprefix("group: ").startswith(found), first
+    if first != "1":
+        assert first.endswith("; fanin.dist.group(MPI.COMM_WORLD) uses it as it is")
+    assert last == "1"
 
 
 #: (ranks, nodes): sums in one level; with order="exact" in two.
@@ -491,3 +535,32 @@ assert dist.add_n([np.ones(3)], group).tolist() == [2] * 3
 assert dist.add_n([np.ones(3)], group).tolist() == [2] * 3
 """,
     )
+
+
+SAME_MEANS = """
+from dist import test_weighted_ranks as law
+group = dist.group(nodes=NODES, timeout=None)
+terms, weights = law.terms_of("float32", n=600), law.weights_of(1, "tokens")
+for order in ("key", "exact"):
+    expected = law.bits(law.oracle(terms, weights, order, True, "float32"))
+    for owner in law.DEALINGS:
+        assert law.bits(law.summed(group, terms, weights, order, True, owner, "all")) == expected, (order, owner)
+        grads = law.of_reducer(group, terms, weights, order, True, law.round_robin, "weight")
+        assert [law.bits(g) for g in grads] == [expected] * 2, order
+for mean in (True, comm.rank == 0):
+    try:
+        dist.add_n([np.ones(3)], group, weights=[comm.rank - (comm.size - 1) / 2], mean=mean)
+    except ZeroDivisionError as e:
+        assert mean and "sum to 0" in str(e)
+    except fanin.PeerError as e:
+        assert comm.size > 1 and "mean=True" in str(e)
+    else:
+        raise AssertionError("no error")
+    if comm.size == 1:
+        break
+"""
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2)])
+def test_weighted_sums_and_means_have_the_bits_of_one_process(ranks: int, nodes: int) -> None:
+    mpiexec(ranks, SAME_MEANS.replace("NODES", repr(nodes)))

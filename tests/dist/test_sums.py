@@ -363,6 +363,66 @@ def test_a_group_made_anew_on_one_rank_is_found_by_its_pass_number() -> None:
     dist.threads(2, rank, timeout=None)
 
 
+def sum_of(group: Group, value: float) -> list[float]:
+    total: list[float] = dist.add_n([np.full(1, value)], group).tolist()
+    return total
+
+
+def pass_of(group: Group, value: float) -> list[float]:
+    leaf = fanin.Leaf(np.zeros(1), name="w")
+    fanin.backward([(leaf, 0, np.full(1, value))], reducer=dist.Reducer([leaf], group))
+    total: list[float] = leaf.grad.tolist()
+    return total
+
+
+@pytest.mark.parametrize("one_sum", [sum_of, pass_of])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_rank_that_leaves_a_step_out_is_named_where_steps_have_numbers(
+    one_sum: Callable[[Group, float], list[float]], numbered: bool
+) -> None:
+    """Without numbers its sums pair with those of other steps."""
+
+    def train(group: Group) -> list[Any]:
+        found: list[Any] = []
+        for step in range(4):
+            if numbered:
+                group.step = step
+            if (group.rank, step) == (1, 1):
+                continue
+            try:
+                found += one_sum(group, 10.0**step)
+            except fanin.PeerError as e:
+                found.append((e.rank, str(e)))
+            if len(found) == 3:
+                break
+        return found
+
+    every = dist.threads(2, train, timeout=None)
+    assert every[0] == every[1]
+    sums, *others = every[0]
+    assert sums == 2
+    if not numbered:
+        assert others == [110, 1100]
+    for k, (rank, text) in enumerate(others if numbered else []):
+        assert rank == 1 and f"rank 1 is at step {k + 2}, call " in text and f"rank 0 at step {k + 1}, call " in text
+
+
+def test_steps_are_compared_with_ranks_that_have_none_and_checked_by_type() -> None:
+    def rank(group: Group) -> tuple[str, object]:
+        group.step = 3 if group.rank else None
+        with pytest.raises(fanin.PeerError) as e:
+            good(group)
+        group.step = np.int64(4)
+        assert good(group) == [2.0] * 3 and type(group.step) is int
+        for wrong, error in ((True, TypeError), (1.0, TypeError), ("1", TypeError), (-1, ValueError)):
+            with pytest.raises(error, match=r"^group\.step: expected "):
+                group.step = wrong
+        return str(e.value), group.step
+
+    for text, step in dist.threads(2, rank, timeout=None):
+        assert "rank 1 is at step 3, call add_n" in text and "rank 0 at call add_n" in text and step == 4
+
+
 def test_two_threads_in_one_group_are_refused() -> None:
     def rank(group: Group) -> Any:
         found: list[BaseException] = []

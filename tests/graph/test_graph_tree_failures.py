@@ -85,7 +85,36 @@ def gone(m: Any) -> list[Any]:
     return values
 
 
-WAYS = {"a life": life, "no room": no_room, "functions that are gone": gone}
+def pipelines(m: Any) -> list[Any]:
+    """A step of pieces and host parts, with a branch, an early end, a piece of few kernels, a held output."""
+    values: list[Any] = []
+    held: list[Any] = []
+    with tree_on(m, memory=1 << 14) as tree:
+        first, up, down = (tree.function(scaled(m, k), keep="held" if k == 2 else False) for k in (2, 3, 5))
+
+        def body(x: Any) -> Any:
+            y = first(x)
+            value = yield y
+            if value[0] == 4:
+                held.append(y)
+                return None
+            return (up if value[0] > 4 else down)(y)
+
+        step = tree.pipeline(body)
+        parts = tree.pipeline([scaled(m, 7), lambda y: (y, np.float64(2)), lambda y, s: scaled(m, 1)(y)], min_kernels=2)
+        for i in (0, 1, 2, 3, 4, 2):
+            y = step(m.array(np.full(4, float(i))))
+            values.append((None if y is None else y.numpy().tolist(), step.last))
+            values.append(parts(m.array(np.full(4, float(i)))).numpy().tolist())
+            del y
+        values += [y.numpy().tolist() for y in held]
+        held.clear()
+        tree.warm_again()
+        values.append(parts(m.array(np.ones(4))).numpy().tolist())
+    return values
+
+
+WAYS = {"a life": life, "no room": no_room, "functions that are gone": gone, "pipelines": pipelines}
 EVERY = pytest.mark.parametrize("way", WAYS.values(), ids=[word.replace(" ", "-") for word in WAYS])
 
 

@@ -788,7 +788,7 @@ def test_the_picture_shows_what_recordings_own_and_share(m: Any) -> None:
     assert len(behind) == 2 and shared["times_3"] >= 512 and shared["<lambda>"] >= 512
     picture = Read(tree.plot())
     texts = set(picture.texts())
-    for n, _parent, f, owns, _reaches, replays, _path in tree._recordings():
+    for n, _parent, f, owns, _reaches, replays, *_ in tree._recordings():
         bytes_ = sum(hi - lo for lo, hi in shared_memory(tree._memory())[n])
         assert f"{n}: {f}, owns {owns} B, shares {bytes_} B, replayed {replays} times" in texts
     hatched = {n for n in names if picture.shapes(f"shared-{n}")}

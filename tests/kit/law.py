@@ -287,7 +287,7 @@ class Law:
         c, w = self.case, self.case.wanted
         self.numbers = replace(c, terms=tuple(map(as_numpy, c.terms))).made()
         self.terms = terms_of(c)
-        options = {"scale": w.scale, "writable": w.writable, "out": out_of(c)}
+        options = {"scale": w.scale, "writable": w.writable, "out": out_of(c), "weights": c.weights, "mean": w.mean}
         with np.errstate(all="ignore"):
             try:
                 self.slot = fanin.Slot(shape=w.shape, dtype=w.dtype, accumulate=w.accumulate)
@@ -306,7 +306,7 @@ class Law:
     def named(self, kind: type[BaseException], places: Iterable[int]) -> bool:
         """Whether an error of this type may name a contribution at one of these places."""
         with np.errstate(all="ignore"):
-            return whole.refused(self.numbers, self.slot, kind, places)
+            return whole.refused(self.numbers, self.slot, kind, places, self.case.weights)
 
     def again(self, i: int, j: int | None) -> bool:
         """Whether contributions i and j are one object."""
@@ -316,11 +316,12 @@ class Law:
     def snapshot(self) -> whole.Expected | None:
         """Of the sum without the options of a take; None if that has none."""
         w = self.case.wanted
-        if self.expected is not None and w.scale is None and w.out is None and not w.writable:
+        plain = w.scale is None and w.out is None and not (w.writable or w.mean)
+        if self.expected is not None and plain:
             return self.expected
         try:
             with np.errstate(all="ignore"):
-                return whole.expected(self.numbers, self.slot)
+                return whole.expected(self.numbers, self.slot, weights=self.case.weights)
         except Exception:
             return None
 

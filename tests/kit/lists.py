@@ -166,6 +166,7 @@ class Term:
     base: Shape = ()  # the shape of the memory of an expanded one, of the values of a sparse one
     index: tuple[Shape, ...] = ()  # of a sparse one the place of each entry; of "again" that of the earlier term
     family: str = "numpy"  # whose class: numpy or torch; of a sparse one fanin, scipy array, scipy matrix, torch
+    weight: Any = None  # what it is multiplied by, where the list has weights; None: 1
 
     def text(self) -> str:
         """The expression that makes it."""
@@ -227,6 +228,8 @@ class Wanted:
     scale: Any = None
     writable: bool = False
     out: str | None = None  # the dtype of an array for the sum
+    weights: bool = False  # the contributions come with their weights (W1)
+    mean: bool = False  # over the sum of these (W3)
 
     def slot(self) -> str:
         """The text of its fanin.Slot; "" for one that declares nothing."""
@@ -235,7 +238,8 @@ class Wanted:
 
     def words(self) -> list[str]:
         """What is wanted, in words, for the count of what was met."""
-        found = [n for n in ("shape", "dtype", "stats", "writable", "out") if getattr(self, n) not in (None, False)]
+        names = ("shape", "dtype", "stats", "writable", "out", "weights", "mean")
+        found = [n for n in names if getattr(self, n) not in (None, False)]
         found += ["scale"] * (self.scale is not None)
         found += [] if self.accumulate is None else ["exact" if self.accumulate == "exact" else "wider"]
         return found or ["nothing"]
@@ -253,6 +257,11 @@ class Case:
         for x in self.terms:
             g.append(x.make(g))
         return g
+
+    @property
+    def weights(self) -> list[Any] | None:
+        """The weights of the contributions; None: they have none."""
+        return [x.weight for x in self.terms] if self.wanted.weights else None
 
     @property
     def shape(self) -> Shape:
@@ -439,7 +448,25 @@ def wanted(draw: random.Random, dtypes: list[str], shape: Shape, flavour: str) -
         found["out"] = draw.choice([*dtypes, widest(dtypes), "float64", "complex128"])
     elif draw.random() < 0.25:
         found["writable"] = True
+    found["weights"], found["mean"] = draw.random() < 0.3, draw.random() < 0.2
     return Wanted(**found)
+
+
+def weight(draw: random.Random, x: Term, flavour: str) -> Any:
+    """A weight for a contribution, mostly one that it takes; None: none."""
+    if draw.random() < 0.15 or x.kind == "again":
+        return None
+    whole = [2, 3, -1, 0, 1, 5, 2.0, 1.0]
+    real = [0.5, 0.1, -1.5, 1 / 3, 7.25, -0.0, 300.0, 1e-3]
+    dtype = np.dtype(x.dtype) if x.kind in ("dense", "sparse", "numpy") else None
+    integers = dtype is not None and dtype.kind in "bui" and dtype not in LOW
+    if flavour == "wrong" and draw.random() < 0.2:
+        return draw.choice([0.5, 1j, 1e39, 1e300])
+    if x.kind == "python" and isinstance(x.numbers[0], int):
+        return draw.choice([None, None, None, None, 2])
+    if x.kind == "object":
+        return draw.choice([None, *whole])
+    return draw.choice(whole if integers else whole + real)
 
 
 def widest(dtypes: list[str]) -> str:
@@ -470,6 +497,8 @@ def case(draw: random.Random, families: tuple[str, ...] = ("numpy",), flavours: 
             terms.append(Term("again", index=((draw.choice(earlier),),)))
         else:
             terms.append(drawing.none() if draw.random() < 0.08 else getattr(drawing, draw.choice(kinds))())
+    if drawing.wanted.weights:
+        terms = [replace(x, weight=weight(draw, x, flavour)) for x in terms]
     return Case(tuple(terms), drawing.wanted, flavour)
 
 
@@ -493,7 +522,7 @@ def smaller(c: Case) -> Iterator[Case]:
     """Lists that are a little less: without a term, without a wish, with one number, one axis, one entry less."""
     for k in range(len(c.terms) if len(c.terms) > 1 else 0):
         yield dropped(c, k)
-    for n in ("stats", "scale", "writable", "out", "accumulate", "shape", "dtype"):
+    for n in ("stats", "scale", "writable", "out", "accumulate", "shape", "dtype", "mean", "weights"):
         default = getattr(Wanted, n)
         if getattr(c.wanted, n) != default:
             yield replace(c, wanted=replace(c.wanted, **{n: default}))
@@ -534,6 +563,8 @@ def narrower(c: Case, axis: int) -> Iterator[Case]:
 
 def plainer(x: Term) -> Iterator[Term]:
     """The same contribution with less about it."""
+    if x.weight is not None:
+        yield replace(x, weight=None)
     if x.kind == "sparse":
         size = math.prod(x.base[1:])
         for k in range(len(x.index)):

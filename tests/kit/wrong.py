@@ -220,6 +220,9 @@ def calls(m: Machine, torch: bool = False) -> dict[str, Callable[[], Call]]:
         return t
 
     add("add_n", lambda: fanin.add_n, arrays=lambda: [G, G])
+    add("add_rows", lambda: fanin.add_rows, ids=lambda: [0, 1], rows=G, n=3)
+    add("Partial", lambda: fanin.Partial, values=G, at=lambda: slice(2), shape=4)
+    add("Diagonal", lambda: fanin.Diagonal)
     add("backward", lambda: fanin.backward, roots=roots)
     add("grad", lambda: fanin.grad, roots=roots, inputs=lambda: [leaf()])
     add("walk", lambda: fanin.walk, roots=roots)
@@ -274,6 +277,7 @@ def calls(m: Machine, torch: bool = False) -> dict[str, Callable[[], Call]]:
     add("sim.replay", lambda: fanin.sim.replay, scenario=lambda: lambda m: None, schedule="")
     add("GraphTree", lambda: fanin.GraphTree, device="cpu")
     add("GraphTree.function", lambda: fanin.GraphTree("cpu").function, fn=lambda: lambda x: x)
+    add("GraphTree.pipeline", lambda: fanin.GraphTree("cpu").pipeline, parts=lambda: [lambda x: x])
     add_of_ranks(add)
     add_of_the_tape(add)
     add_of_analysis(add)

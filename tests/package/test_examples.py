@@ -146,6 +146,24 @@ picture: ...
 
 #: The output of those that need torch, with torch; without it they report that.
 WITH_TORCH = {
+    "22_pipeline.py": (
+        """\
+step  0: loss 11.0132: gradient warmed, norm warmed, update warmed
+step  1: loss 9.2952: gradient recorded, norm recorded, update recorded
+step  2: loss 6.4168: gradient replayed, norm replayed, update replayed
+step  3: loss skipped: gradient replayed
+step  4: loss 7.9094: gradient replayed, norm replayed, update replayed
+step 59: loss 0.0000: gradient replayed, norm replayed, update replayed
+w [1. 2. 3.]
+train: 3 pieces
+piece 0: gradient was replayed [T11, T12, T17]
+piece 1: norm was replayed [T11, T17]
+piece 2: update was replayed [T11, T17]
+gradient: 58 replays of 1 recording
+norm: 57 replays of 1 recording
+update: 57 replays of 1 recording
+"""
+    ),
     "21_audit.py": (
         """\
 parameter ... verdict  what happened

@@ -18,6 +18,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
@@ -36,6 +37,8 @@ from reference.numbers import (
     Shape,
     accumulation,
     compact,
+    divided,
+    divisor_dtype,
     dtype_of,
     each,
     entries_of,
@@ -44,11 +47,14 @@ from reference.numbers import (
     kind,
     name_of,
     need,
+    part_of,
     plus,
     promotion,
     rounded,
+    scale_dtype,
     scaled,
     sum_to,
+    weighed,
 )
 
 __all__ = ["InputBuffer", "Slot", "Sparse", "Zero"]
@@ -109,10 +115,24 @@ class Gradient:
     intact: bool = True  # not converted
     donated: bool = False
     unshared: bool = False  # donated, or a copy of ours
+    weight: Any = None  # W1; None: none was given
+    product: object = None  # of a term in a sum: what it added, where a weight multiplies it
 
     @property
     def array(self) -> Array:
         return array_in(self.value)
+
+    @property
+    def weighty(self) -> bool:
+        """Whether a weight changes it."""
+        return self.weight is not None and self.weight != 1
+
+    def term(self, acc: DType) -> Array | Entries:
+        """W1: what it adds to a sum that runs in this dtype."""
+        value = self.cast(acc)
+        if not self.weighty:
+            return value
+        return value.map(weighed, self.weight) if isinstance(value, Entries) else weighed(value, self.weight)
 
     @property
     def format(self) -> str:
@@ -191,6 +211,25 @@ def copy_of(x: Any, whole: bool = False) -> Any:
     return x
 
 
+def check_weight(g: Gradient, slot: Slot, exact: bool) -> None:
+    """W4: whether a contribution takes its weight."""
+    if not g.weighty or g.form not in ("dense", "sparse"):
+        return
+    dtype = dtype_of(WEAK.get(g.type, g.type))
+    floats = kind(dtype) in "fc"
+    need(floats or g.scalar != "python", TypeError, "a Python int or bool takes no weight")
+    need(not exact or g.form == "dense", TypeError, "an exact sum takes a weight with dense gradients alone")
+    weight = complex(g.weight)
+    need(kind(dtype) == "c" or not weight.imag, ValueError, f"expected a real weight, got {g.weight}")
+    whole = weight.real == int(weight.real) and -(2**63) <= weight.real < 2**63
+    need(floats or whole, ValueError, f"expected an integer as weight, got {g.weight}")
+    if floats and not exact:
+        acc = part_of(accumulation(dtype, slot.accumulate))
+        with np.errstate(all="ignore"):
+            fits = np.isfinite(rounded(np.array([weight.real, weight.imag]), acc).astype(float)).all()
+        need(fits, ValueError, f"the weight {g.weight} is not finite in {acc.name}")
+
+
 def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
     """A9, A10: g summed to the declared shape, cast to the declared dtype. `shape`: the declared, or the first's."""
     if g.form in ("undefined", "object"):
@@ -258,7 +297,7 @@ class Sum:
         if plan.action == "object":
             return replace(me, value=self.combined(g))
         if g.form == "object":
-            return replace(me, value=g.source)
+            return replace(me, value=g.source * g.weight if g.weighty else g.source)
         if self.recording:
             return replace(me, value=g.value if plan.action == "hand" else self.value)
         if g.form == "zero":
@@ -266,10 +305,14 @@ class Sum:
         acc = self.slot.accumulate or accumulation(me.dtype, None)
         if plan.action == "hand":
             own = accumulation(dtype_of(WEAK.get(g.type, g.type)), None)
-            new = g.cast(self.slot.accumulate or np.promote_types(own, acc))
+            new = g.term(acc) if g.weighty else g.cast(self.slot.accumulate or np.promote_types(own, acc))
+            if g.weighty:
+                me = replace(me, terms=(*self.terms, replace(g, product=new)))
             return replace(me, value=new, stored=len(new.values) if isinstance(new, Entries) else 0, starts=acc)
         old, stored = self.started().widened(acc)
-        me, new = replace(me, starts=None), g.cast(acc)
+        me, new = replace(me, starts=None), g.term(acc)
+        if g.weighty:
+            me = replace(me, terms=(*self.terms, replace(g, product=new)))
         if isinstance(old, Entries) and isinstance(new, Entries):
             if plan.action == "merge coo":
                 old, new = old.as_coo(), new.as_coo()
@@ -302,6 +345,8 @@ class Sum:
     def combined(self, g: Gradient) -> object:
         """A1, A8: this sum + g, by the slot's combine or the objects' own operators."""
         old, new = self.result(), g.source if g.intact else Sum(self.slot, False).plus(g).result()
+        if g.weighty:
+            new = new * g.weight
         plain = [read(x, anything=True).form != "object" for x in (old, new)]
         if all(plain):
             shapes = [getattr(x, "shape", ()) for x in (old, new)]
@@ -358,32 +403,46 @@ class Sum:
             "the sum of its Python ints does not fit; add floats, or object arrays, whose + has no limit",
         )
 
-    def finished(self, scale: object = None, into: Array | None = None) -> Array | Entries:
+    def finished(
+        self, scale: Any = None, into: Array | None = None, divisor: Fraction | None = None
+    ) -> Array | Entries:
         """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`; for that it is dense."""
         dtype = self.dtype if into is None else into.dtype
         if self.form == "zero":
             return np.zeros(self.terms[0].shape, dtype)
         self.check(scale)
-        value, _ = self.widened(self.slot.accumulate or accumulation(self.dtype, None))
+        acc = self.slot.accumulate or accumulation(self.dtype, None)
+        value, _ = self.widened(acc)
+        last = acc if scale is None else scale_dtype(scale, acc)
+        last = last if divisor is None else np.promote_types(last, divisor_dtype(divisor, acc))
         if not isinstance(value, Entries):
             dense = array_in(value)
+            if divisor is not None:
+                dense = divided(rounded(dense, last), divisor)
             return rounded(dense if scale is None else scaled(dense, scale), dtype)
+        if divisor is not None:
+            value = value.coalesced().map(rounded, last).map(divided, divisor)
         if scale is not None or into is not None or (len(self.main) > 1 and value.values.dtype != dtype):
             value = value.coalesced()
         value = (value if scale is None else value.map(scaled, scale)).map(rounded, dtype)
         return value if into is None else value.after(np.zeros(self.main[0].shape, dtype))
 
-    def result(self, scale: object = None, own: bool = False) -> object:
+    def result(self, scale: Any = None, own: bool = False, divisor: Fraction | None = None) -> object:
         """The result, of the kind of the first contribution (D15); `own`: in memory of its own."""
+        if self.form == "object" and divisor is not None:
+            return self.value / float(divisor)  # type: ignore[operator]
         if self.form in ("undefined", "object"):
             return self.value
         self.check(scale)
         g, one, dtype = self.main[0], len(self.main) == 1, self.dtype
-        if one and g.intact and (scale is None or self.form == "zero") and dtype.name == WEAK.get(g.type, g.type):
+        plain = g.intact and not g.weighty and divisor is None
+        if one and plain and (scale is None or self.form == "zero") and dtype.name == WEAK.get(g.type, g.type):
             return copy_of(g.source, whole=True) if own and not self.recording else g.source  # A14
         if isinstance(g.source, Zero):
+            if one and g.intact and dtype.name == g.type:
+                return g.source
             return type(g.source)(g.shape, dtype)
-        value = self.finished(scale)
+        value = self.finished(scale, divisor=divisor)
         if isinstance(value, Entries):
             return value.like(g.source, g.shape)
         if all(g.scalar for g in self.main):
@@ -501,7 +560,7 @@ class InputBuffer:
         return len(self.slots)
 
     def add(self, slot: int, gradient: object, *, key: int | None = None, stream: object = None, donate: bool = False,
-            copy: bool = False) -> None:  # fmt: skip
+            copy: bool = False, weight: Any = None, exact: bool = False) -> None:  # fmt: skip
         """Park one gradient; fold what is ready when the parked bytes pass the budget."""
         i, where = self._at(slot)
         need(
@@ -514,6 +573,8 @@ class InputBuffer:
         try:
             g = read(gradient, declared.combine is not None)
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
+            g = replace(g, weight=weight)
+            check_weight(g, declared, exact)
             if g.type and not self.create_graph:
                 accumulation(dtype_of(WEAK.get(g.type, g.type)), declared.accumulate)
                 promotion(me.types() | {g.type})
@@ -521,7 +582,7 @@ class InputBuffer:
         except (TypeError, ValueError, BufferError, OverflowError) as e:
             raise type(e)(f"{where}, key {key}: {e}") from None
         if copy and g.intact and g.form in ("dense", "sparse"):
-            g = replace(read(copy_of(gradient)), type=g.type, unshared=True)
+            g = replace(read(copy_of(gradient)), type=g.type, unshared=True, weight=weight)
         me.keyed, me.came[number] = key is not None, replace(g, donated=donate, unshared=donate or g.unshared)
         parked = sum(x.nbytes for p in self.passes for g in p.parked() for x in g.memory)
         if parked > self.budget and not self.busy[i]:

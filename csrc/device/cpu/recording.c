@@ -220,6 +220,11 @@ static void cpu_accesses(const fan_recording *r, fan_recording_visit visit, void
         i++;
 }
 
+static size_t cpu_kernels(const fan_recording *r)
+{
+    return r->n;
+}
+
 static fan_status cpu_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes,
                              fan_error *err)
 {
@@ -238,5 +243,6 @@ const fan_recorder fan_cpu_recorder = {
     .drop = recording_free,
     .accesses = cpu_accesses,
     .accesses_all = true,
+    .kernels = cpu_kernels,
     .poison = cpu_poison,
 };

@@ -167,6 +167,7 @@ enum {
     FAN_CU_CAPTURE_BROKEN = 2,
     FAN_CU_CAPTURE_MODE_THREAD_LOCAL = 1, /* only calls of this thread can break the capture */
     FAN_CU_CAPTURE_MODE_RELAXED = 2,
+    FAN_CU_NODE_MEMSET = 2, /* below it: kernels and copies */
     FAN_CU_NODE_MEM_ALLOC = 10,
     FAN_CU_NODE_MEM_FREE = 11,
     FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,

@@ -30,6 +30,7 @@ struct fan_recording {
     uint64_t capture;
     fan_cu_exec exec; /* NULL while in progress */
     uint64_t bytes;
+    size_t kernels; /* with copies and fills */
     recorder_touch *touches;
     size_t n, cap;
 };
@@ -160,9 +161,10 @@ static void recorder_halt(fan_cuda_part *p, fan_stream *origin)
     }
 }
 
-/* recorder_check_nodes: checks that no node allocates or frees. */
-static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan_error *err)
+/* recorder_check_nodes: checks that no node allocates or frees, and counts those that work. */
+static fan_status recorder_check_nodes(fan_recording *r, fan_cu_graph graph, fan_error *err)
 {
+    fan_cuda_part *p = r->part;
     const fan_cuda_api *api = fan__cuda_api_of(p);
     size_t n = 0;
     FAN_TRY(fan__cuda_check(p, api->GraphGetNodes(graph, NULL, &n), "cuGraphGetNodes", err));
@@ -177,6 +179,7 @@ static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan
             fan__cuda_check(p, api->GraphNodeGetType(nodes[i], &type), "cuGraphNodeGetType", err);
         const char *verb = "frees";
         const char *call = "cuMemFreeAsync";
+        r->kernels += type <= FAN_CU_NODE_MEMSET;
         if (type == FAN_CU_NODE_MEM_ALLOC) {
             verb = "allocates";
             call = "cuMemAllocAsync";
@@ -202,7 +205,7 @@ static fan_status recorder_make(fan_recording *r, fan_cu_graph graph, fan_error 
     size_t before = 0;
     size_t after = 0;
     size_t all = 0;
-    FAN_TRY(recorder_check_nodes(p, graph, err));
+    FAN_TRY(recorder_check_nodes(r, graph, err));
     FAN_TRY(fan__cuda_check(p, api->MemGetInfo(&before, &all), "cuMemGetInfo", err));
     FAN_TRY(fan__cuda_check(p, api->GraphInstantiateWithFlags(&r->exec, graph, 0),
                             "cuGraphInstantiate", err));
@@ -348,6 +351,11 @@ static uint64_t recorder_bytes(const fan_recording *r)
     return r->bytes;
 }
 
+static size_t recorder_kernels(const fan_recording *r)
+{
+    return r->kernels;
+}
+
 static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes,
                                   fan_error *err)
 {
@@ -371,5 +379,6 @@ const fan_recorder fan__cuda_recorder = {
     .drop = recorder_drop,
     .accesses = recorder_accesses,
     .bytes = recorder_bytes,
+    .kernels = recorder_kernels,
     .poison = recorder_poison,
 };

@@ -393,6 +393,15 @@ static void recorder_accesses(const fan_recording *recording, fan_recording_visi
     }
 }
 
+static size_t recorder_kernels(const fan_recording *recording)
+{
+    const fan_sim_graph *g = (const fan_sim_graph *)recording;
+    size_t n = 0;
+    for (const fan_sim_command *c = g->head; c; c = c->next)
+        n += c->kind == FAN_COMMAND_WORK;
+    return n;
+}
+
 /* Memory that is to be poisoned. */
 typedef struct recorder_range {
     void *data;
@@ -449,6 +458,7 @@ const fan_recorder fan_sim_recorder = {
     .drop = recorder_drop,
     .accesses = recorder_accesses,
     .accesses_all = true,
+    .kernels = recorder_kernels,
     .poison = recorder_poison,
     .always_poisons = true,
 };

@@ -73,6 +73,7 @@ static void array_dealloc(PyObject *o)
      * another host thread. */
     Py_BEGIN_ALLOW_THREADS
         fan_array_drop(self->a);
+        fan_array_drop(self->replaced);
         fan_device_drop(self->d);
     Py_END_ALLOW_THREADS
     type->tp_free(o);

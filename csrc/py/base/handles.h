@@ -17,6 +17,9 @@ typedef struct fan_array_object {
     PyObject_HEAD fan_array *a; /* held; never NULL */
     fan_device *d;              /* held; never NULL */
     PyObject *weakrefs;
+    /* held: what `a` was when its step ended, which a call on another thread may still use
+     * (keep="held"); NULL: `a` was never replaced */
+    fan_array *replaced;
 } fan_array_object;
 
 /* An InputBuffer begins like this (py/buffer/buffer_object.h). */

@@ -489,9 +489,16 @@ static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void 
                              void *node_hooks, fan_error *err)
 {
     leaf_object *self = (leaf_object *)fan_node_object(leaf);
+    if (self->divert && c->weight.on && !c->reduced) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: weight: a fanin.dist.Reducer collects its gradients: give the weight to "
+                     "reducer.accumulate(weight=), or to reducer.at(key, weight=)",
+                     fan_node_name(leaf).text);
+        return status_of(-1, err);
+    }
     if (self->divert)
         return status_of(fan_leaf_divert(self, sum), err);
-    int bad = fan_leaf_accumulate(self, sum, c->create_graph);
+    int bad = fan_leaf_accumulate(self, sum, c->create_graph, c->weight);
     if (!bad)
         bad = fan_hooks_accumulated(&self->base, node_hooks);
     return status_of(bad, err);

@@ -218,6 +218,7 @@ typedef struct fan_sum_options {
     PyObject *out;     /* where the sum is written; NULL: a new object */
     bool writable;     /* the sum shares no memory with the gradients */
     bool create_graph; /* the sum is recorded (A1, L6) */
+    fan_weight weight; /* multiplies the last of the gradients (W1) */
 } fan_sum_options;
 /* fan_node_sum: the sum of one or two gradients (NULL: one) of a slot, by a buffer of the node's
  * slots. New reference, or NULL with an exception. */
@@ -226,8 +227,9 @@ PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObjec
 
 /* ---- leaf.c ---- */
 
-/* fan_leaf_accumulate: may take *sum, and sets it to NULL then. recording: L6. */
-int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording);
+/* fan_leaf_accumulate: may take *sum, and sets it to NULL then, or replace it. recording: L6.
+ * weight: multiplies the sum (W8). */
+int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording, fan_weight weight);
 /* fan_leaf_divert: gives the sum to `divert`; may take it, and sets *sum to NULL then. */
 int fan_leaf_divert(leaf_object *self, void **sum);
 /* fan_leaf_grad_now: .grad of a leaf without accumulate=; new reference; NULL: none, or an
@@ -258,7 +260,7 @@ void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *li
 
 extern const fan_engine_frontend fan_python_engine;
 
-/* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as
+/* The parameters of backward and, but for the last two, grad, and, but for the last three, walk, as
  * core.pyi declares them. */
 enum {
     FAN_PASS_ROOTS,
@@ -272,6 +274,7 @@ enum {
     FAN_PASS_BUDGET,
     FAN_PASS_WORKERS,
     FAN_PASS_REDUCER,
+    FAN_PASS_WEIGHT,
     FAN_PASS_ARGS
 };
 

@@ -159,6 +159,22 @@ static int pass_read_options(pass_parts *parts, PyObject *const *a)
     return 0;
 }
 
+/* pass_read_weight: of backward alone. A weight of 1 changes nothing. */
+static int pass_read_weight(pass_parts *parts, PyObject *const *a)
+{
+    fan_backward_config *c = &parts->config;
+    if (c->capture || parts->is_walk || !fan_given(a[FAN_PASS_WEIGHT]))
+        return 0;
+    fan_error_context w = {.buffer = c->call, .slot = -1, .key = -1};
+    fan_error_context_push(&w);
+    int bad = fan_weight_arg(a[FAN_PASS_WEIGHT], "weight", &c->weight);
+    fan_error_context_pop(&w);
+    if (c->weight.re == 1 && c->weight.im == 0)
+        c->weight.on = false;
+    c->reduced = fan_given(a[FAN_PASS_REDUCER]) != NULL;
+    return bad;
+}
+
 static int pass_read_functions(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
@@ -307,7 +323,7 @@ static int parse(pass_parts *parts, PyObject *const *a)
     fan_backward_config *c = &parts->config;
     if (c->capture && a[FAN_PASS_INPUTS] == Py_None)
         return fan_set_error(PyExc_TypeError, "grad() needs 'inputs'");
-    if (pass_read_options(parts, a) < 0)
+    if (pass_read_options(parts, a) < 0 || pass_read_weight(parts, a) < 0)
         return -1;
     if (sequence_of(parts, "roots", a[FAN_PASS_ROOTS], &parts->roots) < 0)
         return -1;
@@ -414,7 +430,8 @@ static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
                             "backward: reducer: expected a fanin.dist.Reducer, got %s",
                             FAN_TYPE_TEXT(reducer));
     }
-    PyObject *block = PyObject_CallMethod(reducer, "_reduced", NULL);
+    PyObject *weight = fan_or_none(a[FAN_PASS_WEIGHT]);
+    PyObject *block = PyObject_CallMethod(reducer, "_reduced", "OO", Py_False, weight);
     if (!block)
         return NULL;
     if (fan_drop_result(fan_block_begin(block)) < 0) {
@@ -523,7 +540,7 @@ static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
     }
     /* the only reference may become .grad itself (L3) */
     PyList_SetItem(a[1], i, Py_NewRef(Py_None));
-    int bad = fan_leaf_accumulate(leaf, &sum, false);
+    int bad = fan_leaf_accumulate(leaf, &sum, false, (fan_weight){.on = false});
     if (!bad)
         digest_reduced(leaf);
     if (!bad)

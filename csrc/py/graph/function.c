@@ -29,7 +29,8 @@ typedef struct graph_function {
     PyObject *all_roles;  /* bytes: */
     const uint8_t *roles; /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
-    bool keeps;
+    bool keeps;              /* outputs are not the function's own objects */
+    bool holds;              /* keep="held" */
     fan_tree_report last;    /* without rules: it was not called */
     fan_tree_result scratch; /* room for a result, between calls */
     PyObject *weakrefs;
@@ -96,6 +97,17 @@ static uint8_t role_of(const graph_function *self, size_t i)
 static bool on_cpu(const graph_function *self)
 {
     return !self->tree->d->backend->has_streams;
+}
+
+/* ---- the calls of a pipeline ---- */
+
+static _Thread_local fan_graph_calls calls;
+
+fan_graph_calls fan_graph_calls_set(fan_graph_calls now)
+{
+    fan_graph_calls before = calls;
+    calls = now;
+    return before;
 }
 
 /* ---- a body ---- */
@@ -242,10 +254,13 @@ static int body_call(graph_call *call, fan_array *const *in, fan_tree_result *ou
     if (!args)
         return -1;
     PyObject *result;
+    /* calls inside of the function are a part of it */
+    fan_graph_calls before = fan_graph_calls_set((fan_graph_calls){0});
     if (on_cpu(self))
         result = call_on_cpu(call, args);
     else
         result = PyObject_Call(self->fn, args, NULL);
+    (void)fan_graph_calls_set(before);
     Py_DECREF(args);
     Py_XSETREF(call->result, result);
     if (!result)
@@ -422,15 +437,33 @@ static int key_of(const graph_function *self, PyObject *const *args, size_t n, P
 
 /* ---- a call ---- */
 
+/* output_hold: lists an output that is copied if it lives at the end of the step: 0, or -1 with an
+ * exception. */
+static int output_hold(fan_graph_tree_object *tree, PyObject *output)
+{
+    PyObject *ref = PyWeakref_NewRef(output, NULL);
+    int failed = -1;
+    if (!tree->held)
+        tree->held = PyList_New(0);
+    if (ref && tree->held)
+        failed = PyList_Append(tree->held, ref);
+    Py_XDECREF(ref);
+    return failed;
+}
+
 /* object_of: an output: the caller's own object if it is an operand. */
 static PyObject *object_of(const graph_call *call, fan_array *a)
 {
+    const graph_function *self = call->self;
     if (!a)
         return Py_NewRef(Py_None);
     for (size_t i = 0; i < call->n; i++)
         if (call->in[i] == a)
             return Py_NewRef(call->args[i]);
-    return fan_array_wrap(a, call->self->tree->d);
+    PyObject *made = fan_array_wrap(a, self->tree->d);
+    if (made && self->holds && fan_tree_memory_under(a) && output_hold(self->tree, made) < 0)
+        Py_CLEAR(made);
+    return made;
 }
 
 static PyObject *result_of(const graph_call *call, const fan_tree_result *result)
@@ -512,6 +545,22 @@ static PyObject *call_done(const graph_call *call, const fan_tree_report *report
     return result_of(call, result);
 }
 
+/* call_list: lists a call for the pipeline that runs on this thread: the function when it begins,
+ * its outcome when it ends. 0, or -1 with an exception. */
+static int call_list(const graph_call *call, const fan_tree_report *ended)
+{
+    if (calls.tree != call->self->tree)
+        return 0;
+    if (!ended)
+        return PyList_Append(calls.list, (PyObject *)call->self);
+    PyObject *outcome = PyLong_FromLong((long)ended->outcome);
+    int failed = -1;
+    if (outcome)
+        failed = PyList_Append(calls.list, outcome);
+    Py_XDECREF(outcome);
+    return failed;
+}
+
 static PyObject *call_with(graph_call *call, uint64_t key)
 {
     graph_function *self = call->self;
@@ -526,6 +575,8 @@ static PyObject *call_with(graph_call *call, uint64_t key)
                           .call_site = call_site,
                           .body = {body_run, body_warn, body_collect, body_cause, call}};
     PyObject *made = NULL;
+    if (call_list(call, NULL) < 0)
+        return NULL;
     self->scratch = (fan_tree_result){0};
     fan_call_site(call_site, sizeof call_site);
     Py_BEGIN_ALLOW_THREADS
@@ -533,6 +584,8 @@ static PyObject *call_with(graph_call *call, uint64_t key)
     Py_END_ALLOW_THREADS
     if (status == FAN_OK)
         made = call_done(call, &report, &result);
+    if (made && call_list(call, &report) < 0)
+        Py_CLEAR(made);
     fan_tree_result_clear(&result);
     if (self->scratch.at) /* another thread's call has ended meanwhile */
         fan_tree_result_fini(&result);
@@ -602,34 +655,57 @@ static PyObject *name_of(PyObject *fn)
     return PyUnicode_FromString("function");
 }
 
-/* function_options: reads roles= and keep= (NULL: the default), and makes the core's function: 0,
- * or -1 with an exception. */
-static int function_options(graph_function *self, PyObject *roles, PyObject *keep)
+/* The parameters of GraphTree.function. */
+enum {
+    FN,
+    ROLES,
+    KEEP,
+    KEY,
+    ONLY,
+    MIN_KERNELS
+};
+
+/* function_options: reads the options (NULL: the default), and makes the core's function: 0, or -1
+ * with an exception. */
+static int function_options(graph_function *self, PyObject *const *a)
 {
     fan_error err = {0};
-    const bool *flags = NULL;
-    size_t nkeep = SIZE_MAX;
+    fan_tree_function_options read = {.nkeep = SIZE_MAX};
+    PyObject *keep = a[KEEP] ? a[KEEP] : Py_False;
+    PyObject *only = a[ONLY] ? a[ONLY] : Py_None;
+    int64_t kernels = 0;
     PyObject *options;
-    keep = keep ? keep : Py_False;
-    if (roles)
-        options = fan_call(TREES, "options", "(OO)", roles, keep);
+    if (fan_number_arg(a[MIN_KERNELS], "function: min_kernels", &kernels) < 0)
+        return -1;
+    if (kernels < 0)
+        return fan_set_error(PyExc_ValueError,
+                             "function: min_kernels: expected a number of at least 0, got %lld",
+                             (long long)kernels);
+    read.min_kernels = (size_t)kernels;
+    if (a[ROLES])
+        options = fan_call(TREES, "options", "(OOO)", a[ROLES], keep, only);
     else
-        options = fan_call(TREES, "options", "(sO)", "auto", keep);
+        options = fan_call(TREES, "options", "(sOO)", "auto", keep, only);
     if (!options)
         return -1;
     PyObject *kept = PyTuple_GET_ITEM(options, 2); /* None: all */
     if (kept != Py_None) {
-        nkeep = (size_t)PyBytes_GET_SIZE(kept);
-        flags = (const bool *)PyBytes_AS_STRING(kept);
+        read.nkeep = (size_t)PyBytes_GET_SIZE(kept);
+        read.keep = (const bool *)PyBytes_AS_STRING(kept);
     }
-    self->keeps = nkeep > 0;
+    PyObject *sizes = PyTuple_GET_ITEM(options, 3);
+    read.nonly = (size_t)PyBytes_GET_SIZE(sizes) / sizeof *read.only;
+    read.only = (const int64_t *)(const void *)PyBytes_AS_STRING(sizes);
+    self->holds = PyTuple_GET_ITEM(options, 4) == Py_True;
+    self->keeps = read.nkeep > 0 || self->holds;
     self->all_roles = Py_NewRef(PyTuple_GET_ITEM(options, 0));
     self->roles = (const uint8_t *)PyBytes_AS_STRING(self->all_roles);
     if (PyTuple_GET_ITEM(options, 1) == Py_True)
         self->nroles = (size_t)PyBytes_GET_SIZE(self->all_roles);
+    read.roles = self->roles;
+    read.nroles = self->nroles;
     fan_status status =
-        fan_tree_function_new(self->tree->t, PyUnicode_AsUTF8(self->name), self->roles,
-                              self->nroles, flags, nkeep, &self->f, &err);
+        fan_tree_function_new(self->tree->t, PyUnicode_AsUTF8(self->name), &read, &self->f, &err);
     Py_DECREF(options);
     if (status == FAN_OK)
         return 0;
@@ -639,12 +715,6 @@ static int function_options(graph_function *self, PyObject *roles, PyObject *kee
 
 PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a)
 {
-    enum {
-        FN,
-        ROLES,
-        KEEP,
-        KEY
-    };
     PyObject *fn = a[FN];
     PyObject *key = a[KEY];
     PyTypeObject *type = fan_state_get()->graph_function_type;
@@ -667,7 +737,7 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
     self->name = name_of(fn);
     if (self->name)
         self->keys = fan_call(TREES, "Keys", "(O)", self->name);
-    if (!self->keys || function_options(self, a[ROLES], a[KEEP]) < 0)
+    if (!self->keys || function_options(self, a) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -689,6 +759,22 @@ static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
     if (!last)
         return NULL;
     return fan_call(TREES, "explained", "(ON)", function_self(o)->name, last);
+}
+
+static PyObject *function_get_stats(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_tree_function_stats s;
+    fan_tree_function *f = function_self(o)->f;
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_function_get_stats(f, &s);
+    Py_END_ALLOW_THREADS
+    return fan_call(TREES, "FunctionStats", "(KKKKK)", s.warmed, s.recorded, s.replayed, s.eager,
+                    s.nodes);
+}
+
+static PyObject *function_get_tree(PyObject *o, void *Py_UNUSED(closure))
+{
+    return Py_NewRef((PyObject *)function_self(o)->tree);
 }
 
 static PyObject *function_get_form(PyObject *o, void *Py_UNUSED(closure))

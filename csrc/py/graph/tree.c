@@ -1,6 +1,7 @@
 /* graph_tree: fanin.GraphTree: made and freed; its steps, which are objects of their own; then its
  * methods: functions, close, pictures, statistics. */
 #include "py/graph/tree_object.h"
+#include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 #include "py/base/args.h"
 
@@ -75,12 +76,83 @@ static void tree_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     if (tree_self(o)->weakrefs)
         PyObject_ClearWeakRefs(o);
+    Py_CLEAR(tree_self(o)->held);
     Py_BEGIN_ALLOW_THREADS
         fan_tree_drop(tree_self(o)->t);
         fan_device_drop(tree_self(o)->d);
     Py_END_ALLOW_THREADS
     type->tp_free(o);
     Py_DECREF(type);
+}
+
+/* ---- outputs that are held when their step ends ---- */
+
+/* copy_one: the handle is of a copy from now on: 0, or -1 with an exception. */
+static int copy_one(const fan_graph_tree_object *tree, PyObject *handle)
+{
+    fan_array_object *output = fan_array_self(handle);
+    fan_error err = {0};
+    fan_status status;
+    fan_array *made = NULL;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_copied(tree->t, output->a, &made, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        return -1;
+    }
+    if (output->replaced || made == output->a) { /* another thread was faster */
+        fan_array_drop(made);
+        return 0;
+    }
+    output->replaced = output->a;
+    output->a = made;
+    return 0;
+}
+
+/* copy_held: before a step ends, if it is the last open one: copies the listed outputs that live:
+ * 0, or -1 with the exception of the first that could not be copied; it ends with the step. */
+static int copy_held(fan_graph_tree_object *tree)
+{
+    PyObject *raised = NULL;
+    if (!tree->held || fan_tree_open_steps(tree->t) > 1)
+        return 0;
+    PyObject *list = tree->held;
+    tree->held = NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
+        PyObject *handle = PyObject_CallNoArgs(PyList_GET_ITEM(list, i));
+        bool lives = handle && handle != Py_None;
+        if (!handle || (lives && copy_one(tree, handle) < 0)) {
+            PyObject *one = fan_exception_take();
+            if (raised)
+                Py_XDECREF(one);
+            else
+                raised = one;
+        }
+        Py_XDECREF(handle);
+    }
+    Py_DECREF(list);
+    if (!raised)
+        return 0;
+    fan_exception_put(raised);
+    return -1;
+}
+
+/* end_step: 0, or -1 with the exception of a held output that could not be copied. */
+static int end_step(fan_graph_tree_object *tree, const char *call_site)
+{
+    PyObject *before = fan_exception_take();
+    int failed = copy_held(tree);
+    PyObject *raised = fan_exception_take();
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_step_end(tree->t, call_site);
+    Py_END_ALLOW_THREADS
+    if (before) {
+        Py_XDECREF(raised);
+        raised = before;
+    }
+    fan_exception_put(raised);
+    return failed;
 }
 
 /* ---- steps ---- */
@@ -95,11 +167,9 @@ static void step_dealloc(PyObject *o)
 {
     PyTypeObject *type = Py_TYPE(o);
     graph_step *self = (graph_step *)o;
-    for (; self->entered > 0; self->entered--) { /* ends it here */
-        Py_BEGIN_ALLOW_THREADS
-            fan_tree_step_end(tree_self(self->tree)->t, "the line that dropped it");
-        Py_END_ALLOW_THREADS
-    }
+    for (; self->entered > 0; self->entered--) /* ends it here */
+        if (end_step(tree_self(self->tree), "the line that dropped it") < 0)
+            PyErr_WriteUnraisable(NULL);
     Py_XDECREF(self->tree);
     type->tp_free(o);
     Py_DECREF(type);
@@ -135,9 +205,8 @@ static PyObject *step_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
                             "the step was begun on another thread: end it there");
     self->entered--;
     fan_call_site(call_site, sizeof call_site);
-    Py_BEGIN_ALLOW_THREADS
-        fan_tree_step_end(tree_self(self->tree)->t, call_site);
-    Py_END_ALLOW_THREADS
+    if (end_step(tree_self(self->tree), call_site) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -190,6 +259,79 @@ static PyObject *tree_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
     return tree_close(o, NULL);
 }
 
+/* ---- pipelines ---- */
+
+static PyObject *tree_pipeline(PyObject *o, PyObject *const *a)
+{
+    if (!a[1])
+        return fan_call(PIPELINES, "made", "(OO)", o, a[0]);
+    return fan_call(PIPELINES, "made", "(OOO)", o, a[0], a[1]);
+}
+
+/* tree_run_begin: begins a step, in which the calls of this thread's functions are listed in
+ * `list`. Returns the list of the pipeline that runs already; else True if this is a step of its
+ * own, and False inside of one. */
+static PyObject *tree_run_begin(PyObject *o, PyObject *list)
+{
+    fan_graph_tree_object *self = tree_self(o);
+    bool inside = fan_tree_in_step(self->t);
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_step_begin(self->t, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    fan_graph_calls before = fan_graph_calls_set((fan_graph_calls){self, list});
+    if (before.tree)
+        return Py_NewRef(before.list);
+    return PyBool_FromLong(!inside);
+}
+
+/* tree_run_end: `before`: what tree_run_begin returned. */
+static PyObject *tree_run_end(PyObject *o, PyObject *before)
+{
+    fan_graph_tree_object *self = tree_self(o);
+    fan_graph_calls outer = {0};
+    char call_site[96];
+    if (!PyBool_Check(before))
+        outer = (fan_graph_calls){self, before};
+    (void)fan_graph_calls_set(outer);
+    fan_call_site(call_site, sizeof call_site);
+    if (end_step(self, call_site) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *tree_copied(PyObject *o, PyObject *array)
+{
+    fan_graph_tree_object *self = tree_self(o);
+    fan_error err = {0};
+    fan_status status;
+    fan_array *made = NULL;
+    if (Py_TYPE(array) != fan_state_get()->array_type)
+        return Py_NewRef(array);
+    fan_array *a = fan_array_self(array)->a;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_copied(self->t, a, &made, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    PyObject *copy = made == a ? Py_NewRef(array) : fan_array_wrap(made, self->d);
+    fan_array_drop(made);
+    return copy;
+}
+
+static PyObject *tree_warm_again(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_warm_again(tree_self(o)->t, &err);
+    Py_END_ALLOW_THREADS
+    return fan_done(status, &err);
+}
+
 static PyObject *tree_function(PyObject *o, PyObject *const *a)
 {
     return fan_graph_function_make(tree_self(o), a);
@@ -235,8 +377,9 @@ static void recording_show(void *ctx, const fan_tree_recording_info *s)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return;
-    list_append(ctx, Py_BuildValue("(iisKKKN)", s->node, s->parent, s->function, s->owns,
-                                   s->reaches, s->replays, PyBool_FromLong(s->current)));
+    list_append(ctx,
+                Py_BuildValue("(iisKKKNK)", s->node, s->parent, s->function, s->owns, s->reaches,
+                              s->replays, PyBool_FromLong(s->current), s->kernels));
     fan_gil_leave(&gil);
 }
 
@@ -268,6 +411,16 @@ static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
         fan_tree_visit_memory(tree_self(o)->t, piece_show, &list);
     Py_END_ALLOW_THREADS
     return list;
+}
+
+static PyObject *tree_get_recordings(PyObject *o, void *Py_UNUSED(closure))
+{
+    PyObject *rows = tree_recordings(o, NULL);
+    PyObject *memory = rows ? tree_memory(o, NULL) : NULL;
+    PyObject *made = memory ? fan_call(TREES, "recordings", "(OO)", rows, memory) : NULL;
+    Py_XDECREF(rows);
+    Py_XDECREF(memory);
+    return made;
 }
 
 static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))

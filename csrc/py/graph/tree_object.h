@@ -9,11 +9,22 @@ typedef struct fan_graph_tree_object {
     PyObject_HEAD fan_tree *t; /* held */
     fan_device *d;             /* held */
     PyObject *weakrefs;
+    PyObject *held;  /* a list of weak references to outputs that are copied if they live at the end
+                      * of the step; NULL: none yet */
     unsigned verify; /* its option: above 0 the functions keep what a recording found outside */
 } fan_graph_tree_object;
 
 #define TREES "fanin.graph.trees"     /* the module of their Python part */
 #define PICTURE "fanin.graph.picture" /* the one that draws them */
+#define PIPELINES "fanin.graph.pipelines"
+
+/* fan_graph_calls: the pipeline that runs on this thread: its tree, and the list that gets the
+ * calls of functions; borrowed. tree NULL: there is none. Returns the values of before. */
+typedef struct fan_graph_calls {
+    const fan_graph_tree_object *tree;
+    PyObject *list;
+} fan_graph_calls;
+fan_graph_calls fan_graph_calls_set(fan_graph_calls now);
 
 /* fan_graph_function_make: GraphTree.function, with its parameters. */
 PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
@@ -19,6 +20,12 @@ T_co = TypeVar("T_co", covariant=True)
 def end_of(timeout: float | None) -> float:
     """The time by `time.monotonic()` at which a wait of so many seconds is over; infinity for None."""
     return math.inf if timeout is None else time.monotonic() + timeout
+
+
+def end_reason() -> str:
+    """Why Python ends, for the other ranks: empty for a normal end."""
+    error = getattr(sys, "last_value", None)  # sys.exit() sets none
+    return "" if error is None else f": {type(error).__name__}: {error}"
 
 
 class Late(TimeoutError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import operator
 import os
 import sys
 import threading
@@ -82,6 +83,7 @@ class Group:
         self.timeout = seconds("group", timeout)
         self._number = next(_numbers)  #: for traces
         self._passes = 0
+        self._step: int | None = None
         self._tally = Tally()
         self._closed: str | None = None
         self._process = os.getpid()
@@ -110,6 +112,40 @@ class Group:
         (0, 0, 1, 1)
         """
         return self._nodes
+
+    @property
+    def step(self) -> int | None:
+        """The number of this rank's training step; None, the default: it is not known.
+
+        Set it at the beginning of each step. It travels with each sum, and ranks at different steps raise
+        fanin.PeerError, which names them. Without it the sums of a rank that left a step out, because its loader or
+        its forward raised and the loop went on, pair with the sums of another step of the others, in silence.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When it is set to neither None nor a non-negative integer.
+
+        >>> def train(group):
+        ...     for group.step in range(3):
+        ...         if (group.rank, group.step) == (1, 1):
+        ...             continue  # its batch could not be read
+        ...         fanin.dist.add_n([np.ones(2)], group)
+        >>> fanin.dist.threads(2, train)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        fanin.errors.PeerError: add_n, pass 2, bucket 0: rank 1 is at step 2, ... rank 0 at step 1, ...
+        """
+        return self._step
+
+    @step.setter
+    def step(self, number: int | None) -> None:
+        if number is not None:
+            if isinstance(number, bool) or not hasattr(number, "__index__"):
+                raise TypeError(f"group.step: expected an integer, or None, got {type_of(number)}")
+            number = operator.index(number)
+            if number < 0:
+                raise ValueError(f"group.step: expected a non-negative integer, got {number}")
+        self._step = number
 
     def _place(self, nodes: tuple[int, ...]) -> None:
         self._nodes, self._levels = nodes, levels_of(self.rank, nodes)
@@ -293,7 +329,13 @@ class Call(_core.Block):
 
     def __init__(self, group: Group, name: str, number: int, bucket: int, timeout: float | None) -> None:
         self.group, self.name, self.timeout = group, name, timeout
-        self.at: Header = {"call": name, "pass": number, "bucket": bucket, "nodes": group._nodes_text}
+        self.at: Header = {
+            "step": group._step,
+            "call": name,
+            "pass": number,
+            "bucket": bucket,
+            "nodes": group._nodes_text,
+        }
         self.title = f"bucket {bucket}"  #: in traces
         self.data_ns = (0, 0)  #: when its data began and ended to travel
         self._summing = 0  #: since when the owner sums what came
@@ -322,6 +364,11 @@ class Call(_core.Block):
         """The error of something that every rank sees in the same headers: the group stays open."""
         self._over = True
         return PeerError(f"{self.where}: {message}", rank, leaf)
+
+    def no_divisor(self, message: str) -> ZeroDivisionError:
+        """The error of a mean without a divisor, which every rank sees in the same headers: the group stays open."""
+        self._over = True
+        return ZeroDivisionError(f"{self.where}: {message}")
 
     @property
     def where(self) -> str:
@@ -399,7 +446,7 @@ class Call(_core.Block):
                 leaf, text = h["failure"]["leaf"], h["failure"]["text"]
                 raise self.refuse(f"rank {rank} failed{text}", rank, leaf)
         for rank, h in enumerate(headers):
-            mine, other = (", ".join(f"{k} {x[k]}" for k in self.at) for x in (headers[0], h))
+            mine, other = (", ".join(f"{k} {x[k]}" for k in self.at if x[k] is not None) for x in (headers[0], h))
             if mine != other:
                 raise self.refuse(f"rank {rank} is at {other}, rank 0 at {mine}", rank)
         return headers
@@ -479,7 +526,9 @@ def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout
     TypeError
         If `x` is none of these.
     RuntimeError
-        Without `x`, if there is neither torch.distributed's world nor mpi4py; for an MPI without MPI_THREAD_MULTIPLE.
+        Without `x`, if there is neither torch.distributed's world nor mpi4py, or if a launcher's environment says more
+        ranks than the one that was found has (naming it in `x` uses it as it is); for an MPI without
+        MPI_THREAD_MULTIPLE.
     ValueError
         For a communicator that was freed, a process group that was destroyed, an intercommunicator, `nodes` that are
         not those of all ranks, or a `timeout` that is not positive.
@@ -501,13 +550,45 @@ def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout
     return made
 
 
+#: Where a launcher says how many ranks it started, and what makes them one group.
+_LAUNCHERS = {
+    "WORLD_SIZE": "call torch.distributed.init_process_group() before fanin.dist.group()",
+    "OMPI_COMM_WORLD_SIZE": "mpi4py is of another MPI than the launcher: install mpi4py for Open MPI",
+    "PMI_SIZE": "mpi4py is of another MPI than the launcher: start the ranks with the launcher of mpi4py's MPI",
+    "PMIX_RANK": "mpi4py is of another MPI than the launcher: start the ranks with the launcher of mpi4py's MPI",
+    "SLURM_NTASKS": "start the ranks with the launcher of mpi4py's MPI, or with the srun --mpi= that it needs",
+}
+
+
+def _all_launched(size: int, found: str, expression: str) -> None:
+    """RuntimeError if a launcher started more ranks than a communicator has that nobody named: its ranks would train
+    without the others, in silence.
+    """
+    for variable, remedy in _LAUNCHERS.items():
+        text = os.environ.get(variable, "")
+        if not text.isdecimal():
+            continue
+        started = int(text)
+        least = ""
+        if variable == "PMIX_RANK":  # PMIx tells a process its number alone
+            started += 1
+            least = "at least "
+        if started > size:
+            raise RuntimeError(
+                f"group: {variable}={text} says that {least}{started} ranks were started, and {found} has {size}:"
+                f" {remedy}; fanin.dist.group({expression}) uses it as it is"
+            )
+
+
 def _group(x: object) -> Group:
     if x is None:
         if _here.default is not None:
             return _here.default
         is_initialized = attribute("torch.distributed", "is_initialized")
         if is_initialized is not None and is_initialized():
-            x = sys.modules["torch.distributed"].group.WORLD
+            world = sys.modules["torch.distributed"].group.WORLD
+            _all_launched(world.size(), "torch.distributed's world", "torch.distributed.group.WORLD")
+            x = world
     if x is None:
         try:
             from mpi4py import MPI
@@ -517,6 +598,8 @@ def _group(x: object) -> Group:
                 " by fanin.dist.threads; found none"
             ) from None
         x = MPI.COMM_WORLD
+        if MPI.Is_initialized() and not MPI.Is_finalized():  # else its engine refuses it
+            _all_launched(x.Get_size(), "MPI.COMM_WORLD", "MPI.COMM_WORLD")
     if isinstance(x, Group):
         return x
     known = _known.setdefault(id(x), _Known(x))

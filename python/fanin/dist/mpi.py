@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from fanin import _core
 from fanin._interop.classes import named
 from fanin._interop.protocols import NDArray
 
-from .engine import Late, blamed, end_of
+from .engine import Late, blamed, end_of, end_reason
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -166,9 +165,7 @@ class MPIEngine:
     def _at_exit(self) -> None:
         if os.getpid() != self._process:  # a child of fork()
             return
-        error = getattr(sys, "last_value", None)  # sys.exit() sets none
-        why = "" if error is None else f": {type(error).__name__}: {error}"
         # MPI_Finalize waits for the other ranks, which may wait for this one.
-        self.abort(f"rank {self.rank} ended{why}")
+        self.abort(f"rank {self.rank} ended{end_reason()}")
         if self.open or self._sent:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # nothing frees their buffers any more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import socket
 import time
 import weakref
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
 
-from .engine import Late, blamed, end_of
+from .engine import Late, blamed, end_of, end_reason
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -30,6 +31,14 @@ _SLICE = 0.1
 _NO_LIMIT = 1e9
 #: Seconds in which ranks that wait answer a roll call.
 _ANSWER = 0.5
+#: .. after a connection was lost: the ranks that are left hear of it one after the other.
+_ANSWER_LOST = 10.0
+
+
+def said(error: RuntimeError) -> str:
+    """What Gloo says in an error: without the place in its sources before it, and the advice after it."""
+    text = re.sub(r"^\[\S+?:\d+\] ", "", str(error))
+    return text.partition(". ")[0]
 
 
 class _Works:
@@ -48,7 +57,7 @@ class _Works:
                 came = self.one(work, max(left, 1e-3))
             except RuntimeError as e:
                 if self.peers:
-                    raise PeerError(f"rank {self.peers[i]} cannot be reached: {e}", self.peers[i]) from e
+                    raise PeerError(f"rank {self.peers[i]} cannot be reached: {said(e)}", self.peers[i]) from e
                 raise
             if not came:
                 raise Late(self.peers[i : i + 1])
@@ -75,8 +84,15 @@ class _Header(_Works):
         self.engine = engine
 
     def wait(self, timeout: float | None) -> Any:
-        result = super().wait(timeout)
         engine = self.engine
+        try:
+            result = super().wait(timeout)
+        except PeerError:
+            raise
+        except RuntimeError as e:
+            if re.search(r"[Cc]onnection|[Pp]ipe|by peer", str(e)) is None:
+                raise
+            raise engine.lost(e) from e
         if time.monotonic() - engine.since > _SLICE:  # this rank may be late: then the others have ended
             engine.check()
         engine.met += 1
@@ -88,7 +104,7 @@ class _Header(_Works):
         while not super().one(work, max(min(end - time.monotonic(), _SLICE), 1e-3)):
             self.engine.check()
             if time.monotonic() >= end:
-                late = self.engine.roll_call()
+                late = self.engine.roll_call(_ANSWER, self.engine.size)
                 if super().one(work, 1e-3):  # they came meanwhile
                     return True
                 raise Late(late)
@@ -118,10 +134,13 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _at_exit() -> None:
-    """Drop process groups, so that their threads end before Python: a thread of Gloo drops the tensors of an operation
-    after the wait for it has returned, and aborts the process if Python ends meanwhile.
+    """Tell the other ranks, which may wait for this one. Then drop process groups, so that their threads end before
+    Python: a thread of Gloo drops the tensors of an operation after the wait for it has returned, and aborts the
+    process if Python ends meanwhile.
     """
+    why = end_reason()
     for engine in list(_engines):
+        engine.abort(f"rank {engine.rank} ended{why}")
         pg, engine._pg, engine._ended = engine._pg, None, True
         if pg is not None and dist.is_initialized() and engine.device.type == "cpu":
             with suppress(Exception):  # it was destroyed before
@@ -170,12 +189,26 @@ class TorchEngine:
             if met <= self.met:  # else it has sent the header that this rank waits for
                 raise blamed(reason, rank)
 
-    def roll_call(self) -> list[int]:
-        """The ranks that do not wait for others now."""
+    def lost(self, error: RuntimeError) -> PeerError:
+        """The error of an operation that Gloo ended because a rank is gone: it names the ranks that answer no more."""
+        self._alive()  # else this rank itself has ended its operations
+        try:
+            late = self.roll_call(_ANSWER_LOST, self.size - 1)
+        except PeerError as e:  # a rank has written why it ended
+            return e
+        except RuntimeError:
+            return PeerError(f"the store of torch.distributed cannot be reached: {said(error)}")
+        if len(late) == 1:
+            return PeerError(f"rank {late[0]} cannot be reached: {said(error)}", late[0])
+        ranks = f"ranks {', '.join(map(str, late))}" if late else "a rank"
+        return PeerError(f"{ranks} cannot be reached: {said(error)}")
+
+    def roll_call(self, seconds: float, enough: int) -> list[int]:
+        """The ranks that do not wait for others now: after so many seconds, or when so many ranks have answered."""
         self._here = {self.rank}
         self._notes.write("call", self.rank, self.met, "")
-        end = time.monotonic() + _ANSWER
-        while len(self._here) < self.size and time.monotonic() < end:
+        end = time.monotonic() + seconds
+        while len(self._here) < enough and time.monotonic() < end:
             time.sleep(_SLICE / 10)
             self.check()
         return [rank for rank in range(self.size) if rank not in self._here]

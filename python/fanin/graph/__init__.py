@@ -11,6 +11,17 @@ docs/graph-trees.md is their page. Steps of `fanin.tape` that are recorded are `
 from __future__ import annotations
 
 from .._core import GraphFunction, GraphStep, GraphTree
-from .trees import GraphStats, Outcome
+from .pipelines import Pipeline, Stop
+from .trees import FunctionStats, GraphStats, Outcome, Recording
 
-__all__ = ["GraphFunction", "GraphStats", "GraphStep", "GraphTree", "Outcome"]
+__all__ = [
+    "FunctionStats",
+    "GraphFunction",
+    "GraphStats",
+    "GraphStep",
+    "GraphTree",
+    "Outcome",
+    "Pipeline",
+    "Recording",
+    "Stop",
+]

@@ -65,7 +65,7 @@ def draw(tree: GraphTree) -> Svg:
     entries = [(ON_PATH, "owns (on the path)"), (OWNS, "owns"), (USES, "uses"), ("", "hatched: shares")]
     top = legend(canvas, entries, MARGIN, WIDTH - MARGIN, MARGIN + 30) + 10
     rows: dict[int, float] = {}
-    for row, (node, parent, function, owns, _reaches, replays, current) in enumerate(recordings):
+    for row, (node, parent, function, owns, _reaches, replays, current, _) in enumerate(recordings):
         y, left = top + ROW * row + 20, MARGIN + wide * depth[node]
         rows[node] = y
         if parent >= 0:

@@ -6,12 +6,13 @@ import hashlib
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import CodeType, MethodType, ModuleType
 from typing import cast
 
 import numpy as np
 
+from .._checks import integer, sequence
 from .._keys import ArrayInside, exactly
 from ..errors import CaptureError
 
@@ -49,6 +50,66 @@ class GraphStats:
     driver_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class FunctionStats:
+    """Figures of one function of a tree: its calls by their outcome, and its recordings."""
+
+    warmed: int
+    recorded: int
+    replayed: int
+    raw: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording of a tree.
+
+    `parent` is the number of the recording before it on its path, None at the root; `owns` the bytes of its outputs;
+    `reaches` the end of the memory that it uses; `kernels` how many kernels, copies and fills a replay runs; `current`
+    whether it is on the path; `memory` the pieces (from, to, as an output) of the tree's memory that it uses.
+    """
+
+    node: int
+    parent: int | None
+    function: str
+    owns: int
+    reaches: int
+    replays: int
+    kernels: int
+    current: bool
+    memory: tuple[tuple[int, int, bool], ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as a dict of numbers, texts and lists, for JSON."""
+        made = asdict(self)
+        made["memory"] = [list(piece) for piece in self.memory]
+        return made
+
+
+def recordings(
+    rows: Iterable[tuple[int, int, str, int, int, int, bool, int]], memory: Iterable[tuple[int, int, int, bool]]
+) -> list[Recording]:
+    """GraphTree.recordings."""
+    pieces: dict[int, list[tuple[int, int, bool]]] = {}
+    for node, low, high, owned in memory:
+        pieces.setdefault(node, []).append((low, high, owned))
+    return [
+        Recording(
+            node=node,
+            parent=None if parent < 0 else parent,
+            function=function,
+            owns=owns,
+            reaches=reaches,
+            replays=replays,
+            kernels=kernels,
+            current=current,
+            memory=tuple(pieces.get(node, ())),
+        )
+        for node, parent, function, owns, reaches, replays, current, kernels in rows
+    ]
+
+
 # ---- functions
 
 ROLES = ("auto", "copy", "static", "accumulate")
@@ -72,8 +133,10 @@ def explained(name: str, last: Outcome | None) -> str:
     return f"{name} {DID[last.did]}{f': {last.reason}' if last.reason else ''} [{', '.join(last.rules)}]"
 
 
-def options(roles: object, keep: object) -> tuple[bytes, bool, bytes | None]:
-    """The numbers of roles, whether each operand has one, and which outputs are kept (None: all)."""
+def options(roles: object, keep: object, only: object) -> tuple[bytes, bool, bytes | None, bytes, bool]:
+    """The numbers of roles, whether each operand has one, which outputs are kept (None: all), the sizes, and whether
+    held outputs are copied.
+    """
     one = isinstance(roles, str)
     try:
         words = (roles,) if one else tuple(cast(Iterable[object], roles))
@@ -82,11 +145,28 @@ def options(roles: object, keep: object) -> tuple[bytes, bool, bytes | None]:
     for word in words:
         if not isinstance(word, str) or word not in ROLES:
             raise ValueError(f'roles are "auto", "copy", "static" and "accumulate", not {word!r}')
+    held = keep == "held" if isinstance(keep, str) else False
+    keep = False if held else keep
     kept = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else list(keep)
     if keep is not True and keep is not False and any(type(k) is not bool for k in kept):
-        raise TypeError(f"keep= is True, False, or one of them for each output, not {keep!r}")
+        raise TypeError(f'keep= is True, False, or one of them for each output, or "held", not {keep!r}')
     numbers = bytes(ROLES.index(cast(str, word)) for word in words)
-    return numbers, not one, None if keep is True else b"" if keep is False else bytes(cast(list[bool], kept))
+    which = None if keep is True else b"" if keep is False else bytes(cast(list[bool], kept))
+    return numbers, not one, which, sizes(only), held
+
+
+def sizes(only: object) -> bytes:
+    """only= as an array of int64."""
+    if only is None:
+        return b""
+    if isinstance(only, int | np.integer):
+        raise TypeError(f"function: only= is a list of sizes, not a number: only=[{only}]")
+    given = [integer(f"function: only[{i}]", x, 0) for i, x in enumerate(sequence("function: only", only, "sizes"))]
+    if not given:
+        raise ValueError("function: only= names no size: nothing would ever be recorded")
+    if max(given) >= 1 << 63:
+        raise ValueError(f"function: only: expected sizes below 2**63, got {max(given)}")
+    return np.array(given, np.int64).tobytes()
 
 
 def refused_write(name: str, error: ValueError) -> Exception:
