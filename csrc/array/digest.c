@@ -360,15 +360,16 @@ uint64_t fan_digest_zero(const fan_array *shape)
     return finish(mix_shape(shape->dtype, shape->ndim, shape->shape, FORM_ZERO));
 }
 
-uint64_t fan_digest_partial(const fan_array *values, const fan_patch *patch)
+uint64_t fan_digest_partial(const fan_patch *p, const fan_array *values)
 {
-    uint64_t digest = mix_shape(values->dtype, patch->ndim, patch->shape, FORM_PARTIAL);
-    for (int i = 0; i < patch->ndim; i++) {
-        digest = mix_one(digest ^ (uint64_t)patch->start[i]);
-        digest = mix_one(digest ^ (uint64_t)patch->step[i]);
-        digest = mix_one(digest ^ (uint64_t)patch->from[i]);
+    uint64_t digest = mix_shape(values->dtype, p->ndim, p->shape, FORM_PARTIAL);
+    for (int i = 0; i < p->ndim; i++) {
+        digest = mix_one(digest ^ (uint64_t)p->start[i]);
+        digest = mix_one(digest ^ (uint64_t)p->step[i]);
+        digest = mix_one(digest ^ (uint64_t)p->from[i]);
     }
-    return finish(digest ^ mix_array(values));
+    digest = mix_one(digest ^ mix_array(values));
+    return finish(digest);
 }
 
 uint64_t fan_digest_number(uint64_t digest, double number)

@@ -16,8 +16,8 @@ uint64_t fan_digest_array(const fan_array *a);
 /* fan_digest_sparse: the same of stored entries: format, dense shape, indices and values as they
  * are, in their order. */
 uint64_t fan_digest_sparse(const fan_sparse *s);
-/* fan_digest_partial: the same of a part of an array, with its place in the whole. */
-uint64_t fan_digest_partial(const fan_array *values, const fan_patch *patch);
+/* fan_digest_partial: the same of the values of a partial gradient and their place. */
+uint64_t fan_digest_partial(const fan_patch *p, const fan_array *values);
 /* fan_digest_number: mixes a number, such as a weight, into a digest. */
 uint64_t fan_digest_number(uint64_t digest, double number);
 /* fan_digest_zero: the same of a symbolic zero, which has a dtype and a shape alone. */

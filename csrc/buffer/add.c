@@ -877,7 +877,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
 {
     const fan_check_result *checked = &op->checked;
     /* a stream's number means something on its own device only */
-    const fan_stream *producer = checked->producer;
+    fan_stream *producer = checked->producer;
     const fan_device *d = producer ? producer->device : checked->to.device;
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
                            .how = fan_sync_letter(checked->plan.sync.stream_case),
@@ -1382,10 +1382,11 @@ static bool add_plain_weight_fits(const fan_buffer *b, size_t slot, const fan_pl
 {
     if (kind->scalar || weight->im != 0)
         return false;
-    fan_dtype acc = fan_accum_dtype(kind->dtype, b->slots[slot].spec->accumulate);
-    bool is_float = acc == FAN_DT_FLOAT32 || acc == FAN_DT_FLOAT64;
-    if (is_float && fabs(weight->re) < 0x1p64 && fan_dtype_kind(kind->dtype) == 'f')
+    fan_dtype wish = b->slots[slot].spec->accumulate;
+    bool is_float = kind->dtype == FAN_DT_FLOAT32 || kind->dtype == FAN_DT_FLOAT64;
+    if (is_float && wish == FAN_DT_NONE && fabs(weight->re) < 0x1p64)
         return true;
+    fan_dtype acc = fan_accum_dtype(kind->dtype, wish);
     return fan_weight_check(b, slot, -1, weight, kind->dtype, acc, NULL) == FAN_OK;
 }
 
@@ -1396,17 +1397,30 @@ fan_status fan_plain_add_weighted(fan_buffer *b, size_t slot, const fan_plain_ki
     assert(slot < b->nslots);
     fan_slot *s = &b->slots[slot];
     *added = false;
-    if (!fan_plain_allowed() || !fan_buffer_is_usable(b) || one->copy)
+    if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
-    if (!add_plain_weight_fits(b, slot, kind, weight) || !fan_slot_weights_begin(s, true))
+    if (!add_plain_weight_fits(b, slot, kind, weight))
         return FAN_OK;
+    void *copy = NULL;
+    bool allowed = true;
+    if (one->copy) {
+        copy = add_plain_copy(b, kind, one);
+        if (!copy)
+            return FAN_OK;
+        allowed = fan_plain_allowed() && fan_buffer_is_usable(b);
+    }
+    allowed = allowed && fan_slot_weights_begin(s, true);
     one->weighted = true;
-    *added = add_plain_park(b, slot, kind, one);
+    *added = allowed && add_plain_park(b, slot, kind, one);
     one->weighted = *added;
+    if (*added) {
+        fan_slot_weights_put_plain(s, one->key, weight);
+        b->frontend->plain->hold(one->object);
+    }
+    if (copy)
+        b->frontend->drop(copy);
     if (!*added)
         return FAN_OK;
-    fan_slot_weights_put_plain(s, one->key, weight);
-    b->frontend->plain->hold(one->object);
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!add_plain_count(b, slot, kind, false, false))

@@ -119,7 +119,7 @@ static fan_status copy_queue(const fan_value *v, fan_stream *on, fan_array **cop
     const fan_array *a = v->array;
     FAN_TRY(fan_memory_record_stream(a->storage, on, err));
     FAN_TRY(fan_device_array(v->device, on, a->dtype, a->ndim, a->shape, NULL, copy, err));
-    const fan_operand in = {a, a->dtype};
+    const fan_operand in = {.array = a, .acc = a->dtype};
     const fan_job job = {.kind = FAN_JOB_COPY, .out = *copy, .in = &in, .n = 1, .label = "digest"};
     fan_status status = fan_device_run(v->device, on, &job, err);
     if (status != FAN_OK) {
@@ -171,10 +171,10 @@ static const char *on_device(const fan_value *v, fan_stream *on, fan_trace_line 
     uint64_t capture = 0;
     const char *reason = "out of memory";
     err.text[0] = '\0';
-    if (v->form == FAN_FORM_SPARSE)
-        return "sparse on a device";
     if (v->form == FAN_FORM_PARTIAL)
         return "partial on a device";
+    if (v->form != FAN_FORM_DENSE)
+        return "sparse on a device";
     if (on && on->device != v->device)
         return "its consumer is on another device";
     fan_stream *stream = fan_stream_hold(on);
@@ -202,10 +202,10 @@ static uint64_t on_host(const fan_value *v)
         return fan_digest_array(v->array);
     case FAN_FORM_SPARSE:
         return fan_digest_sparse(v->sparse);
+    case FAN_FORM_PARTIAL:
+        return fan_digest_partial(v->patch, v->array);
     case FAN_FORM_ZERO:
         return fan_digest_zero(v->array);
-    case FAN_FORM_PARTIAL:
-        return fan_digest_partial(v->array, v->patch);
     default:
         return 0;
     }
@@ -288,7 +288,7 @@ static void describe(const fan_value *v, digest_text *text)
 void fan_digest_fill(const fan_value *v, fan_stream *on, uint64_t known, fan_trace_line *line)
 {
     const char *reason = NULL;
-    bool has_elements = v->form != FAN_FORM_UNDEFINED && v->form != FAN_FORM_ZERO;
+    bool has_elements = v->form != FAN_FORM_ZERO;
     bool has_streams = has_elements && v->device && v->device->backend->has_streams;
     line->bytes = fan_value_bytes(v);
     digest_text text = {line->label, line->label + sizeof line->label - 1};

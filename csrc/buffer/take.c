@@ -1034,7 +1034,7 @@ static void take_trace(const take_op *op, const take_slot *part)
 {
     const fan_slot *s = &op->b->slots[part->slot];
     const fan_slot_state *state = s->state;
-    const fan_stream *consumer = part->consumer;
+    fan_stream *consumer = part->consumer;
     const fan_device *d = consumer ? consumer->device : state->device;
     fan_trace_line line = {.kind = FAN_TRACE_TAKE,
                            .how = fan_slot_letter(s),
@@ -1188,6 +1188,8 @@ static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype ac
 static bool take_plain_weighs(const fan_buffer *b, const fan_slot *s)
 {
     const fan_list *list = s->list;
+    if (fan_slot_has_state(s) || !list || !s->weights->n)
+        return false;
     const fan_plain_kind *kind = &list->kind;
     if (list->undefined || list->entries[0].wide || b->sum_stats)
         return false;
@@ -1204,8 +1206,6 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
     fan_slot *s = &b->slots[slot];
     fan_list *list = s->list;
     if (fan_slot_has_state(s) || s->busy || s->targets)
-        return false;
-    if (fan_slot_weighted(s) && !take_plain_weighs(b, s))
         return false;
     if (fan_plain_stats_on_device(b, slot) || fan_slot_missing(s, 0) != 0)
         return false;
@@ -1274,14 +1274,14 @@ static bool take_keys_whole(const fan_list *list)
 
 /* 2. gather: how the sum of a slot reaches its taker (A14). */
 static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, const fan_take *options,
-                                          size_t n, fan_dtype acc)
+                                          size_t n, fan_dtype acc, bool weighted)
 {
     const fan_list *list = b->slots[slot].list;
     const fan_entry *first = &list->entries[0];
-    bool multiplied = n == 1 && first->weighted;
+    bool product = weighted && n == 1;
     fan_take_facts facts = {.terms = n,
                             .dense = n,
-                            .scaled = options->scale.on || multiplied,
+                            .scaled = options->scale.on || product,
                             .writable = options->writable,
                             .widened = acc != list->kind.dtype,
                             .whole = n == 1 || take_keys_whole(list),
@@ -1298,10 +1298,10 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
 /* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the
  * caller's; and list->out. NULL: it is for the general path. */
 static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan_take *options,
-                                     size_t n, fan_dtype acc)
+                                     size_t n, fan_dtype acc, bool weighted)
 {
     fan_list *list = b->slots[slot].list;
-    fan_take_way way = take_plain_way(b, slot, options, n, acc);
+    fan_take_way way = take_plain_way(b, slot, options, n, acc, weighted);
     list->out = NULL;
     if (way == FAN_TAKE_HAND)
         return list->entries[0].object;
@@ -1315,7 +1315,7 @@ static void *take_plain_number(take_plain *take, size_t slot, size_t n, fan_dtyp
 {
     fan_list *list = take_list(take->b, slot);
     const fan_plain_frontend *plain = take->b->frontend->plain;
-    if (take_plain_way(take->b, slot, take->options, n, acc) == FAN_TAKE_HAND) {
+    if (take_plain_way(take->b, slot, take->options, n, acc, false) == FAN_TAKE_HAND) {
         void *only = list->entries[0].object;
         list->out = NULL;
         plain->hold(only);
@@ -1430,7 +1430,8 @@ static bool take_plain_gather_slot(take_plain *take, size_t slot)
         *result = take_plain_number(take, slot, n, acc);
         return *result != NULL;
     }
-    *result = take_plain_place(take->b, slot, take->options, n, acc);
+    bool weighted = fan_slot_weighted(&take->b->slots[slot]);
+    *result = take_plain_place(take->b, slot, take->options, n, acc, weighted);
     if (*result && *result == list->entries[0].object)
         take->b->frontend->plain->hold(*result);
     return *result != NULL;
@@ -1620,7 +1621,6 @@ static void take_plain_hand_over(fan_buffer *b, fan_span span)
         fan_list *list = take_list(b, i);
         if (list && list->n)
             take_plain_empty(b, list, &drops);
-        fan_slot_weights_clear(&b->slots[i]);
     }
     fan_plain_release(b, span);
     for (size_t i = 0; i < drops.n; i++)
@@ -1661,12 +1661,12 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
         return false; /* the list may have no plain entry, and then no kind */
     fan_list *list = take_list(b, slot);
     size_t n = take_defined(list);
-    if (!take_plain_is_few(b, list, n))
+    if (!take_plain_is_few(b, list, n) || fan_slot_weighted(&b->slots[slot]))
         return true;
     if (!take_plain_claim_slot(b, slot, options))
         return false;
     fan_dtype acc = fan_plain_accum(b, slot);
-    void *to = take_plain_place(b, slot, options, n, acc);
+    void *to = take_plain_place(b, slot, options, n, acc, false);
     bool first = to == list->entries[0].object;
     bool sums = list->out;
     bool reads = sums || options->writable;
@@ -1675,10 +1675,7 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
         good = fan_plain_all_unchanged(b, list, n);
     if (good) {
         if (sums) {
-            if (fan_slot_weighted(&b->slots[slot]))
-                fan_plain_fold_weighted(b, slot, n, take_scale(options), list->out);
-            else
-                fan_plain_fold(b, list, n, acc, take_scale(options), list->out, NULL, NULL);
+            fan_plain_fold(b, list, n, acc, take_scale(options), list->out, NULL, NULL);
             fan_plain_count(b, list, n, first, n == 1, false);
         }
         if (first) /* the list's hold is the caller's from now on */
@@ -1714,7 +1711,8 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
             return good;
     }
     for (size_t i = span.first; i < span.end; i++) {
-        if (take_plain_claim_slot(b, i, options))
+        bool fits = !fan_slot_weighted(&b->slots[i]) || take_plain_weighs(b, &b->slots[i]);
+        if (fits && take_plain_claim_slot(b, i, options))
             continue;
         take_plain_give_back(b, (fan_span){span.first, i});
         return false;
@@ -1735,6 +1733,8 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
         take_plain_outs_begin(&take) && take_plain_gather(&take) && take_plain_readable(&take);
     if (good) {
         take_plain_sum(&take);
+        for (size_t i = span.first; i < span.end; i++)
+            fan_slot_weights_clear(&b->slots[i]);
         take_plain_hand_over(b, span);
     } else {
         take_plain_undo(&take);

@@ -4,7 +4,6 @@
 
 #include "base/float_mode.h"
 #include "base/mem.h"
-#include "buffer/slot.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -35,7 +34,7 @@ static bool weight_sum_is_exact(double *sum, double x)
     return true;
 }
 
-void fan_weight_sum_add(fan_weight_sum *sum, const fan_weight *weight, bool minus)
+void fan__weight_sum_add(fan_weight_sum *sum, const fan_weight *weight, bool minus)
 {
     FAN_DEFAULT_FLOAT_MODE;
     double re = minus ? -weight->re : weight->re;
@@ -77,8 +76,12 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
     FAN_DEFAULT_FLOAT_MODE;
     const fan_exact_kind kind = fan__exact_kind_of(FAN_DT_FLOAT64);
     fan_weight_sum all = *sum;
-    const fan_weight rest = {.on = true, .re = (double)ones};
-    fan_weight_sum_add(&all, &rest, false);
+    int64_t whole = all.whole + ones;
+    /* its two halves are float64 numbers */
+    const fan_weight high = {.on = true, .re = (double)(whole & ~INT64_C(0xffffffff))};
+    const fan_weight low = {.on = true, .re = (double)(whole & INT64_C(0xffffffff))};
+    fan__weight_sum_add(&all, &high, false);
+    fan__weight_sum_add(&all, &low, false);
     if (!all.spilled)
         weight_sum_spill(&all, &kind);
     fan_place place = fan_slot_place(b, slot, -1);
@@ -108,7 +111,7 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
 
 /* ---- the weights of a slot ---- */
 
-bool fan_slot_weights_begin(fan_slot *s, bool plain)
+bool fan__slot_weights_begin(fan_slot *s, bool plain)
 {
     if (!s->weights)
         s->weights = fan_calloc(sizeof *s->weights);
@@ -126,46 +129,20 @@ bool fan_slot_weights_begin(fan_slot *s, bool plain)
     return true;
 }
 
-void fan_slot_weights_put(fan_slot *s, const fan_weight *weight)
+void fan__slot_weights_first(fan_slot_weights *weights)
 {
-    fan_slot_weights *weights = s->weights;
-    if (!weights->given) {
-        weights->sum.re = 0;
-        weights->sum.im = 0;
-        weights->sum.spilled = false;
-        weights->n = 0;
-        weights->unsorted = false;
-    }
-    weights->given++;
-    fan_weight_sum_add(&weights->sum, weight, false);
-}
-
-void fan_slot_weights_put_plain(fan_slot *s, int64_t key, const fan_weight *weight)
-{
-    fan_slot_weights_put(s, weight);
-    fan_slot_weights *weights = s->weights;
-    if (weights->n && key < weights->plain[weights->n - 1].key)
-        weights->unsorted = true;
-    weights->plain[weights->n++] = (fan_plain_weight){.key = key, .weight = *weight};
+    weights->sum.whole = 0;
+    weights->sum.re = 0;
+    weights->sum.im = 0;
+    weights->sum.spilled = false;
+    weights->n = 0;
+    weights->unsorted = false;
 }
 
 void fan_slot_weights_take_back(fan_slot *s, const fan_weight *weight)
 {
     s->weights->given--;
     fan_weight_sum_add(&s->weights->sum, weight, true);
-}
-
-void fan_slot_weights_take_back_plain(fan_slot *s, int64_t key)
-{
-    fan_slot_weights *weights = s->weights;
-    size_t at = weights->n - 1;
-    while (at > 0 && weights->plain[at].key != key)
-        at--;
-    const fan_weight weight = weights->plain[at].weight;
-    memmove(&weights->plain[at], &weights->plain[at + 1],
-            (weights->n - at - 1) * sizeof *weights->plain);
-    weights->n--;
-    fan_slot_weights_take_back(s, &weight);
 }
 
 void fan_slot_weights_free(fan_slot *s)
@@ -249,7 +226,8 @@ fan_status fan_weight_check_value(const fan_buffer *b, size_t slot, int64_t key,
                                   bool reduced, fan_error *err)
 {
     const fan_slot_spec *spec = b->slots[slot].spec;
-    bool numbers = value->form == FAN_FORM_DENSE || value->form == FAN_FORM_SPARSE;
+    bool entries = value->form == FAN_FORM_SPARSE || value->form == FAN_FORM_PARTIAL;
+    bool numbers = value->form == FAN_FORM_DENSE || entries;
     if (!fan_weight_multiplies(weight) || !numbers)
         return FAN_OK;
     fan_place place = fan_slot_place(b, slot, key);

@@ -14,12 +14,26 @@
 
 /* The exact sum of weights; all zero: none yet. */
 typedef struct fan_weight_sum {
+    int64_t whole; /* small integers, as counts of tokens are; beside the rest */
     double re, im;
-    bool spilled; /* the sums are in the limbs: re and im are 0 */
+    bool spilled; /* the rest is in the limbs: re and im are 0 */
     uint64_t limbs[2][FAN_EXACT_LIMBS];
 } fan_weight_sum;
 
-void fan_weight_sum_add(fan_weight_sum *sum, const fan_weight *weight, bool minus);
+/* fan_weight_sum_add: adds a weight, or takes it away. */
+void fan__weight_sum_add(fan_weight_sum *sum, const fan_weight *weight, bool minus);
+static inline void fan_weight_sum_add(fan_weight_sum *sum, const fan_weight *weight, bool minus)
+{
+    bool small = weight->re < 0x1p31 && weight->re > -0x1p31 && weight->im == 0;
+    int32_t whole = small ? (int32_t)weight->re : 0;
+    if (!small || weight->re != whole) {
+        fan__weight_sum_add(sum, weight, minus);
+        return;
+    }
+    if (minus)
+        whole = -whole;
+    sum->whole += whole;
+}
 
 /* A weight of a plain entry. */
 typedef struct fan_plain_weight {
@@ -44,11 +58,32 @@ static inline bool fan_slot_weighted(const fan_slot *s)
  * FAN_ERR_NOMEM: nothing happened. fan_slot_weights_put: cannot fail: one more contribution has a
  * weight. fan_slot_weights_take_back: .. the last that was put has not. fan_slot_weights_clear: of
  * a slot that is emptied. */
-bool fan_slot_weights_begin(fan_slot *s, bool plain);
-void fan_slot_weights_put(fan_slot *s, const fan_weight *weight);
-void fan_slot_weights_put_plain(fan_slot *s, int64_t key, const fan_weight *weight);
+bool fan__slot_weights_begin(fan_slot *s, bool plain);
+static inline bool fan_slot_weights_begin(fan_slot *s, bool plain)
+{
+    const fan_slot_weights *weights = s->weights;
+    if (weights && (!plain || weights->n < weights->cap))
+        return true;
+    return fan__slot_weights_begin(s, plain);
+}
+void fan__slot_weights_first(fan_slot_weights *weights);
+static inline void fan_slot_weights_put(fan_slot *s, const fan_weight *weight)
+{
+    fan_slot_weights *weights = s->weights;
+    if (!weights->given)
+        fan__slot_weights_first(weights);
+    weights->given++;
+    fan_weight_sum_add(&weights->sum, weight, false);
+}
+static inline void fan_slot_weights_put_plain(fan_slot *s, int64_t key, const fan_weight *weight)
+{
+    fan_slot_weights_put(s, weight);
+    fan_slot_weights *weights = s->weights;
+    if (weights->n && key < weights->plain[weights->n - 1].key)
+        weights->unsorted = true;
+    weights->plain[weights->n++] = (fan_plain_weight){.key = key, .weight = *weight};
+}
 void fan_slot_weights_take_back(fan_slot *s, const fan_weight *weight);
-void fan_slot_weights_take_back_plain(fan_slot *s, int64_t key);
 static inline void fan_slot_weights_clear(fan_slot *s)
 {
     if (s->weights) {

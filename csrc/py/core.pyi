@@ -1,6 +1,6 @@
 """The C core (csrc/py). Public names are documented where the package shows them; the rest is for our own modules."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import EllipsisType, TracebackType
 from typing import (
@@ -1126,12 +1126,6 @@ class GraphTree:
     @property
     def recordings(self) -> list[Recording]:  # step
         """The recordings, the oldest first."""
-    def _run_begin(self, calls: list[Any], /) -> list[Any] | bool:  # step
-        """Begin a step that lists the calls of this thread in `calls`: each function, and then its outcome. Return the
-        list of the pipeline that runs already; else True for a step of its own, False inside of a step.
-        """
-    def _run_end(self, before: object, /) -> None:  # step
-        """End it; `before`: what `_run_begin` returned."""
     def _copied(self, array: object, /) -> object:  # step
         """A copy of an array of the tree in its own memory; anything else as it is."""
     def step(self) -> GraphStep:
@@ -1164,6 +1158,25 @@ class GraphTree:
     def device(self) -> str:
         """The name of its device, as in "sim:0"."""
     def __repr__(self) -> str: ...  # step
+
+@disjoint_base
+class CorePipeline:
+    """The call of a pipeline, from which `fanin.graph.Pipeline` is derived."""
+    def __new__(
+        cls,
+        tree: GraphTree,
+        body: Callable[..., Generator[Any, Any, Any]] | None,
+        parts: tuple[Callable[..., Any], ...],
+        stop: type,
+        /,
+    ) -> Self: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    @property
+    def _calls(self) -> list[Any]:
+        """Of the last call: the functions of the tree that it called, each followed by its outcome unless it failed."""
+    @property
+    def _tree(self) -> GraphTree:
+        """Its tree."""
 
 _Index = SupportsIndex | slice | EllipsisType | None
 _Axis = SupportsIndex | tuple[SupportsIndex, ...] | None

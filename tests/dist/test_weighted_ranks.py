@@ -278,6 +278,20 @@ def test_a_mean_is_added_to_an_earlier_gradient_on_every_rank() -> None:
     assert dist.threads(3, run) == [[104, 104]] * 3
 
 
+def test_explain_has_weights_and_the_divisor() -> None:
+    def run(group: Group) -> Any:
+        w = fanin.Leaf(np.zeros(2, "f4"), name="w")
+        reducer = dist.Reducer([w], group, mean=True)
+        before = reducer.explain(w)
+        fanin.backward([(w, 0, np.ones(2, "f4"))], reducer=reducer, weight=3 + group.rank)
+        return before, reducer.explain(w)
+
+    before, after = dist.threads(2, run)[0]
+    assert "by that of the weights of all ranks, before it rounds (N10)" in before
+    assert "multiplied by their weights: 3 of rank 0, 4 of rank 1 (N10)" in after
+    assert "by that of the weights of all ranks, 7, before it rounds (N10)" in after
+
+
 # ---------------------------------------------------------------- mistakes
 
 

@@ -146,6 +146,7 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
 typedef struct add_options {
     Py_ssize_t key; /* -1: none */
     bool donate, copy;
+    bool weighted; /* `weight` is set */
     fan_weight weight;
 } add_options;
 
@@ -161,7 +162,6 @@ static bool add_weight_of(PyObject *value, fan_weight *weight)
         weight->re = (double)number;
         weight->integer = true;
     }
-    weight->on = true;
     return isfinite(weight->re);
 }
 
@@ -178,6 +178,13 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
             options->key = fan_small_index(value);
             if (options->key < 0 || options->key > FAN_ENTRY_KEY_MAX)
                 return false;
+        } else if (name == st->str_weight) {
+            if (value == Py_None)
+                continue;
+            options->weight = (fan_weight){.on = true};
+            options->weighted = true;
+            if (!add_weight_of(value, &options->weight))
+                return false;
         } else if (name == st->str_donate || name == st->str_copy) {
             if (value != Py_True && value != Py_False)
                 return false;
@@ -185,9 +192,6 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
                 options->donate = value == Py_True;
             else
                 options->copy = value == Py_True;
-        } else if (name == st->str_weight) {
-            if (value != Py_None && !add_weight_of(value, &options->weight))
-                return false;
         } else if (name != st->str_stream || value != Py_None) {
             return false;
         }
@@ -232,7 +236,11 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     const fan_plain_kind *defined = NULL;
     Py_ssize_t slot = fan_small_index(args[0]);
     PyObject *gradient = fan_given(args[1]);
-    add_options options = {.key = -1};
+    FAN_UNINITIALIZED add_options options;
+    options.key = -1;
+    options.donate = false;
+    options.copy = false;
+    options.weighted = false;
     char *data = NULL;
     if (slot < 0 || (size_t)slot >= self->n || self->create_graph)
         return 0;
@@ -246,7 +254,7 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     fan_entry one = fan_entry_of(gradient, data, options.key, gradient && options.donate, false);
     one.copy = options.copy;
     one.alone = gradient && fan_alone(gradient, 1);
-    if (options.weight.on)
+    if (options.weighted)
         return add_weighted_entry(self->core, (size_t)slot, defined, &one, &options.weight);
     return add_entry(self->core, (size_t)slot, defined, &one);
 }

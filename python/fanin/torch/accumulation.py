@@ -102,11 +102,18 @@ class accumulate(_core.Block):
         For ranks: multiplies each sum before the rounding.
     missing : "error" or "skip", optional
         For ranks, as for `fanin.dist.Reducer`. Default: "error".
+    mean : bool
+        Divide each sum by the exact sum of the weights of all micro-batches (`weight`), for every parameter alike,
+        whether a micro-batch reaches it or not. A pass outside of `weight` weighs 1, if it brings a gradient of the
+        block. An earlier `.grad` is no term: the mean is added to it.
 
     Raises
     ------
     TypeError
         Not a tensor, not a leaf, or a module; a kind of parameter that docs/accumulation.md has as refused.
+    ZeroDivisionError
+        At the end of a block with `mean`: the weights sum to 0. `.grad` has the sums, not divided; over ranks none
+        changes.
     ValueError
         An unknown `into`, no parameters, a parameter that another block collects, or a `grad_dtype` of None; options
         for ranks without `group`; `dtype`, `budget` or `into` with it.
@@ -135,6 +142,13 @@ class accumulate(_core.Block):
     ...         model(x).square().mean().backward()
     >>> model.weight.grad.dtype  # doctest: +SKIP
     torch.bfloat16
+
+    The mean over all tokens of micro-batches whose losses are means over theirs:
+
+    >>> with fanin.torch.accumulate(model.parameters(), mean=True) as block:  # doctest: +SKIP
+    ...     for x, y in micro_batches:
+    ...         with block.weight(y.numel()):
+    ...             torch.nn.functional.cross_entropy(model(x), y).backward()
 
     Over ranks, each of which has some of the micro-batches:
 

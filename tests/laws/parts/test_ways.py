@@ -80,6 +80,9 @@ FAULTS = {
     "WEIGHT_DROPPED": ("host", ("dense",)),
     "PRODUCT_FUSED": ("host", ("dense",)),
     "DIVISOR_ROUNDED_EARLY": ("host", ("dense",)),
+    "PADDED_ADD": ("host", ("partial",)),
+    "PATCH_STEP": ("host", ("partial",)),
+    "FIRST_TOUCH_MISSED": ("sim", ("partial",)),
 }
 
 
