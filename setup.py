@@ -104,7 +104,10 @@ WARN = [
 ]
 
 #: Files with loops over many numbers. The release build compiles them with -O3; they take the compiler longest.
-LOOPS = {f"csrc/array/{name}.c" for name in ("exact_loops", "sum_avx2", "sum_avx512", "sum_base", "convert", "reduce")}
+LOOPS = {
+    f"csrc/array/{name}.c"
+    for name in ("digest", "exact_loops", "sum_avx2", "sum_avx512", "sum_base", "convert", "reduce")
+}
 LOOPS |= {f"csrc/array/{name}.c" for name in ("exact", "sparse", "sum", "superacc")}
 
 #: This file of csrc/py defines a macro before it includes py.h, so it cannot use the precompiled header.

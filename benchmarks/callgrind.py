@@ -59,6 +59,22 @@ def lives() -> dict[str, Work]:
         for k in range(times):
             add(0, a, key=k)
 
+    def one_weighted_add(times: int) -> None:
+        for _ in range(times):
+            add(0, a, weight=3.0)
+
+    def weighted_adds_and_take(times: int) -> None:
+        for _ in range(times):
+            add(0, a, weight=3.0)
+            add(0, b, weight=5.0)
+            take()
+
+    def weighted_mean(times: int) -> None:
+        for _ in range(times):
+            add(0, a, weight=3.0)
+            add(0, b, weight=5.0)
+            take(mean=True)
+
     def add_into_sum(times: int) -> None:
         for _ in range(times):
             full.add(0, a)
@@ -116,9 +132,14 @@ def lives() -> dict[str, Work]:
         "(clear)": clear,
         "buf.add(0, a, key=k)": one_keyed_add,
         "(clear again)": clear,
+        "(clear after keys)": clear,
+        "buf.add(0, a, weight=w)": one_weighted_add,
+        "(clear after weights)": clear,
         "buf.add(0, a), budget=0": add_into_sum,
         "buf.add, buf.take()": add_and_take,
         "buf.add twice, buf.take()": adds_and_take(a, b),
+        "buf.add(weight=) twice, buf.take()": weighted_adds_and_take,
+        "buf.add(weight=) twice, buf.take(mean=True)": weighted_mean,
         "InputBuffer(1), add twice, take, drop": life,
         "add_n of 8 arrays": add_n,
         f"a slot of two add_many of {SLOTS} and take": add_many,

@@ -505,4 +505,6 @@ if __name__ == "__main__":
         made_here = PROGRAMS[kind](bool(int(quick_)), rest)
     rank_ = int(rest[1]) if rest else fanin.dist.group().rank
     if rank_ == 0:
-        print(json.dumps(made_here))
+        print(json.dumps(made_here), flush=True)
+    if kind == "gloo":
+        os._exit(0)  # a thread of a replica's process group can abort the end of Python (docs/ranks.md)

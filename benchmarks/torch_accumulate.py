@@ -1,5 +1,6 @@
-"""`fanin.torch.accumulate`, a block of eight passes backward, beside the same passes in plain torch: time, and the peak
-of memory of steps whose optimizer runs leaf by leaf in the last pass (`block.last`).
+"""`fanin.torch.accumulate`, a block of eight passes backward, beside the same passes in plain torch: time, also of the
+mean of the passes and of one with weights, and the peak of memory of steps whose optimizer runs leaf by leaf in the
+last pass (`block.last`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .timing import Result, Work, at_most, measure, peer, pinned
 
 PASSES = 8
 PLAIN, OURS = "plain torch", "fanin.torch.accumulate"
+MEAN, WEIGHED = "fanin.torch.accumulate, mean=True", "fanin.torch.accumulate, mean=True, block.weight(n)"
 LAST = "fanin.torch.accumulate, last(step)"
 
 
@@ -46,7 +48,7 @@ KINDS: tuple[tuple[str, Callable[[Any, Any], tuple[Any, Any]], str], ...] = (
 
 
 def sides(torch: Any, make: Callable[[Any, Any], tuple[Any, Any]], dtype: str) -> Work:
-    """Both sides: of one network, so that its memory is the same; each begins with no gradients."""
+    """All sides: of one network, so that its memory is the same; each begins with no gradients."""
     import fanin.torch
 
     model, x = make(torch, getattr(torch, dtype))
@@ -67,7 +69,21 @@ def sides(torch: Any, make: Callable[[Any, Any], tuple[Any, Any]], dtype: str) -
         with fanin.torch.accumulate(own):
             passes()
 
-    return {PLAIN: plain, OURS: ours}
+    def mean() -> None:
+        for p in own:
+            p.grad = None
+        with fanin.torch.accumulate(own, mean=True):
+            passes()
+
+    def weighed() -> None:
+        for p in own:
+            p.grad = None
+        with fanin.torch.accumulate(own, mean=True) as block:
+            for k in range(PASSES):
+                with block.weight(3 + k):
+                    model(x).sum().backward()
+
+    return {PLAIN: plain, OURS: ours, MEAN: mean, WEIGHED: weighed}
 
 
 # Three steps, in a process of its own: the peak of its memory beyond that of its parameters. Nothing is recycled, and
@@ -172,7 +188,7 @@ def results(quick: bool) -> Iterator[Result]:
                     base=PLAIN,
                     unit="us",
                     rounds=3 if quick else 100,
-                    targets=[at_most(1.15, OURS, PLAIN)],
+                    targets=[at_most(1.15, OURS, PLAIN), at_most(1.02, MEAN, OURS)],
                 )
         if torch is not None:
             yield from peaks(quick)

@@ -74,12 +74,13 @@ autodoc_mock_imports = ["torch"]  # fanin.torch can be read without it
 API = {
     "buffer": (
         "Sums of gradients",
-        "InputBuffer add_n Slot Sparse Zero Stats global_norm clip_norm counters Counters trim",
+        "InputBuffer add_n Slot Sparse Partial Diagonal add_rows Zero Stats global_norm clip_norm counters Counters"
+        " trim",
     ),
-    "nodes": ("Nodes, leaves, passes", "Node Leaf backward grad walk free draw get_include"),
+    "nodes": ("Nodes, leaves, passes", "Node Leaf backward grad walk order free draw get_include"),
     "streams": (
         "Streams, options, traces",
-        "Stream Event stream current_stream devices info set_options trace",
+        "Stream Event stream current_stream devices info set_options trace compare",
     ),
     "sharing": ("Shared memory", "overlap fanin.sharing"),
     "errors": (
@@ -173,9 +174,9 @@ def make_pages(app: Any) -> None:
 # Links of numbers
 
 #: The pages whose tables or headings give numbers, and the families of each.
-NUMBERED = {"rules": "SAVELKH", "decisions": "D", "graph-trees": "T"}
+NUMBERED = {"rules": "SAWPVELKGHR", "decisions": "D", "graph-trees": "T"}
 #: A number in running text: no part of a name, of a figure (A1.5) or of a size (2 MB L2, a cache).
-NUMBER = re.compile(r"(?<![\w.#])(?<!\D-)(?<!B )(?<!B of )([SAVELKDTH]\d{1,2})(?![\w]|\.\d)")
+NUMBER = re.compile(r"(?<![\w.#])(?<!\D-)(?<!B )(?<!B of )([SAWPVELKGHRDT]\d{1,2})(?![\w]|\.\d)")
 
 
 def numbers_in(text: str) -> list[tuple[str, str | None]]:

@@ -12,6 +12,7 @@ import fanin
 try:
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn  # before the process group is made: it keeps the default group that it finds
     from torch.nn.parallel import DistributedDataParallel
 except ImportError:
     print("this example needs torch, which is not installed")

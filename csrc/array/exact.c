@@ -35,6 +35,7 @@
 
 #include "array/convert.h"
 #include "array/exact_loops.h"
+#include "array/exact_weighted.h"
 #include "array/lowp.h"
 #include "array/nditer.h"
 #include "base/fault.h"
@@ -385,5 +386,12 @@ void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, f
 void fan_exact_fold(const fan_array *out, const fan_operand *in, size_t n, fan_dtype d,
                     const fan_scale *scale)
 {
+    bool weighted = scale && scale->divisor;
+    for (size_t k = 0; k < n; k++)
+        weighted = weighted || in[k].weight.on;
+    if (weighted) {
+        fan_exact_weighted(out, in, n, d, scale);
+        return;
+    }
     exact_sum(out, &in->array, sizeof *in, n, d, scale);
 }

@@ -993,6 +993,17 @@ static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, f
     return fan_array_new(d, ndim, shape, NULL, out, err);
 }
 
+/* merge_divide: divides the values by the divisor of a mean. */
+static void merge_divide(const entries *e, const fan_divisor *divisor, int64_t numbers)
+{
+    _Alignas(8) char number[8];
+    const fan_loops *loops = fan_loops_of(e->acc);
+    const char *src[] = {e->values};
+    fan_divisor_as(divisor, e->acc, number);
+    fan_fold_how options = {.divisor = number};
+    loops->own(e->values, src, 1, (size_t)numbers * loops->parts, &options);
+}
+
 /* merge_finish: scales, rounds, and makes the sparse array. */
 static fan_status merge_finish(entries *e, const grid *g, const fan_sparse *like, bool coalesced,
                                fan_dtype d, const fan_scale *scale, fan_sparse **out,
@@ -1003,6 +1014,8 @@ static fan_status merge_finish(entries *e, const grid *g, const fan_sparse *like
     fan_array *pointers = NULL;
     fan_array *values = NULL;
     int64_t numbers = e->n * g->cells;
+    if (scale && scale->divisor && numbers)
+        merge_divide(e, scale->divisor, numbers);
     if (scale && scale->on && numbers) {
         _Alignas(16) char factor[16];
         fan_scale_as(scale, e->acc, factor);
@@ -1129,7 +1142,7 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     grid_of(&g, in, n);
     fan_dtype last = in[n - 1].acc;
     fan_dtype d = result == FAN_DT_NONE ? last : result;
-    bool scaled = scale && scale->on;
+    bool scaled = fan_scale_acts(scale);
     coalesced |= g.format != FAN_FORMAT_COO || d != last || scaled;
     if (!coalesced && may_concatenate(&g, in, n))
         return merge_concatenate(&g, in, n, out, err);

@@ -21,6 +21,7 @@
 #include "array/device_stats.h"
 #include "array/nditer.h"
 #include "array/sum_isa.h"
+#include "base/fault.h"
 #include "base/float_mode.h"
 #include "base/interrupt.h"
 #include "base/workers.h"
@@ -169,6 +170,8 @@ typedef struct job {
     const fan_operand *in;
     size_t n;
     const char *factor;   /* NULL: no scale */
+    const char *divisor;  /* NULL: none */
+    bool weighted;        /* some operand has a weight */
     fan_fold_loop *fold;  /* NULL, or the loop that reads all operands in place */
     fan_watch *watch;     /* NULL, or the loop that also counts */
     fan_fold_how options; /* of large sums */
@@ -220,9 +223,12 @@ static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src
                 m = n - k;
                 to = dst + at * size;
                 group.factor = options->factor;
+                group.divisor = options->divisor;
                 group.raw = false;
                 group.stream = options->stream;
             }
+            if (options->weights)
+                group.weights = options->weights + k * acc_size;
             for (size_t i = 0; i < m; i++)
                 here[i] = src[k + i] + at * size;
             fold(to, here, m, len, &group);
@@ -236,21 +242,48 @@ typedef struct running {
     fan_dtype acc;
     const fan_loops *loops; /* of acc */
     char *tile, *scratch;
-    bool begun, scratch_used;
+    bool begun, scratch_used, weighted;
     fan_fold_loop *fold; /* for the pending sources, all of one dtype */
     fan_dtype from;
     const char *src[GROUP];
+    _Alignas(8) char weights[GROUP * 8];
     size_t sources;
 } running;
 
+/* sum_weights: the weights of the pending sources; NULL: they have none. */
+static const char *sum_weights(const running *r)
+{
+    return r->weighted ? r->weights : NULL;
+}
+
+/* sum_put: one more pending source, and its weight where some operand has one. */
+static void sum_put(running *r, const char *p, const fan_weight *weight)
+{
+    static const fan_weight none = {.on = true, .re = 1};
+    size_t at = r->sources * fan_weight_size(r->acc);
+    bool real = weight->on && weight->im == 0;
+    if (r->weighted)
+        fan_weight_as(real ? weight : &none, r->acc, r->weights + at);
+    r->src[r->sources++] = p;
+}
+
 static void sum_flush(running *r, int64_t len)
 {
-    fan_fold_how options = {.start = r->begun ? r->tile : NULL, .raw = true};
+    fan_fold_how options = {
+        .start = r->begun ? r->tile : NULL, .raw = true, .weights = sum_weights(r)};
     if (r->sources)
         r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts, &options);
     r->begun = true;
     r->scratch_used = false;
     r->sources = 0;
+}
+
+/* sum_divide: divides the running sum. */
+static void sum_divide(const running *r, const char *divisor, int64_t len)
+{
+    const char *src[] = {r->tile};
+    fan_fold_how options = {.divisor = divisor};
+    r->loops->own(r->tile, src, 1, (size_t)len * r->loops->parts, &options);
 }
 
 /* sum_widen: continues the sum in another dtype (D3). */
@@ -265,13 +298,26 @@ static void sum_widen(running *r, fan_dtype acc, int64_t len)
     r->loops = fan_loops_of(acc);
 }
 
+/* sum_turn: multiplies the elements in scratch by a complex weight. */
+static void sum_turn(const running *r, const fan_weight *weight, int64_t len)
+{
+    _Alignas(16) char factor[16];
+    const fan_scale scale = {.on = true, .re = weight->re, .im = weight->im};
+    fan_scale_as(&scale, r->acc, factor);
+    r->loops->scale(r->scratch, factor, (size_t)len);
+}
+
 /* sum_fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is
  * NULL, into `out`. */
 static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch,
                           char *result)
 {
     fan_dtype acc = j->in[0].acc;
-    running r = {.acc = acc, .loops = fan_loops_of(acc), .tile = tile, .scratch = scratch};
+    running r = {.acc = acc,
+                 .loops = fan_loops_of(acc),
+                 .tile = tile,
+                 .scratch = scratch,
+                 .weighted = j->weighted};
     for (size_t k = 0; k < j->n; k++) {
         const fan_operand *one = &j->in[k];
         if (one->acc != r.acc)
@@ -279,7 +325,8 @@ static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, cha
         fan_dtype from = one->array->dtype;
         fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
         const char *p = NULL;
-        if (fold)
+        bool turns = one->weight.on && one->weight.im != 0; /* complex: multiplied in scratch */
+        if (fold && !turns)
             p = fan_nditer_whole(&j->iter, one->array, at, len);
         if (!p) {
             from = r.acc;
@@ -294,9 +341,11 @@ static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, cha
             r.scratch_used = true;
             p = r.scratch;
         }
+        if (turns)
+            sum_turn(&r, &one->weight, len);
         r.fold = fold;
         r.from = from;
-        r.src[r.sources++] = p;
+        sum_put(&r, p, &one->weight);
     }
 
     /* The last fold writes the result if it needs no other conversion, and no complex factor, which
@@ -309,12 +358,17 @@ static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, cha
         to = fan_nditer_whole(&j->iter, j->out, at, len);
     bool one_step = !converts && !factor_after;
     if (to && r.sources && one_step) {
-        fan_fold_how options = {
-            .factor = j->factor, .start = r.begun ? r.tile : NULL, .raw = r.from != d};
+        fan_fold_how options = {.factor = j->factor,
+                                .start = r.begun ? r.tile : NULL,
+                                .weights = sum_weights(&r),
+                                .divisor = j->divisor,
+                                .raw = r.from != d};
         r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &options);
         return;
     }
     sum_flush(&r, len);
+    if (j->divisor)
+        sum_divide(&r, j->divisor, len);
     if (j->factor)
         r.loops->scale(r.tile, j->factor, (size_t)len);
     if (result)
@@ -323,16 +377,42 @@ static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, cha
         fan_nditer_write(&j->iter, j->out, at, len, r.acc, r.tile);
 }
 
-/* has_nonfinite: returns whether an element of [at, at + len) of `a` is inf or NaN. */
-static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t len, char *scratch)
+/* sum_weigh_tile: multiplies `len` elements of one->acc by the operand's weight. */
+static void sum_weigh_tile(const fan_operand *one, char *tile, int64_t len)
 {
-    char kind = fan_dtype_kind(a->dtype);
+    _Alignas(8) char number[8];
+    running r = {.acc = one->acc, .loops = fan_loops_of(one->acc), .scratch = tile};
+    if (one->weight.im != 0) {
+        sum_turn(&r, &one->weight, len);
+        return;
+    }
+    const char *src[] = {tile};
+    fan_weight_as(&one->weight, one->acc, number);
+    fan_fold_how options = {.weights = number};
+    r.loops->own(tile, src, 1, (size_t)len * r.loops->parts, &options);
+}
+
+/* has_nonfinite: returns whether an element of [at, at + len) of an operand is inf or NaN. */
+static bool has_nonfinite(const job *j, const fan_operand *one, int64_t at, int64_t len,
+                          char *scratch)
+{
+    const fan_array *a = one->array;
+    fan_dtype dtype = a->dtype;
+    if (one->weight.on)
+        dtype = one->acc;
+    char kind = fan_dtype_kind(dtype);
     if (kind != 'f' && kind != 'c')
         return false;
     fan_stats_run run;
-    const char *p = fan_nditer_elements(&j->iter, a, at, len, a->dtype, scratch);
     stats_run_begin(&run);
-    fan_loops_of(a->dtype)->measure(&run, p, (size_t)len);
+    if (one->weight.on) { /* W6: the term is the product */
+        fan_nditer_read(&j->iter, a, at, len, dtype, scratch);
+        sum_weigh_tile(one, scratch, len);
+        fan_loops_of(dtype)->measure(&run, scratch, (size_t)len);
+        return run.nonfinite > 0;
+    }
+    const char *p = fan_nditer_elements(&j->iter, a, at, len, dtype, scratch);
+    fan_loops_of(dtype)->measure(&run, p, (size_t)len);
     return run.nonfinite > 0;
 }
 
@@ -371,7 +451,7 @@ static void sum_counted(const job *j, int64_t at, int64_t len, const char *resul
     loops->measure(run, result, (size_t)len);
     if (run->nonfinite != before) {
         for (size_t k = j->first_suspect; k < j->n && k < *bad; k++)
-            if (has_nonfinite(j, j->in[k].array, at, len, scratch))
+            if (has_nonfinite(j, &j->in[k], at, len, scratch))
                 *bad = k;
     }
     fan_fold_how options = {.stream = true};
@@ -451,6 +531,59 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
     }
 }
 
+/* weight_parts: returns the dtype of the parts of d. */
+static fan_dtype weight_parts(fan_dtype d)
+{
+    if (d == FAN_DT_COMPLEX64)
+        return FAN_DT_FLOAT32;
+    if (d == FAN_DT_COMPLEX128)
+        return FAN_DT_FLOAT64;
+    return d;
+}
+
+size_t fan_weight_size(fan_dtype d)
+{
+    return fan_dtype_size(weight_parts(d));
+}
+
+void fan_weight_as(const fan_weight *weight, fan_dtype d, char *number)
+{
+    FAN_DEFAULT_FLOAT_MODE;
+    fan_dtype part = weight_parts(d);
+    if (fan_dtype_kind(part) == 'f') {
+        fan_convert(number, part, 0, (const char *)&weight->re, FAN_DT_FLOAT64, 0, 1);
+        return;
+    }
+    int64_t whole = (int64_t)weight->re;
+    fan_convert(number, part, 0, (const char *)&whole, FAN_DT_INT64, 0, 1);
+}
+
+void fan_divisor_as(const fan_divisor *divisor, fan_dtype d, char *number)
+{
+    FAN_DEFAULT_FLOAT_MODE;
+    fan_dtype part = weight_parts(d);
+    const double *from = part == FAN_DT_FLOAT64 ? &divisor->nearest : &divisor->odd;
+    fan_convert(number, part, 0, (const char *)from, FAN_DT_FLOAT64, 0, 1);
+}
+
+bool fan_weight_fits(const fan_weight *weight, fan_dtype d)
+{
+    FAN_DEFAULT_FLOAT_MODE;
+    fan_dtype part = weight_parts(d);
+    double parts[2] = {weight->re, weight->im};
+    if (fan_dtype_kind(part) != 'f')
+        return true;
+    for (int i = 0; i < 2; i++) {
+        char number[8];
+        double back;
+        fan_convert(number, part, 0, (const char *)&parts[i], FAN_DT_FLOAT64, 0, 1);
+        fan_convert((char *)&back, FAN_DT_FLOAT64, 0, number, part, 0, 1);
+        if (!isfinite(back))
+            return false;
+    }
+    return true;
+}
+
 /* smallest_normal: returns the least number that a float dtype of 32 bits or less has with all of
  * its precision. */
 static double smallest_normal(fan_dtype d)
@@ -485,6 +618,10 @@ fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d)
     char kind = fan_dtype_kind(d);
     bool floats = kind == 'f' || kind == 'c';
     if (!floats || d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128)
+        return d;
+    if (scale->divisor && !scale_part_fits(scale->divisor->nearest, weight_parts(d)))
+        return kind == 'f' ? FAN_DT_FLOAT64 : FAN_DT_COMPLEX128;
+    if (!scale->on)
         return d;
     if (kind == 'f')
         return scale_part_fits(scale->re, d) ? d : FAN_DT_FLOAT64;
@@ -534,7 +671,7 @@ static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
     }
     fan_dtype acc = in[0].acc;
     for (size_t k = 0; k < n; k++) {
-        if (in[k].acc != acc || !sum_alike(in[k].array, out))
+        if (in[k].acc != acc || in[k].weight.on || !sum_alike(in[k].array, out))
             return false;
         src[k] = in[k].array->data;
     }
@@ -552,9 +689,12 @@ static fan_fold_loop *sum_fold(const job *j)
         return NULL;
     if (j->factor && fan_dtype_kind(j->last) == 'c')
         return NULL;
-    for (size_t k = 0; k < j->n; k++)
+    for (size_t k = 0; k < j->n; k++) {
+        if (j->in[k].weight.on && j->in[k].weight.im != 0)
+            return NULL;
         if (!fan_nditer_whole(&j->iter, j->in[k].array, 0, j->out->size))
             return NULL;
+    }
     return sum_one_loop(j->out, j->in, j->n);
 }
 
@@ -562,12 +702,44 @@ static fan_fold_loop *sum_fold(const job *j)
 static fan_watch *sum_watch(const job *j)
 {
     const fan_loops *loops = fan_loops_of(j->out->dtype);
-    if (!j->fold || j->n > MANY)
+    if (!j->fold || j->n > MANY || j->weighted || j->divisor)
         return NULL;
     if (j->fold == loops->own)
         return loops->own_watch;
     return loops->up_watch;
 }
+
+/* sum_write_weights: writes the real weights of all operands, which one loop reads. */
+static void sum_write_weights(const job *j, char *weights)
+{
+    static const fan_weight none = {.on = true, .re = 1};
+    size_t size = fan_weight_size(j->last);
+    for (size_t k = 0; k < j->n; k++) {
+        const fan_weight *weight = &j->in[k].weight;
+        fan_weight_as(weight->on ? weight : &none, j->last, weights + k * size);
+    }
+}
+
+#ifdef FAN_TEST
+/* sum_fused: a planted fault: the sum of float64 operands without gaps, whose products are not
+ * rounded. */
+static bool sum_fused(const job *j)
+{
+    if (!j->weighted || !j->fold || j->out->dtype != FAN_DT_FLOAT64)
+        return false;
+    double *out = (double *)(void *)j->out->data;
+    for (int64_t i = 0; i < j->out->size; i++) {
+        double sum = 0;
+        for (size_t k = 0; k < j->n; k++) {
+            const fan_operand *one = &j->in[k];
+            double by = one->weight.on ? one->weight.re : 1;
+            sum = fma(((const double *)(const void *)one->array->data)[i], by, sum);
+        }
+        out[i] = sum;
+    }
+    return true;
+}
+#endif
 
 static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_operand *in,
                                                 size_t n, const fan_sum_how *options)
@@ -578,16 +750,20 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     FAN_UNINITIALIZED job j;
     FAN_UNINITIALIZED fan_stats parts[FAN_STATS_PIECES];
     _Alignas(16) char factor[16];
+    _Alignas(8) char divisor[8];
+    FAN_UNINITIALIZED _Alignas(8) char weights[8 * MANY_AT_ONCE];
     size_t widest = fan_dtype_size(out->dtype);
     uint64_t written = (uint64_t)out->size * widest;
     uint64_t read = 0;
     bool among = false; /* out is an operand */
+    j.weighted = false;
     fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++) {
         const fan_array *a = in[k].array;
         widest = fan_umax(widest, fan_dtype_size(in[k].acc));
         read += (uint64_t)a->size * fan_dtype_size(a->dtype);
         among |= a->data == out->data;
+        j.weighted |= in[k].weight.on;
         fan_nditer_also(&j.iter, a);
     }
     fan_nditer_ready(&j.iter);
@@ -601,9 +777,22 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
         fan_scale_as(&options->scale, j.last, factor);
         j.factor = factor;
     }
+    j.divisor = NULL;
+    if (options->scale.divisor) {
+        fan_divisor_as(options->scale.divisor, j.last, divisor);
+        j.divisor = divisor;
+    }
     j.fold = sum_fold(&j);
     j.watch = sum_watch(&j);
-    j.options = (fan_fold_how){.factor = j.factor, .ahead = read > NEAR};
+#ifdef FAN_TEST
+    if (FAN_FAULT(PRODUCT_FUSED) && sum_fused(&j))
+        return;
+#endif
+    j.options = (fan_fold_how){.factor = j.factor, .divisor = j.divisor, .ahead = read > NEAR};
+    if (j.fold && j.weighted) {
+        sum_write_weights(&j, weights);
+        j.options.weights = weights;
+    }
     j.options.stream = !among && written > last_cache() / 2;
     j.most = (int64_t)(TILE / widest);
     j.row = 0;
@@ -637,7 +826,7 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
 {
     FAN_DEFAULT_FLOAT_MODE;
     bool counts = options && options->stats;
-    bool scales = options && options->scale.on;
+    bool scales = options && fan_scale_acts(&options->scale);
     if (counts)
         stats_begin(options->stats);
     if (out->size == 0)
@@ -666,6 +855,28 @@ bool fan_sum_flat_from(char *out, const char *start, const char *const *src, siz
         fold(out, src, n, count * loops->parts, &options);
     else
         fold(out, src, n, count * loops->parts, NULL);
+    if (after)
+        loops->scale(out, factor, count);
+    return true;
+}
+
+bool fan_sum_flat_weighted(char *out, const char *const *src, size_t n, size_t count,
+                           fan_dtype dtype, fan_dtype acc, const char *weights, const char *divisor,
+                           const char *factor)
+{
+    FAN_DEFAULT_FLOAT_MODE;
+    const fan_loops *loops = fan_loops_of(dtype);
+    fan_fold_loop *fold = fan_loops_fold(loops, dtype, acc);
+    bool after = factor && loops->parts == 2; /* complex factors come after the fold */
+    if (!fold || (after && acc != dtype))
+        return false;
+    fan_fold_how options = {.ahead = count * loops->size * n > NEAR,
+                            .factor = factor,
+                            .weights = weights,
+                            .divisor = divisor};
+    if (after)
+        options.factor = NULL;
+    fold(out, src, n, count * loops->parts, &options);
     if (after)
         loops->scale(out, factor, count);
     return true;

@@ -1,8 +1,9 @@
 /* sum: N arrays into one, in one pass: the left fold D1 in the accumulation dtype D2, widening as
  * in D3, one rounding.
  *
- *   out[i] = round((((in0[i]) + in1[i]) + in2[i]) * scale)        each in[k] first converted to
- * acc[k]
+ *   out[i] = round((((in0[i]) + in1[i]) + in2[i]) / divisor * scale)
+ *
+ * Each in[k] is first converted to acc[k], and multiplied by its weight, where it has one (W1).
  *
  * The order over k is fixed; tiles, vector width and threads never change a bit (no contraction to
  * FMA). */
@@ -12,6 +13,14 @@
 #include "array/array.h"
 #include "array/stats.h"
 
+/* A weight multiplies an operand: it is rounded to the accumulation dtype, and so is the product,
+ * before it is added. Of an integer sum `re` is an integer. Not `on`: there is none. */
+typedef struct fan_weight {
+    bool on;
+    bool integer; /* it was given as an int: what an object is multiplied by */
+    double re, im;
+} fan_weight;
+
 typedef struct fan_operand {
     /* same shape as out; any strides (0, negative, unaligned too); if out is this operand: the same
      * view */
@@ -19,10 +28,23 @@ typedef struct fan_operand {
     /* the dtype of the fold after this operand (D3: never narrows from k to k+1); of a reduction:
      * fan_reduce's */
     fan_dtype acc;
+    fan_weight weight;
 } fan_operand;
 
+/* The divisor of a mean: the exact sum of its parts, none of which is 0 but a lone one. */
+#define FAN_DIVISOR_PARTS 40
+typedef struct fan_divisor {
+    double nearest,
+        odd; /* rounded to nearest, and to odd: the next rounding of `odd` is the only one */
+    int n;
+    double parts[FAN_DIVISOR_PARTS];
+} fan_divisor;
+
 typedef struct fan_scale {
-    bool on;
+    /* NULL, or what divides the sum, in its accumulation dtype, before it is multiplied. It lives
+     * as long as the scale. */
+    const fan_divisor *divisor;
+    bool on;       /* there is a factor */
     double re, im; /* for float and complex sums */
     int64_t i;     /* for integer sums */
 } fan_scale;
@@ -68,6 +90,26 @@ bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 /* fan_scale_dtype: returns the dtype in which a sum of dtype d is multiplied (D10): d; or, for a
  * sum of floats whose range a part of the factor leaves, float64 or complex128. */
 fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d);
+
+/* fan_scale_acts: whether a scale (or NULL) changes a sum. */
+static inline bool fan_scale_acts(const fan_scale *scale)
+{
+    return scale && (scale->on || scale->divisor);
+}
+
+/* fan_sum_flat_weighted: as fan_sum_flat, each run multiplied by its weight: `weights` has n of
+ * fan_weight_as (NULL: none); divisor: of fan_divisor_as (NULL: none). */
+bool fan_sum_flat_weighted(char *out, const char *const *src, size_t n, size_t count,
+                           fan_dtype dtype, fan_dtype acc, const char *weights, const char *divisor,
+                           const char *factor);
+
+/* fan_weight_as, fan_divisor_as: write the real part of a weight, or a divisor, as one number of
+ * the parts of dtype d, rounded once: at most 8 bytes. fan_weight_size: the bytes. */
+void fan_weight_as(const fan_weight *weight, fan_dtype d, char *number);
+void fan_divisor_as(const fan_divisor *divisor, fan_dtype d, char *number);
+size_t fan_weight_size(fan_dtype d);
+/* fan_weight_fits: whether a weight is finite once it is rounded to dtype d. */
+bool fan_weight_fits(const fan_weight *weight, fan_dtype d);
 
 /* fan_scale_as: writes the scale as one element of dtype d (rounded once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);

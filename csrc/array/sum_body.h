@@ -198,45 +198,57 @@ SHORTS(s, 16, __m128i, __m128i, __m128i)
 #define narrow8_w(x) __builtin_convertvector(x, vhalf8_w)
 #endif
 
-/* ---- One number, one vector: in, plus, times, out ----
+/* ---- One number, one vector: in, plus, times, weigh, over, out ----
  *
- * up_K of memory, plus_K, times_K, down_K to memory; the same with _v_S for vectors. Integers wrap:
- * they are unsigned here, whatever their dtype. */
+ * up_K of memory, plus_K, times_K, down_K to memory; the same with _v_S for vectors. weigh_K: a
+ * term times its weight, rounded to the number's type; over_K: a sum over its divisor, rounded so
+ * too. Integers wrap: they are unsigned here, whatever their dtype; they are not divided. */
 
-#define NUMBERS(K, MEM, T, UP, PLUS, TIMES, DOWN) \
-    ALWAYS T up_##K(MEM x)                        \
-    {                                             \
-        return UP;                                \
-    }                                             \
-    ALWAYS T plus_##K(T a, T b)                   \
-    {                                             \
-        return PLUS;                              \
-    }                                             \
-    ALWAYS T times_##K(T a, T b)                  \
-    {                                             \
-        return TIMES;                             \
-    }                                             \
-    ALWAYS MEM down_##K(T x)                      \
-    {                                             \
-        return DOWN;                              \
+#define NUMBERS(K, MEM, T, UP, PLUS, TIMES, WEIGH, OVER, DOWN) \
+    ALWAYS T up_##K(MEM x)                                     \
+    {                                                          \
+        return UP;                                             \
+    }                                                          \
+    ALWAYS T plus_##K(T a, T b)                                \
+    {                                                          \
+        return PLUS;                                           \
+    }                                                          \
+    ALWAYS T times_##K(T a, T b)                               \
+    {                                                          \
+        return TIMES;                                          \
+    }                                                          \
+    ALWAYS T weigh_##K(T a, T b)                               \
+    {                                                          \
+        return WEIGH;                                          \
+    }                                                          \
+    ALWAYS T over_##K(T a, T b)                                \
+    {                                                          \
+        (void)b;                                               \
+        return OVER;                                           \
+    }                                                          \
+    ALWAYS MEM down_##K(T x)                                   \
+    {                                                          \
+        return DOWN;                                           \
     }
 typedef uint8_t mem_u8;
 typedef uint16_t mem_u16;
 
-/* X(kind, number in memory, number, in, a plus b, a times b, out) */
-#define WIDE_LIST(X)                                                                    \
-    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x)                                 \
-    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x)                \
-    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x) \
-    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x)                                   \
-    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x)                                   \
-    X(single, float, float, x, a + b, a * b, x)                                         \
-    X(twice, double, double, x, a + b, a * b, x)                                        \
-    X(doubled, float, double, (double)x, a + b, a * b, (float)x)
+/* X(kind, number in memory, number, in, a plus b, a times b, a weighed by b, a over b, out) */
+#define WIDE_LIST(X)                                                                          \
+    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, a & b, a, x)                             \
+    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), (uint8_t)(a * b), a, x) \
+    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b),          \
+      (uint16_t)((uint32_t)a * b), a, x)                                                      \
+    X(bits32, uint32_t, uint32_t, x, a + b, a * b, a * b, a, x)                               \
+    X(bits64, uint64_t, uint64_t, x, a + b, a * b, a * b, a, x)                               \
+    X(single, float, float, x, a + b, a * b, a * b, a / b, x)                                 \
+    X(twice, double, double, x, a + b, a * b, a * b, a / b, x)                                \
+    X(doubled, float, double, (double)x, a + b, a * b, a * b, a / b, (float)x)
 #define LOW(X, NAME, K, BITS, ...)                                                                \
-    X(K, uint##BITS##_t, float, fan_float_of_##K(x), a + b, a * b, fan_##K##_of(x))               \
+    X(K, uint##BITS##_t, float, fan_float_of_##K(x), a + b, a * b, a * b, a / b, fan_##K##_of(x)) \
     X(own_##K, uint##BITS##_t, float, fan_float_of_##K(x), fan_float_of_##K(fan_##K##_of(a + b)), \
-      a *b, fan_##K##_of(x))
+      a *b, fan_float_of_##K(fan_##K##_of(a *b)), fan_float_of_##K(fan_##K##_of(a / b)),          \
+      fan_##K##_of(x))
 WIDE_LIST(NUMBERS)
 FAN_LOW_LIST(LOW, NUMBERS)
 #undef NUMBERS
@@ -361,41 +373,52 @@ ALWAYS vhalf16_w quick_out_w(vf32_w x)
 #define doubles_s(x) __builtin_convertvector(x, vf64_s)
 #define floats_s(x) __builtin_convertvector(x, vhalf32_s)
 
-/* X(kind, vector in memory, number, vector, in, a plus b, a times b, out): the vectors of S's
- * width. */
-#define WIDE_VECTOR_LIST(X, S)                                                    \
-    X(truth, S, u8_##S, uint8_t, vu8_##S, (vu8_##S)(x != 0) & 1, a | b, a & b, x) \
-    X(bits8, S, u8_##S, uint8_t, vu8_##S, x, a + b, a * b, x)                     \
-    X(bits16, S, u16_##S, uint16_t, vu16_##S, x, a + b, a * b, x)                 \
-    X(bits32, S, u32_##S, uint32_t, vu32_##S, x, a + b, a * b, x)                 \
-    X(bits64, S, u64_##S, uint64_t, vu64_##S, x, a + b, a * b, x)                 \
-    X(single, S, f32_##S, float, vf32_##S, x, a + b, a * b, x)                    \
-    X(twice, S, f64_##S, double, vf64_##S, x, a + b, a * b, x)                    \
-    X(doubled, S, half32_##S, double, vf64_##S, doubles_##S(x), a + b, a * b, floats_##S(x))
-#define LOW_VECTOR(S, NAME, K, BITS, ...)                                                \
-    VECTOR_NUMBERS(K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x), a + b, a * b, \
-                   K##_out_##S(x))                                                       \
-    VECTOR_NUMBERS(own_##K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x),         \
-                   K##_in_##S(K##_out_##S(a + b)), a *b, K##_out_##S(x))
+/* X(kind, vector in memory, number, vector, in, a plus b, a times b, a weighed by b, a over b,
+ * out): the vectors of S's width. */
+#define WIDE_VECTOR_LIST(X, S)                                                              \
+    X(truth, S, u8_##S, uint8_t, vu8_##S, (vu8_##S)(x != 0) & 1, a | b, a & b, a & b, a, x) \
+    X(bits8, S, u8_##S, uint8_t, vu8_##S, x, a + b, a * b, a * b, a, x)                     \
+    X(bits16, S, u16_##S, uint16_t, vu16_##S, x, a + b, a * b, a * b, a, x)                 \
+    X(bits32, S, u32_##S, uint32_t, vu32_##S, x, a + b, a * b, a * b, a, x)                 \
+    X(bits64, S, u64_##S, uint64_t, vu64_##S, x, a + b, a * b, a * b, a, x)                 \
+    X(single, S, f32_##S, float, vf32_##S, x, a + b, a * b, a * b, a / b, x)                \
+    X(twice, S, f64_##S, double, vf64_##S, x, a + b, a * b, a * b, a / b, x)                \
+    X(doubled, S, half32_##S, double, vf64_##S, doubles_##S(x), a + b, a * b, a * b, a / b, \
+      floats_##S(x))
+#define LOW_VECTOR(S, NAME, K, BITS, ...)                                                       \
+    VECTOR_NUMBERS(K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x), a + b, a * b, a * b, \
+                   a / b, K##_out_##S(x))                                                       \
+    VECTOR_NUMBERS(own_##K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x),                \
+                   K##_in_##S(K##_out_##S(a + b)), a *b, K##_in_##S(K##_out_##S(a *b)),         \
+                   K##_in_##S(K##_out_##S(a / b)), K##_out_##S(x))
 
-#define VECTOR_NUMBERS(K, S, MEM, T, V, UP, PLUS, TIMES, DOWN) \
-    typedef v##MEM vector_##K##_##S;                           \
-    ALWAYS V in_##K##_##S(const char *p)                       \
-    {                                                          \
-        v##MEM x = *(const m##MEM *)(const void *)p;           \
-        return UP;                                             \
-    }                                                          \
-    ALWAYS V plus_##K##_##S(V a, V b)                          \
-    {                                                          \
-        return PLUS;                                           \
-    }                                                          \
-    ALWAYS V times_##K##_##S(V a, T b)                         \
-    {                                                          \
-        return TIMES;                                          \
-    }                                                          \
-    ALWAYS v##MEM down_##K##_##S(V x)                          \
-    {                                                          \
-        return DOWN;                                           \
+#define VECTOR_NUMBERS(K, S, MEM, T, V, UP, PLUS, TIMES, WEIGH, OVER, DOWN) \
+    typedef v##MEM vector_##K##_##S;                                        \
+    ALWAYS V in_##K##_##S(const char *p)                                    \
+    {                                                                       \
+        v##MEM x = *(const m##MEM *)(const void *)p;                        \
+        return UP;                                                          \
+    }                                                                       \
+    ALWAYS V plus_##K##_##S(V a, V b)                                       \
+    {                                                                       \
+        return PLUS;                                                        \
+    }                                                                       \
+    ALWAYS V times_##K##_##S(V a, T b)                                      \
+    {                                                                       \
+        return TIMES;                                                       \
+    }                                                                       \
+    ALWAYS V weigh_##K##_##S(V a, T b)                                      \
+    {                                                                       \
+        return WEIGH;                                                       \
+    }                                                                       \
+    ALWAYS V over_##K##_##S(V a, T b)                                       \
+    {                                                                       \
+        (void)b;                                                            \
+        return OVER;                                                        \
+    }                                                                       \
+    ALWAYS v##MEM down_##K##_##S(V x)                                       \
+    {                                                                       \
+        return DOWN;                                                        \
     }
 WIDE_VECTOR_LIST(VECTOR_NUMBERS, w)
 FAN_LOW_LIST(LOW_VECTOR, w)
@@ -409,89 +432,115 @@ FAN_LOW_LIST(LOW_VECTOR, s)
 
 /* The begin and end of sums other than the sources: RAW is the number of the accumulation dtype in
  * memory, up_R and down_R convert from it and to it. */
-#define FOLD_WIDTH(K, R, S, STEPS, MEM, RAW, T, V)                                             \
-    ALWAYS V fold_in_##K##_##S(const char *const *src, const char *start, size_t i)            \
-    {                                                                                          \
-        return start ? in_##R##_##S(start + i * sizeof(RAW))                                   \
-                     : in_##K##_##S(src[0] + i * sizeof(MEM));                                 \
-    }                                                                                          \
-    ALWAYS void fold_out_##K##_##S(char *dst, size_t i, V x, int raw, int stream)              \
-    {                                                                                          \
-        if (raw) {                                                                             \
-            vector_##R##_##S y = down_##R##_##S(x);                                            \
-            memcpy(dst + i * sizeof(RAW), &y, sizeof y);                                       \
-            return;                                                                            \
-        }                                                                                      \
-        vector_##K##_##S y = down_##K##_##S(x);                                                \
-        if (stream)                                                                            \
-            FLOW(dst + i * sizeof(MEM), &y);                                                   \
-        else                                                                                   \
-            memcpy(dst + i * sizeof(MEM), &y, sizeof y);                                       \
-    }                                                                                          \
-    /* For count >= lanes. */                                                                  \
-    ALWAYS void fold_##K##_##S(char *dst, const char *const *src, size_t n, size_t count,      \
-                               const char *start, T factor, int scaled, int raw, int ahead,    \
-                               int stream)                                                     \
-    {                                                                                          \
-        const size_t lanes = sizeof(V) / sizeof(T), step = STEPS * lanes, first = !start;      \
-        size_t i = 0;                                                                          \
-        int rest = stream || count % lanes;                                                    \
-        V last = {0};                                                                          \
-        if (rest) {                                                                            \
-            size_t at = count - lanes;                                                         \
-            last = fold_in_##K##_##S(src, start, at);                                          \
-            for (size_t k = first; k < n; k++)                                                 \
-                last = plus_##K##_##S(last, in_##K##_##S(src[k] + at * sizeof(MEM)));          \
-            if (scaled)                                                                        \
-                last = times_##K##_##S(last, factor);                                          \
-        }                                                                                      \
-        if (stream) /* whole lines at a time */                                                \
-            i = each_##K(dst, src, n, 0, (64 - (uintptr_t)dst % 64) % 64 / sizeof(MEM), start, \
-                         factor, scaled, raw);                                                 \
-        for (; STEPS == 4 && i + step <= count; i += step) {                                   \
-            const char *p = src[0] + i * sizeof(MEM);                                          \
-            V a, b, c, d;                                                                      \
-            a = fold_in_##K##_##S(src, start, i);                                              \
-            b = fold_in_##K##_##S(src, start, i + lanes);                                      \
-            c = fold_in_##K##_##S(src, start, i + 2 * lanes);                                  \
-            d = fold_in_##K##_##S(src, start, i + 3 * lanes);                                  \
-            if (ahead && first)                                                                \
-                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                            \
-                    __builtin_prefetch(p + AHEAD + q);                                         \
-            for (size_t k = first; k < n; k++) {                                               \
-                p = src[k] + i * sizeof(MEM);                                                  \
-                if (ahead)                                                                     \
-                    for (size_t q = 0; q < step * sizeof(MEM); q += 64)                        \
-                        __builtin_prefetch(p + AHEAD + q);                                     \
-                a = plus_##K##_##S(a, in_##K##_##S(p));                                        \
-                b = plus_##K##_##S(b, in_##K##_##S(p + lanes * sizeof(MEM)));                  \
-                c = plus_##K##_##S(c, in_##K##_##S(p + 2 * lanes * sizeof(MEM)));              \
-                d = plus_##K##_##S(d, in_##K##_##S(p + 3 * lanes * sizeof(MEM)));              \
-            }                                                                                  \
-            if (scaled) {                                                                      \
-                a = times_##K##_##S(a, factor);                                                \
-                b = times_##K##_##S(b, factor);                                                \
-                c = times_##K##_##S(c, factor);                                                \
-                d = times_##K##_##S(d, factor);                                                \
-            }                                                                                  \
-            fold_out_##K##_##S(dst, i, a, raw, stream);                                        \
-            fold_out_##K##_##S(dst, i + lanes, b, raw, stream);                                \
-            fold_out_##K##_##S(dst, i + 2 * lanes, c, raw, stream);                            \
-            fold_out_##K##_##S(dst, i + 3 * lanes, d, raw, stream);                            \
-        }                                                                                      \
-        for (; i + lanes <= count; i += lanes) {                                               \
-            V a = fold_in_##K##_##S(src, start, i);                                            \
-            for (size_t k = first; k < n; k++) {                                               \
-                if (STEPS == 1 && ahead && i % 64 == 0)                                        \
-                    __builtin_prefetch(src[k] + i * sizeof(MEM) + AHEAD);                      \
-                a = plus_##K##_##S(a, in_##K##_##S(src[k] + i * sizeof(MEM)));                 \
-            }                                                                                  \
-            if (scaled)                                                                        \
-                a = times_##K##_##S(a, factor);                                                \
-            fold_out_##K##_##S(dst, i, a, raw, STEPS == 1 && stream);                          \
-        }                                                                                      \
-        if (rest)                                                                              \
-            fold_out_##K##_##S(dst, count - lanes, last, raw, 0);                              \
+#define FOLD_WIDTH(K, R, S, STEPS, MEM, RAW, T, V)                                               \
+    /* A vector of source k; weights NULL: as it is. */                                          \
+    ALWAYS V term_##K##_##S(const char *p, const char *weights, size_t k)                        \
+    {                                                                                            \
+        V x = in_##K##_##S(p);                                                                   \
+        typedef RAW FAN_ANYWHERE raw_mem;                                                        \
+        if (weights)                                                                             \
+            x = weigh_##K##_##S(x, up_##R(((const raw_mem *)(const void *)weights)[k]));         \
+        return x;                                                                                \
+    }                                                                                            \
+    ALWAYS V fold_in_##K##_##S(const char *const *src, const char *start, size_t i,              \
+                               const char *weights)                                              \
+    {                                                                                            \
+        return start ? in_##R##_##S(start + i * sizeof(RAW))                                     \
+                     : term_##K##_##S(src[0] + i * sizeof(MEM), weights, 0);                     \
+    }                                                                                            \
+    ALWAYS void fold_out_##K##_##S(char *dst, size_t i, V x, int raw, int stream)                \
+    {                                                                                            \
+        if (raw) {                                                                               \
+            vector_##R##_##S y = down_##R##_##S(x);                                              \
+            memcpy(dst + i * sizeof(RAW), &y, sizeof y);                                         \
+            return;                                                                              \
+        }                                                                                        \
+        vector_##K##_##S y = down_##K##_##S(x);                                                  \
+        if (stream)                                                                              \
+            FLOW(dst + i * sizeof(MEM), &y);                                                     \
+        else                                                                                     \
+            memcpy(dst + i * sizeof(MEM), &y, sizeof y);                                         \
+    }                                                                                            \
+    /* For count >= lanes. */                                                                    \
+    ALWAYS void fold_##K##_##S(char *dst, const char *const *src, size_t n, size_t count,        \
+                               const char *start, T factor, int scaled, int raw, int ahead,      \
+                               int stream, const char *weights, T divisor, int divided)          \
+    {                                                                                            \
+        const size_t lanes = sizeof(V) / sizeof(T), step = STEPS * lanes, first = !start;        \
+        size_t i = 0;                                                                            \
+        int rest = stream || count % lanes;                                                      \
+        V last = {0};                                                                            \
+        if (rest) {                                                                              \
+            size_t at = count - lanes;                                                           \
+            last = fold_in_##K##_##S(src, start, at, weights);                                   \
+            for (size_t k = first; k < n; k++)                                                   \
+                last =                                                                           \
+                    plus_##K##_##S(last, term_##K##_##S(src[k] + at * sizeof(MEM), weights, k)); \
+            if (divided)                                                                         \
+                last = over_##K##_##S(last, divisor);                                            \
+            if (scaled)                                                                          \
+                last = times_##K##_##S(last, factor);                                            \
+        }                                                                                        \
+        if (stream) { /* whole lines at a time */                                                \
+            size_t head = (64 - (uintptr_t)dst % 64) % 64 / sizeof(MEM);                         \
+            if (weights || divided)                                                              \
+                i = each_weighed_##K(dst, src, n, 0, head, start, factor, scaled, raw, weights,  \
+                                     divisor, divided);                                          \
+            else                                                                                 \
+                i = each_##K(dst, src, n, 0, head, start, factor, scaled, raw);                  \
+        }                                                                                        \
+        for (; STEPS == 4 && i + step <= count; i += step) {                                     \
+            const char *p = src[0] + i * sizeof(MEM);                                            \
+            V a, b, c, d;                                                                        \
+            a = fold_in_##K##_##S(src, start, i, weights);                                       \
+            b = fold_in_##K##_##S(src, start, i + lanes, weights);                               \
+            c = fold_in_##K##_##S(src, start, i + 2 * lanes, weights);                           \
+            d = fold_in_##K##_##S(src, start, i + 3 * lanes, weights);                           \
+            if (ahead && first)                                                                  \
+                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                              \
+                    __builtin_prefetch(p + AHEAD + q);                                           \
+            for (size_t k = first; k < n; k++) {                                                 \
+                p = src[k] + i * sizeof(MEM);                                                    \
+                if (ahead)                                                                       \
+                    for (size_t q = 0; q < step * sizeof(MEM); q += 64)                          \
+                        __builtin_prefetch(p + AHEAD + q);                                       \
+                a = plus_##K##_##S(a, term_##K##_##S(p, weights, k));                            \
+                b = plus_##K##_##S(b, term_##K##_##S(p + lanes * sizeof(MEM), weights, k));      \
+                c = plus_##K##_##S(c, term_##K##_##S(p + 2 * lanes * sizeof(MEM), weights, k));  \
+                d = plus_##K##_##S(d, term_##K##_##S(p + 3 * lanes * sizeof(MEM), weights, k));  \
+            }                                                                                    \
+            if (divided) {                                                                       \
+                a = over_##K##_##S(a, divisor);                                                  \
+                b = over_##K##_##S(b, divisor);                                                  \
+                c = over_##K##_##S(c, divisor);                                                  \
+                d = over_##K##_##S(d, divisor);                                                  \
+            }                                                                                    \
+            if (scaled) {                                                                        \
+                a = times_##K##_##S(a, factor);                                                  \
+                b = times_##K##_##S(b, factor);                                                  \
+                c = times_##K##_##S(c, factor);                                                  \
+                d = times_##K##_##S(d, factor);                                                  \
+            }                                                                                    \
+            fold_out_##K##_##S(dst, i, a, raw, stream);                                          \
+            fold_out_##K##_##S(dst, i + lanes, b, raw, stream);                                  \
+            fold_out_##K##_##S(dst, i + 2 * lanes, c, raw, stream);                              \
+            fold_out_##K##_##S(dst, i + 3 * lanes, d, raw, stream);                              \
+        }                                                                                        \
+        for (; i + lanes <= count; i += lanes) {                                                 \
+            V a = fold_in_##K##_##S(src, start, i, weights);                                     \
+            for (size_t k = first; k < n; k++) {                                                 \
+                if (STEPS == 1 && ahead && i % 64 == 0)                                          \
+                    __builtin_prefetch(src[k] + i * sizeof(MEM) + AHEAD);                        \
+                a = plus_##K##_##S(a, term_##K##_##S(src[k] + i * sizeof(MEM), weights, k));     \
+            }                                                                                    \
+            if (divided)                                                                         \
+                a = over_##K##_##S(a, divisor);                                                  \
+            if (scaled)                                                                          \
+                a = times_##K##_##S(a, factor);                                                  \
+            fold_out_##K##_##S(dst, i, a, raw, STEPS == 1 && stream);                            \
+        }                                                                                        \
+        if (rest)                                                                                \
+            fold_out_##K##_##S(dst, count - lanes, last, raw, 0);                                \
     }
 
 /* SMALL: fewer numbers than a wide vector has, but enough for a short one. */
@@ -526,6 +575,37 @@ FAN_LOW_LIST(LOW_VECTOR, s)
                 ((mem *)(void *)dst)[i] = down_##K(a);                                            \
         }                                                                                         \
         return i;                                                                                 \
+    }                                                                                             \
+    static __attribute__((noinline)) size_t each_weighed_##K(                                     \
+        char *dst, const char *const *src, size_t n, size_t i, size_t end, const char *start,     \
+        T factor, int scaled, int raw, const char *weights, T divisor, int divided)               \
+    {                                                                                             \
+        typedef MEM FAN_ANYWHERE mem;                                                             \
+        typedef RAW FAN_ANYWHERE raw_mem;                                                         \
+        const raw_mem *by = (const raw_mem *)(const void *)weights;                               \
+        for (; i < end; i++) {                                                                    \
+            T a = 0;                                                                              \
+            if (start)                                                                            \
+                a = up_##R(((const raw_mem *)(const void *)start)[i]);                            \
+            for (size_t k = 0; k < n; k++) {                                                      \
+                T x = up_##K(((const mem *)(const void *)src[k])[i]);                             \
+                if (by)                                                                           \
+                    x = weigh_##K(x, up_##R(by[k]));                                              \
+                if (k == 0 && !start)                                                             \
+                    a = x;                                                                        \
+                else                                                                              \
+                    a = plus_##K(a, x);                                                           \
+            }                                                                                     \
+            if (divided)                                                                          \
+                a = over_##K(a, divisor);                                                         \
+            if (scaled)                                                                           \
+                a = times_##K(a, factor);                                                         \
+            if (raw)                                                                              \
+                ((raw_mem *)(void *)dst)[i] = down_##R(a);                                        \
+            else                                                                                  \
+                ((mem *)(void *)dst)[i] = down_##K(a);                                            \
+        }                                                                                         \
+        return i;                                                                                 \
     }
 #define FACTOR(R, RAW, T)                    \
     T factor = 0;                            \
@@ -534,55 +614,94 @@ FAN_LOW_LIST(LOW_VECTOR, s)
         memcpy(&of, how->factor, sizeof of); \
         factor = up_##R(of);                 \
     }
+#define DIVISOR(R, RAW, T)                    \
+    T divisor = 0;                            \
+    if (how->divisor) {                       \
+        RAW of;                               \
+        memcpy(&of, how->divisor, sizeof of); \
+        divisor = up_##R(of);                 \
+    }
 #define CAN_STREAM(MEM) \
     (how->stream && !how->raw && (uintptr_t)dst % sizeof(MEM) == 0 && count * sizeof(MEM) >= 1024)
 
+/* WEIGHED: with weights or a divisor: one loop for all variants. */
+#define WEIGHED(K, R, MEM, RAW, T)                                                                 \
+    static __attribute__((noinline)) void weighed_##K(char *dst, const char *const *src, size_t n, \
+                                                      size_t count, const fan_fold_how *how)       \
+    {                                                                                              \
+        FACTOR(R, RAW, T)                                                                          \
+        DIVISOR(R, RAW, T)                                                                         \
+        if (count < FAN_WIDE / sizeof(T)) {                                                        \
+            each_weighed_##K(dst, src, n, 0, count, how->start, factor, !!how->factor, how->raw,   \
+                             how->weights, divisor, !!how->divisor);                               \
+            return;                                                                                \
+        }                                                                                          \
+        int stream = CAN_STREAM(MEM);                                                              \
+        fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, how->ahead,  \
+                     stream, how->weights, divisor, !!how->divisor);                               \
+        if (stream)                                                                                \
+            FLOWED();                                                                              \
+    }
+
 /* LIGHT: number types with cheap steps, where overhead counts: one loop per variant. */
-#define LIGHT(K, R, MEM, RAW, T, V)                                                              \
-    FOLD_EACH(K, R, MEM, RAW, T)                                                                 \
-    FOLD_WIDTH(K, R, w, 4, MEM, RAW, T, V##_w)                                                   \
-    FOLD_SMALL(K, R, s, 4, MEM, RAW, T, V##_s)                                                   \
-    static void few_##K(char *dst, const char *const *src, size_t n, size_t count,               \
-                        const char *start, T factor, int scaled, int raw)                        \
-    {                                                                                            \
-        SMALL(K, T, dst, src, n, count, start, factor, scaled, raw, 0, 0)                        \
-        each_##K(dst, src, n, 0, count, start, factor, scaled, raw);                             \
-    }                                                                                            \
-    static __attribute__((noinline)) void sum_with_##K(                                          \
-        char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how)      \
-    {                                                                                            \
-        FACTOR(R, RAW, T)                                                                        \
-        if (count < FAN_WIDE / sizeof(T)) {                                                      \
-            few_##K(dst, src, n, count, how->start, factor, !!how->factor, how->raw);            \
-        } else if (CAN_STREAM(MEM)) {                                                            \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, 0, 1, 1);        \
-            FLOWED();                                                                            \
-        } else if (how->ahead) {                                                                 \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 1, 0); \
-        } else {                                                                                 \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 0, 0); \
-        }                                                                                        \
-    }                                                                                            \
-    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count,               \
-                        const fan_fold_how *how)                                                 \
-    {                                                                                            \
-        if (how)                                                                                 \
-            sum_with_##K(dst, src, n, count, how);                                               \
-        else if (count < FAN_WIDE / sizeof(T))                                                   \
-            few_##K(dst, src, n, count, NULL, 0, 0, 0);                                          \
-        else                                                                                     \
-            fold_##K##_w(dst, src, n, count, NULL, 0, 0, 0, 0, 0);                               \
+#define LIGHT(K, R, MEM, RAW, T, V)                                                               \
+    FOLD_EACH(K, R, MEM, RAW, T)                                                                  \
+    FOLD_WIDTH(K, R, w, 4, MEM, RAW, T, V##_w)                                                    \
+    FOLD_SMALL(K, R, s, 4, MEM, RAW, T, V##_s)                                                    \
+    WEIGHED(K, R, MEM, RAW, T)                                                                    \
+    static void few_##K(char *dst, const char *const *src, size_t n, size_t count,                \
+                        const char *start, T factor, int scaled, int raw)                         \
+    {                                                                                             \
+        SMALL(K, T, dst, src, n, count, start, factor, scaled, raw, 0, 0, NULL, 0, 0)             \
+        each_##K(dst, src, n, 0, count, start, factor, scaled, raw);                              \
+    }                                                                                             \
+    static __attribute__((noinline)) void sum_with_##K(                                           \
+        char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how)       \
+    {                                                                                             \
+        if (how->weights || how->divisor) {                                                       \
+            weighed_##K(dst, src, n, count, how);                                                 \
+            return;                                                                               \
+        }                                                                                         \
+        FACTOR(R, RAW, T)                                                                         \
+        if (count < FAN_WIDE / sizeof(T)) {                                                       \
+            few_##K(dst, src, n, count, how->start, factor, !!how->factor, how->raw);             \
+        } else if (CAN_STREAM(MEM)) {                                                             \
+            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, 0, 1, 1, NULL, 0, \
+                         0);                                                                      \
+            FLOWED();                                                                             \
+        } else if (how->ahead) {                                                                  \
+            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 1, 0,   \
+                         NULL, 0, 0);                                                             \
+        } else {                                                                                  \
+            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 0, 0,   \
+                         NULL, 0, 0);                                                             \
+        }                                                                                         \
+    }                                                                                             \
+    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count,                \
+                        const fan_fold_how *how)                                                  \
+    {                                                                                             \
+        if (how)                                                                                  \
+            sum_with_##K(dst, src, n, count, how);                                                \
+        else if (count < FAN_WIDE / sizeof(T))                                                    \
+            few_##K(dst, src, n, count, NULL, 0, 0, 0);                                           \
+        else                                                                                      \
+            fold_##K##_w(dst, src, n, count, NULL, 0, 0, 0, 0, 0, NULL, 0, 0);                    \
     }
 
 /* HEAVY: number types with expensive steps: one loop for all variants. */
 #define HEAVY(K, R, MEM, RAW, T, V)                                                               \
     FOLD_EACH(K, R, MEM, RAW, T)                                                                  \
     FOLD_WIDTH(K, R, w, 1, MEM, RAW, T, V##_w)                                                    \
+    WEIGHED(K, R, MEM, RAW, T)                                                                    \
     static void sum_##K(char *dst, const char *const *src, size_t n, size_t count,                \
                         const fan_fold_how *how)                                                  \
     {                                                                                             \
         static const fan_fold_how nothing;                                                        \
         how = how ? how : &nothing;                                                               \
+        if (how->weights || how->divisor) {                                                       \
+            weighed_##K(dst, src, n, count, how);                                                 \
+            return;                                                                               \
+        }                                                                                         \
         FACTOR(R, RAW, T)                                                                         \
         if (count < FAN_WIDE / sizeof(T)) {                                                       \
             each_##K(dst, src, n, 0, count, how->start, factor, !!how->factor, how->raw);         \
@@ -590,7 +709,7 @@ FAN_LOW_LIST(LOW_VECTOR, s)
         }                                                                                         \
         int stream = CAN_STREAM(MEM);                                                             \
         fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, how->ahead, \
-                     stream);                                                                     \
+                     stream, NULL, 0, 0);                                                         \
         if (stream)                                                                               \
             FLOWED();                                                                             \
     }

@@ -18,6 +18,11 @@ typedef struct fan_fold_how {
     /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins
      * with src[0] */
     const char *start;
+    /* for each source one number of the accumulation dtype's parts, by which it is multiplied, and
+     * the product rounded; NULL: none. `start` has none. */
+    const char *weights;
+    /* divides the sum before `factor`: one number of those parts; NULL: none. Of floats alone. */
+    const char *divisor;
     bool raw;   /* dst gets the sum in the accumulation dtype, without the last rounding */
     bool ahead; /* the sources are larger than the L2 cache: prefetch them */
     /* dst is larger than the last cache and none of the sources: store past the caches */

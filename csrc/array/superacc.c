@@ -120,9 +120,7 @@ static int limbs_times(uint64_t *mag, int high, uint64_t m)
     return high;
 }
 
-/* magnitude_round: returns the bits of the float64 for m * 2^(exponent - 63), whose highest bit is
- * set; `more`: and a part below the last bit of m. */
-static uint64_t magnitude_round(uint64_t m, bool more, int64_t exponent, bool odd)
+uint64_t fan__magnitude_round(uint64_t m, bool more, int64_t exponent, bool odd)
 {
     const uint64_t half = UINT64_C(1) << 63;
     bool to_odd = odd && !FAN_FAULT(EXACT_NO_ODD);
@@ -184,6 +182,6 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
         more = mag[high - 1] << lead;
     for (int i = high - 2; i >= 0; i--)
         more |= mag[i] != 0;
-    uint64_t bits = magnitude_round(m, more, unit + 64 * high + 63 - lead, odd);
+    uint64_t bits = fan__magnitude_round(m, more, unit + 64 * high + 63 - lead, odd);
     return of_bits(bits | (uint64_t)minus << 63);
 }

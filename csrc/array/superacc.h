@@ -76,6 +76,9 @@ static inline int64_t fan__acc_special(int64_t top, int64_t term)
     return term;
 }
 
+/* fan__magnitude_round: returns the bits of the float64 for m * 2^(exponent - 63), whose highest
+ * bit is set, rounded to odd or to nearest; `more`: and a part below the last bit of m. */
+uint64_t fan__magnitude_round(uint64_t m, bool more, int64_t exponent, bool odd);
 /* fan__superacc_start: sets the empty sum. */
 void fan__superacc_start(uint64_t *limbs, const fan_exact_kind *k);
 void fan__superacc_add(uint64_t *limbs, const fan_exact_kind *k, double x);

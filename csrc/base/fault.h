@@ -58,11 +58,19 @@
     X(AXES_FORGOTTEN, "a sum is in C order, whatever the axes of its first contribution") \
     X(EXPANDED_WRITTEN_OUT, "an expanded gradient is cast in memory of its full shape") \
     X(COPY_KEEPS_INDICES, "a sparse gradient that is copied and cast keeps the caller's indices") \
-    X(SHARED_EVENT_COVERS, "of terms that share an event none waits for it")
+    X(SHARED_EVENT_COVERS, "of terms that share an event none waits for it") \
+    X(WEIGHT_DROPPED, "of several contributions to a slot in one call the first alone keeps its weight") \
+    X(PRODUCT_FUSED, "a term times its weight is added without a rounding of its own")
+/* Sums with partial terms. */
+#define FAN_PARTIAL_FAULTS(X) \
+    X(PADDED_ADD, "a partial term is added to +0 where it is the first to reach an element") \
+    X(PATCH_STEP, "values along a negative step are stored in the order of memory") \
+    X(FIRST_TOUCH_MISSED, "a term is stored where another one has reached the element before")
 /* Exact sums. */
 #define FAN_EXACT_FAULTS(X) \
     X(EXACT_NO_INTEGER_PATH, "what the fast path cannot prove is taken from it all the same") \
     X(EXACT_NO_ODD, "what is lost below the last bit does not break ties") \
+    X(DIVISOR_ROUNDED_EARLY, "the divisor of an exact mean is rounded before the quotient") \
     X(EXACT_NO_RANGE, "exponents outside the window count as inside") \
     X(WINDOW_NOT_WIDENED, "a block of a window gets wider words too late")
 /* The CUDA backend (the fake driver finds them). */
@@ -141,6 +149,11 @@
     X(WORKER_LEAVES, "a worker leaves where nothing is ready, though others are at work") \
     X(GROUP_TWICE, "a group is not checked for a node that runs") \
     X(DEVICE_ON_ANY, "what runs on a device runs on any worker")
+/* Digests (tests of digests and of `compare`). */
+#define FAN_DIGEST_FAULTS(X) \
+    X(DIGEST_WITHOUT_PLACE, "the digest of an array does not depend on the places of its elements") \
+    X(DIGEST_WITHOUT_SHAPE, "the digest of an array does not depend on its shape") \
+    X(DIGEST_WITHOUT_DTYPE, "the digest of an array does not depend on its dtype")
 /* Graph trees. */
 #define FAN_GRAPH_FAULTS(X) \
     X(TREE_DEAD_BIT, "an output that lives counts as dead: its memory is given to the next recording") \
@@ -159,9 +172,9 @@
     X(API_RELEASE_LOCKED, "the releases at the end of a call run while the thread has the interpreter's lock") \
     X(API_DROP_AT_ONCE, "drop calls a release at once, whatever lock the thread has")
 #define FAN_FAULTS(X) \
-    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_WAY_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) \
+    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_WAY_FAULTS(X) FAN_PARTIAL_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) \
     FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) \
-    FAN_API_FAULTS(X)
+    FAN_API_FAULTS(X) FAN_DIGEST_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,

@@ -15,6 +15,7 @@
     X(TYPE, "wrong type")                   \
     X(VALUE, "wrong value")                 \
     X(OVERFLOW, "does not fit")             \
+    X(ZERO_DIVISION, "division by zero")    \
     X(BUFFER, "cannot be imported")         \
     X(STATE, "wrong state")                 \
     X(RACE, "race")                         \

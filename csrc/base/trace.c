@@ -15,6 +15,7 @@ struct fan_trace {
     atomic_int refs;
     atomic_bool on;     /* it is in some thread's list */
     atomic_bool closed; /* it must be removed from the list */
+    bool digests;       /* it gets lines of digests */
     fan_trace *outer;   /* owned by the thread whose list it is in */
     size_t cap;
     uint64_t put; /* lines ever written; line i is at i % cap */
@@ -115,6 +116,22 @@ bool fan_trace_on(void)
     return innermost != NULL;
 }
 
+void fan_trace_want_digests(fan_trace *t)
+{
+    t->digests = true;
+}
+
+bool fan_trace_digests(void)
+{
+    if (!fan_trace_on())
+        return false;
+    for (const fan_trace *t = innermost; t; t = t->outer) {
+        if (t->digests)
+            return true;
+    }
+    return false;
+}
+
 uint64_t fan_trace_ns(void)
 {
     struct timespec now;
@@ -129,12 +146,19 @@ fan_trace_work fan_trace_work_begin(fan_trace_work work)
     return before;
 }
 
+fan_trace_work fan_trace_work_now(void)
+{
+    return at_work;
+}
+
 void fan_trace_put(const fan_trace_line *line)
 {
     if (!fan_trace_on())
         return;
     uint64_t ns = fan_trace_ns();
     for (fan_trace *t = innermost; t; t = t->outer) {
+        if (line->kind == FAN_TRACE_DIGEST && !t->digests)
+            continue;
         fan_trace_line *to = &t->lines[t->put % t->cap];
         *to = *line;
         to->host_ns = ns;

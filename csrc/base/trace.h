@@ -26,7 +26,8 @@
     X(NODE, "node")     /* a node of a pass ran, since `begin_ns` */                             \
     X(GRADIENT, "gradient") /* .. and gave one to node `to` */                                   \
     X(BUCKET, "bucket")     /* a step of a sum over ranks, since `begin_ns` */                   \
-    X(SEND, "send")         /* .. and sent a message to rank `to` */
+    X(SEND, "send")         /* .. and sent a message to rank `to` */                             \
+    X(DIGEST, "digest")     /* the digest of a gradient or a sum (buffer/digest.h) */
 
 typedef enum fan_trace_kind {
 #define X(name, word) FAN_TRACE_##name,
@@ -45,7 +46,7 @@ typedef struct fan_trace_work {
 
 typedef struct fan_trace_line {
     uint8_t kind;     /* fan_trace_kind */
-    char how;         /* the case letter of the sync plan, or 0 */
+    char how;         /* the case letter of the sync plan, what a digest is of, or 0 */
     uint8_t in_place; /* 1: the sum was written into an operand */
     int16_t device;   /* ordinal; -1 for the CPU */
     int32_t slot;     /* -1: none */
@@ -64,6 +65,7 @@ typedef struct fan_trace_line {
     fan_trace_work work;
     double start_us; /* device clock, simulated device; < 0: unknown */
     double end_us;
+    uint64_t digest; /* 0: none */
     char label[FAN_TRACE_LABEL];
 } fan_trace_line;
 
@@ -77,6 +79,10 @@ void fan_trace_end(fan_trace *t);   /* ends it, at any place of the list */
 bool fan_trace_on(void);
 /* fan_traces: the number of open traces of all threads; if 0, fan_trace_on is false. */
 extern atomic_int fan_traces;
+/* fan_trace_want_digests: t gets lines of digests, too. fan_trace_digests: whether an open trace of
+ * this thread does. */
+void fan_trace_want_digests(fan_trace *t);
+bool fan_trace_digests(void);
 /* fan_trace_put: appends `line` to every open trace of this thread and fills in host_ns, work and
  * thread. fan_trace_ns: the current value of host_ns. */
 void fan_trace_put(const fan_trace_line *line);
@@ -84,6 +90,10 @@ uint64_t fan_trace_ns(void);
 /* fan_trace_work_begin: sets the current work of this thread; returns the one before, to be
  * restored. */
 fan_trace_work fan_trace_work_begin(fan_trace_work work);
+/* fan_trace_work_now: returns the current work of this thread. */
+fan_trace_work fan_trace_work_now(void);
+/* The `node` of work that no node does: the caller of a pass gives a root's gradient. */
+#define FAN_TRACE_CALLER UINT64_MAX
 size_t fan_trace_count(const fan_trace *t);
 uint64_t fan_trace_dropped(const fan_trace *t);
 const fan_trace_line *fan_trace_at(const fan_trace *t, size_t i); /* 0 is the oldest */

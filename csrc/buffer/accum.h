@@ -29,7 +29,8 @@ typedef enum fan_form {
     FAN_FORM_ZERO,
     FAN_FORM_DENSE,
     FAN_FORM_SPARSE,
-    FAN_FORM_OBJECT
+    FAN_FORM_OBJECT,
+    FAN_FORM_PARTIAL
 } fan_form;
 
 /* X(NAME, word) */

@@ -19,9 +19,11 @@
 #include "buffer/slot.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
+#include "buffer/weights.h"
 
 #include <assert.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -101,8 +103,10 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
     }
-    if (dense || sparse)
+    bool partial = value->form == FAN_FORM_PARTIAL;
+    if (dense || sparse || partial)
         out->to.cast = value->dtype != out->to.dtype;
+    out->to.whole = partial && (s->spec->exact || out->to.reduce);
     return FAN_OK;
 }
 
@@ -234,12 +238,17 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(add_check_dtype(b, slot, c, out, err));
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
+    if (c->weight.on) {
+        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype,
+                                       out->to.reduce, err));
+    }
     FAN_TRY(add_check_key(b, slot, c->key, err));
 
     const fan_conversion *to = &out->to;
-    bool copied = c->copy && (form == FAN_FORM_DENSE || form == FAN_FORM_SPARSE);
+    bool arrays = form == FAN_FORM_DENSE || form == FAN_FORM_PARTIAL;
+    bool copied = c->copy && (arrays || form == FAN_FORM_SPARSE);
     bool moved = to->move != FAN_MOVE_NOT;
-    bool changed = to->reduce || to->cast;
+    bool changed = to->reduce || to->cast || to->whole;
     fan_add_facts facts = {.defined = defined,
                            .changes = changed || moved || copied,
                            .upload = to->move == FAN_MOVE_UPLOAD,
@@ -355,6 +364,8 @@ static fan_status reserve_prepare(fan_buffer *b, fan_add_op *op, bool keep, add_
     if (!fan_slot_has_state(s))
         room->state = fan_calloc(sizeof *room->state);
     bool good = list && room->state;
+    if (good && op->c->weight.on)
+        good = fan_slot_weights_begin(s, false);
     if (good && ndim >= 0 && !s->spec->has_shape && !room->state->shaped) {
         room->shape = fan_alloc((size_t)ndim * sizeof *shape);
         good = room->shape != NULL;
@@ -411,6 +422,8 @@ static void reserve_commit_state(fan_slot *s, const fan_add_op *op, const add_ro
         state->device = fan_device_hold(checked->to.device);
     reserve_commit_streams(state, op);
     state->rules |= checked->plan.rules;
+    if (c->weight.on)
+        fan_slot_weights_put(s, &c->weight);
 }
 
 /* Locked. Cannot fail: the item, which is in the list, gets what is known of its contribution. */
@@ -427,6 +440,9 @@ static void reserve_commit_item(const fan_slot *s, const fan_add_op *op)
             item->own = fan_dtype_set_add(0, c->value.dtype, c->value.weak);
     }
     item->number = checked->number;
+    item->weight = c->weight;
+    if (FAN_FAULT(WEIGHT_DROPPED) && op->follows)
+        item->weight.on = false;
     item->donated = defined && c->donate && !c->copy;
     item->producer = fan_stream_hold(checked->producer);
     item->owned = c->summed;
@@ -538,6 +554,8 @@ static void add_undo(fan_buffer *b, fan_add_op *op, fan_slot_state **gone)
     if (item)
         (void)fan_list_remove(list, &entry);
     state->count--;
+    if (op->c->weight.on)
+        fan_slot_weights_take_back(s, &op->c->weight);
     *gone = NULL;
     if (state->count == 0 && !state->poison) {
         *gone = fan_slot_cut(b, s);
@@ -593,7 +611,7 @@ static fan_status convert_job(const add_conversion *c, fan_job_kind kind, const 
                               fan_error *err)
 {
     fan_buffer *b = c->b;
-    fan_operand operand = {in, acc};
+    fan_operand operand = {.array = in, .acc = acc};
     fan_job job = {.kind = kind, .out = out, .in = &operand, .n = 1, .label = label};
     uint64_t bytes = fan_dense_bytes(in);
     bool on_host = !c->device->backend->has_streams;
@@ -729,6 +747,33 @@ done:
     return status;
 }
 
+/* A partial gradient as a dense one, in the dtype that it has or, where nothing is summed to a
+ * declared shape yet, in that of the slot; zero elsewhere. */
+static fan_status convert_whole(add_conversion *c, const fan_value *v, fan_array **made,
+                                fan_error *err)
+{
+    fan_status status = FAN_OK;
+    const fan_patch *patch = v->patch;
+    fan_array *whole = NULL;
+    fan_array *view = NULL;
+    fan_dtype dtype = c->to->reduce ? v->dtype : c->to->dtype;
+    fan_job zero = {.kind = FAN_JOB_ZERO, .label = "begin"};
+    FAN_GO(fan_device_array(c->device, c->on, dtype, patch->ndim, patch->shape, NULL, &whole, err));
+    zero.out = whole;
+    FAN_GO(fan_device_run(c->device, c->on, &zero, err));
+    FAN_GO(fan_patch_view(patch, whole, &view, err));
+    if (patch->size > 0)
+        FAN_GO(convert_job(c, FAN_JOB_COPY, "copy", view, v->array, dtype, err));
+    if (c->to->reduce)
+        status = convert_reduce(c, whole, NULL, made, err);
+    else
+        *made = fan_array_hold(whole);
+done:
+    fan_array_drop(whole);
+    fan_array_drop(view);
+    return status;
+}
+
 /* The contribution as its slot wants it. */
 static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, fan_stream *on,
                                            fan_value *out, fan_error *err)
@@ -743,7 +788,9 @@ static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, 
     /* donated memory is its owner's again once it is converted */
     c.copies = (op->c->copy || op->c->donate) && !FAN_FAULT(COPY_KEEPS_INDICES);
     *out = fan_value_none();
-    if (value->form != FAN_FORM_SPARSE)
+    if (to->whole)
+        status = convert_whole(&c, value, &made, err);
+    else if (value->form != FAN_FORM_SPARSE)
         status = convert_dense(&c, value, &made, err);
     else if (to->reduce)
         status = convert_reduce(&c, NULL, value->sparse, &made, err);
@@ -758,6 +805,8 @@ static fan_status add_contribution_convert(fan_buffer *b, const fan_add_op *op, 
         *out = fan_value_sparse(sparse, to->device);
     else
         *out = fan_value_dense(made, to->device);
+    if (value->form == FAN_FORM_PARTIAL && !to->whole)
+        fan_value_set_patch(out, value->patch);
     out->origin = value->origin;
     out->rank = value->rank;
     out->weak = value->weak;
@@ -828,7 +877,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
 {
     const fan_check_result *checked = &op->checked;
     /* a stream's number means something on its own device only */
-    const fan_stream *producer = checked->producer;
+    fan_stream *producer = checked->producer;
     const fan_device *d = producer ? producer->device : checked->to.device;
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
                            .how = fan_sync_letter(checked->plan.sync.stream_case),
@@ -839,6 +888,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
                            .stream = fan_stream_handle(producer),
                            .bytes = fan_value_bytes(&op->c->value)};
     fan_slot_trace(b, op->slot, line);
+    fan_slot_digest(b, op->slot, &op->c->value, op->c->key, checked->producer);
 }
 
 /* From a device to the host, on a stream of the device that it comes from. */
@@ -925,8 +975,10 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *op, fan_error *err)
     op->bytes = fan_value_bytes(&item->value);
     if (op->bytes == 0)
         op->bytes = 1; /* an object without bytes passes a budget of 0, too */
-    bool dense_on_host = item->value.form == FAN_FORM_DENSE && item->value.device == fan_cpu();
-    if (fan_get_debug() && dense_on_host && !item->owned) {
+    fan_form form = item->value.form;
+    bool one_array = form == FAN_FORM_DENSE || form == FAN_FORM_PARTIAL;
+    bool is_readable = one_array && item->value.device == fan_cpu();
+    if (fan_get_debug() && is_readable && !item->owned) {
         FAN_TRY(fan_slot_hash(b, item->value.array, true, &item->hash, err));
         item->hashed = true;
     }
@@ -1318,6 +1370,60 @@ fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!add_plain_count(b, slot, kind, one->owned, false))
+        return FAN_OK;
+    fan_sched_stepped();
+    return fan_plain_fold_due(b, slot, one->object, one->alone, err);
+}
+
+/* add_plain_weight_fits: whether a plain contribution takes this weight: the general path reports
+ * what is wrong with it. */
+static bool add_plain_weight_fits(const fan_buffer *b, size_t slot, const fan_plain_kind *kind,
+                                  const fan_weight *weight)
+{
+    if (kind->scalar || weight->im != 0)
+        return false;
+    fan_dtype wish = b->slots[slot].spec->accumulate;
+    bool is_float = kind->dtype == FAN_DT_FLOAT32 || kind->dtype == FAN_DT_FLOAT64;
+    if (is_float && wish == FAN_DT_NONE && fabs(weight->re) < 0x1p64)
+        return true;
+    fan_dtype acc = fan_accum_dtype(kind->dtype, wish);
+    return fan_weight_check(b, slot, -1, weight, kind->dtype, acc, NULL) == FAN_OK;
+}
+
+fan_status fan_plain_add_weighted(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
+                                  fan_entry *one, const fan_weight *weight, bool *added,
+                                  fan_error *err)
+{
+    assert(slot < b->nslots);
+    fan_slot *s = &b->slots[slot];
+    *added = false;
+    if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
+        return FAN_OK;
+    if (!add_plain_weight_fits(b, slot, kind, weight))
+        return FAN_OK;
+    void *copy = NULL;
+    bool allowed = true;
+    if (one->copy) {
+        copy = add_plain_copy(b, kind, one);
+        if (!copy)
+            return FAN_OK;
+        allowed = fan_plain_allowed() && fan_buffer_is_usable(b);
+    }
+    allowed = allowed && fan_slot_weights_begin(s, true);
+    one->weighted = true;
+    *added = allowed && add_plain_park(b, slot, kind, one);
+    one->weighted = *added;
+    if (*added) {
+        fan_slot_weights_put_plain(s, one->key, weight);
+        b->frontend->plain->hold(one->object);
+    }
+    if (copy)
+        b->frontend->drop(copy);
+    if (!*added)
+        return FAN_OK;
+    if (b->sum_stats)
+        b->sum_stats[slot] = (fan_sum_stats){.valid = false};
+    if (!add_plain_count(b, slot, kind, false, false))
         return FAN_OK;
     fan_sched_stepped();
     return fan_plain_fold_due(b, slot, one->object, one->alone, err);

@@ -8,6 +8,7 @@
 /* What a contribution must become before it is parked. */
 typedef struct fan_conversion {
     bool reduce;        /* A9: sum it to the declared shape */
+    bool whole;         /* a partial one is made dense first (P5) */
     bool cast;          /* A10: to the declared dtype */
     fan_move move;      /* A12: onto the slot's device */
     fan_dtype dtype;    /* after the cast */

@@ -93,6 +93,7 @@ static fan_status batch_begin_one(batch_round *round, size_t slot, size_t items,
     batch_fold *one = &round->all[round->n++];
     *one = (batch_fold){.slot = slot};
     FAN_TRY(fan_gather(round->b, slot, items, false, &one->gathered, err));
+    /* all its terms are dense: their pass multiplies them */
     fan_status status = fan_fold_begin(&one->gathered.fold, round->batch, err);
     one->begun = status == FAN_OK;
     fan_slot_fail(round->b, slot, status, err);
@@ -198,6 +199,8 @@ static fan_status batch_try(fan_buffer *b, batch_trial *one, size_t m, fan_error
 {
     fan_fold *fold = &one->gathered.fold;
     fan_status status = fan_gather(b, one->slot, m, false, &one->gathered, err);
+    if (status == FAN_OK && fold->n > 1)
+        status = fan_gathered_weigh(&one->gathered, err);
     if (status == FAN_OK && fold->n > 1)
         status = fan_fold_begin(fold, NULL, err);
     one->made = status == FAN_OK;

@@ -6,6 +6,7 @@
 #include "buffer/fold.h"
 #include "buffer/plain.h"
 #include "buffer/slot.h"
+#include "buffer/weights.h"
 
 #include <string.h>
 
@@ -52,7 +53,9 @@ static fan_status budget_sum(fan_gathered *gathered, fan_error *err)
         FAN_TRY(fan_fold_absorb(fold, &gathered->like, err));
     }
     if (fold->n > 1) {
-        fan_status status = fan_fold_begin(fold, NULL, err);
+        fan_status status = fan_gathered_weigh(gathered, err);
+        if (status == FAN_OK)
+            status = fan_fold_begin(fold, NULL, err);
         fan_slot_fail(b, fold->slot, status, err);
         FAN_TRY(status);
     }
@@ -140,6 +143,35 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
     return fan_int_run_leaves(&run, next, NULL, FAN_DT_INT64);
 }
 
+/* Locked: whether a prefix waits because it has partial gradients and no dense one: a sum of these
+ * alone does not say which elements were reached (P1). */
+static bool budget_partial_waits(const fan_slot *s, size_t m)
+{
+    const fan_list *list = s->list;
+    bool partial = false;
+    if (!list || FAN_FAULT(PADDED_ADD))
+        return false;
+    for (size_t i = 0; i < m + (list->summed > 0); i++) {
+        const fan_entry *one = &list->entries[i];
+        if (!one->general) {
+            if (one->object)
+                return false;
+            continue;
+        }
+        switch (one->item->value.form) {
+        case FAN_FORM_DENSE:
+        case FAN_FORM_OBJECT:
+            return false;
+        case FAN_FORM_PARTIAL:
+            partial = true;
+            break;
+        default:
+            break;
+        }
+    }
+    return partial;
+}
+
 /* Locked: checks again whether the buffer alone holds an item that is parked. */
 static void budget_recheck_item(fan_buffer *b, fan_item *item)
 {
@@ -204,8 +236,8 @@ static size_t budget_exact_due(const fan_slot *s)
     fan_dtype dtype = fan_dtype_set_promote(state->seen);
     bool streams = state->device && state->device->backend->has_streams;
     bool zero = sum && sum->general && sum->item->value.form == FAN_FORM_ZERO;
-    if (!fan_exact_fits(dtype) || streams)
-        return 0;
+    if (!fan_exact_fits(dtype) || streams || fan_slot_weighted(s))
+        return 0; /* products wait until the take */
     if (sum && !zero)
         return 0;
     size_t n = fan_slot_waiting(s);
@@ -259,7 +291,7 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
     if (s->spec->exact)
         return budget_exact_due(s);
     size_t m = fan_list_ready(s->list, state->next_key, state->keyed > 0);
-    if (budget_ints_wait(s, m))
+    if (budget_ints_wait(s, m) || budget_partial_waits(s, m))
         return 0;
     return m;
 }
@@ -365,6 +397,8 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
     if (fan_slot_has_state(s) || s->busy || s->targets)
         return false;
     if (!list || list->undefined || list->kind.scalar)
+        return false;
+    if (fan_slot_weighted(s))
         return false;
     return budget_plain_fits(b, slot);
 }

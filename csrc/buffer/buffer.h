@@ -27,6 +27,7 @@ typedef struct fan_slot_spec {
     fan_device *device;   /* NULL: undeclared; held */
     fan_dtype accumulate; /* FAN_DT_NONE: A11's own choice */
     bool exact;           /* A11: the exact sum, rounded once; where `accumulate` is none */
+    bool partial;         /* P3: its taker takes a lone partial gradient as it is */
     void *combine;        /* the frontend's; held */
     const char *name;     /* copied; NULL: none */
 } fan_slot_spec;
@@ -141,6 +142,7 @@ typedef struct fan_contribution {
     int64_t key;        /* -1: none */
     fan_stream *stream; /* the producer's; NULL: S4 */
     bool donate, copy;
+    fan_weight weight; /* W1; finite; not on: none was given */
     bool alone;  /* only the call itself holds it: once the call returns it is the buffer's alone */
     bool summed; /* of a target: it is in the slot's accumulation dtype, and stays so */
 } fan_contribution;
@@ -162,6 +164,7 @@ typedef struct fan_target {
     fan_array *array;     /* held; in the accumulation dtype */
     fan_device *device;   /* held */
     fan_stream *producer; /* held; NULL without streams */
+    fan_weight weight;    /* multiplies what was added (W1) */
     bool direct;          /* it is the running sum itself; the slot is busy until the end */
     struct fan_item *sum; /* .. where the slot has it */
     uint64_t thread;      /* the thread that began it */
@@ -169,12 +172,14 @@ typedef struct fan_target {
     struct fan_target *next;
 } fan_target;
 /* fan_buffer_target: begins one, for a slot that declares shape and dtype; `undeclared`: the dtype
- * of the sum of a slot that declares its shape alone, or FAN_DT_NONE. The running sum is lent if it
- * is the buffer's own or donated, and complete up to `key`, and the producer's stream is A; else
- * zeros. fan_buffer_target_end: `good` makes it a contribution; otherwise scratch is dropped, and a
- * slot whose running sum was lent is poisoned. Both times *t is done with. */
+ * of the sum of a slot that declares its shape alone, or FAN_DT_NONE; `weight`: NULL is none. The
+ * running sum is lent if it is the buffer's own or donated, and complete up to `key`, the
+ * producer's stream is A, and the weight is 1; else zeros. fan_buffer_target_end: `good` makes it a
+ * contribution; otherwise scratch is dropped, and a slot whose running sum was lent is poisoned.
+ * Both times *t is done with. */
 fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream,
-                             fan_dtype undeclared, fan_target *t, fan_error *err);
+                             fan_dtype undeclared, const fan_weight *weight, fan_target *t,
+                             fan_error *err);
 fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin,
                                  fan_error *err);
 /* fan_buffer_target_cancel: ends a target into which nothing was written, as if it had never
@@ -188,6 +193,15 @@ typedef struct fan_take {
     const fan_value *out; /* per slot that is taken, dense or undefined; NULL: none */
     fan_scale scale;      /* re, im and i all filled in by the caller; `integral`: i is exact */
     bool integral, real;  /* of scale; what is integral is real */
+    bool mean;            /* W3: the sums are divided by the sum of their weights */
+    /* of a mean: numbers whose exact sum divides in the place of the weights' sum; NULL: none. At
+     * most FAN_DIVISOR_PARTS */
+    const double *over;
+    size_t nover;
+    /* W5: weights of contributions that still wait, by key; without keys by place of arrival.
+     * Sorted by key. NULL: none. */
+    struct fan_late_weight *late;
+    size_t nlate;
     bool writable;
     /* show: called with each sum once it is made and its consumer is ordered, before any `out` is
      * written and anything is let go. sum NULL: the sum of this slot will be written into its
@@ -196,6 +210,13 @@ typedef struct fan_take {
     fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
     void *ctx;
 } fan_take;
+
+/* A weight that a take is given. */
+typedef struct fan_late_weight {
+    int64_t key; /* or the place of arrival */
+    fan_weight weight;
+    bool used; /* some contribution has it; set by the take */
+} fan_late_weight;
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err);
 /* fan_buffer_ready: FAN_ERR_VALUE without expect. */

@@ -11,6 +11,7 @@
 #include "buffer/slot.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
+#include "buffer/weights.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -23,6 +24,11 @@ void fan_gathered_fini(fan_gathered *gathered)
     fan_fold *fold = &gathered->fold;
     for (size_t i = 0; i < gathered->nvalues; i++)
         fan_value_drop(fold->b->frontend, &gathered->values[i]);
+    for (size_t i = 0; i < gathered->nproducts; i++)
+        fan_value_drop(fold->b->frontend, &gathered->products[i]);
+    fan_free(gathered->products);
+    fan_free(gathered->weights);
+    fan_free(gathered->divisor);
     fan_free(gathered->values);
     fan_free(gathered->room);
     fan_free(gathered->entries);
@@ -65,8 +71,14 @@ static fan_status fold_gather_entries(fan_gathered *gathered, size_t m, fan_erro
     size_t plain = 0;
     for (size_t i = 0; i < room; i++)
         plain += !s->list->entries[i].general;
+    bool weighted = fan_slot_weighted(s);
     fan_slot_unlock(b, slot);
     FAN_TRY(fold_make_room(gathered, room, plain, err));
+    if (weighted) {
+        gathered->weights = fan_calloc((room + 1) * sizeof *gathered->weights);
+        if (!gathered->weights)
+            return fan_slot_fail_memory(b, slot, err);
+    }
 
     fan_slot_lock(b, slot);
     if (s->list)
@@ -81,6 +93,8 @@ static fan_status fold_gather_entries(fan_gathered *gathered, size_t m, fan_erro
         if (fan_entry_parked(&s->list->entries[i]))
             gathered->entries[gathered->n++] = s->list->entries[i];
     }
+    if (gathered->weights)
+        fan_weights_of(s, gathered->entries, gathered->n, gathered->weights);
     fan_slot_unlock(b, slot);
     return FAN_OK;
 }
@@ -161,6 +175,8 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     bool sum = i == 0 && gathered->has_sum;
     fan_term term = {.is_value = sum, .entry = i, .own = FAN_DT_NONE};
     term.key = fan_entry_key(one);
+    if (gathered->weights && fan_weight_multiplies(&gathered->weights[i]))
+        term.weight = gathered->weights[i];
     if (sum)
         term.key = s->state->like_key;
     else
@@ -249,6 +265,24 @@ static void fold_fit_ints(fan_gathered *gathered)
         gathered->unfit = hi;
 }
 
+/* W4: whether the weights of all terms fit the dtypes in which they are summed: an add checks that
+ * of its own dtype, which others may have widened since. */
+static fan_status fold_check_weights(const fan_fold *fold, fan_error *err)
+{
+    bool exact = fan_fold_slot(fold)->spec->exact;
+    for (size_t i = 0; i < fold->n; i++) {
+        const fan_term *term = &fold->terms[i];
+        fan_dtype acc = FAN_DT_NONE;
+        if (!term->weight.on || term->v->form == FAN_FORM_OBJECT)
+            continue;
+        if (!exact)
+            acc = fan_fold_accumulated(fold, term->seen);
+        FAN_TRY(fan_weight_check(fold->b, fold->slot, term->key, &term->weight, term->v->dtype, acc,
+                                 err));
+    }
+    return FAN_OK;
+}
+
 fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err)
 {
     const fan_fold *fold = &gathered->fold;
@@ -298,7 +332,11 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
     }
     fold_fit_ints(gathered);
     fold_leave_zeros(gathered, m);
-    return FAN_OK;
+    if (gathered->weights)
+        status = fold_check_weights(fold, err);
+    if (status != FAN_OK)
+        fan_gathered_fini(gathered);
+    return status;
 }
 
 /* ---- planned, begun, ended ---- */
@@ -334,7 +372,10 @@ static bool fold_term_base_dense(const fan_fold *fold, const fan_term *term)
     bool dense = fan_array_dense(compact);
     fan_array_drop(compact);
     for (size_t i = 0; i < fold->n; i++) {
-        const fan_array *other = fold->terms[i].v->array;
+        const fan_value *value = fold->terms[i].v;
+        const fan_array *other = value->array;
+        if (value->form == FAN_FORM_PARTIAL)
+            return false;
         if (!other || (expanded & ~fan_array_expanded(other)))
             return false;
     }
@@ -449,6 +490,7 @@ static fan_fold_facts fold_facts(const fan_fold *fold)
     for (size_t i = 0; i < fold->n; i++) {
         const fan_value *value = fold->terms[i].v;
         facts.objects += value->form == FAN_FORM_OBJECT;
+        facts.partial += value->form == FAN_FORM_PARTIAL;
         if (value->form == FAN_FORM_SPARSE) {
             facts.sparse++;
             facts.entries += fan_sparse_nnz(value->sparse);
@@ -477,7 +519,7 @@ static fan_fold_facts fold_facts(const fan_fold *fold)
 void fan_fold_decide(fan_fold *fold)
 {
     fan_fold_facts facts = fold_facts(fold);
-    bool mixed = facts.sparse && facts.sparse < fold->n;
+    bool mixed = facts.partial || (facts.sparse && facts.sparse < fold->n);
     fan_writer writer = mixed ? FAN_WRITER_PREFIXES : FAN_WRITER_SUM;
     bool stays = !fold->finish && !facts.exact;
     facts.reuse_first = FAN_REUSE_LAYOUT;
@@ -486,7 +528,7 @@ void fan_fold_decide(fan_fold *fold)
         bool second = facts.other_is_second && facts.other.form == FAN_FORM_DENSE;
         if (facts.first.form == FAN_FORM_DENSE)
             facts.reuse_first = fan_term_may_write(fold, 0, writer);
-        else if (second && facts.coalesced)
+        else if (second && facts.coalesced && !facts.partial)
             facts.reuse_other = fan_term_may_write(fold, 1, writer);
     }
     fold->plan = fan_plan_fold(&facts);
@@ -509,6 +551,8 @@ static fan_status fold_before_objects(fan_fold *fold, size_t first, fan_value *s
     if (value->form == FAN_FORM_SPARSE && fan_term_is_sum(fold, term))
         loose = !value->sparse->coalesced;
     /* An object brings no dtype, so its `seen` is that of all before it. */
+    if (first == 1 && value->form == FAN_FORM_PARTIAL)
+        return fan_fold_make_whole(fold, value, sum, err);
     bool rounded = first == 1 && value->dtype == fan_dtype_set_promote(fold->terms[1].seen);
     if (first == 0 || (rounded && !loose))
         return fan_value_copy(fold->b->frontend, value, sum, err);
@@ -518,6 +562,7 @@ static fan_status fold_before_objects(fan_fold *fold, size_t first, fan_value *s
     sub.finish = true;
     sub.finish_dtype = FAN_DT_NONE;
     sub.take = NULL;
+    sub.scale = (fan_scale){.on = false};
     sub.result = fan_value_none();
     sub.sum_stats = (fan_sum_stats){.valid = false};
     fan_fold_decide(&sub);
@@ -555,7 +600,7 @@ static fan_status fold_round(fan_fold *fold, const fan_term *term, fan_value *ow
     const fan_array *from = value->array;
     fan_array *to = NULL;
     FAN_TRY(fan_fold_fresh(fold, term->own, from->ndim, from->shape, from, &to, err));
-    fold->scratch[0] = (fan_operand){from, term->own};
+    fold->scratch[0] = (fan_operand){.array = from, .acc = term->own};
     fan_status status = fan_fold_into(fold, FAN_JOB_COPY, "round", to, fold->scratch, 1, NULL, err);
     if (status != FAN_OK) {
         fan_array_drop(to);
@@ -579,6 +624,9 @@ static fan_status fold_combine(fan_fold *fold, const fan_term *term, fan_value *
     bool dense = value->form == FAN_FORM_DENSE;
     if (dense && term->own != FAN_DT_NONE && value->dtype != term->own) {
         FAN_TRY(fold_round(fold, term, &own, err));
+        value = &own;
+    } else if (value->form == FAN_FORM_PARTIAL) {
+        FAN_TRY(fan_fold_make_whole(fold, value, &own, err));
         value = &own;
     }
     FAN_COUNT(fold->b, passes, 1);
@@ -611,20 +659,40 @@ static fan_status fold_pairs(fan_fold *fold, fan_value *sum, size_t i, fan_error
     return FAN_OK;
 }
 
+/* W3, W7: the sum, an object, over the divisor, by its own operator. */
+static fan_status fold_divide_object(fan_fold *fold, fan_error *err)
+{
+    const fan_frontend *frontend = fold->b->frontend;
+    const fan_weight by = {.on = true, .re = fold->scale.divisor->nearest};
+    fan_value quotient = fan_value_none();
+    fan_stream *A = fan_fold_accum(fold);
+    if (A)
+        FAN_TRY(fan_stream_push(A, err));
+    fan_status status = frontend->multiply(&fold->result, &by, true, &quotient, err);
+    if (A)
+        fan_stream_pop(A);
+    if (status != FAN_OK)
+        return fold_combine_failed(fold, &fold->terms[fold->n - 1], status, err);
+    fan_value_drop(frontend, &fold->result);
+    fold->result = quotient;
+    return FAN_OK;
+}
+
 /* From the first object on the fold is pairwise (A8), as it is for a pass that records itself
  * (A1). */
 static fan_status fold_with_objects(fan_fold *fold, fan_error *err)
 {
     fan_value sum = fan_value_none();
     size_t first = fold_first_object(fold);
-    bool scaled = fold->take && fold->take->scale.on;
-    if (scaled || fold->out) {
+    if (fold->scale.on || fold->out) {
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(fold->b, fold->slot, -1),
                            "sums objects; scale= and out= need arrays");
     }
     fan_status status = fold_before_objects(fold, first, &sum, err);
     if (status == FAN_OK)
         status = fold_pairs(fold, &sum, first ? first : 1, err);
+    if (status == FAN_OK && fold->scale.divisor)
+        status = fold_divide_object(fold, err);
     fan_value_drop(fold->b->frontend, &sum);
     return status;
 }
@@ -639,11 +707,136 @@ static fan_status fold_body(fan_fold *fold, fan_error *err)
         return fan_fold_sparse(fold, err);
     case FAN_FOLD_MIXED:
         return fan_fold_mixed(fold, err);
+    case FAN_FOLD_PARTIAL:
+        return fan_fold_partial(fold, err);
     case FAN_FOLD_OBJECTS:
         return fold_with_objects(fold, err);
     default:
         return fan_fold_exact(fold, err);
     }
+}
+
+/* ---- terms times their weights (W1, W7), where no loop multiplies them on the way ---- */
+
+/* *made becomes an array times a weight, in dtype `acc`, each number rounded. */
+static fan_status weigh_array(fan_fold *fold, const fan_array *from, fan_dtype acc,
+                              const fan_weight *weight, fan_array **made, fan_error *err)
+{
+    FAN_TRY(fan_fold_fresh(fold, acc, from->ndim, from->shape, from, made, err));
+    const fan_operand in = {.array = from, .acc = acc, .weight = *weight};
+    fan_job job = {.kind = FAN_JOB_SUM, .out = *made, .in = &in, .n = 1, .label = "weigh"};
+    return fan_fold_job(fold, &job, err);
+}
+
+static fan_status weigh_dense(fan_fold *fold, const fan_value *value, fan_dtype acc,
+                              const fan_weight *weight, fan_value *out, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_array *compact = NULL;
+    fan_array *made = NULL;
+    fan_array *whole = NULL;
+    const fan_array *array = value->array;
+    FAN_GO(fan_array_compact(array, fan_array_expanded(array), &compact, err)); /* A13 */
+    FAN_GO(weigh_array(fold, compact, acc, weight, &made, err));
+    FAN_GO(fan_array_broadcast(made, array->ndim, array->shape, &whole, err));
+    *out = fan_value_dense(whole, fan_fold_device(fold));
+done:
+    fan_array_drop(compact);
+    fan_array_drop(made);
+    return status;
+}
+
+/* The same entries, each number times the weight. */
+static fan_status weigh_sparse(fan_fold *fold, const fan_value *value, fan_dtype acc,
+                               const fan_weight *weight, fan_value *out, fan_error *err)
+{
+    const fan_sparse *of = value->sparse;
+    fan_array *values = NULL;
+    fan_sparse *made = NULL;
+    fan_status status = weigh_array(fold, of->values, acc, weight, &values, err);
+    if (status == FAN_OK) {
+        status = fan_sparse_new(of->format, of->ndim, of->shape, of->indices, of->pointers, values,
+                                of->coalesced, &made, err);
+    }
+    fan_array_drop(values);
+    FAN_TRY(status);
+    made->nnz_coalesced = of->nnz_coalesced;
+    *out = fan_value_sparse(made, fan_fold_device(fold));
+    return FAN_OK;
+}
+
+static fan_status weigh_object(fan_fold *fold, const fan_term *term, fan_value *out, fan_error *err)
+{
+    fan_stream *A = fan_fold_accum(fold);
+    if (A)
+        FAN_TRY(fan_stream_push(A, err));
+    fan_status status = fold->b->frontend->multiply(term->v, &term->weight, false, out, err);
+    if (A)
+        fan_stream_pop(A);
+    if (status != FAN_OK)
+        return fold_combine_failed(fold, term, status, err);
+    return FAN_OK;
+}
+
+/* A term becomes its product, in memory of the buffer's own. */
+static fan_status weigh_term(fan_fold *fold, fan_term *term, fan_value *out, fan_error *err)
+{
+    const fan_value *value = term->v;
+    fan_dtype acc = FAN_DT_NONE;
+    if (value->form != FAN_FORM_OBJECT)
+        acc = fan_fold_accumulated(fold, term->seen);
+    *out = fan_value_none();
+    if (value->form == FAN_FORM_OBJECT)
+        FAN_TRY(weigh_object(fold, term, out, err));
+    else if (value->form == FAN_FORM_SPARSE)
+        FAN_TRY(weigh_sparse(fold, value, acc, &term->weight, out, err));
+    else
+        FAN_TRY(weigh_dense(fold, value, acc, &term->weight, out, err));
+    if (value->form == FAN_FORM_PARTIAL)
+        fan_value_set_patch(out, value->patch);
+    out->origin = value->origin;
+    out->rank = value->rank;
+    term->v = out;
+    term->weight.on = false;
+    term->donated = false;
+    term->owned = value->form != FAN_FORM_OBJECT;
+    term->exposed = false;
+    term->unshared = false;
+    return FAN_OK;
+}
+
+/* Whether one pass over memory multiplies the terms on its way. */
+static bool fold_weighs_on_the_way(const fan_fold *fold)
+{
+    for (size_t i = 0; i < fold->n; i++) {
+        if (fold->terms[i].v->form != FAN_FORM_DENSE)
+            return false;
+    }
+    return true;
+}
+
+fan_status fan_gathered_weigh(fan_gathered *gathered, fan_error *err)
+{
+    fan_fold *fold = &gathered->fold;
+    size_t some = 0;
+    for (size_t i = 0; i < fold->n; i++)
+        some += fold->terms[i].weight.on;
+    if (!some || fold_weighs_on_the_way(fold))
+        return FAN_OK;
+    if (!gathered->products)
+        gathered->products = fan_alloc(some * sizeof *gathered->products);
+    if (!gathered->products)
+        return fan_slot_fail_memory(fold->b, fold->slot, err);
+    FAN_TRY(fan_order_wait_terms(fold, err));
+    for (size_t i = 0; i < fold->n; i++) {
+        fan_term *term = &fold->terms[i];
+        if (!term->weight.on)
+            continue;
+        FAN_TRY(fan_slot_check_unmoved(fold->b, fold->slot, term->v, term->key, err));
+        FAN_TRY(weigh_term(fold, term, &gathered->products[gathered->nproducts], err));
+        gathered->nproducts++;
+    }
+    return FAN_OK;
 }
 
 fan_status fan_fold_begin(fan_fold *fold, fan_batch *batch, fan_error *err)
@@ -801,6 +994,14 @@ static fan_sum_stats commit_made_sum(fan_gathered *gathered)
     return old;
 }
 
+/* The weight that an entry came with, also where that is 1. */
+static fan_weight commit_weight(const fan_gathered *gathered, size_t entry)
+{
+    if (!gathered->weights)
+        return (fan_weight){.on = false};
+    return gathered->weights[entry];
+}
+
 /* Locked. Cannot fail: the only entry that is defined, a plain one, becomes the slot's sum, or
  * stays it, as it is (S8-S11 hold): as an item, in `gathered->sum`. */
 static void commit_plain_sum(fan_gathered *gathered, const fan_entry *only)
@@ -812,6 +1013,7 @@ static void commit_plain_sum(fan_gathered *gathered, const fan_entry *only)
                                 .donated = term->donated,
                                 .owned = term->owned,
                                 .exposed = term->exposed,
+                                .weight = commit_weight(gathered, term->entry),
                                 .shown = only->exposed};
     *value = fan_value_none();
 }
@@ -870,6 +1072,8 @@ static void commit_take_place(const fan_gathered *gathered, int64_t summed)
     fan_item *sum = gathered->sum;
     if (!list)
         return;
+    if (gathered->weights)
+        fan_slot_weights_drop_plain(s, gathered->entries, gathered->n);
     int64_t last = -1;
     if (gathered->n)
         last = fan_entry_key(&gathered->entries[gathered->n - 1]);

@@ -17,6 +17,10 @@ void fan_gathered_fini(fan_gathered *gathered);
 /* fan_gathered_check: FAN_ERR_VALUE where a Python int does not fit the dtype of the sum (D5). */
 fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err);
 
+/* fan_gathered_weigh: W1, W7: before a fold begins whose terms are not all dense: those with a
+ * weight become their products. Dense ones are multiplied by the pass that sums them. */
+fan_status fan_gathered_weigh(fan_gathered *gathered, fan_error *err);
+
 /* fan_fold_decide: fold->plan: what the sum will do. begin and run call it themselves; explain()
  * calls it alone. */
 void fan_fold_decide(fan_fold *fold);

@@ -5,6 +5,7 @@
 #include "buffer/plain.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
+#include "buffer/weights.h"
 
 #include <string.h>
 
@@ -75,8 +76,9 @@ static fan_status dense_operands(fan_fold *fold, dense_sum *sum, fan_error *err)
     for (size_t i = 0; i < fold->n; i++) {
         in[i].array = fold->terms[i].v->array;
         in[i].acc = fan_fold_accumulated(fold, fold->terms[i].seen);
+        in[i].weight = fold->terms[i].weight;
     }
-    if (fold->n == 1)
+    if (fold->n == 1 && !in[0].weight.on) /* a product is one of the accumulation dtype (W1) */
         in[0].acc = sum->last;
     if (!fold->plan.expanded)
         return FAN_OK;
@@ -132,7 +134,7 @@ static fan_status dense_run(fan_fold *fold, dense_sum *sum, fan_error *err)
         /* its statistics are read from the result, with the terms for the first that is not
          * finite */
         FAN_TRY(dense_widen(fold, sum->in, sum->last, &sum->wide, err));
-        whole = (fan_operand){sum->wide, sum->last};
+        whole = (fan_operand){.array = sum->wide, .acc = sum->last};
         job.in = &whole;
         job.n = 1;
     } else if (fold->b->sum_stats) {
@@ -388,6 +390,29 @@ void fan_plain_fold(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc
     else
         plain_sum_parts(list, n, acc, scale, out, stats);
     plain_sum_end(b, left);
+}
+
+void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_scale *scale,
+                             char *out)
+{
+    FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
+    FAN_UNINITIALIZED fan_weight weights[FAN_PLAIN_TERMS];
+    FAN_UNINITIALIZED _Alignas(8) char numbers[8 * FAN_PLAIN_TERMS];
+    static const fan_weight none = {.on = true, .re = 1};
+    _Alignas(16) char factor[16];
+    fan_slot *s = &b->slots[slot];
+    const fan_list *list = s->list;
+    fan_dtype acc = fan_plain_accum(b, slot);
+    size_t size = fan_weight_size(acc);
+    fan_weights_of(s, list->entries, n, weights);
+    for (size_t i = 0; i < n; i++) {
+        src[i] = list->entries[i].data;
+        fan_weight_as(weights[i].on ? &weights[i] : &none, acc, numbers + i * size);
+    }
+    if (scale)
+        fan_scale_as(scale, acc, factor);
+    (void)fan_sum_flat_weighted(out, src, n, fan_plain_elements(&list->kind), list->kind.dtype, acc,
+                                numbers, NULL, scale ? factor : NULL);
 }
 
 void fan_plain_sum(const fan_frontend *frontend, const fan_plain_kind *kind, const char *const *src,

@@ -10,7 +10,9 @@
 #include "buffer/order.h"
 #include "buffer/stats.h"
 #include "buffer/slot.h"
+#include "buffer/weights.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,7 +111,7 @@ static fan_status exact_number(fan_fold *fold, size_t i, fan_dtype d, fan_array 
         *out = base;
         return FAN_OK;
     }
-    fan_operand in = {base, own};
+    fan_operand in = {.array = base, .acc = own};
     fan_status status = fan_fold_fresh(fold, own, base->ndim, base->shape, base, out, err);
     if (status == FAN_OK)
         status = fan_fold_into(fold, FAN_JOB_COPY, "round", *out, &in, 1, NULL, err);
@@ -366,6 +368,136 @@ static fan_status exact_fresh(fan_fold *fold, exact_layout *layout, fan_array **
                           out, err);
 }
 
+/* ---- with weights, or as a mean (W2) ---- */
+
+#define STATE_PARTS 40 /* float64 numbers of a window's sum, each below the one before it */
+
+/* The operands of an exact sum of products: the terms, and the state as arrays of float64. */
+typedef struct exact_products {
+    fan_operand *in;
+    size_t n;
+    fan_array *parts[STATE_PARTS];
+    size_t nparts;
+} exact_products;
+
+static void exact_products_free(exact_products *p)
+{
+    for (size_t i = 0; i < p->nparts; i++)
+        fan_array_drop(p->parts[i]);
+    fan_free(p->in);
+}
+
+/* What is left of a window once a part of it is taken away: *left: some number that is not 0. Of an
+ * inf or a NaN, which is in the first part, nothing is left; and -0.0 adds nothing. */
+static void exact_take_away(fan_array *part, fan_array *minus, bool first, bool *left)
+{
+    double *x = (double *)(void *)part->data;
+    double *away = (double *)(void *)minus->data;
+    size_t numbers = (size_t)part->size * fan_dtype_size(part->dtype) / sizeof *x;
+    *left = false;
+    for (size_t i = 0; i < numbers; i++) {
+        bool finite = isfinite(x[i]);
+        away[i] = finite ? -x[i] : -0.0;
+        *left |= finite && x[i] != 0;
+        if (!first && (!finite || x[i] == 0))
+            x[i] = -0.0;
+    }
+}
+
+/* The window's sum as arrays; the window is changed. */
+static fan_status exact_window_parts(const fan_fold *fold, fan_window *window, fan_dtype wide,
+                                     const exact_layout *layout, exact_products *p, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_array *minus = NULL;
+    bool left = true;
+    FAN_GO(fan_array_new(wide, layout->ndim, layout->shape, NULL, &minus, err));
+    while (left && p->nparts < STATE_PARTS) {
+        fan_array *part = NULL;
+        FAN_GO(fan_array_new(wide, layout->ndim, layout->shape, NULL, &part, err));
+        p->parts[p->nparts++] = part;
+        fan_window_round(part, window, NULL);
+        exact_take_away(part, minus, p->nparts == 1, &left);
+        const fan_array *in[] = {minus};
+        FAN_GO(fan_window_add(window, in, 1, err));
+    }
+done:
+    fan_array_drop(minus);
+    if (status == FAN_ERR_NOMEM)
+        return fan_slot_fail_memory(fold->b, fold->slot, err);
+    return status;
+}
+
+/* The window of what has no weight of its own: the state, and the sparse terms. NULL: there is
+ * nothing. */
+static fan_status exact_unweighted(const fan_fold *fold, const exact_layout *layout,
+                                   fan_array *const *numbers, fan_dtype wide, fan_window **out,
+                                   fan_error *err)
+{
+    bool sparse = false;
+    *out = NULL;
+    for (size_t i = 0; i < fold->n; i++)
+        sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
+    if (!fold->state && !sparse)
+        return FAN_OK;
+    FAN_TRY(exact_window(fold, wide, layout, out, err));
+    for (size_t i = 0; i < fold->n; i++) {
+        const fan_value *value = fold->terms[i].v;
+        if (value->form == FAN_FORM_SPARSE)
+            FAN_TRY(exact_add_sparse(*out, value->sparse, numbers[i], NULL, 0, err));
+    }
+    return FAN_OK;
+}
+
+/* The sum of the products of all terms, and of the state, rounded into `out`. */
+static fan_status exact_round_products(fan_fold *fold, const exact_layout *layout,
+                                       fan_array *const *numbers, fan_dtype d, fan_array *out,
+                                       fan_error *err)
+{
+    fan_status status = FAN_OK;
+    exact_products p = {.n = 0};
+    fan_window *window = NULL;
+    fan_dtype wide = fan_dtype_kind(d) == 'c' ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64;
+    FAN_GO(exact_unweighted(fold, layout, numbers, wide, &window, err));
+    if (window) {
+        d = wide;
+        FAN_GO(exact_window_parts(fold, window, wide, layout, &p, err));
+    }
+    p.in = fan_alloc((fold->n + p.nparts + 1) * sizeof *p.in);
+    if (!p.in)
+        FAN_GO(fan_slot_fail_memory(fold->b, fold->slot, err));
+    for (size_t i = 0; i < p.nparts; i++)
+        p.in[p.n++] = (fan_operand){.array = p.parts[i], .acc = d};
+    for (size_t i = 0; i < fold->n; i++) {
+        if (fold->terms[i].v->form == FAN_FORM_SPARSE)
+            continue;
+        p.in[p.n++] = (fan_operand){.array = numbers[i], .acc = d, .weight = fold->terms[i].weight};
+    }
+    fan_job job = {.kind = FAN_JOB_EXACT,
+                   .out = out,
+                   .in = p.in,
+                   .n = p.n,
+                   .scale = fan_fold_scale(fold),
+                   .label = "exact"};
+    if (fold->out)
+        status = fan_fold_job(fold, &job, err);
+    else
+        status = fan_fold_job_to_fresh(fold, &job, err);
+done:
+    exact_products_free(&p);
+    fan_window_free(window);
+    return status;
+}
+
+/* Whether the sum is one of products, or a quotient. */
+static bool exact_has_products(const fan_fold *fold)
+{
+    bool weighted = fold->scale.divisor;
+    for (size_t i = 0; i < fold->n; i++)
+        weighted = weighted || fold->terms[i].weight.on;
+    return weighted;
+}
+
 /* The sum of all terms, and of the state, rounded into `out`. */
 static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_array *out,
                               fan_error *err)
@@ -380,7 +512,9 @@ static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_ar
     for (size_t i = 0; i < fold->n; i++)
         sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
     FAN_GO(exact_numbers(fold, d, &numbers, err));
-    if (state && fold->n == 0 && state->expanded == layout->axes) {
+    if (exact_has_products(fold)) {
+        FAN_GO(exact_round_products(fold, layout, numbers, d, out, err));
+    } else if (state && fold->n == 0 && state->expanded == layout->axes) {
         fan_window_round(out, state->sum, scale);
     } else if (state || sparse) {
         FAN_GO(exact_window(fold, d, layout, &sum, err));
@@ -388,7 +522,7 @@ static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_ar
         fan_window_round(out, sum, scale);
     } else {
         for (size_t i = 0; i < fold->n; i++)
-            fold->scratch[i] = (fan_operand){numbers[i], d};
+            fold->scratch[i] = (fan_operand){.array = numbers[i], .acc = d};
         fan_job job = {.kind = FAN_JOB_EXACT,
                        .out = out,
                        .in = fold->scratch,

@@ -16,9 +16,9 @@ fan_dtype fan_fold_accumulated(const fan_fold *fold, fan_dtype_set seen)
 
 const fan_scale *fan_fold_scale(const fan_fold *fold)
 {
-    if (!fold->take || !fold->take->scale.on)
+    if (!fan_scale_acts(&fold->scale))
         return NULL;
-    return &fold->take->scale;
+    return &fold->scale;
 }
 
 fan_dtype fan_fold_last(const fan_fold *fold)

@@ -12,10 +12,11 @@ typedef struct fan_term {
     fan_stream *producer;
     fan_event *event;
     bool donated, owned, exposed;
-    bool unshared; /* of a plain entry: only the list held it when it was gathered */
-    bool is_value; /* it is the running sum */
-    size_t entry;  /* which of the gathered entries it is */
-    int64_t key;   /* of a contribution, -1: none */
+    bool unshared;     /* of a plain entry: only the list held it when it was gathered */
+    bool is_value;     /* it is the running sum */
+    size_t entry;      /* which of the gathered entries it is */
+    fan_weight weight; /* W1; not on: it is 1 */
+    int64_t key;       /* of a contribution, -1: none */
     /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
     fan_dtype own;
     int64_t number;   /* of a Python int or bool, or a sum of such, its value (D5); else 0 */
@@ -39,7 +40,8 @@ typedef struct fan_fold {
     /* the user may end it (base/interrupt.h): of a take, as long as nothing would be lost */
     bool may_end;
     bool snapshot;                /* for a snapshot: the slot's own sum stays as it is */
-    const fan_take *take;         /* scale; NULL: none */
+    const fan_take *take;         /* NULL: none */
+    fan_scale scale;              /* of a result that is handed out; with the divisor of a mean */
     fan_dtype finish_dtype;       /* of a finished result; FAN_DT_NONE: the sum's own */
     const fan_value *out;         /* write here (all terms dense); NULL: none */
     const fan_exact_state *state; /* summed before these terms; NULL: nothing */
@@ -64,6 +66,10 @@ typedef struct fan_gathered {
     fan_fold fold;
     fan_entry *entries; /* copies: what arrives meanwhile moves the list */
     size_t n;
+    fan_weight *weights;  /* owned: of the entries; NULL: they have none */
+    fan_divisor *divisor; /* owned: of the mean; NULL: none is taken */
+    fan_value *products;  /* owned: terms times their weights */
+    size_t nproducts;
     bool has_sum;      /* the first entry is the running sum */
     fan_item *room;    /* owned: for the sum that a commit leaves in the slot */
     fan_item *sum;     /* that sum; the slot's; NULL: nothing was committed */
@@ -177,6 +183,12 @@ bool fan_fold_is_copied(const fan_fold *fold);
 /* fan_fold_mixed: dense and sparse in any mix: a dense sum, written term by term in order (A3, A4,
  * A6, A7). It is in the accumulation dtype of each prefix. */
 fan_status fan_fold_mixed(fan_fold *fold, fan_error *err);
+/* fan_fold_partial: partial terms, with dense and sparse ones in any mix, or one alone to be made
+ * dense: each term is added in its place (P1, P2, P4). fan_fold_make_whole: a partial value as a
+ * dense one, zero elsewhere, for what has no places: an object's operator, an exact sum. */
+fan_status fan_fold_partial(fan_fold *fold, fan_error *err);
+fan_status fan_fold_make_whole(fan_fold *fold, const fan_value *partial, fan_value *out,
+                               fan_error *err);
 /* fan_fold_exact: an exact one, of dense terms or of sparse ones (A11). */
 fan_status fan_fold_exact(fan_fold *fold, fan_error *err);
 /* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a

@@ -13,7 +13,7 @@ static fan_status sparse_copy_part(fan_fold *fold, const fan_array *part, fan_ar
         return FAN_OK;
     FAN_TRY(fan_device_array(fan_fold_device(fold), fan_fold_accum(fold), part->dtype, part->ndim,
                              part->shape, part, out, err));
-    fan_operand in = {part, part->dtype};
+    fan_operand in = {.array = part, .acc = part->dtype};
     return fan_fold_into(fold, FAN_JOB_COPY, "copy", *out, &in, 1, NULL, err);
 }
 
@@ -101,7 +101,8 @@ static fan_status mixed_begin_fresh(fan_fold *fold, mixed *sum, fan_error *err)
 {
     /* What is sparse before the first dense term is summed by itself; where it has no entry the
      * dense value stays as it is (D12). */
-    fold->scratch[0] = (fan_operand){fold->terms[sum->lead].v->array, sum->cur->dtype};
+    fold->scratch[0] =
+        (fan_operand){.array = fold->terms[sum->lead].v->array, .acc = sum->cur->dtype};
     FAN_TRY(fan_fold_into(fold, FAN_JOB_COPY, "copy", sum->cur, fold->scratch, 1, NULL, err));
     sum->next = sum->lead + 1;
     if (!sum->lead)
@@ -143,9 +144,9 @@ static fan_status mixed_add_dense(fan_fold *fold, size_t i, size_t end, const fa
 {
     size_t n = 1;
     for (; i < end; i++) {
-        fan_operand *in = &fold->scratch[n++];
-        in->array = fold->terms[i].v->array;
-        in->acc = fan_fold_accumulated(fold, fold->terms[i].seen);
+        const fan_term *term = &fold->terms[i];
+        fan_dtype acc = fan_fold_accumulated(fold, term->seen);
+        fold->scratch[n++] = (fan_operand){.array = term->v->array, .acc = acc};
     }
     return fan_fold_into(fold, FAN_JOB_SUM, "sum", to, fold->scratch, n, NULL, err);
 }
@@ -167,7 +168,7 @@ static fan_status mixed_more(fan_fold *fold, mixed *sum, fan_error *err)
         FAN_TRY(fan_fold_fresh(fold, acc, sum->ndim, sum->shape, sum->cur, &wider, err));
     fan_array *to = wider ? wider : sum->cur;
     fan_status status = FAN_OK;
-    fold->scratch[0] = (fan_operand){sum->cur, sum->cur->dtype};
+    fold->scratch[0] = (fan_operand){.array = sum->cur, .acc = sum->cur->dtype};
     if (dense) {
         status = mixed_add_dense(fold, i, end, to, err);
     } else {
@@ -207,7 +208,7 @@ static fan_status mixed_finish(fan_fold *fold, mixed *sum, fan_error *err)
         return FAN_OK;
     fan_array *last = NULL;
     FAN_TRY(fan_fold_fresh(fold, wanted, sum->ndim, sum->shape, sum->cur, &last, err));
-    fold->scratch[0] = (fan_operand){sum->cur, fan_fold_last(fold)};
+    fold->scratch[0] = (fan_operand){.array = sum->cur, .acc = fan_fold_last(fold)};
     fan_job job = {.kind = FAN_JOB_SUM,
                    .out = last,
                    .in = fold->scratch,

@@ -96,8 +96,9 @@ typedef struct fan_slot {
     fan_slot_state *state;
     /* the contributions that wait; NULL: none yet in the life of this buffer */
     fan_list *list;
-    fan_target *targets; /* that have begun and not ended */
-    int64_t expected;    /* -1: none */
+    fan_target *targets;              /* that have begun and not ended */
+    struct fan_slot_weights *weights; /* NULL: none yet in the life of this buffer (weights.h) */
+    int64_t expected;                 /* -1: none */
     /* fan_thread_id of the thread that made it busy; a thread compares it with its own without the
      * lock */
     atomic_uint_fast64_t owner;

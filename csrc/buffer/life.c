@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "buffer/slot.h"
 #include "buffer/stats.h"
+#include "buffer/weights.h"
 
 #include <assert.h>
 #include <string.h>
@@ -181,6 +182,7 @@ static void slot_init(fan_buffer *b, fan_slot *s)
     s->state = &fan_slot_state_none;
     s->expected = -1;
     s->targets = NULL;
+    s->weights = NULL;
     fan_slot_set_free(s);
 }
 
@@ -265,6 +267,7 @@ static void list_free(const fan_buffer *b, fan_slot *s)
     if (!b->small)
         fan_free(s->list);
     s->list = NULL;
+    fan_slot_weights_free(s);
 }
 
 /* Of a buffer that no other thread is in. */

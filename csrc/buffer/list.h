@@ -61,7 +61,8 @@ typedef struct fan_item {
     fan_dtype_set own; /* the dtype that it had when it was added (A10) */
     /* of a Python int or bool, or a sum of such, its value in two's complement (D5); else 0 */
     int64_t number;
-    bool alone; /* only the buffer holds it, as far as is known */
+    bool alone;        /* only the buffer holds it, as far as is known */
+    fan_weight weight; /* W1; not on: none was given */
     uint64_t bytes;
     uint64_t hash; /* with debug: of its elements at add */
     bool hashed;
@@ -81,11 +82,12 @@ typedef struct fan_entry {
     uint64_t general : 1;
     /* of a plain one, on arrival: but for its call only the buffer holds it .. */
     uint64_t alone : 1;
-    uint64_t copy : 1; /* .. and the buffer is to keep a copy, not the object */
-    uint64_t wide : 1; /* a plain sum in the dtype that fan_sum_flat_upper has for the list's */
-    int64_t key : 57;  /* of a plain one; -1: none */
+    uint64_t copy : 1;     /* .. and the buffer is to keep a copy, not the object */
+    uint64_t wide : 1;     /* a plain sum in the dtype that fan_sum_flat_upper has for the list's */
+    uint64_t weighted : 1; /* of a plain one: it has a weight (weights.h) */
+    int64_t key : 56;      /* of a plain one; -1: none */
 } fan_entry;
-#define FAN_ENTRY_KEY_MAX (INT64_MAX >> 7)
+#define FAN_ENTRY_KEY_MAX (INT64_MAX >> 8)
 
 static inline int64_t fan_entry_key(const fan_entry *one)
 {

@@ -85,6 +85,11 @@ static inline bool fan_plain_allowed(void)
 fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one,
                          bool *added, fan_error *err);
 
+/* fan_plain_add_weighted: the same of a defined one with a weight. */
+fan_status fan_plain_add_weighted(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
+                                  fan_entry *one, const fan_weight *weight, bool *added,
+                                  fan_error *err);
+
 /* A batch of gradients. */
 typedef struct fan_plain_batch {
     size_t n;
@@ -221,6 +226,10 @@ bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *list, size_t n
 void fan_plain_fold(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc,
                     const fan_scale *scale, char *out, void *scratch, fan_stats *stats);
 void fan_plain_fold_wide(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc, char *out);
+/* fan_plain_fold_weighted: of up to FAN_PLAIN_TERMS small gap-free entries, each times its weight.
+ */
+void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_scale *scale,
+                             char *out);
 /* fan_plain_sum_size: bytes of a sum. fan_plain_count: counts one; `wide`: it was made so. */
 uint64_t fan_plain_sum_size(const fan_list *list, bool wide);
 void fan_plain_count(fan_buffer *b, const fan_list *list, size_t n, bool in_place, bool copied,

@@ -91,6 +91,8 @@ static fan_fold_kind kind_of(const fan_fold_facts *f, fan_form result)
     }
     if (result == FAN_FORM_OBJECT)
         return FAN_FOLD_OBJECTS;
+    if (f->partial)
+        return FAN_FOLD_PARTIAL;
     if (result == FAN_FORM_SPARSE)
         return FAN_FOLD_SPARSE;
     if (f->sparse)

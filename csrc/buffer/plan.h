@@ -90,6 +90,8 @@ typedef enum fan_fold_kind {
     FAN_FOLD_DENSE,
     FAN_FOLD_SPARSE,
     FAN_FOLD_MIXED, /* dense and sparse: a dense sum, term by term */
+    /* partial ones, and others: a dense sum, each term in its place (P1, P2) */
+    FAN_FOLD_PARTIAL,
     FAN_FOLD_EXACT,
     FAN_FOLD_EXACT_SPARSE,
     FAN_FOLD_OBJECTS /* pairwise, by the objects' own operator */
@@ -97,8 +99,9 @@ typedef enum fan_fold_kind {
 
 /* Undefined contributions and symbolic zeros are no terms (S2, A2). */
 typedef struct fan_fold_facts {
-    size_t terms, sparse, objects; /* how many; of them sparse, and objects */
-    fan_side first;                /* the first term; */
+    /* how many; of them sparse, partial, and objects */
+    size_t terms, sparse, partial, objects;
+    fan_side first; /* the first term; */
     /* .. the first one of another form or sparse format, else the second */
     fan_side other;
     bool other_is_second;
@@ -155,7 +158,8 @@ typedef enum fan_take_way {
 } fan_take_way;
 
 typedef struct fan_take_facts {
-    size_t terms, dense, sparse, objects;
+    size_t terms, dense, sparse, partial, objects;
+    bool takes_partial; /* the taker takes a partial sum as it is (P3) */
     bool has_state, has_zero;
     bool has_out; /* out=; */
     /* .. it overlaps a term of another slot, or one of its own that it is not the same view of */
@@ -197,7 +201,9 @@ typedef struct fan_take_plan {
  *   any      whatever else                                   FINISH
  *
  * "In place": arrays, not exact, neither scaled nor for an out=. To COMMIT needs no wider dtype
- * for the sum of arrays, a term that is not sparse, and no writer of an expanded sum.
+ * for the sum of arrays, a term that is not sparse, a dense one where some are partial (a sum of
+ * partial ones does not say which elements were reached), and no writer of an expanded sum. HAND
+ * needs a taker that takes partial ones where the only term is one (P3).
  *
  * Inline: of plain entries (plain.h) most facts are constants. */
 static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
@@ -228,7 +234,8 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
         if (!whole && !objects && f->first_donated)
             return FAN_TAKE_LATE;
         bool same_dtype = objects || !f->widened;
-        bool apart = f->sparse == f->terms || (f->writable && f->expanded);
+        bool unreached = f->partial && f->partial + f->sparse == f->terms;
+        bool apart = f->sparse == f->terms || (f->writable && f->expanded) || unreached;
         if (!whole || !same_dtype || apart)
             return FAN_TAKE_FINISH;
         return FAN_TAKE_COMMIT;
@@ -237,7 +244,8 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
     bool must_copy = f->writable && !objects && f->reuse != FAN_REUSE_YES;
     bool coalesce = f->summed && f->loose; /* D12 */
     bool same_dtype = objects || f->same_dtype;
-    if (f->overwritten || must_copy)
+    bool widen = f->partial && !f->takes_partial; /* to its whole */
+    if (f->overwritten || must_copy || widen)
         return FAN_TAKE_FINISH;
     if (coalesce || !same_dtype)
         return FAN_TAKE_FINISH;

@@ -5,7 +5,9 @@
 #include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
+#include "buffer/digest.h"
 #include "buffer/slot.h"
+#include "buffer/weights.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -180,7 +182,8 @@ bool fan_value_unmoved(const fan_buffer *b, const fan_value *value)
     const fan_frontend *frontend = b->frontend;
     if (!frontend->is_unchanged || value->device != fan_cpu())
         return true;
-    if (value->form != FAN_FORM_DENSE && value->form != FAN_FORM_SPARSE)
+    bool arrays = value->form == FAN_FORM_DENSE || value->form == FAN_FORM_PARTIAL;
+    if (!arrays && value->form != FAN_FORM_SPARSE)
         return true;
     return frontend->is_unchanged(value);
 }
@@ -332,6 +335,7 @@ fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
     fan_list *list = s->list;
     size_t plain = 0;
     s->state = &fan_slot_state_none;
+    fan_slot_weights_clear(s);
     if (gone == &fan_slot_state_none || !fan_slot_entries(s))
         return gone;
     for (size_t i = list->summed > 0; i < list->n; i++) {
@@ -393,6 +397,26 @@ void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line)
     line.start_us = -1;
     line.end_us = -1;
     snprintf(line.label, sizeof line.label, "%s", name ? name : b->name);
+    fan_trace_put(&line);
+}
+
+void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
+                     fan_stream *on)
+{
+    if (!fan_trace_digests() || fan_trace_work_now().pass)
+        return;
+    bool is_sum = key == FAN_DIGEST_OF_SUM;
+    fan_trace_line line = {.kind = FAN_TRACE_DIGEST,
+                           .how = is_sum ? FAN_DIGEST_SUM : FAN_DIGEST_CONTRIBUTION,
+                           .device = fan_device_number(v->device),
+                           .slot = (int32_t)slot,
+                           .key = is_sum ? -1 : key,
+                           .buffer = b->id,
+                           .start_us = -1,
+                           .end_us = -1};
+    void *left = fan_frontend_leave(b->frontend, fan_value_bytes(v) >= FAN_BUSY_BYTES);
+    fan_digest_fill(v, on, 0, &line);
+    fan_frontend_return(b->frontend, left);
     fan_trace_put(&line);
 }
 

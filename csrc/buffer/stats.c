@@ -23,6 +23,7 @@ static const fan_array *stats_numbers(const fan_value *value)
     case FAN_FORM_SPARSE:
         return value->sparse->values;
     case FAN_FORM_DENSE:
+    case FAN_FORM_PARTIAL:
     case FAN_FORM_ZERO:
         return value->array;
     default:
@@ -122,10 +123,14 @@ fan_status fan_fold_stats_memory(fan_fold *fold, fan_error *err)
     if (!d || !d->backend->has_streams)
         return FAN_OK;
     for (size_t i = 0; i < fold->n; i++) {
-        const fan_array *numbers = stats_numbers(fold->terms[i].v);
+        const fan_value *value = fold->terms[i].v;
+        const fan_array *numbers = stats_numbers(value);
         if (!numbers)
             return FAN_OK;
-        if (__builtin_add_overflow(size, numbers->size, &size))
+        /* the sum of partial ones is larger than they are */
+        int64_t own = value->patch ? value->patch->whole : 0;
+        own = fan_max(own, numbers->size);
+        if (__builtin_add_overflow(size, own, &size))
             size = INT64_MAX;
     }
     return stats_memory_for_fold(fold, d, size, err);
@@ -210,13 +215,13 @@ static fan_status stats_measure_result(fan_fold *fold, const fan_value *result, 
     fan_sparse *merged = NULL;
     fan_sparse *alone = NULL;
     FAN_GO(stats_elements(fold, result, &elements, &merged, err));
-    fold->scratch[0] = (fan_operand){elements, elements->dtype};
+    fold->scratch[0] = (fan_operand){.array = elements, .acc = elements->dtype};
     for (size_t i = fan_fold_first_suspect(fold); i < fold->n; i++) {
         const fan_term *term = &fold->terms[i];
         if (!stats_numbers(term->v) || term->v->device != result->device)
             continue;
         FAN_GO(stats_suspects(fold, term, &elements, &alone, err));
-        fold->scratch[n] = (fan_operand){elements, elements->dtype};
+        fold->scratch[n] = (fan_operand){.array = elements, .acc = elements->dtype};
         fold->keys[n++] = term->key;
     }
     status = stats_measure(fold->b, fold->slot, result->device, &fold->sum_stats, before,
@@ -297,7 +302,7 @@ fan_status fan_fold_measure_term(fan_fold *fold, fan_stream **R, fan_error *err)
     const fan_array *elements;
     fan_sparse *merged;
     FAN_TRY(stats_elements(fold, value, &elements, &merged, err));
-    fan_operand in = {elements, elements->dtype};
+    fan_operand in = {.array = elements, .acc = elements->dtype};
     fan_status status = stats_measure(fold->b, fold->slot, value->device, figures, NULL, &in,
                                       fold->keys, 1, 0, err);
     fan_sparse_drop(merged);
@@ -315,7 +320,7 @@ fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fa
     if (!b->sum_stats)
         return FAN_OK;
     if (d->backend->has_streams) {
-        const fan_operand in = {sum, sum->dtype};
+        const fan_operand in = {.array = sum, .acc = sum->dtype};
         bool anew = !figures->valid;
         if (!figures->device_words)
             FAN_TRY(stats_memory(d, state, sum->size, figures, err));

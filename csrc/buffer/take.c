@@ -10,9 +10,11 @@
 #include "buffer/fold_job.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
+#include "buffer/weights.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* One slot's way through take. */
@@ -173,6 +175,189 @@ static fan_status take_check_scale(const take_op *op, const take_slot *part, fan
                        scale->re, article, name, fits_int64 ? "" : " that fits int64");
 }
 
+/* ---- weights that the take is given (W5), and the mean (W3) ---- */
+
+static int late_by_key(const void *a, const void *b)
+{
+    const fan_late_weight *x = a;
+    const fan_late_weight *y = b;
+    return (x->key > y->key) - (x->key < y->key);
+}
+
+static fan_late_weight *late_find(const fan_take *options, int64_t key)
+{
+    const fan_late_weight wanted = {.key = key};
+    return bsearch(&wanted, options->late, options->nlate, sizeof wanted, late_by_key);
+}
+
+/* "key 3", or "the contribution at place 3" of a slot without keys. */
+static const char *late_name(char *text, size_t size, bool keyed, int64_t key)
+{
+    snprintf(text, size, keyed ? "key %" PRId64 : "the contribution at place %" PRId64, key);
+    return text;
+}
+
+/* Locked: W5: whether every contribution of the slot still waits. */
+static fan_status late_check_parked(const fan_buffer *b, size_t slot, fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_slot_state *state = s->state;
+    char name[64];
+    bool summed = s->list && s->list->summed;
+    bool lost = state->count > (int64_t)fan_slot_entries(s);
+    bool folded = state->exact || (summed && (lost || s->list->summed > 1));
+    if (folded) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
+                           "weights= needs every contribution, and %s was summed already: make the "
+                           "buffer with budget=math.inf, or give weight= at add (W5)",
+                           late_name(name, sizeof name, state->keyed > 0, 0));
+    }
+    if (lost) {
+        return fan_fail_at(
+            err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
+            "weights= by place of arrival needs defined contributions, and a None came "
+            "without a key: give key= at add (W5)");
+    }
+    return FAN_OK;
+}
+
+/* The weight of the entry with this key, or at this place. */
+static fan_status late_weight_of(const take_op *op, take_slot *part, size_t i, bool keyed,
+                                 fan_weight_sum *sum, fan_error *err)
+{
+    const fan_buffer *b = op->b;
+    fan_gathered *gathered = &part->gathered;
+    fan_weight *own = &gathered->weights[i];
+    int64_t key = keyed ? fan_entry_key(&gathered->entries[i]) : (int64_t)i;
+    fan_late_weight *late = late_find(op->options, key);
+    fan_place place = fan_slot_place(b, part->slot, -1);
+    char name[64];
+    (void)late_name(name, sizeof name, keyed, key);
+    if (late)
+        late->used = true;
+    if (late && own->on) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
+                           "%s has a weight in weights=, and came with one: give it once (W5)",
+                           name);
+    }
+    if (!late && !own->on) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "weights= has no weight for %s (W5)",
+                           name);
+    }
+    if (!late)
+        return FAN_OK;
+    *own = late->weight;
+    fan_weight_sum_add(sum, own, false);
+    return FAN_OK;
+}
+
+/* W5: the terms get the weights of the call; *sum and *ones become those of the slot's divisor. */
+static fan_status late_apply(const take_op *op, take_slot *part, fan_weight_sum *sum, int64_t *ones,
+                             fan_error *err)
+{
+    fan_buffer *b = op->b;
+    fan_gathered *gathered = &part->gathered;
+    fan_fold *fold = &gathered->fold;
+    const fan_slot_state *state = b->slots[part->slot].state;
+    bool keyed = state->keyed > 0;
+    if (!gathered->weights)
+        gathered->weights = fan_calloc((gathered->n + 1) * sizeof *gathered->weights);
+    if (!gathered->weights)
+        return fan_slot_fail_memory(b, part->slot, err);
+    fan_slot_lock(b, part->slot);
+    fan_status status = late_check_parked(b, part->slot, err);
+    fan_slot_unlock(b, part->slot);
+    FAN_TRY(status);
+    for (size_t i = 0; i < gathered->n; i++)
+        FAN_TRY(late_weight_of(op, part, i, keyed, sum, err));
+    *ones = 0; /* each has one */
+    for (size_t i = 0; i < fold->n; i++) {
+        fan_term *term = &fold->terms[i];
+        const fan_weight *weight = &gathered->weights[term->entry];
+        FAN_TRY(fan_weight_check_value(b, part->slot, term->key, weight, term->v, term->v->dtype,
+                                       false, err));
+        if (fan_weight_multiplies(weight))
+            term->weight = *weight;
+    }
+    return FAN_OK;
+}
+
+/* W3: whether a mean can be taken of such a sum. */
+static fan_status mean_check_dtype(const take_op *op, const take_slot *part, fan_error *err)
+{
+    const fan_fold *fold = &part->gathered.fold;
+    fan_dtype dtype = fan_fold_dtype(fold);
+    fan_place place = fan_slot_place(op->b, part->slot, -1);
+    if (dtype == FAN_DT_NONE)
+        return FAN_OK;
+    char kind = fan_dtype_kind(dtype);
+    if (kind != 'f' && kind != 'c') {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
+                           "mean=True: a mean of dtype %s would be cut to integers: convert the "
+                           "gradients, or declare the slot's dtype (W4)",
+                           fan_dtype_name(dtype));
+    }
+    bool sparse = false;
+    for (size_t i = 0; i < fold->n; i++)
+        sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
+    if (sparse && fan_fold_is_exact(fold)) {
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, place,
+                           "mean=True: an exact mean takes dense gradients alone: give the dense "
+                           "gradients, or another accumulate= (W4)");
+    }
+    return FAN_OK;
+}
+
+/* Weights of the call, and the divisor. The slot is claimed. */
+static fan_status take_weigh(const take_op *op, take_slot *part, fan_error *err)
+{
+    const fan_take *options = op->options;
+    fan_buffer *b = op->b;
+    const fan_slot *s = &b->slots[part->slot];
+    fan_gathered *gathered = &part->gathered;
+    fan_weight_sum sum = {.re = 0};
+    int64_t ones = s->state->count;
+    if (fan_slot_weighted(s)) {
+        sum = s->weights->sum;
+        ones -= s->weights->given;
+    }
+    if (options->late)
+        FAN_TRY(late_apply(op, part, &sum, &ones, err));
+    if (options->over) {
+        sum = (fan_weight_sum){.re = 0};
+        ones = 0;
+    }
+    for (size_t i = 0; i < options->nover; i++) {
+        const fan_weight one = {.on = true, .re = options->over[i]};
+        fan_weight_sum_add(&sum, &one, false);
+    }
+    bool some = gathered->fold.n || gathered->fold.state || gathered->zero;
+    if (!options->mean || !some)
+        return FAN_OK;
+    FAN_TRY(mean_check_dtype(op, part, err));
+    gathered->divisor = fan_alloc(sizeof *gathered->divisor);
+    if (!gathered->divisor)
+        return fan_slot_fail_memory(b, part->slot, err);
+    return fan_divisor_of(b, part->slot, &sum, ones, gathered->divisor, err);
+}
+
+/* W5: each weight of the call is that of some contribution. */
+static fan_status late_check_used(const take_op *op, fan_error *err)
+{
+    const fan_take *options = op->options;
+    for (size_t i = 0; i < options->nlate; i++) {
+        if (options->late[i].used)
+            continue;
+        fan_place place = fan_buffer_place(op->b);
+        if (options->one)
+            place = fan_slot_place(op->b, options->slot, -1);
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
+                           "weights= has key %" PRId64 ", with which nothing was added (W5)",
+                           options->late[i].key);
+    }
+    return FAN_OK;
+}
+
 /* Locked: makes the slot busy, if it can be taken now. */
 static fan_status take_claim(fan_buffer *b, size_t slot, fan_error *err)
 {
@@ -209,6 +394,8 @@ static fan_status take_gather_slot(const take_op *op, take_slot *part, fan_error
         part->consumer = b->stream;
     FAN_TRY(fan_gather(b, part->slot, SIZE_MAX, true, &part->gathered, err));
     part->has_gathered = true;
+    if (options->mean || options->late)
+        FAN_TRY(take_weigh(op, part, err));
 
     bool arrays = options->scale.on || part->out;
     for (size_t i = 0; arrays && i < fold->n; i++) {
@@ -285,6 +472,8 @@ static fan_status take_gather(take_op *op, fan_error *err)
 {
     for (size_t i = 0; i < op->n; i++)
         FAN_TRY(take_gather_slot(op, &op->slots[i], err));
+    if (op->options->late)
+        FAN_TRY(late_check_used(op, err));
     if (!op->options->out)
         return FAN_OK;
     return take_collect_extents(op, err);
@@ -421,9 +610,10 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
                             .has_out = part->out,
                             .out_overlaps_inputs = part->out_overlaps_inputs,
                             .stats = b->sum_stats,
-                            .scaled = options->scale.on,
+                            .scaled = options->scale.on || gathered->divisor,
                             .writable = options->writable,
                             .exact = fan_fold_is_exact(fold),
+                            .takes_partial = s->spec->partial,
                             .expanded = fan_fold_expanded(fold),
                             .whole = take_has_all_keys(op, part),
                             .alone = op->n == 1,
@@ -432,6 +622,7 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
         fan_form form = fold->terms[i].v->form;
         facts.dense += form == FAN_FORM_DENSE;
         facts.sparse += form == FAN_FORM_SPARSE;
+        facts.partial += form == FAN_FORM_PARTIAL;
         facts.objects += form == FAN_FORM_OBJECT;
     }
     if (!facts.objects)
@@ -443,6 +634,11 @@ static fan_take_facts take_facts(const take_op *op, const take_slot *part, bool 
 
     const fan_term *first = &fold->terms[0];
     const fan_value *value = first->v;
+    /* a lone term with a weight becomes another array; a sum with weights of the call does not stay
+     * in the slot, should another slot fail */
+    bool product = fold->n == 1 && first->weight.on;
+    bool weighed = fold->n > 1 && options->late;
+    facts.scaled = facts.scaled || product || weighed;
     facts.first_donated = first->donated;
     facts.same_dtype = value->dtype == sum;
     facts.summed = fan_term_is_sum(fold, first);
@@ -481,6 +677,16 @@ static fan_status take_hand(const take_op *op, take_slot *part, fan_error *err)
     return fan_value_copy(op->b->frontend, only->v, &part->result, err);
 }
 
+/* The sum is handed out: scaled, or the mean. */
+static void take_finish(const take_op *op, take_slot *part)
+{
+    fan_fold *fold = &part->gathered.fold;
+    fold->finish = true;
+    fold->take = op->options;
+    fold->scale = op->options->scale;
+    fold->scale.divisor = part->gathered.divisor;
+}
+
 /* Does what the plan says. */
 static fan_status take_carry_out(const take_op *op, take_slot *part, fan_error *err)
 {
@@ -492,8 +698,7 @@ static fan_status take_carry_out(const take_op *op, take_slot *part, fan_error *
     case FAN_TAKE_HAND:
         return take_hand(op, part, err);
     case FAN_TAKE_FINISH:
-        fold->finish = true;
-        fold->take = op->options;
+        take_finish(op, part);
         if (part->out)
             fold->finish_dtype = part->out->dtype;
         return take_fold(op, part, err);
@@ -511,6 +716,7 @@ static fan_status take_plan_and_sum(const take_op *op, take_slot *part, bool las
 {
     fan_gathered *gathered = &part->gathered;
     fan_slot_state *state = op->b->slots[part->slot].state;
+    FAN_TRY(fan_gathered_weigh(gathered, err));
     fan_take_facts facts = take_facts(op, part, last);
     part->plan = fan_plan_take(&facts);
     gathered->fold.taker = part->consumer;
@@ -542,7 +748,7 @@ static fan_status take_copy_into_out(const take_op *op, const take_slot *part, f
                                      fan_error *err)
 {
     const fan_value *out = part->out;
-    fan_operand one = {part->result.array, out->dtype};
+    fan_operand one = {.array = part->result.array, .acc = out->dtype};
     fan_job job = {.out = out->array};
     FAN_COUNT(op->b, copies, 1);
     FAN_COUNT(op->b, passes, 1);
@@ -691,8 +897,7 @@ static fan_status take_step_of_slot(const take_op *op, take_slot *part, take_ste
     case TAKE_WRITE_OUT:
         if (part->plan.way != FAN_TAKE_INTO_OUT)
             return FAN_OK;
-        fold->finish = true;
-        fold->take = op->options;
+        take_finish(op, part);
         fold->out = part->out;
         return take_fold(op, part, err);
     default:
@@ -829,7 +1034,7 @@ static void take_trace(const take_op *op, const take_slot *part)
 {
     const fan_slot *s = &op->b->slots[part->slot];
     const fan_slot_state *state = s->state;
-    const fan_stream *consumer = part->consumer;
+    fan_stream *consumer = part->consumer;
     const fan_device *d = consumer ? consumer->device : state->device;
     fan_trace_line line = {.kind = FAN_TRACE_TAKE,
                            .how = fan_slot_letter(s),
@@ -840,6 +1045,7 @@ static void take_trace(const take_op *op, const take_slot *part)
                            .stream = fan_stream_handle(consumer),
                            .bytes = fan_value_bytes(&part->result)};
     fan_slot_trace(op->b, part->slot, line);
+    fan_slot_digest(op->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, part->consumer);
 }
 
 /* Cannot fail: lets the slot go; empty, if the take was `good`: what it held is returned, for
@@ -977,6 +1183,23 @@ static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype ac
     return !complex_wider && fan_scale_dtype(&options->scale, acc) == acc;
 }
 
+/* take_plain_weighs: whether a slot with weights is summed here: a few small arrays of one kind. A
+ * lone one whose weight is 1 is handed through, by the general path. */
+static bool take_plain_weighs(const fan_buffer *b, const fan_slot *s)
+{
+    const fan_list *list = s->list;
+    if (fan_slot_has_state(s) || !list || !s->weights->n)
+        return false;
+    const fan_plain_kind *kind = &list->kind;
+    if (list->undefined || list->entries[0].wide || b->sum_stats)
+        return false;
+    if (list->n > FAN_PLAIN_TERMS || list->size > FAN_PLAIN_BYTES)
+        return false;
+    if (list->n == 1 && !fan_weight_multiplies(&s->weights->plain[0].weight))
+        return false;
+    return !kind->scalar && !fan_plain_pitch(kind);
+}
+
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
 static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
 {
@@ -1051,13 +1274,14 @@ static bool take_keys_whole(const fan_list *list)
 
 /* 2. gather: how the sum of a slot reaches its taker (A14). */
 static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, const fan_take *options,
-                                          size_t n, fan_dtype acc)
+                                          size_t n, fan_dtype acc, bool weighted)
 {
     const fan_list *list = b->slots[slot].list;
     const fan_entry *first = &list->entries[0];
+    bool product = weighted && n == 1;
     fan_take_facts facts = {.terms = n,
                             .dense = n,
-                            .scaled = options->scale.on,
+                            .scaled = options->scale.on || product,
                             .writable = options->writable,
                             .widened = acc != list->kind.dtype,
                             .whole = n == 1 || take_keys_whole(list),
@@ -1074,10 +1298,10 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
 /* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the
  * caller's; and list->out. NULL: it is for the general path. */
 static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan_take *options,
-                                     size_t n, fan_dtype acc)
+                                     size_t n, fan_dtype acc, bool weighted)
 {
     fan_list *list = b->slots[slot].list;
-    fan_take_way way = take_plain_way(b, slot, options, n, acc);
+    fan_take_way way = take_plain_way(b, slot, options, n, acc, weighted);
     list->out = NULL;
     if (way == FAN_TAKE_HAND)
         return list->entries[0].object;
@@ -1091,7 +1315,7 @@ static void *take_plain_number(take_plain *take, size_t slot, size_t n, fan_dtyp
 {
     fan_list *list = take_list(take->b, slot);
     const fan_plain_frontend *plain = take->b->frontend->plain;
-    if (take_plain_way(take->b, slot, take->options, n, acc) == FAN_TAKE_HAND) {
+    if (take_plain_way(take->b, slot, take->options, n, acc, false) == FAN_TAKE_HAND) {
         void *only = list->entries[0].object;
         list->out = NULL;
         plain->hold(only);
@@ -1206,7 +1430,8 @@ static bool take_plain_gather_slot(take_plain *take, size_t slot)
         *result = take_plain_number(take, slot, n, acc);
         return *result != NULL;
     }
-    *result = take_plain_place(take->b, slot, take->options, n, acc);
+    bool weighted = fan_slot_weighted(&take->b->slots[slot]);
+    *result = take_plain_place(take->b, slot, take->options, n, acc, weighted);
     if (*result && *result == list->entries[0].object)
         take->b->frontend->plain->hold(*result);
     return *result != NULL;
@@ -1316,13 +1541,15 @@ static void take_plain_sum_slot(take_plain *take, size_t slot)
     bool number = list->kind.scalar;
     bool first = !number && take->results[at] == list->entries[0].object;
     bool is_out = take->outs && take->given[at];
-    bool lone = n == 1 && !options->scale.on;
+    bool lone = n == 1 && !options->scale.on && !list->entries[0].weighted;
     bool is_there = is_out && first && lone;
     char *out = list->out;
     if (!out)
         out = number ? take->number : list->entries[0].data;
     bool made = list->out && !is_there;
-    if (stats || (!number && made)) {
+    if (made && fan_slot_weighted(&b->slots[slot])) {
+        fan_plain_fold_weighted(b, slot, n, take_scale(options), out);
+    } else if (stats || (!number && made)) {
         fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options), out,
                        take->scratch, stats);
     }
@@ -1434,12 +1661,12 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
         return false; /* the list may have no plain entry, and then no kind */
     fan_list *list = take_list(b, slot);
     size_t n = take_defined(list);
-    if (!take_plain_is_few(b, list, n))
+    if (!take_plain_is_few(b, list, n) || fan_slot_weighted(&b->slots[slot]))
         return true;
     if (!take_plain_claim_slot(b, slot, options))
         return false;
     fan_dtype acc = fan_plain_accum(b, slot);
-    void *to = take_plain_place(b, slot, options, n, acc);
+    void *to = take_plain_place(b, slot, options, n, acc, false);
     bool first = to == list->entries[0].object;
     bool sums = list->out;
     bool reads = sums || options->writable;
@@ -1484,7 +1711,8 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
             return good;
     }
     for (size_t i = span.first; i < span.end; i++) {
-        if (take_plain_claim_slot(b, i, options))
+        bool fits = !fan_slot_weighted(&b->slots[i]) || take_plain_weighs(b, &b->slots[i]);
+        if (fits && take_plain_claim_slot(b, i, options))
             continue;
         take_plain_give_back(b, (fan_span){span.first, i});
         return false;
@@ -1505,6 +1733,8 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
         take_plain_outs_begin(&take) && take_plain_gather(&take) && take_plain_readable(&take);
     if (good) {
         take_plain_sum(&take);
+        for (size_t i = span.first; i < span.end; i++)
+            fan_slot_weights_clear(&b->slots[i]);
         take_plain_hand_over(b, span);
     } else {
         take_plain_undo(&take);
@@ -1532,6 +1762,7 @@ static fan_status snapshot_sum(fan_gathered *gathered, fan_stream *consumer, fan
     if (!some)
         return FAN_OK;
     const fan_term *first = &fold->terms[0];
+    FAN_TRY(fan_gathered_weigh(gathered, err));
     if (fold->n == 1 && !fold->state && first->v->form == FAN_FORM_OBJECT) {
         FAN_TRY(fan_value_copy(b->frontend, first->v, out, err));
         return fan_order_hand_over(b, fold->slot, out, first->producer, first->event, consumer,

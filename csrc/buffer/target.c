@@ -5,6 +5,7 @@
 #include "buffer/slot.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
+#include "buffer/weights.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +29,8 @@ static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, co
         return facts;
     facts.ready = fan_stream_id_of(item->producer);
     if (item->value.form != FAN_FORM_DENSE || (!item->owned && !item->donated))
+        return facts;
+    if (fan_weight_multiplies(&item->weight)) /* what is added to it would be multiplied, too */
         return facts;
     /* A running sum that earlier targets have seen is lent again (D34). */
     fan_term term = {.v = &item->value,
@@ -82,7 +85,7 @@ static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_str
     if (t->producer == s->state->accum)
         FAN_TRY(fan_slot_promote(b, t->slot, err));
     fan_target_facts facts = target_facts(b, t->slot, t->key, t->producer);
-    t->direct = fan_plan_target(&facts).direct;
+    t->direct = fan_plan_target(&facts).direct && !t->weight.on;
     t->thread = fan_thread_id();
     t->next = s->targets;
     s->targets = t;
@@ -144,7 +147,8 @@ static fan_status target_fill(fan_buffer *b, fan_dtype acc, fan_target *t, fan_e
 }
 
 fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream,
-                             fan_dtype undeclared, fan_target *t, fan_error *err)
+                             fan_dtype undeclared, const fan_weight *weight, fan_target *t,
+                             fan_error *err)
 {
     int64_t strides[FAN_MAX_NDIM] = {0};
     memset(t, 0, sizeof *t);
@@ -169,6 +173,9 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_stream *current = fan_current_for(b, slot, &c);
     t->slot = slot;
     t->key = key;
+    if (weight)
+        t->weight = *weight;
+    c.weight = t->weight;
     fan_slot_lock(b, slot);
     fan_status status = target_begin(b, &c, current, t, err);
     fan_slot_unlock(b, slot);
@@ -260,6 +267,7 @@ static fan_status target_add(fan_buffer *b, const fan_target *t, uint8_t origin,
     fan_contribution c = {.key = t->key,
                           .stream = t->producer,
                           .summed = true,
+                          .weight = t->weight,
                           .value = fan_value_dense(fan_array_hold(t->array), t->device)};
     c.value.origin = origin;
     fan_status status = fan_buffer_add(b, t->slot, &c, err);

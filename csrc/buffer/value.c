@@ -19,6 +19,8 @@ fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *
         fan_array_hold(v->array);
     if (v->sparse)
         fan_sparse_hold(v->sparse);
+    if (v->patch)
+        fan_patch_hold(v->patch);
     if (v->object)
         f->hold(v->object);
     return FAN_OK;
@@ -30,6 +32,7 @@ void fan_value_drop(const fan_frontend *f, fan_value *v)
     *v = fan_value_none();
     fan_array_drop(gone.array);
     fan_sparse_drop(gone.sparse);
+    fan_patch_drop(gone.patch);
     for (size_t i = 0; i < gone.nparts; i++)
         fan_array_drop(gone.parts[i]);
     fan_free(gone.parts);
@@ -70,6 +73,10 @@ void fan_value_returned(const fan_value *value)
 
 int fan_value_shape(const fan_value *v, const int64_t **shape)
 {
+    if (v->patch) {
+        *shape = v->patch->shape;
+        return v->patch->ndim;
+    }
     if (v->sparse) {
         *shape = v->sparse->shape;
         return v->sparse->ndim;
@@ -88,6 +95,7 @@ fan_array *const *fan_value_arrays(const fan_value *value, fan_array *own[3], si
     *n = 0;
     switch (value->form) {
     case FAN_FORM_DENSE:
+    case FAN_FORM_PARTIAL:
         own[0] = value->array;
         *n = 1;
         return own;
@@ -136,6 +144,12 @@ fan_value fan_value_sparse(fan_sparse *s, fan_device *d)
 {
     return (fan_value){
         .form = FAN_FORM_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
+}
+
+void fan_value_set_patch(fan_value *v, fan_patch *patch)
+{
+    v->form = FAN_FORM_PARTIAL;
+    v->patch = fan_patch_hold(patch);
 }
 
 static bool value_is_integral(char kind)

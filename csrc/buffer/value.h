@@ -3,6 +3,7 @@
 #ifndef FAN_BUFFER_VALUE_H
 #define FAN_BUFFER_VALUE_H
 
+#include "array/patch.h"
 #include "buffer/accum.h"
 #include "device/batch.h"
 #include "device/capture_rule.h"
@@ -27,8 +28,11 @@ typedef struct fan_value {
     /* Not held: the memory holds it. NULL for undefined values, zeros, and objects without
      * parts. */
     fan_device *device;
-    fan_array *array; /* the dense array; for a symbolic zero a view that gives its shape */
+    /* the dense array; for a symbolic zero a view that gives its shape; the values of a partial
+     * one */
+    fan_array *array;
     fan_sparse *sparse;
+    fan_patch *patch;  /* where a partial one lies; else NULL */
     void *object;      /* the frontend's object; NULL for what the core made itself */
     fan_array **parts; /* of an object: the arrays that it lists as its own (__fanin_parts__) */
     size_t nparts;
@@ -121,6 +125,10 @@ typedef struct fan_frontend {
      * with the cause kept by the frontend. */
     fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_,
                           fan_value *out, fan_error *err);
+    /* multiply: W7: a new value, by the object's own operator: times the weight, or, where `divide`
+     * is set, over it. Fails as combine does. */
+    fan_status (*multiply)(const fan_value *v, const fan_weight *weight, bool divide,
+                           fan_value *out, fan_error *err);
     /* fresh: an array on `d` for a sum of what `origin` is, allocated by the library that owns that
      * kind; work queued on `on` may write it at once. *out NULL, and FAN_OK: the core is to
      * allocate. May be NULL. */
@@ -174,7 +182,7 @@ void fan_value_set_origin(const fan_frontend *f, fan_value *v, uint8_t origin, u
  * donate nothing. If fan_value_use fails, it donated none of them. */
 fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_error *err);
 void fan_value_returned(const fan_value *v);
-/* fan_value_shape: of dense, sparse and zero values; returns the rank, -1 for objects and
+/* fan_value_shape: of dense, sparse, partial and zero values; returns the rank, -1 for objects and
  * undefined. */
 int fan_value_shape(const fan_value *v, const int64_t **shape);
 /* fan_value_arrays: the *n arrays of its memory, in `own` or, for an object, those that it
@@ -205,5 +213,7 @@ bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_s
 
 fan_value fan_value_dense(fan_array *a, fan_device *d); /* takes the hold of a */
 fan_value fan_value_sparse(fan_sparse *s, fan_device *d);
+/* fan_value_set_patch: a dense value becomes a partial one, with a hold of its own on the patch. */
+void fan_value_set_patch(fan_value *v, fan_patch *patch);
 
 #endif

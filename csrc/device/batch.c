@@ -90,7 +90,9 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
     e->job.out = fan_array_hold((fan_array *)(uintptr_t)job->out);
     for (size_t i = 0; i < job->n; i++)
         b->operands[b->noperands++] =
-            (fan_operand){fan_array_hold((fan_array *)(uintptr_t)job->in[i].array), job->in[i].acc};
+            (fan_operand){.array = fan_array_hold((fan_array *)(uintptr_t)job->in[i].array),
+                          .acc = job->in[i].acc,
+                          .weight = job->in[i].weight};
     snprintf(e->label, sizeof e->label, "%s", fan_job_name(job));
     if (!fan_batch_waits_on(b, s)) {
         if (b->nstreams < STREAMS)
@@ -368,7 +370,7 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
     if (!d->backend->has_streams)
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
     fan_dtype last = in[n - 1].acc;
-    bool scaled = scale && scale->on;
+    bool scaled = fan_scale_acts(scale);
     bool converted = result != FAN_DT_NONE && result != last;
     bool plain = !coalesce && !scaled && !converted;
     for (size_t i = 0; i < n && plain; i++)

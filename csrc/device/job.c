@@ -184,8 +184,11 @@ static void pack_job(fan__packer *p, fan_job *copy, const fan_job *job)
     fan_scale *scale = NULL;
     fan_sparse *sparse = NULL;
     const fan_stats_out *stats_out = NULL;
+    fan_divisor *divisor = NULL;
     if (job->scale)
         scale = fan__pack(p, sizeof *scale);
+    if (job->scale && job->scale->divisor)
+        divisor = fan__pack(p, sizeof *divisor);
     if (job->sparse)
         sparse = fan__pack(p, sizeof *sparse);
     if (job->stats_out)
@@ -204,10 +207,14 @@ static void pack_job(fan__packer *p, fan_job *copy, const fan_job *job)
     for (size_t i = 0; i < job->n; i++) {
         fan_array *a = pack_array(p, job->in[i].array, job->kind == FAN_JOB_UPLOAD);
         if (in)
-            in[i] = (fan_operand){.array = a, .acc = job->in[i].acc};
+            in[i] = (fan_operand){.array = a, .acc = job->in[i].acc, .weight = job->in[i].weight};
     }
-    if (scale)
+    if (scale) {
         *scale = *job->scale;
+        scale->divisor = divisor;
+    }
+    if (divisor)
+        *divisor = *job->scale->divisor;
     if (job->sparse) {
         fan_array *indices = pack_array(p, job->sparse->indices, false);
         fan_array *pointers = pack_array(p, job->sparse->pointers, false);

@@ -11,7 +11,10 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "buffer/buffer.h"
+#include "buffer/digest.h"
 #include "engine/workers.h"
+
+#include <string.h>
 
 #define DEPTH 1000 /* nested passes */
 
@@ -281,6 +284,12 @@ static inline bool is_traced(void)
     return atomic_load_explicit(&fan_traces, memory_order_relaxed) != 0;
 }
 
+/* has_digests: returns whether a trace of this thread wants digests (digest.c). */
+static inline bool has_digests(void)
+{
+    return is_traced() && fan_trace_digests();
+}
+
 /* timeline_begin: lets all that this thread traces from now on belong to the worker's node. */
 static void timeline_begin(fan_task_timeline *timeline, const fan_task_worker *worker)
 {
@@ -427,6 +436,8 @@ static fan_status deliver(fan_backward *pass, fan_task_edge *edge, void **gradie
     bool forwards = slot->producers == 1 && !pass->config.detect;
     edge->defined = *gradient != NULL;
     edge->from_hook = producer->from_hook;
+    if (has_digests())
+        fan__digest_contribution(pass, edge, *gradient, producer);
     if (forwards && *gradient)
         forwards = pass->frontend->can_forward(to->node, edge->slot, *gradient);
     if (forwards) {
@@ -533,6 +544,50 @@ static fan_status take_sums(const fan_task_worker *worker, void *buffer, void **
     return FAN_OK;
 }
 
+/* digest_sums: writes the digests of all sums; `before`: those before the hooks, of which only one
+ * that a hook replaced is written; NULL: the hooks have not run. */
+static void digest_sums(const fan_task_worker *worker, void *const *sums, void *const *before)
+{
+    const fan_backward *pass = worker->pass;
+    const fan_task_node *entry = &pass->nodes[worker->now];
+    fan_stream *on = run_streams(pass, entry->node).own;
+    for (uint32_t i = 0; i < entry->node->inputs; i++) {
+        if (!pass->slots[entry->slots + i].producers)
+            continue;
+        if (!before)
+            fan__digest_sum(pass, entry, FAN_DIGEST_SUM, i, sums[i], on, true);
+        else if (before[i] != sums[i])
+            fan__digest_sum(pass, entry, FAN_DIGEST_HOOKED, i, sums[i], on, false);
+    }
+}
+
+/* run_slot_hooks: runs the hooks of the slots, between the digests of the sums before and after
+ * them. No sum gets a further hold, which would make it read-only for a hook. */
+static fan_status run_slot_hooks(fan_task_worker *worker, void **sums, void **node_hooks,
+                                 fan_error *err)
+{
+    const fan_backward *pass = worker->pass;
+    fan_node *node = pass->nodes[worker->now].node;
+    FAN_UNINITIALIZED void *on_stack[FAN_SUMS_ON_STACK];
+    void **before = on_stack;
+    size_t bytes = node->inputs * sizeof *before;
+    if (!has_digests())
+        return pass->frontend->hooks(node, sums, node_hooks, err);
+    if (node->inputs > FAN_SUMS_ON_STACK) {
+        before = fan_alloc(bytes);
+        if (!before)
+            return fan__task_no_memory(err);
+    }
+    memcpy(before, sums, bytes);
+    digest_sums(worker, sums, NULL);
+    fan_status status = pass->frontend->hooks(node, sums, node_hooks, err);
+    if (status == FAN_OK)
+        digest_sums(worker, sums, before);
+    if (before != on_stack)
+        fan_free(before);
+    return status;
+}
+
 /* node_sums: see fan_backward_sums. */
 static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_hooks, fan_error *err)
 {
@@ -543,6 +598,8 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
     for (uint32_t i = 0; i < inputs; i++) {
         sums[i] = slots[i].forwarded;
         slots[i].forwarded = NULL;
+        if (!sums[i] && pass->digests)
+            pass->digests[entry->slots + i] = 0; /* that of a contribution, not of the sum */
     }
 
     /* The lock that counted the dependencies orders this load. */
@@ -568,7 +625,7 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
     bool elsewhere = FAN_FAULT(HOOK_ON_CALLER);
     if (elsewhere)
         fan_streams_enter(pass->streams.caller, &outer);
-    fan_status status = pass->frontend->hooks(entry->node, sums, node_hooks, err);
+    fan_status status = run_slot_hooks(worker, sums, node_hooks, err);
     if (elsewhere)
         fan_streams_leave(&outer);
     if (status != FAN_OK || !entry->captured)
@@ -590,14 +647,30 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
 
 /* ---- a leaf, a node ---- */
 
-/* accumulate_leaf: accumulates the sum (L), with S20 before and after it. *sum may be taken. */
-static fan_status accumulate_leaf(fan_backward *pass, fan_node *leaf, void **sum, void *node_hooks,
-                                  fan_error *err)
+/* digest_leaf: writes the digest of what the leaf has now. `sum`: what it accumulated. */
+static void digest_leaf(fan_backward *pass, const fan_task_node *entry, const void *sum,
+                        fan_stream *on)
 {
+    if (pass->frontend->leaf_is_diverted(entry->node))
+        return;
+    void *gradient = pass->frontend->leaf_grad(entry->node);
+    bool known = gradient == sum && !pass->frontend->slot_has_hooks(entry->node);
+    fan__digest_sum(pass, entry, FAN_DIGEST_LEAF, 0, gradient, on, known);
+    drop_all(pass, &gradient, 1);
+}
+
+/* accumulate_leaf: accumulates the sum (L), with S20 before and after it. *sum may be taken. */
+static fan_status accumulate_leaf(fan_backward *pass, const fan_task_node *entry, void **sum,
+                                  void *node_hooks, fan_error *err)
+{
+    fan_node *leaf = entry->node;
+    const void *accumulated = *sum;
     fan_stream *on = NULL;
     fan_status status = tie(pass, *sum, run_streams(pass, leaf).own, &on, err);
     if (status == FAN_OK)
         status = pass->frontend->accumulate(&pass->config, leaf, sum, node_hooks, err);
+    if (status == FAN_OK && has_digests())
+        digest_leaf(pass, entry, accumulated, on);
     if (status == FAN_OK && on) {
         void *gradient = pass->frontend->leaf_grad(leaf);
         status = tie(pass, gradient, on, NULL, err);
@@ -642,7 +715,7 @@ static fan_status run_node(fan_task_worker *worker, fan_error *err)
     if (status == FAN_OK && runs)
         status = pass->frontend->run(entry->node, sums, node_hooks, gradients, entry->nedges, err);
     else if (status == FAN_OK && entry->runs && sums[0])
-        status = accumulate_leaf(pass, entry->node, &sums[0], node_hooks, err);
+        status = accumulate_leaf(pass, entry, &sums[0], node_hooks, err);
     if (runs)
         running_end(&here);
 
@@ -841,6 +914,8 @@ fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **
         }
     }
     FAN_GO(fan__collect(pass, err));
+    if (has_digests())
+        pass->digests = fan_calloc(pass->nslots * sizeof *pass->digests); /* NULL: read twice */
     if (config->workers > 1)
         FAN_GO(fan__task_workers_begin(pass, help, err));
     *out = pass;
@@ -896,6 +971,7 @@ void fan_backward_end(fan_backward *pass)
     fan__collect_free(pass->slots, pass->nslots, sizeof *pass->slots);
     fan__collect_free(pass->edges, pass->cap_edges, sizeof *pass->edges);
     fan_free(pass->same);
+    fan_free(pass->digests);
     fan_free(pass->results);
     fan_free(config->roots);
     fan_free(config->wanted);

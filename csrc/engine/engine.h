@@ -15,6 +15,7 @@
 #ifndef FAN_ENGINE_ENGINE_H
 #define FAN_ENGINE_ENGINE_H
 
+#include "base/trace.h"
 #include "buffer/value.h"
 #include "engine/node.h"
 
@@ -97,6 +98,13 @@ typedef struct fan_engine_frontend {
     /* leaf_grad: returns a hold on the leaf's gradient.
      * NULL: it has none, or it cannot be read. */
     void *(*leaf_grad)(fan_node *leaf);
+    /* leaf_is_diverted: returns whether the leaf's sums go elsewhere, not to its gradient.
+     * slot_has_hooks: returns whether a hook may have changed a sum of the node. */
+    bool (*leaf_is_diverted)(const fan_node *leaf);
+    bool (*slot_has_hooks)(const fan_node *n);
+    /* digest: writes the digest of a gradient or a sum, NULL for undefined, into a line
+     * (fan_digest_fill). */
+    void (*digest)(void *object, fan_stream *on, uint64_t known, fan_trace_line *line);
     /* release: drops the node's function (E10). */
     fan_status (*release)(fan_node *n, fan_error *err);
     /* check_signals: runs the handlers of signals, between nodes (E14); an error ends the pass. */
@@ -155,6 +163,8 @@ struct fan_backward_config {
     bool create_graph; /* the pass records itself (A1, L6) */
     bool detect;       /* the pass ends at the first gradient that is not finite (E11) */
     uint64_t budget;   /* of the pass's buffers */
+    fan_weight weight; /* what multiplies each leaf's sum (W8); not on: it is 1 */
+    bool reduced;      /* a reducer has the weight, which multiplies what leaves give it */
     uint32_t workers;  /* threads that run nodes, the caller's included (E12); 0 is 1 */
     void *schedule;    /* held from begin on; NULL: E2's order */
     void *progress;    /* callback, held from begin on; NULL: none */
@@ -180,6 +190,17 @@ void *fan_backward_result(fan_backward *pass, size_t i);
 bool fan_backward_depth(int by);
 /* fan_backward_too_deep: returns the error for it (E7). */
 fan_status fan_backward_too_deep(fan_error *err);
+
+/* A node of the order in which a pass will run. */
+typedef struct fan_backward_step {
+    fan_node *node; /* borrowed */
+    uint32_t after; /* the step that gives the last of its gradients; UINT32_MAX: the roots */
+    bool runs;      /* false: its sums are only captured (E8) */
+} fan_backward_step;
+/* fan_backward_order: instead of fan_backward_seed: writes the steps of one thread, as many as
+ * fan_backward_at says there are nodes, in their order (E2). The pass cannot run afterwards.
+ * FAN_ERR_STATE: the graph has a cycle. */
+fan_status fan_backward_order(fan_backward *pass, fan_backward_step *steps, fan_error *err);
 
 /* The calls of walk(), instead of fan_backward_run.
  * fan_backward_next: accumulates leaves, then makes the next ready node current.

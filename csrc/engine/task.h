@@ -142,6 +142,9 @@ struct fan_backward {
     fan_task_streams streams;
     unsigned depth;    /* of nested passes: 1 is the outermost */
     uint32_t arrivals; /* of a planted fault alone */
+    /* of each slot: the last digest of its gradient or sum; NULL: no trace had digests when the
+     * pass began */
+    uint64_t *digests;
 };
 
 static inline fan_status fan__task_no_memory(fan_error *err)
@@ -189,6 +192,15 @@ static inline uint32_t fan__queue_pop_leaf(fan_task_queue *queue, fan_task_node 
 fan_status fan__collect(fan_backward *pass, fan_error *err);
 /* fan__collect_free: frees the memory of nodes, slots or edges with room for n items. */
 void fan__collect_free(void *memory, size_t n, size_t size);
+
+/* fan__digest_contribution (digest.c): writes the digest of a gradient that an edge delivers.
+ * fan__digest_sum: of a sum, or of a leaf's gradient (buffer/digest.h); `on`: where it is ready;
+ * NULL: the current stream; `known`: it is what the slot's last digest was of. Call them only if
+ * fan_trace_digests() is true. */
+void fan__digest_contribution(const fan_backward *pass, const fan_task_edge *edge, void *gradient,
+                              const fan_producer *producer);
+void fan__digest_sum(const fan_backward *pass, const fan_task_node *entry, char what, uint32_t slot,
+                     void *sum, fan_stream *on, bool known);
 
 /* fan__explain_sum (explain.c): checks a sum that was just taken: an error names the producer of
  * the first gradient that is not finite (E11). */

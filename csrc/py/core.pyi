@@ -1,6 +1,6 @@
 """The C core (csrc/py). Public names are documented where the package shows them; the rest is for our own modules."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import EllipsisType, TracebackType
 from typing import (
@@ -105,6 +105,7 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
+        weight: complex | None = None,
     ) -> None:  # step, fast
         """Add one gradient to a slot.
 
@@ -128,15 +129,18 @@ class InputBuffer:
             Allow the buffer to write the sum into the gradient's memory. Nothing else may use that memory until take().
         copy : bool
             Copy the gradient, so that you may write into it at once. Excludes `donate`.
+        weight : number, optional
+            What the gradient is multiplied by, in the accumulation dtype, when it is summed; `take(mean=True)` divides
+            by the sum of the weights. None: 1.
 
         Raises
         ------
         IndexError
             For a slot that does not exist.
         TypeError
-            If the gradient is no array, or `stream` no stream.
+            If the gradient is no array, `stream` no stream, or `weight` no number.
         ValueError
-            For a shape, dtype, key or number of contributions that does not fit.
+            For a shape, dtype, key, weight or number of contributions that does not fit.
         OverflowError
             For a Python int that does not fit int64.
         BufferError
@@ -159,6 +163,7 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
+        weights: Sequence[complex | None] | None = None,
     ) -> None:  # step
         """Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.
 
@@ -178,20 +183,24 @@ class InputBuffer:
             As for `add`, for all of them.
         copy : bool
             As for `add`, for all of them.
+        weights : sequence of number or None, optional
+            As many weights, each as for `add`.
 
         >>> buf = fanin.InputBuffer(2)
         >>> buf.add_many([0, 1, 0], [np.ones(2), np.ones(3), np.ones(2)])
         >>> buf.take()
         [array([2., 2.]), array([1., 1., 1.])]
         """
-    def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target:
+    def target(
+        self, slot: int, *, key: int | None = None, stream: StreamLike | None = None, weight: complex | None = None
+    ) -> Target:
         """Return a context that lends an array, in the accumulation dtype, into which a producer adds by itself.
 
-        The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, and the
-        producer's stream is the one that sums; other calls for the slot then wait for the end of the block. Otherwise
-        it holds zeros, and becomes a contribution at the end. If the body raises, the zeros are dropped; a slot whose
-        running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do not write into the array
-        after the block.
+        The array is the slot's running sum if the buffer made that or got it by `donate=`, `key` comes next, the
+        producer's stream is the one that sums, and no `weight` is given; other calls for the slot then wait for the
+        end of the block. Otherwise it holds zeros, and becomes a contribution at the end. If the body raises, the zeros
+        are dropped; a slot whose running sum was lent is poisoned, and all its calls but clear() raise RuntimeError. Do
+        not write into the array after the block.
 
         Parameters
         ----------
@@ -201,6 +210,8 @@ class InputBuffer:
             As for `add`.
         stream : stream, optional
             The producer's stream.
+        weight : number, optional
+            As for `add`: multiplies what was added, at the end.
 
         Raises
         ------
@@ -209,7 +220,7 @@ class InputBuffer:
         TypeError
             If `stream` is no stream.
         ValueError
-            For an undeclared slot, or a key or number of contributions that does not fit.
+            For an undeclared slot, or a key, weight or number of contributions that does not fit.
 
         >>> buf = fanin.InputBuffer([np.empty(3, np.float16)])
         >>> with buf.target(0) as out:
@@ -246,6 +257,8 @@ class InputBuffer:
         out: Sequence[object] | None = None,
         scale: complex | None = None,
         writable: bool = False,
+        mean: bool = False,
+        weights: Mapping[int, complex] | Sequence[complex] | None = None,
     ) -> list[Any]:  # step, fast
         """Return all sums as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
 
@@ -265,11 +278,19 @@ class InputBuffer:
             Multiplies the sums in the same pass over memory, before the one rounding.
         writable : bool
             Copy each sum whose memory has other references.
+        mean : bool
+            Divide each sum by the sum of the weights of all contributions of its slot, undefined ones too; a
+            contribution without a weight counts 1.
+        weights : dict from key to number, or list, optional
+            Weights of contributions that came without; of a slot without keys, in the order of arrival. All
+            contributions must still wait: make the buffer with `budget=math.inf`.
 
         Raises
         ------
         ValueError
-            For `out` or `scale`, or if a contribution is missing.
+            For `out`, `scale` or `weights`, for a mean of integers, or if a contribution is missing.
+        ZeroDivisionError
+            For a mean whose weights sum to 0.
         BufferError
             If `out` cannot be written.
         OverflowError
@@ -295,6 +316,8 @@ class InputBuffer:
         out: object = None,
         scale: complex | None = None,
         writable: bool = False,
+        mean: bool = False,
+        weights: Mapping[int, complex] | Sequence[complex] | None = None,
     ) -> Any: ...  # step, fast
     def stats(self, slot: int, /) -> Stats | None:  # step
         """Return the fanin.Stats of the sum that was last taken of a slot; None if that is undefined, or an object.
@@ -337,12 +360,21 @@ def _collectors(
     small: list[bool],
     came: bytearray,
     otherwise: Callable[..., object],
+    now: list[Any],
+    task: Callable[[], int],
+    weigh: Callable[[int, Any], int | float | None],
     /,
 ) -> list[Callable[[object], object]]:
     """The hooks of fanin.torch.accumulate, one for each slot.
 
     Each adds a copy of its parameter's gradient if that is `small`, dense and detached, and sets its byte in `came`; it
-    calls `otherwise` with all others. The parameter gets nothing.
+    calls `otherwise` with all others. The parameter gets nothing. `now` is empty, or has the pass, `task()`, that
+    brought the last gradient, and its weight; of another pass it is `weigh(pass, gradient)`, which sets `now`.
+    """
+
+def _take_over(buffer: InputBuffer, slot: int | None, out: Any, divisor: tuple[float, ...], /) -> Any:
+    """The sums of all slots, or of one, over the exact sum of some numbers: `take(mean=True)`, whose divisor the caller
+    counts.
     """
 
 # producers.c
@@ -374,6 +406,19 @@ def _producers(
 _T = TypeVar("_T")
 
 # add_n.c
+def add_n_over(
+    arrays: Iterable[Any],
+    out: Any,
+    accumulate: DTypeLike | None,
+    scale: complex | None,
+    weights: Iterable[complex | None] | None,
+    divisor: tuple[float, ...],
+    /,
+) -> Any:
+    """The mean of weighted arrays over the exact sum of some numbers: `add_n(mean=True)`, whose divisor the caller
+    counts.
+    """
+
 def add_n(
     arrays: Iterable[_T],
     *,
@@ -382,6 +427,8 @@ def add_n(
     accumulate: DTypeLike | None = None,
     scale: complex | None = None,
     stats: bool = False,
+    weights: Iterable[complex | None] | None = None,
+    mean: bool = False,
 ) -> _T:  # step, fast
     """Sum arrays of one shape in one pass over memory, with one rounding.
 
@@ -399,13 +446,19 @@ def add_n(
         Multiplies the sum before the rounding.
     stats : bool
         Return a pair: the sum, and its fanin.Stats (None for an object).
+    weights : sequence of number or None, optional
+        One for each array, which it is multiplied by; None is 1.
+    mean : bool
+        Divide the sum by the sum of the weights.
 
     Raises
     ------
     TypeError
         If an item is no array.
     ValueError
-        For shapes, dtypes or keys that do not fit, or an empty sequence.
+        For shapes, dtypes, keys or weights that do not fit, or an empty sequence.
+    ZeroDivisionError
+        For a mean whose weights sum to 0.
     BufferError
         If `out` cannot be written.
     OverflowError
@@ -414,6 +467,10 @@ def add_n(
     >>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])
     array([ 9., 12.], dtype=float16)
     """
+
+# add_rows.c
+def add_rows(ids: NDArray, rows: object, n: int, accumulate: DTypeLike | None, /) -> Any:
+    """fanin.add_rows, of int64 ids without gaps, one for each row."""
 
 # ---------------------------------------------------------------- the engine
 
@@ -446,11 +503,15 @@ class Node:
     group : str or object, optional
         Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by
         identity.
+    boxed : bool
+        Call `fn(sums)` with a list of the sums in place of `fn(*sums)`: nothing of fanin's holds them any more, so a
+        sum that `fn` pops from the list is freed as soon as `fn` drops it. Of a sum that other code holds, too, only
+        that reference goes. Such a node has no post-hooks, and no function in C.
 
     Raises
     ------
     TypeError
-        For fn, an edge that is no pair, or a group that is a number.
+        For fn, an edge that is no pair, a group that is a number, or boxed=True with a function in C.
     IndexError
         For a slot that does not exist.
     ValueError
@@ -478,6 +539,7 @@ class Node:
         stream: StreamLike | None = None,
         device: str | None = None,
         group: object = None,
+        boxed: bool = False,
     ) -> None: ...  # step
     @property
     def fn(self) -> Callable[..., Any] | None:  # step
@@ -501,6 +563,9 @@ class Node:
     @property
     def group(self) -> object:
         """Of the nodes with one group, one runs at a time in a pass; None without one."""
+    @property
+    def boxed(self) -> bool:
+        """Whether its function gets a list of its sums."""
     @property
     def sequence_nr(self) -> int:
         """Its number among all nodes and leaves, in the order of creation."""
@@ -713,6 +778,7 @@ def backward(
     budget: float | Literal["auto"] | None = None,
     workers: int = 1,
     reducer: object = None,
+    weight: complex | None = None,
 ) -> None:  # step
     """Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.
 
@@ -749,6 +815,10 @@ def backward(
     reducer : fanin.dist.Reducer, optional
         The gradients of its leaves are summed over ranks; their sums travel while the pass runs, and are added to
         `.grad` at its end. Excludes `create_graph`.
+    weight : number, optional
+        What each leaf's sum of this pass is multiplied by, in the accumulation dtype, before it is added to `.grad`;
+        hooks of the leaf's gradient receive the sum without it. With `reducer=` it is the weight of the pass's
+        contribution. None: 1.
 
     Raises
     ------
@@ -813,6 +883,11 @@ def grad(
     >>> fanin.grad([(cube, 0, np.ones(2))], [x])
     [array([ 3., 12.])]
     """
+
+def order_steps(
+    roots: Iterable[Root], inputs: Iterable[Leaf | Node | tuple[Leaf | Node, int]] | None, /
+) -> list[tuple[Node | Leaf, int, bool]]:  # step
+    """The nodes of a pass in their order: (node, the step after which it is ready or -1, whether its function runs)."""
 
 def leaf_divert(leaf: Leaf, fn: Callable[[Any], object], kept: dict[int, Any] | None, i: int, /) -> None:
     """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it.
@@ -1503,12 +1578,13 @@ _TraceLine = tuple[
     int,
     int,
     int,
+    int,
 ]
 
 @final
 class Trace:
     """The core of fanin.trace: a ring of lines."""
-    def __new__(cls, capacity: int) -> Trace: ...
+    def __new__(cls, capacity: int, digests: bool = False) -> Trace: ...
     @property
     def dropped(self) -> int:  # step
         """The number of lines that newer ones replaced."""
@@ -1518,6 +1594,8 @@ class Trace:
         """Stop recording."""
     def lines(self) -> list[_TraceLine]:  # step
         """The lines, oldest first, as tuples."""
+    def settle(self) -> None:
+        """Read the copies that digests of devices have left."""
     def __len__(self) -> int: ...
 
 # ---------------------------------------------------------------- options, counters, tests
@@ -1707,6 +1785,9 @@ def window_new(dtype: DTypeLike, size: int, /) -> object:
 
 def window_add(window: object, arrays: tuple[object, ...], /) -> None:
     """Add arrays of one shape on the CPU, each with the window's number of elements. Nothing is added on errors."""
+
+def window_wide(window: object, /) -> object:
+    """The same sum, as one of float64 or complex128."""
 
 def window_room(window: object, /) -> int:
     """The bytes that window_pack needs at most."""

@@ -29,6 +29,7 @@ from . import _engine as _engine
 from ._core import InputBuffer, Leaf, Node, add_n, backward, grad, trim, walk
 from ._files import get_include
 from ._graphs import draw, free
+from ._order import order
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import (
@@ -41,12 +42,14 @@ from .errors import (
     StreamMismatchWarning,
 )
 from .options import Counters, counters, set_options
+from .partial import Diagonal, Partial, add_rows
 from .sharing import overlap
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
 
 if TYPE_CHECKING:
     from . import sim
+    from ._trace.compare import compare
     from .graph import GraphTree
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -57,11 +60,13 @@ __all__ = [
     "DTypeError",
     "DeviceError",
     "DeviceOutOfMemoryError",
+    "Diagonal",
     "Event",
     "GraphTree",
     "InputBuffer",
     "Leaf",
     "Node",
+    "Partial",
     "PeerError",
     "RaceError",
     "Slot",
@@ -72,8 +77,10 @@ __all__ = [
     "Zero",
     "__version__",
     "add_n",
+    "add_rows",
     "backward",
     "clip_norm",
+    "compare",
     "counters",
     "current_stream",
     "devices",
@@ -83,6 +90,7 @@ __all__ = [
     "global_norm",
     "grad",
     "info",
+    "order",
     "overlap",
     "set_options",
     "sim",
@@ -97,7 +105,8 @@ PARTS = ("analysis", "audit", "dist", "graph", "sim", "torch")
 #: Modules that are imported at their first use.
 _LATER = (*PARTS, "conformance", "descriptors", "tape", "testing")
 _MOVED = dict.fromkeys(("Overlaps", "Verdict", "overlaps", "overlaps_itself"), "fanin.sharing")
-_OF_PARTS = {"GraphTree": "graph", "descriptors": "analysis"}  # names and their parts
+#: Names and their parts, or the modules that have them.
+_OF_PARTS = {"GraphTree": "graph", "compare": "_trace.compare", "descriptors": "analysis"}
 
 
 def _need(part: str, name: str) -> None:

@@ -65,6 +65,8 @@ class Slot:
         order).
     name : str or descriptor
         For messages and pictures; of a descriptor (`fanin.descriptors`) its `expr()`.
+    partial : bool
+        A lone `fanin.Partial` is taken as it is. Otherwise, and of several, the sum is a dense array (P3).
 
     Examples
     --------
@@ -79,6 +81,7 @@ class Slot:
     accumulate: Any = None
     combine: Callable[[Any, Any], Any] | None = None
     name: object = None
+    partial: bool = False
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class Slot:
         accumulate: DTypeLike | None = None,
         combine: Callable[[Any, Any], Any] | None = None,
         name: object = None,
+        partial: bool = False,
     ) -> None:
         # The class has the default None; the instance is frozen.
         if shape is not None:
@@ -114,6 +118,10 @@ class Slot:
             if isinstance(name, str) and any("\ud800" <= c <= "\udfff" for c in name):
                 raise ValueError(f"Slot: name: expected text without surrogates, got {name!r}: UTF-8 cannot hold it")
             self.__dict__["name"] = name
+        if partial is not False:
+            if not isinstance(partial, bool):
+                raise TypeError(f"Slot: partial: expected True or False, got {type_of(partial)}")
+            self.__dict__["partial"] = partial
 
 
 #: Names of dtypes that were given to a Slot before, as the core spells them: checked already.

@@ -206,8 +206,10 @@ def expanded(x: Array, shape: Shape) -> Array:
     return np.broadcast_to(x, shape) if isinstance(x, np.ndarray) else x.broadcast_to(*shape)
 
 
-def moved(x: Gradient, device: Device) -> Gradient:
-    """x on a device: itself if it lies there, else a copy, made here. Sparse ones part by part."""
+def moved(x: Gradient | fanin.Partial, device: Device) -> Gradient | fanin.Partial:
+    """x on a device: itself if it lies there, else a copy, made here. Sparse and partial ones part by part."""
+    if isinstance(x, fanin.Partial):
+        return fanin.Partial(moved(x.values, device), x.at, x.shape)
     if isinstance(x, fanin.Sparse):
         return fanin.Sparse(x.format, tuple(moved(part, device) for part in x.parts), x.shape)
     return x if getattr(x, "device", "cpu") == device.name else run(copy, x, device=device)
@@ -334,6 +336,12 @@ class Var:
         for n in shape:
             integer("reshape: shape", n)
         return reshape(self, shape)
+
+    def __getitem__(self, at: Any) -> Var:
+        """Return a part of it, by a basic index: integers, slices, None and `...`."""
+        return sliced(self, basic("index", at))
+
+    __iter__ = None  # a Var is no sequence: `split` gives its parts
 
     def sum(self, axis: Axis = None) -> Var:
         """Return the sum over some axes (default: all)."""
@@ -900,8 +908,6 @@ reshape: Op = Op("reshape", reshaped, lambda g, y, a, shape: reshape(g, tuple(a.
 expand: Op = Op("expand", expanded, lambda g, y, a, shape: g, view=True, reads=NONE)
 permute: Op = Op("transpose", lambda x, axes: x.transpose(*axes),
              lambda g, y, a, axes: permute(g, np.argsort(axes).tolist()), view=True, reads=NONE)  # fmt: skip
-rows: Op = Op("rows", lambda x, i, n: x[i : i + n], lambda g, y, a, i, n: padded(g, i, tuple(a.shape)), view=True,
-              reads=NONE)  # fmt: skip
 
 
 def transpose(a: Var, axes: Sequence[int] | None = None) -> Var:
@@ -910,9 +916,83 @@ def transpose(a: Var, axes: Sequence[int] | None = None) -> Var:
     return permute(a, tuple(range(len(a.shape)))[::-1] if axes is None else axes_of(a, axes, "transpose: axes"))
 
 
-padded: Op = Op("padded", lambda x, i, shape: np.pad(x, [(i, shape[0] - i - len(x)), *[(0, 0)] * (x.ndim - 1)]),
-                lambda g, y, a, i, shape: rows(g, i, a.shape[0]), shape=lambda a, i, shape: shape,
-                reads=NONE)  # fmt: skip
+# Parts of an array: the gradient of each is a `fanin.Partial`, which its sum adds in its place.
+
+At = Any  # a basic index, or a fanin.Diagonal
+
+
+def read_at(x: Array, at: At) -> Array:
+    """x at a basic index, or along a diagonal."""
+    if isinstance(at, fanin.Diagonal):
+        return cast(Array, np.diagonal(cast(NDArray, x), at.offset, at.axis1, at.axis2))
+    return x[at]
+
+
+def shape_at(shape: Shape, at: At) -> Shape:
+    """The shape of a part."""
+    return np.shape(read_at(np.broadcast_to(np.int8(0), shape), at))
+
+
+def written_at(x: NDArray, at: At, shape: Shape) -> NDArray:
+    """Return zeros of `shape` with x in its place."""
+    return cast(NDArray, fanin.Partial(x, at, shape).dense())
+
+
+def part_of(g: Var | Array, at: At, shape: Shape) -> object:
+    """The gradient of a whole whose part has the gradient g; dense in a pass that records itself."""
+    if type(g) is Var and not _here.back:
+        return written(g, at, shape)
+    return fanin.Partial(g.data if type(g) is Var else g, at, shape)
+
+
+sliced: Op = Op("index", read_at, lambda g, y, a, at: part_of(g, at, tuple(a.shape)), view=True, reads=NONE)
+diagonals: Op = Op("diagonal", read_at, lambda g, y, a, at: part_of(g, at, tuple(a.shape)), reads=NONE,
+                   shape=lambda a, at: shape_at(tuple(a.shape), at))  # fmt: skip
+written: Op = Op("written", written_at, lambda g, y, a, at, shape: read_part(g, at), reads=NONE,
+                 shape=lambda a, at, shape: shape)  # fmt: skip
+
+
+def read_part(a: Var, at: At) -> Var:
+    """A part of a value, or of a gradient."""
+    return diagonals(a, at) if isinstance(at, fanin.Diagonal) else sliced(a, at)
+
+
+def basic(name: str, at: At) -> At:
+    """A basic index, with its integers as Python's."""
+    entries = at if isinstance(at, tuple) else (at,)
+    for i in entries:
+        if i is None or i is Ellipsis or isinstance(i, slice):
+            continue
+        if isinstance(i, bool | np.bool_ | list | np.ndarray | Var | _core.Array) or not hasattr(type(i), "__index__"):
+            raise TypeError(
+                f"{name}: {type_of(i)} is no basic index; expected integers, slices, None and ...; for rows by their"
+                " numbers use tape.embedding or tape.gathered"
+            )
+    return at
+
+
+def take(a: Var, i: int, axis: int = 0) -> Var:
+    """The element `i` along an axis, which the result lacks."""
+    check_var("take", "a", a)
+    [k] = axes_of(a, integer("take: axis", axis), "take: axis")
+    return a[(slice(None),) * k + (integer("take: i", i),)]
+
+
+def diagonal(a: Var, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Var:
+    """The diagonal of two axes, along the last axis of the result, as `numpy.diagonal` reads it."""
+    check_var("diagonal", "a", a)
+    one, two = axes_of(a, (axis1, axis2), "diagonal: axes")
+    return diagonals(a, fanin.Diagonal(offset, one, two))
+
+
+def joined(*arrays: NDArray, axis: int = 0) -> None:
+    """A kernel: all but the last array, one behind the other, into the last."""
+    np.concatenate(arrays[:-1], axis, arrays[-1], casting="same_kind")
+
+
+def rows(a: Var, i: int, n: int) -> Var:
+    """The n rows from the i-th on."""
+    return sliced(a, slice(i, i + n))
 
 
 def split(a: Var, parts: int) -> list[Var]:
@@ -921,13 +1001,62 @@ def split(a: Var, parts: int) -> list[Var]:
     integer("split: parts", parts)
     if parts < 1 or not a.shape or a.shape[0] % parts:
         raise ValueError(f"split: {a.shape[0] if a.shape else 'no'} rows cannot be cut into {parts} equal parts")
-    n = a.shape[0] // parts
+    n, shape = a.shape[0] // parts, a.shape
+    places = [slice(i * n, (i + 1) * n) for i in range(parts)]
 
-    def back(grads: Sequence[object], need: Sequence[bool]) -> list[object]:
-        whole = [padded(dense(g), i * n, a.shape) for i, g in enumerate(grads) if g is not None]
-        return [sum(whole[1:], whole[0])]
+    def back(grads: Sequence[Any], need: Sequence[bool]) -> list[object]:
+        gs = [None if g is None else dense(g) for g in grads]
+        if not _here.back or any(g is None for g in gs):
+            return [None if g is None else part_of(cast(Var, g), at, shape) for g, at in zip(gs, places, strict=True)]
+        whole: Array = run(joined, *(cast(Var, g).data for g in gs), shape=shape)
+        return [whole] + [None] * (parts - 1)
 
-    return step("split", lambda x: [x[i * n : (i + 1) * n] for i in range(parts)], [a], [a], back, a.device)
+    return step("split", lambda x: [x[at] for at in places], [a], [a] * parts, back, a.device)
+
+
+def concatenate(xs: Sequence[Var], axis: int = 0) -> Var:
+    """The values one behind the other along an axis."""
+    given = sequence("concatenate: xs", xs, "values")
+    for x in given:
+        check_var("concatenate", "xs", x)
+    if not given:
+        raise ValueError("concatenate: expected at least one value")
+    first = given[0]
+    [k] = axes_of(first, integer("concatenate: axis", axis), "concatenate: axis")
+    for x in given:
+        if x.shape[:k] + x.shape[k + 1 :] != first.shape[:k] + first.shape[k + 1 :] or len(x.shape) != len(first.shape):
+            raise ValueError(f"concatenate: shapes {first.shape} and {x.shape} differ beside axis {k}")
+    ends = np.cumsum([x.shape[k] for x in given]).tolist()
+    places = [(slice(None),) * k + (slice(end - x.shape[k], end),) for x, end in zip(given, ends, strict=True)]
+    shape = (*first.shape[:k], ends[-1], *first.shape[k + 1 :])
+
+    def back(grads: Sequence[Any], need: Sequence[bool]) -> list[object]:
+        g = dense(grads[0])
+        return [sliced(g, at) if n else None for at, n in zip(places, need, strict=True)]
+
+    dtype = np.result_type(*(x.dtype for x in given))
+
+    def forward(*arrays: Array) -> list[Array]:
+        return [run(partial(joined, axis=k), *arrays, shape=shape, dtype=dtype)]
+
+    [made] = step("concatenate", forward, given, given, back, first.device)
+    return made
+
+
+def stack(xs: Sequence[Var], axis: int = 0) -> Var:
+    """The values along a new axis."""
+    given = sequence("stack: xs", xs, "values")
+    for x in given:
+        check_var("stack", "xs", x)
+        if x.shape != given[0].shape:
+            raise ValueError(f"stack: shapes {given[0].shape} and {x.shape} differ")
+    if not given:
+        raise ValueError("stack: expected at least one value")
+    n, k = len(given[0].shape) + 1, integer("stack: axis", axis)
+    if not -n <= k < n:
+        raise ValueError(f"stack: axis {k}: expected one of {n} axes")
+    k %= n
+    return concatenate([reshape(x, (*x.shape[:k], 1, *x.shape[k:])) for x in given], k)
 
 
 Axis = int | Sequence[int] | None
@@ -1201,7 +1330,7 @@ def roots_of(
 
 def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = None, *, budget: float | None = None,
              create_graph: bool = False, progress: Callable[[int, int], object] | None = None,
-             reducer: object = None) -> None:  # fmt: skip
+             reducer: object = None, weight: complex | None = None) -> None:  # fmt: skip
     """Add the gradients of the sum of some values to the `.grad` of each parameter that they depend on.
 
     When it returns, the caller's current streams wait for the whole pass. If a node fails, the pass ends; each leaf
@@ -1221,6 +1350,8 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
         `progress(ran, known)`, as for `fanin.backward`.
     reducer : fanin.dist.Reducer
         Sums the gradients of its parameters over ranks.
+    weight : number, optional
+        Multiplies what is added to each `.grad`, as for `fanin.backward`.
     """
     create_graph = flag("backward: create_graph", create_graph)
     fanin.backward(
@@ -1230,6 +1361,7 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
         progress=progress,
         budget=budget,
         reducer=reducer,
+        weight=weight,
     )
 
 

@@ -164,7 +164,8 @@ def test_a_deleter_that_computes_gets_the_bits_of_its_thread(mode: str) -> None:
     made: list[Any] = []
     with modes(mode):
         want = xs[0] + xs[1]
-        CALLS["the take"](Deleted(xs[0], then=lambda: made.append(xs[0] + xs[1])).value())
+        deleted = Deleted(xs[0], then=lambda: made.append(xs[0] + xs[1]))  # which outlives its memory
+        CALLS["the take"](deleted.value())
     assert same_bits(made[0], want) and not same_bits(made[0], xs[0] + xs[1])
 
 

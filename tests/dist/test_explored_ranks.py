@@ -53,19 +53,22 @@ def passes(
     turned: bool = False,
     order: Any = None,
     after: bool = False,
+    mean: bool = False,
 ) -> Any:
     """Run a pass over a bucket for each leaf, and `after` it one more. Return the end of each and the gradients."""
     size = 3 if len(set(group.nodes)) == 1 else 1024  # in two levels every rank owns elements
     leaves = [fanin.Leaf(np.zeros(size, "f4"), name=f"w{i}") for i in range(buckets)]
-    reducer = Reducer(leaves, group, bucket_bytes=1, missing="skip", order=order)
+    reducer = Reducer(leaves, group, bucket_bytes=1, missing="skip", order=order, mean=mean)
     seen: list[Any] = []
     for turn in range(1 + after):
-        only = {"inputs": leaves[-1:]} if inputs == group.rank else {}
+        only: dict[str, Any] = {"inputs": leaves[-1:]} if inputs == group.rank else {}
+        if mean:
+            only["weight"] = (1, 3)[group.rank]
         try:
             fanin.backward(
                 roots(group, leaves, fails == group.rank and turn == 0, turned),
                 reducer=reducer,
-                **only,  # type: ignore[arg-type]
+                **only,
             )
             seen.append("ended")
         except Exception as e:
@@ -73,14 +76,17 @@ def passes(
     return seen, [None if w.grad is None else set(w.grad.tolist()) for w in leaves]
 
 
-def expected(n: int, buckets: int, fails: int | None = None, inputs: int | None = None, after: bool = False) -> Any:
+def expected(
+    n: int, buckets: int, fails: int | None = None, inputs: int | None = None, after: bool = False, mean: bool = False
+) -> Any:
     """The outcome of `passes` on each rank."""
     first = [
         "ended" if fails is None else ("ZeroDivisionError", None) if r == fails else ("PeerError", fails)
         for r in range(n)
     ]
     good = (fails is None) + after
-    every, without = (sum(1.0 + r for r in range(n) if r not in (left,)) for left in (None, inputs))
+    each = [(1.0 + r) * ((1, 3)[r] / 4 if mean else 1) for r in range(n)]
+    every, without = (sum(each[r] for r in range(n) if r not in (left,)) for left in (None, inputs))
     grads = [{good * (every if i == buckets - 1 else without)} if good else None for i in range(buckets)]
     return [([one, *["ended"] * after], grads) for one in first]
 
@@ -105,6 +111,9 @@ SCENES: list[tuple[int, int, dict[str, Any], int]] = [
     (2, 2, {}, 20),
     (2, 2, {"turned": True}, 10),
     (2, 2, {"order": "exact"}, 10),
+    (2, 1, {"mean": True}, 8),
+    (2, 2, {"mean": True, "order": "exact"}, 10),
+    (2, 2, {"mean": True, "inputs": 1}, 5),
     (2, 2, {"fails": 1}, 5),
     (2, 2, {"inputs": 1}, 5),
     (2, 1, {"fails": 1, "after": True}, 5),

@@ -27,7 +27,8 @@ def total(named: list[tuple[str, Any]], factor: float) -> Any:
 
 
 def blocks(group: Group, options: dict[str, Any], fails: int | None, uneven: bool, after: bool) -> Any:
-    """A block of two passes, with keys if order="key", `after` it once more; how each ended, and the sums.
+    """A block of two passes, with keys if order="key", with weights 1 and 3 of ranks 0 and 1 if mean=True, `after` it
+    once more; how each ended, and the sums.
 
     `fails`: a rank raises between its passes. `uneven`: rank 0 runs no pass.
     """
@@ -42,7 +43,8 @@ def blocks(group: Group, options: dict[str, Any], fails: int | None, uneven: boo
                         raise ZeroDivisionError("planted")
                     if options.get("order") == "key":
                         block.at(2 * group.rank + k)
-                    total(named, 1.0 + group.rank).backward()
+                    with block.weight((1, 3)[group.rank]) if options.get("mean") else contextlib.nullcontext():
+                        total(named, 1.0 + group.rank).backward()
             seen.append("ended")
         except Exception as e:
             seen.append((type(e).__name__, getattr(e, "rank", None)))
@@ -61,6 +63,8 @@ def scenario(
     machine.join()
     good = (fails is None) + after
     each = 2.0 * sum(1.0 + r for r in range(n) if r or not uneven)
+    if options.get("mean"):
+        each = (1.0 * 1 + 2.0 * 3) / (1 + 3)
     ends: list[Any] = ["ended"] * n
     if fails is not None:
         ends = [("ZeroDivisionError", None) if r == fails else ("PeerError", fails) for r in range(n)]
@@ -80,6 +84,9 @@ SCENES: list[tuple[dict[str, Any], int]] = [
     ({"order": "exact"}, 3),
     ({"order": "key"}, 3),
     ({"order": "rank", "uneven": True, "missing": "skip"}, 3),
+    ({"mean": True}, 3),
+    ({"mean": True, "order": "exact"}, 3),
+    ({"mean": True, "fails": 0, "after": True}, 2),
     ({"fails": 1}, 2),
     ({"fails": 0, "after": True}, 2),
 ]

@@ -189,7 +189,7 @@ from fanin import dist
 
 td.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 group = dist.group(timeout=None)
-hook = fanin.torch.ddp_hook().__self__  # without a replica, which refers to its process group for ever
+hook = fanin.torch.ddp_hook().__self__
 assert fanin.dist.torch_ranks._group("ddp_hook", None, hook.known) is group
 ref, world = weakref.ref(group._engine._pg), weakref.ref(td.group.WORLD)
 if sys.argv[2] == "destroyed":
@@ -206,6 +206,31 @@ def test_process_groups_end_before_python_does(way: str, tmp_path: Path) -> None
     assert made.returncode == 0, made.stderr
     world = ["its world: True"] if way == "destroyed" else []
     assert made.stdout.splitlines() == [*world, "dropped before Python ends: True"]
+
+
+REPLICA_ENDS = """
+import glob, sys
+import torch, torch.distributed as td
+import torch.distributed.nn
+
+td.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+names = lambda: [open(name).read() for name in glob.glob("/proc/self/task/*/comm")]
+before = sum("gloo" in name for name in names())
+del model
+td.destroy_process_group()
+print(before > 0, sum("gloo" in name for name in names()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc that lists the threads")
+def test_no_thread_of_a_replica_that_was_dropped_outlives_its_process_group(tmp_path: Path) -> None:
+    """What docs/ranks.md tells users to do: otherwise such a thread may abort the end of Python."""
+    words = [sys.executable, "-c", REPLICA_ENDS, str(tmp_path / "meet")]
+    made = subprocess.run(words, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout == "True 0\n"
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -57,6 +57,17 @@ def calls(w: Any, reducer: Reducer) -> None:
     reducer.norm()
 
 
+def weighed(w: Any, reducer: Reducer) -> None:
+    """Of a mean: every gradient is one, so that a weight without its term, or a term without its weight, is found."""
+    root = [(w, 0, np.ones(3))]
+    fanin.backward(root, reducer=reducer, weight=2)
+    w.grad = None
+    with reducer.accumulate(3, weight=4):
+        fanin.backward(root)
+    with reducer.at(5, weight=3):
+        fanin.backward(root)
+
+
 #: Every so manieth line: a prime, so that it meets the lines of repeated calls at different places.
 STEP = 7
 
@@ -81,7 +92,7 @@ def interrupted(work: Callable[[Any, Reducer], None], options: dict[str, Any], s
             w.grad = None
             fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
             sums = reducer.shards[0] if reducer._options.into == "shard" else w.grad
-            assert sums.tolist()[0] in (1, 2), came  # 2: with the contribution of before
+            assert sums.tolist()[0] in ((1,) if reducer._options.mean else (1, 2)), came  # 2: with that of before
             whole += 1
         else:
             assert "interrupted" in group.closed or "KeyboardInterrupt" in group.closed, came
@@ -98,6 +109,7 @@ def interrupted(work: Callable[[Any, Reducer], None], options: dict[str, Any], s
     [
         (passes, {}),
         (calls, {"into": "shard"}),
+        (weighed, {"mean": True}),
         pytest.param(passes, {"order": "exact", "stats": True}, marks=pytest.mark.full),
         pytest.param(calls, {}, marks=pytest.mark.full),
     ],
@@ -137,18 +149,30 @@ def ended_early(state: Any, error: BaseException | None) -> None:
         state.release(True)
 
 
-@pytest.mark.parametrize("fault", [left_diverted, left_inside, left_with_terms, ended_early])
+def left_with_weights(reducer: Any, keep: bool = True) -> None:
+    """As `Reducer._reset`, but the weights of the pass count in the next mean."""
+    reducer._error, reducer._failed, reducer._key, reducer._weight = None, None, None, None
+    for bucket in reducer._buckets:
+        bucket.reset(keep)
+
+
+@pytest.mark.parametrize("fault", [left_diverted, left_inside, left_with_terms, ended_early, left_with_weights])
 def test_what_a_pass_leaves_behind_is_found_by_the_sample(
     fault: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = {left_diverted: (reducer_module._State, "give_up"), ended_early: (reducer_module._State, "_end")}
+    places = {
+        left_diverted: (reducer_module._State, "give_up"),
+        ended_early: (reducer_module._State, "_end"),
+        left_with_weights: (reducer_module.Reducer, "_reset"),
+    }
     monkeypatch.setattr(*places.get(fault, (reducer_module._Pass, "release")), fault)
+    work, options = (weighed, {"mean": True}) if fault is left_with_weights else (passes, {})
     found: list[BaseException] = []
 
     def search() -> None:
         """On a thread of its own, because the fault may leave its thread inside a group."""
         try:
-            interrupted(passes, {}, STEP)
+            interrupted(work, options, STEP)
         except (AssertionError, RuntimeError, ValueError) as e:
             found.append(e)
 
@@ -219,8 +243,16 @@ def torch_last_pass(p: Any, reducer: Reducer) -> None:
             p.sum().backward()
 
 
+def torch_weights(p: Any, reducer: Reducer) -> None:
+    with fanin.torch.accumulate([p], group=reducer.group, mean=True) as block:
+        with block.weight(2):
+            p.sum().backward()
+        with block.at(1, weight=3).last():
+            p.sum().backward()
+
+
 @pytest.mark.partners
-@pytest.mark.parametrize("work", [torch_passes, torch_block, torch_last_pass])
+@pytest.mark.parametrize("work", [torch_passes, torch_block, torch_last_pass, torch_weights])
 def test_after_ctrl_c_at_any_line_a_plain_pass_of_torch_is_right(work: Callable[[Any, Reducer], None]) -> None:
     torch = pytest.importorskip("torch")
     for n in itertools.count():
@@ -236,6 +268,10 @@ def test_after_ctrl_c_at_any_line_a_plain_pass_of_torch_is_right(work: Callable[
         alone().barrier()
         p.grad = None
         with Reducer([p], alone()):
+            p.sum().backward()
+        assert p.grad.tolist() == [1, 1, 1], came
+        p.grad = None
+        with fanin.torch.accumulate([p], mean=True) as block, block.weight(4):
             p.sum().backward()
         assert p.grad.tolist() == [1, 1, 1], came
         if not came:

@@ -535,3 +535,32 @@ assert dist.add_n([np.ones(3)], group).tolist() == [2] * 3
 assert dist.add_n([np.ones(3)], group).tolist() == [2] * 3
 """,
     )
+
+
+SAME_MEANS = """
+from dist import test_weighted_ranks as law
+group = dist.group(nodes=NODES, timeout=None)
+terms, weights = law.terms_of("float32", n=600), law.weights_of(1, "tokens")
+for order in ("key", "exact"):
+    expected = law.bits(law.oracle(terms, weights, order, True, "float32"))
+    for owner in law.DEALINGS:
+        assert law.bits(law.summed(group, terms, weights, order, True, owner, "all")) == expected, (order, owner)
+        grads = law.of_reducer(group, terms, weights, order, True, law.round_robin, "weight")
+        assert [law.bits(g) for g in grads] == [expected] * 2, order
+for mean in (True, comm.rank == 0):
+    try:
+        dist.add_n([np.ones(3)], group, weights=[comm.rank - (comm.size - 1) / 2], mean=mean)
+    except ZeroDivisionError as e:
+        assert mean and "sum to 0" in str(e)
+    except fanin.PeerError as e:
+        assert comm.size > 1 and "mean=True" in str(e)
+    else:
+        raise AssertionError("no error")
+    if comm.size == 1:
+        break
+"""
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2)])
+def test_weighted_sums_and_means_have_the_bits_of_one_process(ranks: int, nodes: int) -> None:
+    mpiexec(ranks, SAME_MEANS.replace("NODES", repr(nodes)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -526,3 +528,28 @@ def test_a_grad_that_is_set_while_a_reducer_collects_is_refused(block: bool) -> 
 
     total = [2.0 * (1 + block)] * 2
     assert outcomes(2, rank) == [(total, total, [100.0, 100.0])] * 2
+
+
+def test_a_reducer_ends_with_its_last_reference_and_so_does_its_thread() -> None:
+    """Without a collection of cycles: each would keep buckets and a thread until the next one."""
+
+    def rank(group: Group) -> list[bool]:
+        leaf, gone = fanin.Leaf(np.zeros(3), name="w"), []
+        for _ in range(3):
+            reducer = dist.Reducer([leaf], group)
+            with reducer.accumulate():
+                fanin.backward([(leaf, 0, np.ones(3))])
+            fanin.backward([(leaf, 0, np.ones(3))], reducer=reducer)
+            alive = weakref.ref(reducer)
+            del reducer
+            gone.append(alive() is None)
+        return gone
+
+    before = set(threading.enumerate())
+    gc.disable()
+    try:
+        assert dist.threads(2, rank, timeout=None) == [[True] * 3] * 2
+    finally:
+        gc.enable()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()

@@ -9,6 +9,7 @@ import gc
 import io
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -1173,3 +1174,28 @@ def test_norms_of_a_block_that_has_not_ended_are_refused(call: Callable[[Any], A
         call(reducer)
 
     dist.threads(2, train, timeout=None)
+
+
+def test_a_block_leaves_no_reducer_and_no_thread() -> None:
+    """Without a collection of cycles: each step would keep buckets and a thread until the next one."""
+
+    def rank(group: Any) -> list[bool]:
+        model, gone = net(), []
+        for k in range(3):
+            with fanin.torch.accumulate(model.parameters(), group=group) as block:
+                loss_of(model, 2 * k).backward()
+                loss_of(model, 2 * k + 1).backward()
+            alive = weakref.ref(block._reducer)
+            del block
+            gone.append(alive() is None)
+            step(model)
+        return gone
+
+    before = set(threading.enumerate())
+    gc.disable()
+    try:
+        assert dist.threads(2, rank, timeout=None) == [[True] * 3] * 2
+    finally:
+        gc.enable()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()

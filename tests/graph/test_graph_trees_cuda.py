@@ -196,7 +196,7 @@ def test_memory_of_a_dropped_tree_stays_as_long_as_its_graph_runs(w: Any) -> Non
 # Calls that the tree may not make
 
 
-@pytest.mark.rule("H10")
+@pytest.mark.rule("R10")
 def test_a_function_that_allocates_from_the_driver_is_refused_by_name(w: Any) -> None:
     tree, x, asks = tree_of(), w.array(np.ones(4)), [False]
 

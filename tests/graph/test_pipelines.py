@@ -1,4 +1,4 @@
-"""Pipelines: steps of recorded pieces with host parts between them (rules H). On the simulated device, on the CUDA
+"""Pipelines: steps of recorded pieces with host parts between them (rules R). On the simulated device, on the CUDA
 backend over the fake driver, and on the CPU.
 """
 
@@ -94,7 +94,7 @@ def eager(w: np.ndarray[Any, Any], x: np.ndarray[Any, Any]) -> float:
 # ---- pieces and host parts
 
 
-@pytest.mark.rule("H1", "H4")
+@pytest.mark.rule("R1", "R4")
 def test_a_step_with_host_parts_is_recorded_in_pieces_and_gives_the_numbers_of_the_eager_step(m: Any) -> None:
     tree = tree_on(m)
     step, w, seen = training(m, tree)
@@ -114,7 +114,7 @@ def test_a_step_with_host_parts_is_recorded_in_pieces_and_gives_the_numbers_of_t
     assert step.explain().splitlines()[2].startswith("piece 1: norm was replayed [T11")
 
 
-@pytest.mark.rule("H1")
+@pytest.mark.rule("R1")
 def test_each_piece_is_a_child_of_the_piece_before(m: Any) -> None:
     tree = tree_on(m)
     step, w, _ = training(m, tree)
@@ -123,7 +123,7 @@ def test_each_piece_is_a_child_of_the_piece_before(m: Any) -> None:
     assert [(r.function, r.parent) for r in tree.recordings] == [("gradient", None), ("norm", 0), ("descend", 1)]
 
 
-@pytest.mark.rule("H4")
+@pytest.mark.rule("R4")
 def test_a_step_that_ends_early_is_a_step_and_the_next_one_is_replayed(m: Any) -> None:
     tree = tree_on(m)
     step, w, _ = training(m, tree)
@@ -137,7 +137,7 @@ def test_a_step_that_ends_early_is_a_step_and_the_next_one_is_replayed(m: Any) -
     assert w.numpy().tolist() == want.tolist()
 
 
-@pytest.mark.rule("H2")
+@pytest.mark.rule("R2")
 def test_the_parts_of_a_list_get_what_the_one_before_returned(m: Any) -> None:
     tree = tree_on(m)
     seen = []
@@ -157,7 +157,7 @@ def test_the_parts_of_a_list_get_what_the_one_before_returned(m: Any) -> None:
     assert step.name == "pair -> added"
 
 
-@pytest.mark.rule("H2")
+@pytest.mark.rule("R2")
 def test_a_list_may_end_with_a_host_part_and_host_parts_may_return_nothing(m: Any) -> None:
     tree = tree_on(m)
     nothing = tree.pipeline([scaled(m, 2), lambda y: None, lambda: None, lambda: 7])
@@ -167,7 +167,7 @@ def test_a_list_may_end_with_a_host_part_and_host_parts_may_return_nothing(m: An
         assert nothing(m.array(np.ones(1))) == 7
 
 
-@pytest.mark.rule("H2")
+@pytest.mark.rule("R2")
 def test_a_floating_point_number_of_numpys_is_an_operand_and_other_values_select_the_recording(m: Any) -> None:
     tree = tree_on(m)
 
@@ -194,7 +194,7 @@ def test_a_floating_point_number_of_numpys_is_an_operand_and_other_values_select
     assert sorted(r.function for r in tree.recordings) == ["times", "times", "times_1"]
 
 
-@pytest.mark.rule("H4")
+@pytest.mark.rule("R4")
 def test_a_host_part_of_a_list_ends_the_step_early(m: Any) -> None:
     tree = tree_on(m)
     step = tree.pipeline([scaled(m, 2), lambda y: Stop("stopped") if np_of(y)[0] > 5 else y, scaled(m, 3)])
@@ -206,7 +206,7 @@ def test_a_host_part_of_a_list_ends_the_step_early(m: Any) -> None:
         assert np_of(kept(m.array(np.full(2, float(i))))) == [2.0 * i] * 2
 
 
-@pytest.mark.rule("H4")
+@pytest.mark.rule("R4")
 def test_branches_after_a_host_part_are_children_of_one_piece_and_share_memory(m: Any) -> None:
     tree = tree_on(m)
     first, up, down = (tree.function(scaled(m, k)) for k in (2, 3, 5))
@@ -246,7 +246,7 @@ def test_a_generator_may_call_another_number_of_pieces_in_each_step(m: Any) -> N
 # ---- what a yield gives, and results
 
 
-@pytest.mark.rule("H3")
+@pytest.mark.rule("R3")
 def test_a_yield_gives_values_that_no_write_changes(m: Any) -> None:
     tree = tree_on(m)
     f = tree.function(lambda x: (scaled(m, 2)(x), scaled(m, 3)(x), None))
@@ -269,7 +269,7 @@ def test_a_yield_gives_values_that_no_write_changes(m: Any) -> None:
         assert step(m.array(np.ones(3))).tolist() == [2.0] * 3
 
 
-@pytest.mark.rule("H5")
+@pytest.mark.rule("R5")
 def test_results_of_a_step_of_its_own_are_copies_and_within_a_step_they_are_outputs(m: Any) -> None:
     tree = tree_on(m)
     double = tree.function(scaled(m, 2))
@@ -296,7 +296,7 @@ def test_results_of_a_step_of_its_own_are_copies_and_within_a_step_they_are_outp
         inside.numpy()
 
 
-@pytest.mark.rule("H5")
+@pytest.mark.rule("R5")
 def test_a_handle_that_a_host_part_keeps_past_its_step_is_refused_by_name(m: Any) -> None:
     tree = tree_on(m)
     double, triple = tree.function(scaled(m, 2)), tree.function(scaled(m, 3))
@@ -350,7 +350,7 @@ def test_a_held_output_lives_on_while_later_pieces_are_recorded_and_replayed(m: 
 # ---- one pool and one liveness
 
 
-@pytest.mark.rule("H1")
+@pytest.mark.rule("R1")
 def test_a_result_that_nothing_reads_any_more_gives_its_memory_to_a_later_piece(m: Any) -> None:
     """Four pieces that each make one array from the last need the memory of two arrays; of four where all are held."""
 
@@ -463,7 +463,7 @@ def test_a_static_operand_that_moves_is_recorded_again_in_its_piece_alone(m: Any
     assert [f.stats.nodes for f in step.pieces] == [1, 3]
 
 
-@pytest.mark.rule("H6")
+@pytest.mark.rule("R6")
 def test_a_piece_of_few_kernels_runs_plainly(m: Any) -> None:
     tree = tree_on(m)
 
@@ -483,7 +483,7 @@ def test_a_piece_of_few_kernels_runs_plainly(m: Any) -> None:
     assert [(r.function, r.kernels) for r in tree.recordings] == [("many", 5), ("many", 5)]
 
 
-@pytest.mark.rule("H6")
+@pytest.mark.rule("R6")
 def test_a_function_alone_has_the_same_limit_and_other_operands_are_counted_by_themselves(m: Any) -> None:
     tree = tree_on(m)
 
@@ -500,7 +500,7 @@ def test_a_function_alone_has_the_same_limit_and_other_operands_are_counted_by_t
     assert did(f) == "replayed" and (f.stats.raw, f.stats.replayed, f.stats.nodes) == (4, 3, 1)
 
 
-@pytest.mark.rule("H6")
+@pytest.mark.rule("R6")
 def test_only_the_sizes_of_only_are_recorded(m: Any) -> None:
     tree = tree_on(m)
     f = tree.function(scaled(m, 2), only=[4, 8])
@@ -525,7 +525,7 @@ def test_only_the_sizes_of_only_are_recorded(m: Any) -> None:
         tree.function(scaled(m, 2), min_kernels=-1)
 
 
-@pytest.mark.rule("H7")
+@pytest.mark.rule("R7")
 def test_after_warm_again_every_piece_is_warmed_and_recorded_again(m: Any) -> None:
     tree = tree_on(m)
     factor = [2.0]
@@ -601,7 +601,7 @@ class Oops(Exception):
     pass
 
 
-@pytest.mark.rule("H8")
+@pytest.mark.rule("R8")
 @pytest.mark.parametrize("when", range(4))
 def test_an_exception_of_a_host_part_ends_the_step_and_the_next_one_works(m: Any, when: int) -> None:
     tree = tree_on(m)
@@ -629,7 +629,7 @@ def test_an_exception_of_a_host_part_ends_the_step_and_the_next_one_works(m: Any
     assert {d for _, d in step.last} == {"replayed"}
 
 
-@pytest.mark.rule("H8")
+@pytest.mark.rule("R8")
 def test_an_exception_of_a_piece_names_it_and_the_next_step_works(m: Any) -> None:
     tree = tree_on(m)
     fail = [False]
@@ -655,7 +655,7 @@ def test_an_exception_of_a_piece_names_it_and_the_next_step_works(m: Any) -> Non
     assert {d for _, d in step.last} == {"replayed"}
 
 
-@pytest.mark.rule("H8")
+@pytest.mark.rule("R8")
 def test_a_generator_may_handle_the_error_of_a_piece_and_go_on(m: Any) -> None:
     tree = tree_on(m)
 
@@ -678,7 +678,7 @@ def test_a_generator_may_handle_the_error_of_a_piece_and_go_on(m: Any) -> None:
     assert step.last == (("times_2", "replayed"), ("breaks", "failed"))
 
 
-@pytest.mark.rule("H3", "H8")
+@pytest.mark.rule("R3", "R8")
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -717,7 +717,7 @@ def test_a_yield_of_what_is_no_output_is_refused_at_its_line(m: Any, wrong: Call
     assert len(cleaned) == 5
 
 
-@pytest.mark.rule("H8")
+@pytest.mark.rule("R8")
 def test_a_generator_that_is_given_up_is_closed_and_its_handles_go(m: Any) -> None:
     tree = tree_on(m)
     f = tree.function(scaled(m, 2))
@@ -755,7 +755,7 @@ def test_a_generator_that_is_given_up_is_closed_and_its_handles_go(m: Any) -> No
         assert np_of(f(m.array(np.ones(3)))) == [2.0] * 3
 
 
-@pytest.mark.rule("H8")
+@pytest.mark.rule("R8")
 def test_a_host_part_that_calls_its_own_pipeline_is_refused_by_name(m: Any) -> None:
     tree = tree_on(m)
     again = [False]
@@ -776,7 +776,7 @@ def test_a_host_part_that_calls_its_own_pipeline_is_refused_by_name(m: Any) -> N
             assert np_of(step(m.array(np.full(3, float(i))))) == [6.0 * i] * 3
 
 
-@pytest.mark.rule("H8")
+@pytest.mark.rule("R8")
 def test_a_host_part_may_call_functions_and_other_pipelines_of_the_tree(m: Any) -> None:
     tree = tree_on(m)
     extra = tree.function(scaled(m, 7))
@@ -794,7 +794,7 @@ def test_a_host_part_may_call_functions_and_other_pipelines_of_the_tree(m: Any) 
     assert {d for _, d in (*step.last, *inner.last)} == {"replayed"}
 
 
-@pytest.mark.rule("H8")
+@pytest.mark.rule("R8")
 def test_two_threads_in_one_pipeline_are_refused_by_name(m: Any) -> None:
     tree = tree_on(m)
     inside, go = threading.Event(), threading.Event()
@@ -813,7 +813,7 @@ def test_two_threads_in_one_pipeline_are_refused_by_name(m: Any) -> None:
     results: list[Any] = []
 
     def other() -> None:
-        with m.on_this_thread() if m.kind != "cpu" else m.on_this_thread():
+        with m.on_this_thread():
             results.append(np_of(step(m.array(np.ones(3)))))
 
     thread = threading.Thread(target=other)
@@ -833,7 +833,7 @@ def test_two_threads_in_one_pipeline_are_refused_by_name(m: Any) -> None:
     assert np_of(step(m.array(np.ones(3)))) == [6.0] * 3
 
 
-@pytest.mark.rule("H8")
+@pytest.mark.rule("R8")
 def test_a_pipeline_cannot_be_called_by_a_recorded_function(m: Any) -> None:
     tree = tree_on(m)
     step = tree.pipeline([scaled(m, 2), lambda y: y, scaled(m, 3)])
@@ -936,7 +936,7 @@ def test_a_tree_without_room_gives_the_numbers_of_the_eager_step(m: Any) -> None
 # ---- keep="held"
 
 
-@pytest.mark.rule("H9")
+@pytest.mark.rule("R9")
 def test_a_held_output_is_copied_when_its_step_ends_and_others_are_not(m: Any) -> None:
     tree = tree_on(m)
     f = tree.function(scaled(m, 2), keep="held")
@@ -959,7 +959,7 @@ def test_a_held_output_is_copied_when_its_step_ends_and_others_are_not(m: Any) -
     assert np_of(kept[1][0]) == [kept[1][1]] * 3
 
 
-@pytest.mark.rule("H9")
+@pytest.mark.rule("R9")
 @pytest.mark.parametrize("steps", range(1, 5))
 def test_a_view_of_a_held_output_is_refused_by_name(m: Any, steps: int) -> None:
     tree = tree_on(m)
@@ -973,7 +973,7 @@ def test_a_view_of_a_held_output_is_refused_by_name(m: Any, steps: int) -> None:
             view.numpy()
 
 
-@pytest.mark.rule("H9")
+@pytest.mark.rule("R9")
 def test_outputs_that_nobody_holds_are_not_copied(m: Any) -> None:
     tree = tree_on(m)
     f = tree.function(scaled(m, 2), keep="held")
@@ -991,7 +991,7 @@ def test_outputs_that_nobody_holds_are_not_copied(m: Any) -> None:
     assert one == 1 or m.kind == "cpu"  # a copy on the CPU has no line of its own
 
 
-@pytest.mark.rule("H9")
+@pytest.mark.rule("R9")
 def test_held_outputs_of_a_nested_step_are_copied_with_the_outer_one(m: Any) -> None:
     tree = tree_on(m)
     f, g = tree.function(scaled(m, 2), keep="held"), tree.function(scaled(m, 3))
@@ -1004,7 +1004,7 @@ def test_held_outputs_of_a_nested_step_are_copied_with_the_outer_one(m: Any) -> 
     assert did(f) == did(g) == "replayed"
 
 
-@pytest.mark.rule("H9")
+@pytest.mark.rule("R9")
 def test_the_error_of_a_step_is_raised_and_its_held_outputs_are_copied(m: Any) -> None:
     tree = tree_on(m)
     f = tree.function(scaled(m, 2), keep="held")
@@ -1016,7 +1016,7 @@ def test_the_error_of_a_step_is_raised_and_its_held_outputs_are_copied(m: Any) -
     assert [np_of(y) for y in kept] == [[2.0 * i] * 3 for i in range(4)]
 
 
-@pytest.mark.rule("H9")
+@pytest.mark.rule("R9")
 def test_a_step_that_ends_in_a_function_copies_nothing_and_says_so(m: Any) -> None:
     tree = tree_on(m)
     f = tree.function(scaled(m, 2), keep="held")

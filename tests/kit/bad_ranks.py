@@ -72,6 +72,14 @@ def nan(group: Group, bad: bool) -> None:
     )
 
 
+def weighed(group: Group, weight: float) -> None:
+    ws = leaves([3])
+    reducer = reducer_of(group, ws, mean=True)
+    with reducer.accumulate(weight=2.0):
+        fanin.backward(roots(ws))
+    fanin.backward(roots(ws), reducer=reducer, weight=weight)
+
+
 def swapped(bad: bool) -> list[fanin.Leaf]:
     return leaves([3, 4])[:: -1 if bad else 1]
 
@@ -81,6 +89,20 @@ CASES: list[tuple[str, Callable[[Group, bool], Any], str, type[BaseException]]] 
     ("shape", lambda g, bad: one(g, shape=4 if bad else 3), "rank 1 brings float64 of shape (4,)", fanin.PeerError),
     ("dtype", lambda g, bad: one(g, "f4" if bad else "f8"), "rank 1 brings float32", fanin.PeerError),
     ("options", lambda g, bad: one(g, scale=2 if bad else 3), ", scale=2", fanin.PeerError),
+    ("mean", lambda g, bad: one(g, mean=bad), "rank 1 has order=", fanin.PeerError),
+    (
+        "floats as weights",
+        lambda g, bad: one(g, weights=[2.0 if bad else 2], mean=True),
+        "rank 1 gives floats as weights and rank 0 integers",
+        fanin.PeerError,
+    ),
+    ("no weight", lambda g, bad: one(g, weights=[np.nan if bad else 2.0]), "rank 1 failed: ValueError", ValueError),
+    (
+        "a pass's weight",
+        lambda g, bad: weighed(g, np.nan if bad else 2.0),
+        "rank 1 failed: ValueError",
+        ValueError,
+    ),
     ("another call", lambda g, bad: g.barrier() if bad else one(g), "rank 1 is at call barrier", fanin.PeerError),
     ("no array", lambda g, bad: dist.add_n([object()], g) if bad else one(g), "rank 1 failed: TypeError", TypeError),
     ("time limit", lambda g, bad: one(g, timeout=-1 if bad else None), "rank 1 failed: ValueError: add_n", ValueError),

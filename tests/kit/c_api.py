@@ -22,10 +22,11 @@ STATUS = ct.c_int
 OK, TYPE, VALUE, STATE, NOMEM, PYTHON, INDEX, OVERFLOW, BUFFER, RACE, DEADLOCK, DEVICE, DEVICE_NOMEM, CAPTURE = range(
     14
 )
+ZERO_DIVISION = 14
 AUTO, EAGER, FUSED = 0, 2**64 - 2, 2**64 - 1
 SHAPE, DTYPE, ON_DEVICE, ACCUMULATE, EXACT = 1, 2, 4, 8, 16
-KEY, DONATE, COPY = 1, 2, 4
-WRITABLE, SCALE = 1, 2
+KEY, DONATE, COPY, WEIGHT = 1, 2, 4, 8
+WRITABLE, SCALE, MEAN, WEIGHTS = 1, 2, 4, 8
 LEAF, STATS = 1, 2
 
 #: fanin_dtype, and DLPack's code, of NumPy's dtypes.
@@ -145,6 +146,8 @@ class AddOptions(Struct):
         ("reserved", ct.c_uint32),
         ("key", ct.c_int64),
         ("stream", ct.POINTER(Stream)),
+        ("weight", ct.c_double),
+        ("weight_imag", ct.c_double),
     ]
 
 
@@ -155,7 +158,13 @@ class Gradient(Struct):
         ("key", ct.c_int64),
         ("view", ct.POINTER(Tensor)),
         ("value", ct.POINTER(Value)),
+        ("weight", ct.c_double),
+        ("weight_imag", ct.c_double),
     ]
+
+
+class Weight(Struct):
+    _fields_ = [("key", ct.c_int64), ("weight", ct.c_double), ("weight_imag", ct.c_double)]
 
 
 class TakeOptions(Struct):
@@ -167,6 +176,8 @@ class TakeOptions(Struct):
         ("out", ct.POINTER(ct.POINTER(Tensor))),
         ("scale", ct.c_double),
         ("scale_imag", ct.c_double),
+        ("weights", ct.POINTER(Weight)),
+        ("nweights", ct.c_size_t),
     ]
 
 
@@ -433,20 +444,30 @@ class Buffer:
         self.at = ANY()
 
     @staticmethod
-    def _options(key: int | None, donate: bool, copy: bool, stream: Stream | None) -> Any:
+    def _options(key: int | None, donate: bool, copy: bool, stream: Stream | None, weight: Any = None) -> Any:
         flags = (KEY if key is not None else 0) | (DONATE if donate else 0) | (COPY if copy else 0)
+        flags |= 0 if weight is None else WEIGHT
         if not flags and stream is None:
             return None
         o = AddOptions(flags=flags, key=key or 0)
+        if weight is not None:
+            o.weight, o.weight_imag = complex(weight).real, complex(weight).imag
         if stream is not None:
             o.stream = ct.pointer(stream)
         return ct.byref(o)
 
     def add(
-        self, slot: int, x: Any, key: Any = None, donate: bool = False, copy: bool = False, stream: Any = None
+        self,
+        slot: int,
+        x: Any,
+        key: Any = None,
+        donate: bool = False,
+        copy: bool = False,
+        stream: Any = None,
+        weight: Any = None,
     ) -> None:
         """An ndarray as a view, which the caller keeps; a Value; or None."""
-        o = self._options(key, donate, copy, stream)
+        o = self._options(key, donate, copy, stream, weight)
         if not copy:
             self.lent.append(x)
         if isinstance(x, Value):
@@ -455,7 +476,13 @@ class Buffer:
             call("buffer_add", self.at, slot, None if x is None else ct.byref(view(x)), o)
 
     def add_many(
-        self, slots: Sequence[int], xs: Sequence[Any], keys: Any = None, donate: bool = False, copy: bool = False
+        self,
+        slots: Sequence[int],
+        xs: Sequence[Any],
+        keys: Any = None,
+        donate: bool = False,
+        copy: bool = False,
+        weights: Any = None,
     ) -> None:
         all_ = (Gradient * len(xs))()
         self.lent.append(xs)
@@ -463,11 +490,15 @@ class Buffer:
         for i, x in enumerate(xs):
             all_[i].struct_size = ct.sizeof(Gradient)
             all_[i].slot, all_[i].key = slots[i], keys[i] if keys else 0
+            if weights:
+                by = complex(1 if weights[i] is None else weights[i])
+                all_[i].weight, all_[i].weight_imag = by.real, by.imag
             if isinstance(x, Value):
                 all_[i].value = ct.pointer(x)
             elif x is not None:
                 all_[i].view = ct.pointer(views[i])
-        call("buffer_add_many", self.at, all_, len(xs), self._options(0 if keys else None, donate, copy, None))
+        o = self._options(0 if keys else None, donate, copy, None, None if weights is None else 1)
+        call("buffer_add_many", self.at, all_, len(xs), o)
 
     def expect(self, slot: int, n: int) -> None:
         call("buffer_expect", self.at, slot, n)
@@ -478,9 +509,21 @@ class Buffer:
         return bool(ready.value)
 
     def take_values(
-        self, slot: int | None = None, out: Any = None, scale: Any = None, writable: bool = False, stream: Any = None
+        self,
+        slot: int | None = None,
+        out: Any = None,
+        scale: Any = None,
+        writable: bool = False,
+        stream: Any = None,
+        mean: bool = False,
+        weights: Any = None,
     ) -> Any:
-        o = TakeOptions(flags=(WRITABLE if writable else 0) | (0 if scale is None else SCALE))
+        o = TakeOptions(flags=(WRITABLE if writable else 0) | (0 if scale is None else SCALE) | (MEAN if mean else 0))
+        if weights is not None:
+            some = (Weight * len(weights))()
+            for at, (key, w) in zip(some, weights.items(), strict=True):
+                at.key, at.weight, at.weight_imag = key, complex(w).real, complex(w).imag
+            o.flags, o.weights, o.nweights = o.flags | WEIGHTS, some, len(weights)
         if scale is not None:
             o.scale, o.scale_imag = complex(scale).real, complex(scale).imag
         if stream is not None:
@@ -559,6 +602,7 @@ def declared(
 def exception_of(e: Failed) -> Exception:
     """The exception that Python raises in the place of a status."""
     types = {TYPE: TypeError, VALUE: ValueError, INDEX: IndexError, OVERFLOW: OverflowError, BUFFER: BufferError}
+    types[ZERO_DIVISION] = ZeroDivisionError
     types |= {NOMEM: MemoryError, RACE: fanin.RaceError}
     return types.get(e.status, RuntimeError)(str(e))
 

@@ -166,7 +166,7 @@ OPTIONS = [*inspect.signature(_core.set_options).parameters]
 #: Calls that may take things of two machines: they compare, call back, or keep each thing apart.
 MAY_MIX = re.compile(
     r"Stream\.__|Machine\.(spawn|__exit__)|InputBuffer\.(__init__|add_many|take)|Node\.__init__|Verdict"
-    r"|(Report|Sparse|Slot|Stats|Clock|Zero)\.__|fanin\.(free|draw|backward|grad|walk|clip_norm)"
+    r"|(Report|Sparse|Partial|Slot|Stats|Clock|Zero)\.__|fanin\.(free|draw|backward|grad|walk|order|clip_norm)"
 )
 
 
@@ -235,6 +235,8 @@ KINDS: tuple[tuple[str, Callable[[Program], Any]], ...] = (
     (r"^(slots|keys): Sequence|^keys:", lambda p: p.several(p.small, 2)),
     (r"^(gradients|arrays|reads|writes|sums|parts|keep): (Seq|It|list|tuple)", lambda p: p.several(p.array, 2)),
     (r"^out:", lambda p: p.rng.choice([None, p.array(), p.several(p.array, 1)])),
+    (r"^at:", lambda p: p.rng.choice([0, 1, slice(1), slice(None, None, -1), (0, None), ..., (), fanin.Diagonal()])),
+    (r"^ids:", lambda p: p.rng.choice([np.arange(3), [0, 1], [2, 2, 0], np.ones(3), []])),
     (r"^like:", lambda p: p.rng.choice([p.one("Slot"), ((3,), "float64", "cpu"), ((3,), "float32", "sim:0")])),
     (r"Callable|Hook|Schedule|Scenario|^fn:|^combine:|^run:", lambda p: p.function()),
     (r"Stream", lambda p: p.one("Stream", "Stream", "Stream", "Event")),
@@ -357,6 +359,7 @@ class Program:
         self.keep(node.edges)
         self.keep(node.register_hook(lambda g: None))
         self.keep(fanin.walk([(node, 0, np.ones(3))]))
+        self.keep(fanin.order([node]))
         self.keep(fanin.overlap(np.ones(3), np.ones(3)))
         self.keep(fanin.sharing.overlaps([np.ones(3)] * 2))
         self.keep(fanin.sim.explore(lambda m: 1))
@@ -369,6 +372,7 @@ class Program:
         ):
             self.keep(x)
         self.keep(fanin.Sparse("coo", (np.zeros((2, 1), int), np.ones(1)), (3, 3)))
+        self.keep(fanin.Partial(np.ones(2), np.s_[1:], (3,))), self.keep(fanin.Diagonal())
         self.keep(buf.counters), self.keep(fanin.counters()), self.keep(machines[0].clock())
         self.keep(fanin.draw([node])), self.keep(fanin.Stats(1, 1.0, 1.0, 0, None))
 
@@ -391,7 +395,11 @@ class Program:
         return [make() for _ in range(self.rng.choice((least, least, least + 1)))]
 
     def array(self) -> Any:
-        return self.one("Array", "Array", "ndarray", "ndarray", "Sparse", "Zero") if self.rng.random() < 0.9 else 1.5
+        return (
+            self.one("Array", "Array", "ndarray", "ndarray", "Sparse", "Zero", "Partial")
+            if self.rng.random() < 0.9
+            else 1.5
+        )
 
     def edge(self) -> Any:
         return (self.one("Node", "Leaf"), self.rng.choice((0, 0, 0, 1))) if self.rng.random() < 0.9 else None

@@ -132,6 +132,8 @@ def memory_of(x: Any) -> list[Any]:
     """The arrays of x, as ndarrays."""
     if isinstance(x, np.ndarray | np.generic):
         return [x] if isinstance(x, np.ndarray) else []
+    if isinstance(x, fanin.Partial):
+        return [x.values]
     if type(x).__name__ == "Tensor":
         if x.layout != torch_layout(x, "strided"):
             return []
@@ -173,6 +175,8 @@ class Place:
         """A contribution there, written by a kernel on this stream: a sum that does not wait for it races."""
         if x is None or isinstance(x, fanin.Zero | bool | int | float | complex | np.generic):
             return x
+        if isinstance(x, fanin.Partial):
+            return fanin.Partial(self.made(x.values, stream), x.at, x.shape)
         parts = sparse_parts(x)
         if parts is None:
             return self.made(x, stream)
@@ -287,7 +291,7 @@ class Law:
         c, w = self.case, self.case.wanted
         self.numbers = replace(c, terms=tuple(map(as_numpy, c.terms))).made()
         self.terms = terms_of(c)
-        options = {"scale": w.scale, "writable": w.writable, "out": out_of(c)}
+        options = {"scale": w.scale, "writable": w.writable, "out": out_of(c), "weights": c.weights, "mean": w.mean}
         with np.errstate(all="ignore"):
             try:
                 self.slot = fanin.Slot(shape=w.shape, dtype=w.dtype, accumulate=w.accumulate)
@@ -306,7 +310,7 @@ class Law:
     def named(self, kind: type[BaseException], places: Iterable[int]) -> bool:
         """Whether an error of this type may name a contribution at one of these places."""
         with np.errstate(all="ignore"):
-            return whole.refused(self.numbers, self.slot, kind, places)
+            return whole.refused(self.numbers, self.slot, kind, places, self.case.weights)
 
     def again(self, i: int, j: int | None) -> bool:
         """Whether contributions i and j are one object."""
@@ -316,11 +320,12 @@ class Law:
     def snapshot(self) -> whole.Expected | None:
         """Of the sum without the options of a take; None if that has none."""
         w = self.case.wanted
-        if self.expected is not None and w.scale is None and w.out is None and not w.writable:
+        plain = w.scale is None and w.out is None and not (w.writable or w.mean)
+        if self.expected is not None and plain:
             return self.expected
         try:
             with np.errstate(all="ignore"):
-                return whole.expected(self.numbers, self.slot)
+                return whole.expected(self.numbers, self.slot, weights=self.case.weights)
         except Exception:
             return None
 

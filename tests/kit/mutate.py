@@ -226,6 +226,7 @@ NEAR = {
     "py/engine/leaf": ["engine/test_leaf_rules.py", "engine/sim/test_leaf_grad.py", "engine/sim/test_leaf_circles.py"]
     + ["engine/test_create_graph.py", "engine/test_bad_graphs.py", "engine/sim/test_streams.py"]
     + ["faults/test_engine_allocations.py"],
+    "engine/order": ["engine/test_order.py"],
     "py/engine/walk": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py"],
     "py/engine/explain": ["engine/test_detect_and_explain.py", "engine/test_bad_graphs.py"],
     "py/engine/node": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/sim/test_streams.py"]

@@ -57,6 +57,12 @@ class Word:
     def __radd__(self, other: Any) -> Word:
         return Word(f"({text_of(other)} + {self.text})")
 
+    def __mul__(self, weight: Any) -> Word:
+        return Word(f"({self.text} * {weight!r})")
+
+    def __truediv__(self, divisor: Any) -> Word:
+        return Word(f"({self.text} / {divisor!r})")
+
 
 def text_of(x: Any) -> str:
     if isinstance(x, Word):

@@ -35,12 +35,12 @@ HOLDS = {
 }
 BUDGETS = ("inf", 0, 0, 1, 24, 100, '"auto"')
 #: What else a way does between its adds and before the take.
-LOOKS = ("nothing", "nothing", "nothing", "snapshots", "explain", "a failed take", "trace", "debug")
+LOOKS = ("nothing", "nothing", "nothing", "snapshots", "explain", "a failed take", "trace", "digests", "debug")
 #: What the buffer has done before, or does beside.
 LIVES = ("first", "first", "second", "cleared", "beside")
 PLACES = ("host", "sim", "fake")
 #: The options of a sum; see `Wanted.words`.
-WORDS = ("nothing", "shape", "dtype", "exact", "wider", "scale", "out", "writable", "stats")
+WORDS = ("nothing", "shape", "dtype", "exact", "wider", "scale", "out", "writable", "stats", "weights", "mean")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Way:
     life: str = "first"
     place: str = "host"
     one: bool = False  # take(slot=) in the place of take()
+    late: bool = False  # the weights are given at the take (W5)
 
     @property
     def slot(self) -> int:
@@ -64,7 +65,7 @@ class Way:
     def __str__(self) -> str:
         said = [self.entry, f"order {self.order}" * (self.order != tuple(range(len(self.order))))]
         said += [f"keys {self.keys}" if self.keys else "", f"budget {self.budget}", self.hold, self.look, self.life]
-        said += ["take(slot=)" * self.one, self.place * (self.place != "host")]
+        said += ["take(slot=)" * self.one, "late weights" * self.late, self.place * (self.place != "host")]
         return ", ".join(x for x in said if x not in ("", "nothing", "first"))
 
 
@@ -101,6 +102,22 @@ def stream(way: Way, i: int) -> str:
     return "" if way.place == "host" else f", stream=s[{i % 3}]"
 
 
+def early(case: Case, way: Way) -> list[Any] | None:
+    """The weights that come with the contributions; None: there are none."""
+    return None if way.late else case.weights
+
+
+def weight(case: Case, way: Way, i: int) -> str:
+    weights = early(case, way)
+    return "" if weights is None or weights[i] is None else f", weight={weights[i]!r}"
+
+
+def weights(case: Case, way: Way) -> str:
+    """Of several contributions in one call."""
+    some = early(case, way)
+    return "" if some is None else f", weights={[some[i] for i in way.order]!r}"
+
+
 def key(way: Way, i: int) -> str:
     return f", key={way.keys[i]}" if way.keys else ""
 
@@ -108,7 +125,8 @@ def key(way: Way, i: int) -> str:
 def adds(case: Case, way: Way) -> Lines:
     lines = []
     for i in way.order:
-        lines.append(f"buf.add({way.slot}, {given(way, i, i % 3)}{key(way, i)}{stream(way, i)}{HOLDS[way.hold][1]})")
+        options = f"{key(way, i)}{weight(case, way, i)}{stream(way, i)}{HOLDS[way.hold][1]}"
+        lines.append(f"buf.add({way.slot}, {given(way, i, i % 3)}{options})")
         lines += [*written(case, way, (i,)), *looks(way)]
     return lines
 
@@ -130,7 +148,7 @@ def looks(way: Way) -> Lines:
 def add_many(case: Case, way: Way) -> Lines:
     some = ", ".join(given(way, i) for i in way.order)
     keys = f", keys={[way.keys[i] for i in way.order]}" if way.keys else ""
-    where = ", stream=s[1]" if way.place != "host" else ""
+    where = weights(case, way) + (", stream=s[1]" if way.place != "host" else "")
     return [f"buf.add_many({[way.slot] * len(way.order)}, [{some}]{keys}{where}{HOLDS[way.hold][1]})",
             *written(case, way, way.order), *looks(way)]  # fmt: skip
 
@@ -152,6 +170,7 @@ def add_n(case: Case, way: Way) -> Lines:
     options += f", scale={w.scale}" if w.scale is not None else ""
     options += ", out=out" if w.out else ""
     options += ", stats=True" if w.stats else ""
+    options += weights(case, way) + (", mean=True" if w.mean else "")
     return [f"result{', stats' if w.stats else ''} = fanin.add_n([{some}]{options})"]
 
 
@@ -180,16 +199,19 @@ def backward(case: Case, way: Way) -> Lines:
 
 
 def c_views(case: Case, way: Way) -> Lines:
-    return [f"buf.add(0, g[{i}]{key(way, i)}{HOLDS[way.hold][1]})" for i in way.order]
+    return [f"buf.add(0, g[{i}]{key(way, i)}{weight(case, way, i)}{HOLDS[way.hold][1]})" for i in way.order]
 
 
 def c_values(case: Case, way: Way) -> Lines:
-    return [f"buf.add(0, None if g[{i}] is None else c_api.value(g[{i}]){key(way, i)})" for i in way.order]
+    made = [f"None if g[{i}] is None else c_api.value(g[{i}])" for i in range(len(case.terms))]
+    return [f"buf.add(0, {made[i]}{key(way, i)}{weight(case, way, i)})" for i in way.order]
 
 
 def c_many(case: Case, way: Way) -> Lines:
     keys = f", keys={[way.keys[i] for i in way.order]}" if way.keys else ""
-    return [f"buf.add_many({[0] * len(way.order)}, [{', '.join(f'g[{i}]' for i in way.order)}]{keys})"]
+    return [
+        f"buf.add_many({[0] * len(way.order)}, [{', '.join(f'g[{i}]' for i in way.order)}]{keys}{weights(case, way)})"
+    ]
 
 
 def c_handle(case: Case, way: Way) -> Lines:
@@ -197,7 +219,7 @@ def c_handle(case: Case, way: Way) -> Lines:
     lines = ["handle = c_api.Buffer.of_python(buf)"]
     for n, i in enumerate(way.order):
         name = "handle" if n % 2 == 0 else "buf"
-        lines.append(f"{name}.add(0, g[{i}]{key(way, i)})")
+        lines.append(f"{name}.add(0, g[{i}]{key(way, i)}{weight(case, way, i)})")
     return lines
 
 
@@ -229,6 +251,8 @@ def negative_zero(x: Any) -> bool:
 def own_shape(case: Case) -> bool:
     """Of a target: the slot declares shape and dtype, and the arrays are of them."""
     w = case.wanted
+    if w.weights:  # a target has none
+        return False
     plain_dtype = w.dtype in ("float32", "float64", "complex64", "complex128", "int32", "int64")
     if w.shape is None or not plain_dtype or w.accumulate == "exact":
         return False
@@ -242,7 +266,8 @@ def own_shape(case: Case) -> bool:
 
 def in_a_pass(case: Case) -> bool:
     w = case.wanted
-    return w.accumulate is None and w.scale is None and w.out is None and not w.writable and not w.stats
+    weighs = w.weights or w.mean
+    return w.accumulate is None and w.scale is None and w.out is None and not (w.writable or w.stats or weighs)
 
 
 SUMMED = {
@@ -250,7 +275,7 @@ SUMMED = {
     "whole": True,
     "places": ("host",),
     "holds": ("kept", "alone"),
-    "words": ("nothing", "exact", "wider", "scale", "out", "stats"),
+    "words": ("nothing", "exact", "wider", "scale", "out", "stats", "weights", "mean"),
     "same": False,
     "written": True,
 }
@@ -258,7 +283,7 @@ LENT = {
     "fits": own_shape,
     "places": ("host",),
     "holds": ("kept",),
-    "words": ("shape", "dtype", "scale", "stats"),
+    "words": ("shape", "dtype", "scale", "stats", "mean"),
     "flavours": ("dense", "expanded"),
 }
 IN_A_PASS = {
@@ -320,10 +345,15 @@ def drawn(draw: random.Random, case: Case, place: str, entry: str) -> Way:
     if row.whole:
         return Way(entry, order, keys, hold=draw.choice(holds), place=place)
     life = draw.choice(LIVES) if row.python else "first"
-    if life == "beside" and (entry == "C handle, keys" or case.wanted.scale is not None):
+    options = case.wanted.scale is not None or case.wanted.mean  # which the other slot may refuse
+    if life == "beside" and (entry == "C handle, keys" or options):
         life = "second"
     look = draw.choice(LOOKS) if row.python and not entry.startswith(("target", "C")) else "nothing"
-    return Way(entry, order, keys, draw.choice(BUDGETS), draw.choice(holds), look, life, place, draw.random() < 0.4)
+    budget, one = draw.choice(BUDGETS), draw.random() < 0.4
+    late = case.wanted.weights and row.keyed and not entry.startswith("target") and draw.random() < 0.3
+    if late:  # all wait until the take; a snapshot before it would have other weights
+        budget, look, life = "inf", "nothing" if look == "snapshots" else look, "second" if life == "beside" else life
+    return Way(entry, order, keys, budget, draw.choice(holds), look, life, place, one, late)
 
 
 def program(case: Case, way: Way) -> str:
@@ -333,8 +363,12 @@ def program(case: Case, way: Way) -> str:
     if row.whole:
         return "\n".join(lines)
     lines = [*constructor(case, way), *before(way), *lines, *taken(case, way)]
-    if way.look in ("trace", "debug"):
-        block = {"trace": "with fanin.trace():", "debug": "with fanin.set_options(debug=True):"}[way.look]
+    if way.look in ("trace", "digests", "debug"):
+        block = {
+            "trace": "with fanin.trace():",
+            "digests": "with fanin.trace(digests=True):",
+            "debug": "with fanin.set_options(debug=True):",
+        }[way.look]
         lines = [block, *("    " + line for line in lines)]
     return "\n".join(lines)
 
@@ -375,6 +409,10 @@ def taken(case: Case, way: Way) -> Lines:
     w = case.wanted
     how = [f"scale={w.scale}"] if w.scale is not None else []
     how += ["writable=True"] if w.writable else []
+    how += ["mean=True"] if w.mean else []
+    if way.late and case.weights is not None and way.keys is not None:
+        given = {k: 1 if x is None else x for k, x in zip(way.keys, case.weights, strict=True)}
+        how.append(f"weights={given!r}")
     if w.out:
         how.append("out=out" if way.one and ENTRIES[way.entry].python else f"out=[{'None, ' * way.slot}out]")
     lines = ["refused(lambda: buf.take(out=[np.zeros((9, 9, 9))] * len(buf)))"] if way.look == "a failed take" else []

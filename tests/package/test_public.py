@@ -22,7 +22,7 @@ pytestmark = pytest.mark.core
 #: The modules that users import, and those in which the names of `fanin` are made.
 PUBLIC = {"analysis", "audit", "cli", "conformance", "descriptors", "dist", "graph", "sharing", "sim", "tape"}
 PUBLIC |= {"testing", "torch"}
-NOUNS = {"errors", "options", "slots", "streams"}
+NOUNS = {"errors", "options", "partial", "slots", "streams"}
 
 
 @pytest.mark.tools

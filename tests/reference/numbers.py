@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -189,6 +190,77 @@ def scaled(x: Array, scale: Any) -> Array:
     return each(turned, x)
 
 
+def part_of(dtype: DType) -> DType:
+    """The dtype of the parts of complex numbers."""
+    return np.dtype({"complex64": "float32", "complex128": "float64"}.get(name_of(dtype), dtype))
+
+
+def weighed(x: Array, weight: Any) -> Array:
+    """W1: a term times its weight: both rounded to x's dtype, and the product, too."""
+    if weight is None:
+        return x
+    if x.dtype.kind == "b":
+        return each(np.logical_and, x, np.broadcast_to(bool(weight), x.shape))
+    if kind(x.dtype) in "ui":
+        return each(np.multiply, x, np.broadcast_to(np.asarray(int(weight)).astype(x.dtype), x.shape))
+    if complex(weight).imag:
+        return scaled(x, complex(weight))
+    by = rounded(np.asarray(complex(weight).real), part_of(x.dtype))
+    return in_parts(np.multiply, x, by)
+
+
+def in_parts(f: Callable[..., Array], x: Array, by: Array) -> Array:
+    """f of the parts of each number, and a real number."""
+    if x.dtype.kind != "c":
+        return each(f, x, np.broadcast_to(by, x.shape))
+
+    def both(x: Array) -> Array:
+        made = np.empty_like(x)
+        made.real, made.imag = f(x.real, by), f(x.imag, by)
+        return made
+
+    return each(both, x)
+
+
+def divisor_dtype(divisor: Fraction, dtype: DType) -> DType:
+    """D10, W3: the dtype in which a mean is divided."""
+    return scale_dtype(complex(float(divisor)) if dtype.kind == "c" else float(divisor), dtype)
+
+
+def divided(x: Array, divisor: Fraction) -> Array:
+    """W3: over the divisor, which is rounded once."""
+    x = rounded(x, divisor_dtype(divisor, x.dtype))
+    part = part_of(x.dtype)
+    by = np.asarray(nearest(divisor, name_of(part))).astype(part)
+    return in_parts(np.divide, x, by)
+
+
+#: Bits of a number of each float dtype, its smallest exponent, its largest number.
+FORMATS = {
+    "float16": (11, -14, 65504.0),
+    "bfloat16": (8, -126, float.fromhex("0x1.fep127")),
+    "float8_e4m3fn": (4, -6, 448.0),
+    "float8_e5m2": (3, -14, 57344.0),
+    "float32": (24, -126, float.fromhex("0x1.fffffep127")),
+    "float64": (53, -1022, float.fromhex("0x1.fffffffffffffp1023")),
+}
+
+
+def nearest(x: Fraction, name: str) -> float:
+    """The number of a dtype that is nearest to x, of two the even one."""
+    bits, least, largest = FORMATS[name]
+    if not x:
+        return 0.0
+    exponent = abs(x.numerator).bit_length() - x.denominator.bit_length()
+    if abs(x) < Fraction(2) ** exponent:
+        exponent -= 1
+    step = Fraction(2) ** (max(exponent, least) - bits + 1)
+    near = round(x / step) * step
+    if abs(near) > Fraction(largest):
+        return math.nan if name == "float8_e4m3fn" else math.inf if x > 0 else -math.inf
+    return float(near) if near else math.copysign(0.0, 1 if x > 0 else -1)
+
+
 def reduction(dtype: DType) -> DType:
     """D7: the dtype in which arrays are summed to a shape."""
     return np.dtype({"f": "float64", "c": "complex128"}.get(kind(dtype), dtype))
@@ -296,6 +368,12 @@ class Entries:
     def filled(self, shape: Shape) -> Array:
         return self.coalesced().after(np.zeros(shape, self.values.dtype))
 
+    def placed(self, shape: Shape) -> Array:
+        """In an array of zeros, to none of which they are added."""
+        me, total = self.coalesced(), np.zeros(shape, self.values.dtype)
+        me.cells(total)[tuple(me.index)] = me.values
+        return total
+
     def like(self, source: object, shape: Shape) -> object:
         """As a gradient of the source's family: SciPy's arrays or matrices, or `Sparse`."""
         parts: tuple[Array, ...] = (self.index, self.values)
@@ -334,3 +412,54 @@ def entries_of(x: Any) -> Entries:
     inside = fits and index.shape[1] == len(values) and (index >= 0).all() and (index < sizes[:, None]).all()
     need(inside, ValueError, f"{x.format}: what is stored does not fit the shape {x.shape}")
     return Entries(x.format, index, values)
+
+
+# ---------------------------------------------------------------- 4. Partial gradients
+
+
+@dataclass(frozen=True)
+class Reached:
+    """An array of which some elements were reached by a term (P1)."""
+
+    whole: Array
+    reached: Array  # of bools
+
+    def map(self, f: Callable[..., Array], *args: object) -> Reached:
+        return replace(self, whole=f(self.whole, *args))
+
+    def plus(self, other: Reached) -> Reached:
+        """Elements that only one has are as they are."""
+        both = plus(self.whole, other.whole)
+        one = np.where(self.reached, self.whole, other.whole)
+        return Reached(np.where(self.reached & other.reached, both, one), self.reached | other.reached)
+
+    def then(self, entries: Entries) -> Reached:
+        """Entries one by one; -0 + x is x, so that the first one that reaches an element is stored."""
+        nothing = {"f": -0.0, "c": complex(-0.0, -0.0)}.get(kind(self.whole.dtype), 0)
+        start = np.where(self.reached, self.whole, np.array(nothing).astype(self.whole.dtype))
+        marks = replace(entries, values=np.ones(entries.values.shape, bool)).filled(self.whole.shape)
+        return Reached(entries.after(start), self.reached | marks)
+
+    def dense(self) -> Array:
+        return np.where(self.reached, self.whole, np.zeros((), self.whole.dtype))
+
+
+def partial_of(x: Any) -> Reached:
+    """What a Partial stands for."""
+    values = np.asarray(x.values)
+    whole, reached = np.zeros(x.shape, values.dtype), np.zeros(x.shape, bool)
+    places = np.arange(whole.size).reshape(x.shape)
+    at = x.at
+    where = np.diagonal(places, at.offset, at.axis1, at.axis2) if hasattr(at, "offset") else places[at]
+    whole.reshape(-1)[where], reached.reshape(-1)[where] = values, True
+    return Reached(whole, reached)
+
+
+def reached_by(x: Array | Entries | Reached, shape: Shape) -> Reached:
+    """A term of any form."""
+    if isinstance(x, Reached):
+        return x
+    if isinstance(x, Entries):
+        marks = replace(x, values=np.ones(x.values.shape, bool)).filled(shape)
+        return Reached(x.placed(shape), marks)
+    return Reached(x, np.ones(x.shape, bool))

@@ -23,7 +23,20 @@ import numpy as np
 from fanin._interop.protocols import DType
 from fanin.slots import Slot
 from reference.buffer import Gradient, InputBuffer, Sum, array_in, entries_in
-from reference.numbers import LOW, Array, Entries, accumulation, each, kind, rounded, scaled
+from reference.numbers import (
+    LOW,
+    Array,
+    Entries,
+    Reached,
+    accumulation,
+    each,
+    kind,
+    nearest,
+    need,
+    promotion,
+    rounded,
+    scaled,
+)
 
 # ---------------------------------------------------------------- 1. A sum as it comes back
 
@@ -54,15 +67,24 @@ class Expected:
 
 
 def expected(
-    terms: Sequence[Any], slot: Slot, *, scale: Any = None, writable: bool = False, out: Array | None = None
+    terms: Sequence[Any],
+    slot: Slot,
+    *,
+    scale: Any = None,
+    writable: bool = False,
+    out: Array | None = None,
+    weights: Sequence[Any] | None = None,
+    mean: bool = False,
 ) -> Expected:
-    """The sum of `terms` in their order; raises what adding or taking it raises."""
-    total = total_of(terms, slot, scale, out)
+    """The sum of `terms` in their order, or their mean; raises what adding or taking it raises."""
+    total = total_of(terms, slot, scale, out, weights, mean)
     if total.form == "undefined":
         return Expected(None)
-    same = None if writable or scale is not None or out is not None else place_of(total.result(), terms)
+    divisor = divisor_of(len(terms), weights) if mean else None
+    anew = writable or scale is not None or out is not None or (mean and total.form != "zero")
+    same = None if anew else place_of(total.result(), terms)
     if total.form == "object":
-        return Expected(total.value, place_of(total.value, terms))
+        return Expected(total.result(divisor=divisor), place_of(total.value, terms) if divisor is None else None)
     dtype = total.dtype if out is None else out.dtype
     if total.form == "zero" and out is None:
         zero: Any = total.result()
@@ -70,15 +92,16 @@ def expected(
             zero, place_of(zero, terms), dtype, figures_of(np.zeros(math.prod(zero.shape), dtype), total, terms)
         )
     total.check(scale)
-    value = total.finished(scale, out)
-    one = len(total.main) == 1 and scale is None and out is None
+    value = total.finished(scale, out, divisor)
+    one = len(total.main) == 1 and scale is None and out is None and not mean and not total.main[0].weighty
     if slot.accumulate == "exact" and kind(total.dtype) in "fc" and total.form != "zero" and not one:
-        value = exactly(total, scale, out)
+        value = exactly(total, scale, out, divisor)
     if isinstance(value, Entries):
         first = total.main[0]
         exact = slot.accumulate == "exact" and kind(total.dtype) in "fc"
-        merged = entries_in(exactly(total, scale, None)) if exact else merged_of(total, scale, dtype)
-        plain = value if one else value.coalesced()
+        merged = entries_in(exactly(total, scale, None)) if exact else merged_of(total, scale, dtype, divisor)
+        alone = len(total.main) == 1 and scale is None and not mean  # a product has the entries of its term
+        plain = value if one or alone else value.coalesced()
         sparse = terms[same] if same is not None else plain.like(first.source, first.shape)
         figures = figures_of(merged.values, total, terms, (value.values.size,))
         return Expected(sparse, same, dtype, figures, merged=merged.like(first.source, first.shape))
@@ -91,7 +114,10 @@ def expected(
     if out is None and all(g.scalar for g in total.main):
         python = all(g.scalar == "python" for g in total.main)
         return Expected(value.item() if python else value[()], None, dtype, figures)
-    strides = None if out is not None else np.asarray(total.result(scale, own=writable)).strides
+    strides = None if out is not None else np.asarray(total.result(scale, writable, divisor)).strides
+    if strides is not None and slot.accumulate == "exact":  # P5: a partial one is a dense one in C order
+        kind_of_first = next((g.form for g in total.main if g.form in ("dense", "partial")), "")
+        strides = np.empty(np.shape(value), dtype).strides if kind_of_first == "partial" else strides
     return Expected(value, None, dtype, figures, strides=strides)
 
 
@@ -100,24 +126,57 @@ def running(total: Sum) -> Entries:
     return entries_in(total.widened(total.slot.accumulate or accumulation(total.dtype, None))[0])
 
 
-def merged_of(total: Sum, scale: Any, dtype: DType) -> Entries:
+def merged_of(total: Sum, scale: Any, dtype: DType, divisor: Fraction | None) -> Entries:
+    if divisor is not None:
+        return entries_in(total.finished(scale, None, divisor))
     value = running(total).coalesced()
     return (value if scale is None else value.map(scaled, scale)).map(rounded, dtype)
 
 
-def total_of(terms: Sequence[Any], slot: Slot, scale: Any, out: Array | None) -> Sum:
+def divisor_of(n: int, weights: Sequence[Any] | None) -> Fraction:
+    """W3: the sum of the weights of n contributions."""
+    divisor = sum((Fraction(1 if w is None else w) for w in weights or [None] * n), Fraction(0))
+    if not divisor:
+        raise ZeroDivisionError("the weights sum to 0")
+    return divisor
+
+
+def total_of(
+    terms: Sequence[Any],
+    slot: Slot,
+    scale: Any,
+    out: Array | None,
+    weights: Sequence[Any] | None = None,
+    mean: bool = False,
+) -> Sum:
     """The left fold of the list, in the accumulation dtype; raises what adding and taking the list raises, an error of
     an add with the place of its contribution.
     """
-    buffer = InputBuffer([replace(slot, accumulate=None) if slot.accumulate == "exact" else slot])
+    exact = slot.accumulate == "exact"
+    buffer = InputBuffer([replace(slot, accumulate=None) if exact else slot])
     for i, x in enumerate(terms):
         try:
-            buffer.add(0, x)
+            buffer.add(0, x, weight=weights[i] if weights else None, exact=exact)
         except Exception as e:
             e.place = i  # type: ignore[attr-defined]
             raise
+    if mean:
+        check_mean(buffer, exact, len(terms), weights)
     buffer._checked([0], [out], scale)
     return buffer.passes[0].whole()
+
+
+def check_mean(buffer: InputBuffer, exact: bool, n: int, weights: Sequence[Any] | None) -> None:
+    """W3, W4: whether the mean can be taken."""
+    came = buffer.passes[0]
+    forms = {g.form for g in came.came.values()} - {"undefined"}
+    if not forms:
+        return
+    if came.types():
+        dtype = buffer.slots[0].dtype or promotion(came.types())
+        need(kind(dtype) in "fc", ValueError, f"a mean of {dtype.name}")
+        need(not exact or "sparse" not in forms, TypeError, "an exact mean takes dense gradients alone")
+    divisor_of(n, weights)
 
 
 def place_of(x: object, terms: Sequence[object]) -> int | None:
@@ -126,44 +185,28 @@ def place_of(x: object, terms: Sequence[object]) -> int | None:
 
 # ---------------------------------------------------------------- 2. Exact sums
 
-#: Bits of a number of each float dtype, its smallest exponent, its largest number.
-FORMATS = {
-    "float16": (11, -14, 65504.0),
-    "bfloat16": (8, -126, float.fromhex("0x1.fep127")),
-    "float8_e4m3fn": (4, -6, 448.0),
-    "float8_e5m2": (3, -14, 57344.0),
-    "float32": (24, -126, float.fromhex("0x1.fffffep127")),
-    "float64": (53, -1022, float.fromhex("0x1.fffffffffffffp1023")),
-}
 
-
-def nearest(x: Fraction, name: str) -> float:
-    """The number of a dtype that is nearest to x, of two the even one."""
-    bits, least, largest = FORMATS[name]
-    if not x:
-        return 0.0
-    exponent = abs(x.numerator).bit_length() - x.denominator.bit_length()
-    if abs(x) < Fraction(2) ** exponent:
-        exponent -= 1
-    step = Fraction(2) ** (max(exponent, least) - bits + 1)
-    near = round(x / step) * step
-    if abs(near) > Fraction(largest):
-        return math.nan if name == "float8_e4m3fn" else math.inf if x > 0 else -math.inf
-    return float(near) if near else math.copysign(0.0, x.numerator)
-
-
-def exact_sum(numbers: Sequence[float], scale: Fraction, name: str) -> float:
-    """The sum of real numbers times a factor, rounded once (D25)."""
-    if any(map(math.isnan, numbers)) or {math.inf, -math.inf} <= set(numbers):
+def exact_sum(
+    numbers: Sequence[float],
+    scale: Fraction,
+    name: str,
+    weights: Sequence[Any] | None = None,
+    divisor: Fraction | None = None,
+) -> float:
+    """The sum of real numbers times their weights, over a divisor, times a factor, rounded once (D25, W2)."""
+    by = [1.0 if w is None else float(w) for w in weights or [None] * len(numbers)]
+    pairs = list(zip(numbers, by, strict=True))
+    over = 1.0 if divisor is None or divisor > 0 else -1.0
+    infinite = {math.copysign(1, x) * w * math.inf for x, w in pairs if math.isinf(x)}  # of 0 * inf NaN
+    if any(map(math.isnan, (*numbers, *infinite))) or len(infinite) == 2:
         return math.nan
-    infinite = [x for x in numbers if math.isinf(x)]
     if infinite:
-        return infinite[0] * float(scale)
-    total = sum(map(Fraction, numbers), Fraction(0)) * scale
+        return infinite.pop() * over * float(scale)
+    total = sum((Fraction(x) * Fraction(w) for x, w in pairs), Fraction(0)) * scale
     if total:
-        return nearest(total, name)
-    negative = bool(numbers) and all(x == 0 and math.copysign(1, x) < 0 for x in numbers)
-    return (-0.0 if negative else 0.0) * float(scale)
+        return nearest(total if divisor is None else total / divisor, name)
+    negative = bool(pairs) and all(not (x and w) and math.copysign(1, x) * math.copysign(1, w) < 0 for x, w in pairs)
+    return (-0.0 if negative else 0.0) * over * float(scale)
 
 
 def parts_of(x: Any) -> tuple[float, float]:
@@ -171,7 +214,7 @@ def parts_of(x: Any) -> tuple[float, float]:
     return number.real, number.imag
 
 
-def exactly(total: Sum, scale: Any, out: Array | None) -> Array | Entries:
+def exactly(total: Sum, scale: Any, out: Array | None, divisor: Fraction | None = None) -> Array | Entries:
     """The exact sum of an exact slot."""
     dtype, into = total.dtype, total.dtype if out is None else out.dtype
     cast = [converted(g, dtype) for g in total.main]
@@ -180,19 +223,23 @@ def exactly(total: Sum, scale: Any, out: Array | None) -> Array | Entries:
     rule = (into, 1 if scale is None else scale, kind(dtype) != "c")
     entries = [x for x in cast if isinstance(x, Entries)]
     if not entries:
-        return each(lambda *arrays: exact_elements(arrays, *rule), *map(array_in, cast))
-    for x in cast:
+        weights = [g.weight for g in total.main]
+        return each(lambda *arrays: exact_elements(arrays, *rule, weights, divisor), *map(array_in, cast))
+    by: dict[tuple[int, ...], list[Any]] = {}
+    for g, x in zip(total.main, cast, strict=True):
         if isinstance(x, Entries):
             whole = x if out is None and len(entries) == len(cast) and one_kind(entries) else x.as_coo()
             for n in range(len(whole.values)):
                 found.setdefault(tuple(whole.index[:, n]), []).append(whole.values[n])
+                by.setdefault(tuple(whole.index[:, n]), []).append(g.weight)
         else:
             for index in np.ndindex(shape):
                 found.setdefault(index, []).append(x[index])
+                by.setdefault(index, []).append(g.weight)
     if len(entries) < len(cast) or out is not None:
         total_array = np.zeros(shape, into)
         for index, some in found.items():
-            total_array[index] = exact_element(some, *rule)
+            total_array[index] = exact_element(some, *rule, by[index], divisor)
         return total_array + 0 if len(entries) == len(cast) else total_array  # sparse ones add to a zero
     whole = entries[0] if one_kind(entries) else entries[0].as_coo()
     by_column = whole.format in ("csc", "bsc")
@@ -218,7 +265,8 @@ def converted(g: Gradient, dtype: DType) -> Array | Entries:
     reduced = isinstance(g.value, np.ndarray) and shape_of(g) != g.shape
     if reduced and g.type in LOW:
         return rounded(g.array, accumulation(dtype, None))
-    return g.cast(dtype)
+    value: Array | Entries | Reached = g.cast(dtype)
+    return value.dense() if isinstance(value, Reached) else value  # P5
 
 
 def shape_of(g: Gradient) -> tuple[int, ...]:
@@ -226,23 +274,32 @@ def shape_of(g: Gradient) -> tuple[int, ...]:
     return tuple(getattr(g.source, "shape", ()))
 
 
-def exact_elements(arrays: Sequence[Array], into: DType, scale: Any, real_sum: bool) -> Array:
-    total = np.zeros(arrays[0].shape, into)
+def exact_elements(arrays: Sequence[Array], *rule: Any) -> Array:
+    total = np.zeros(arrays[0].shape, rule[0])
     for index in np.ndindex(total.shape):
-        total[index] = exact_element([x[index] for x in arrays], into, scale, real_sum)
+        total[index] = exact_element([x[index] for x in arrays], *rule)
     return total
 
 
-def exact_element(some: Sequence[Any], into: DType, scale: Any, real_sum: bool) -> Any:
+def exact_element(
+    some: Sequence[Any],
+    into: DType,
+    scale: Any,
+    real_sum: bool,
+    weights: Sequence[Any] | None = None,
+    divisor: Fraction | None = None,
+) -> Any:
     factor = [Fraction(float(part)) for part in parts_of(scale)]
+    more = (weights, divisor)
     if into.kind != "c":
-        return into.type(exact_sum([float(x) for x in some], factor[0], into.name))
+        return into.type(exact_sum([float(x) for x in some], factor[0], into.name, *more))
     name = "float32" if into.name == "complex64" else "float64"
     if real_sum:
-        return into.type(exact_sum([float(x) for x in some], factor[0], name))
+        return into.type(exact_sum([float(x) for x in some], factor[0], name, *more))
     real, imaginary = zip(*map(parts_of, some), strict=True)
     if not factor[1]:
-        return into.type(complex(exact_sum(real, factor[0], name), exact_sum(imaginary, factor[0], name)))
+        parts = (exact_sum(real, factor[0], name, *more), exact_sum(imaginary, factor[0], name, *more))
+        return into.type(complex(*parts))
     if not np.isfinite([*real, *imaginary]).all():
         one = Fraction(1)
         x, y = exact_sum(real, one, name), exact_sum(imaginary, one, name)
@@ -272,6 +329,14 @@ def figures_of(value: Array, total: Sum, terms: Sequence[Any], stored: tuple[int
 
 def not_finite(g: Gradient, merged: bool) -> bool:
     """Whether a contribution has an inf or a NaN among its elements, or, not `merged`, its stored numbers."""
+    if isinstance(g.product, Reached):
+        return not np.isfinite(g.product.whole.astype(np.complex128)).all()
+    if g.product is not None:  # W6
+        value = g.product.coalesced().values if merged and isinstance(g.product, Entries) else g.product
+        value = value.values if isinstance(value, Entries) else value
+        return not np.isfinite(array_in(value).astype(np.complex128)).all()
+    if isinstance(g.value, Reached):
+        return not np.isfinite(g.value.whole.astype(np.complex128)).all()
     if not isinstance(g.value, Entries):
         return g.form == "dense" and not np.isfinite(g.array.astype(np.complex128)).all()
     dtype = g.value.values.dtype
@@ -284,13 +349,20 @@ def not_finite(g: Gradient, merged: bool) -> bool:
 # ---------------------------------------------------------------- 4. Errors
 
 
-def refused(terms: Sequence[Any], slot: Slot, kind: type[BaseException], named: Iterable[int]) -> bool:
+def refused(
+    terms: Sequence[Any],
+    slot: Slot,
+    kind: type[BaseException],
+    named: Iterable[int],
+    weights: Sequence[Any] | None = None,
+) -> bool:
     """Whether an error of this type may name one of the contributions at these places: one that is refused alone or
     beside one other. Which of two comes last is the way's own affair.
     """
     for chosen in beside(len(terms), named):
         try:
-            total_of([terms[i] for i in chosen], slot, None, None)
+            some = [weights[i] for i in chosen] if weights else None
+            total_of([terms[i] for i in chosen], slot, None, None, some)
         except Exception as e:
             if type(e) is kind:
                 return True

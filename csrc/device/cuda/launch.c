@@ -243,6 +243,8 @@ size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool
         bool fits = of == d || (k == 0 && of == acc);
         if (in[k].acc != acc || !fits || !launch_is_whole(w, in[k].array))
             return FAN__FOLDS;
+        if (in[k].weight.on)
+            return FAN__FOLDS;
     }
     for (size_t i = 0; i < FAN__FOLDS; i++) {
         const fan_dtype from = fan__folds[i].from;

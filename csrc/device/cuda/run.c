@@ -182,6 +182,8 @@ static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
     size_t i = 0;
     if (job->kind != FAN_JOB_SUM || job->stats)
         return KINDS;
+    if (job->scale && job->scale->divisor)
+        return KINDS;
     if (job->out->size == 0 || fan_job_bytes(job) > MANY_BYTES)
         return KINDS;
     fan_nditer_begin(&w, job->out, false);

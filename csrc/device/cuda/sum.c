@@ -94,8 +94,15 @@ typedef struct sum_source {
     uint64_t address;
     fan_dtype dtype, acc;
     const int64_t *strides; /* for the walk's axes if `walked`, else for those of an array */
+    fan_weight weight;
     bool walked, anywhere;
 } sum_source;
+
+/* What a launch does to its sum: the elements of the factor, and the divisor; NULL: there is none.
+ */
+typedef struct sum_end {
+    const char *factor, *divisor;
+} sum_end;
 
 static void sum_put_strides(int64_t *words, const fan_nditer *w, const int64_t *strides,
                             bool walked)
@@ -106,8 +113,9 @@ static void sum_put_strides(int64_t *words, const fan_nditer *w, const int64_t *
 
 /* sum_any_args: sets the arguments of fan_any and its like. */
 static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_source *in, size_t n,
-                         const char *factor, fan_k_any *args)
+                         sum_end end, fan_k_any *args)
 {
+    const char *factor = end.factor;
     fan_k_any a;
     memset(&a, 0, sizeof a);
     a.size = w->size;
@@ -121,6 +129,9 @@ static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_s
         memcpy(&a.factor[1], factor + 4, 4);
         a.factor[0] &= UINT32_MAX;
     }
+    a.divided = end.divisor != NULL;
+    if (end.divisor)
+        memcpy(&a.divisor, end.divisor, sizeof a.divisor);
     a.anywhere = out->anywhere;
     int64_t *at = a.words;
     memcpy(at, w->extent, (size_t)w->ndim * sizeof *at);
@@ -133,6 +144,16 @@ static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_s
         *at++ = (int64_t)in[k].dtype | (int64_t)in[k].acc << 8;
         sum_put_strides(at, w, in[k].strides, in[k].walked);
         a.anywhere |= in[k].anywhere;
+        a.weighted |= in[k].weight.on;
+    }
+    for (size_t k = 0; a.weighted && k < n; k++) {
+        double weight[2] = {1, 0};
+        if (in[k].weight.on) {
+            weight[0] = in[k].weight.re;
+            weight[1] = in[k].weight.im;
+        }
+        memcpy(at, weight, sizeof weight);
+        at += 2;
     }
     *args = a;
 }
@@ -140,11 +161,10 @@ static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_s
 /* sum_any: launches fan_any. `begun`: how many operands earlier launches have summed into the first
  * source. */
 static fan_status sum_any(const fan__launch_ctx *s, const fan_nditer *w, const sum_source *out,
-                          const sum_source *in, size_t n, size_t begun, const char *factor,
-                          fan_error *err)
+                          const sum_source *in, size_t n, size_t begun, sum_end end, fan_error *err)
 {
     fan_k_any a;
-    sum_any_args(w, out, in, n, factor, &a);
+    sum_any_args(w, out, in, n, end, &a);
     if (!s->stats_out)
         return fan__launch_threads(s, s->part->any, w->size, &a, err);
     int64_t rows = fan_stats_partials(w->size);
@@ -185,11 +205,22 @@ static fan_status sum_in_groups(const fan__launch_ctx *s, const fan_nditer *w, c
     int64_t strides[2][FAN_MAX_NDIM];
     char factor[16] = {0};
     fan_status status = FAN_OK;
-    size_t room = (size_t)((FAN_K_WORDS - 1 - 2 * w->ndim) / (2 + w->ndim));
+    char divisor[8] = {0};
+    sum_end last = {NULL, NULL};
+    sum_end none = {NULL, NULL};
+    bool weighted = false;
+    for (size_t i = 0; i < n; i++)
+        weighted |= in[i].weight.on;
+    size_t room = (size_t)((FAN_K_WORDS - 1 - 2 * w->ndim) / (2 + w->ndim + 2 * weighted));
     size_t k = 0;
-    bool scaled = scale && scale->on;
-    if (scaled)
+    if (scale && scale->on) {
         fan_scale_as(scale, in[n - 1].acc, factor);
+        last.factor = factor;
+    }
+    if (scale && scale->divisor) {
+        fan_divisor_as(scale->divisor, in[n - 1].acc, divisor);
+        last.divisor = divisor;
+    }
     if (s->blind)
         to.address = 0;
     do {
@@ -197,8 +228,10 @@ static fan_status sum_in_groups(const fan__launch_ctx *s, const fan_nditer *w, c
         size_t begun = k;
         if (k > 0)
             here[m++] = running;
-        for (; m < room && k < n; m++, k++)
+        for (; m < room && k < n; m++, k++) {
             here[m] = sum_source_of(in[k].array, in[k].acc);
+            here[m].weight = in[k].weight;
+        }
         target = to;
         next = 0;
         if (k < n && !sum_keeps(out, in[k - 1].acc, in, k, n)) {
@@ -213,7 +246,7 @@ static fan_status sum_in_groups(const fan__launch_ctx *s, const fan_nditer *w, c
             FAN_GO(fan__cuda_scratch(s->stream, (size_t)step, &target.address, err));
             next = target.address;
         }
-        status = sum_any(s, w, &target, here, m, begun, k == n && scaled ? factor : NULL, err);
+        status = sum_any(s, w, &target, here, m, begun, k == n ? last : none, err);
         if (held)
             fan__cuda_scratch_free(s->stream, held);
         held = next;
@@ -240,7 +273,7 @@ fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const f
         fan_nditer_also(&w, in[k].array);
     fan_nditer_ready(&w);
     size_t which = fan__fold_for(out, in, n, scale && scale->on, &w);
-    if (which == FAN__FOLDS)
+    if (which == FAN__FOLDS || (scale && scale->divisor))
         return sum_in_groups(s, &w, out, in, n, scale, err);
     if (s->stats_out && (fan__fold_flags(which, out, in[0].array) & FAN_K_OUT_WIDE))
         return sum_in_groups(s, &w, out, in, n, scale, err);
@@ -267,7 +300,7 @@ static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_a
     fan_nditer_ready(&w);
     sum_source in = sum_source_of(of, of->dtype);
     sum_source nowhere = {.dtype = of->dtype, .strides = of->strides};
-    sum_any_args(&w, &nowhere, &in, 1, NULL, &a);
+    sum_any_args(&w, &nowhere, &in, 1, (sum_end){NULL, NULL}, &a);
     a.rows = fan__address_of(s->stats_out->words);
     memcpy(&a.factor[0], &key, sizeof key);
     return fan__launch_threads(s, s->part->nonfinite, w.size, &a, err);
@@ -593,7 +626,7 @@ fan_status fan__cuda_exact(const fan__launch_ctx *s, const fan_job *job, fan_err
         const fan_array *a = job->in[k].array;
         FAN_GO(fan_array_new(a->dtype, a->ndim, a->shape, a, &made[k], err));
         FAN_GO(fan__cuda_download(s, made[k], a, err));
-        in[k] = (fan_operand){.array = made[k], .acc = job->in[k].acc};
+        in[k] = (fan_operand){.array = made[k], .acc = job->in[k].acc, .weight = job->in[k].weight};
     }
     FAN_GO(fan_array_new(job->out->dtype, job->out->ndim, job->out->shape, job->out, &sum_, err));
     fan_job_run(

@@ -61,10 +61,13 @@ typedef struct fan_k_many {
  * 0 fills with zeros. fan_nonfinite_any: if the figures at `rows` contain a non-finite element
  * without its contribution, and the source has one: reports the source, by its key in factor[0].
  * words: extent[ndim]; out: address, stride[ndim]; each source: address, dtype | acc << 8,
- * stride[ndim]. */
+ * stride[ndim]. Where `weighted` is set, then for each source its weight: the bits of two float64.
+ */
 typedef struct fan_k_any {
     int64_t size;
     int32_t n, ndim, out, scaled; /* out: its dtype */
+    int32_t weighted, divided;
+    uint64_t divisor; /* the bits of one number of the last accumulation dtype's parts */
     /* anywhere: some address is no multiple of its numbers' size */
     int32_t anywhere, first_suspect;
     uint64_t rows;

@@ -837,6 +837,51 @@ NOINLINE_DEVICE wide times(int acc, wide a, wide f)
     return r;
 }
 
+/* weigh: a term times its weight, which is the bits of two float64: a real one multiplies the parts
+ * of a complex term. */
+NOINLINE_DEVICE wide weigh(int acc, wide x, uint64_t re, uint64_t im)
+{
+    wide by = {0, 0, 0};
+    double real = double_of_bits(re);
+    double imaginary = double_of_bits(im);
+    by.re = real;
+    if (acc == FAN_DT_COMPLEX128 && imaginary == 0) {
+        x.re *= real;
+        x.im *= real;
+        return x;
+    }
+    if (acc == FAN_DT_COMPLEX64 && imaginary == 0) {
+        x.re = (double)((float)x.re * (float)real);
+        x.im = (double)((float)x.im * (float)real);
+        return x;
+    }
+    if (form_of(acc) == WIDE_C128) {
+        by.im = imaginary;
+        return times(acc, x, convert(by, WIDE_C128, acc));
+    }
+    return times(acc, x, convert(by, WIDE_F64, acc));
+}
+
+/* over: a sum over its divisor, which is the bits of a number of its parts. */
+NOINLINE_DEVICE wide over(int acc, wide a, uint64_t divisor)
+{
+    wide r = {0, 0, 0};
+    if (number_size(acc) == 8) {
+        double by = double_of_bits(divisor);
+        r.re = a.re / by;
+        if (acc == FAN_DT_COMPLEX128)
+            r.im = a.im / by;
+        return r;
+    }
+    float by = (float)understand(acc, divisor, 0).re;
+    r.re = (double)((float)a.re / by);
+    if (acc == FAN_DT_COMPLEX64)
+        r.im = (double)((float)a.im / by);
+    if (number_size(acc) < 4)
+        r = convert(r, form_of(acc), acc);
+    return r;
+}
+
 /* ---- Sums, copies, casts and fills of anything ---- */
 
 /* No variable here may be in local memory, which a driver reserves for all threads that a GPU could
@@ -893,18 +938,23 @@ DEVICE inline wide sum_at(const fan_k_any *a, const place *at)
     int acc = a->out;
     wide sum = {0, 0, 0};
     const int64_t *source = a->words + 2 * a->ndim + 1;
+    const int64_t *weight = source + a->n * (2 + a->ndim);
     for (int k = 0; k < a->n; k++, source += 2 + a->ndim) {
         int from = (int)(source[1] & 0xff);
         int now = (int)(source[1] >> 8);
         wide x =
             convert(load(from, address(source[0], a->ndim, a->words, source + 2, at), a->anywhere),
                     form_of(from), now);
+        if (a->weighted)
+            x = weigh(now, x, (uint64_t)weight[2 * k], (uint64_t)weight[2 * k + 1]);
         if (k == 0)
             sum = x;
         else
             sum = add(now, now == acc ? sum : convert(sum, form_of(acc), now), x);
         acc = now;
     }
+    if (a->divided)
+        sum = over(acc, sum, a->divisor);
     if (a->scaled)
         sum = times(acc, sum, understand(acc, a->factor[0], a->factor[1]));
     return a->out == acc ? sum : convert(sum, form_of(acc), a->out);
@@ -925,8 +975,13 @@ KERNEL fan_any(ARGS(fan_k_any, a))
 DEVICE bool has_nonfinite(const fan_k_any *a, int k, const place *at)
 {
     const int64_t *source = a->words + 2 * a->ndim + 1 + k * (2 + a->ndim);
-    wide x = load((int)(source[1] & 0xff), address(source[0], a->ndim, a->words, source + 2, at),
-                  a->anywhere);
+    int from = (int)(source[1] & 0xff);
+    wide x = load(from, address(source[0], a->ndim, a->words, source + 2, at), a->anywhere);
+    if (a->weighted) {
+        int acc = (int)(source[1] >> 8);
+        const int64_t *weight = a->words + 2 * a->ndim + 1 + a->n * (2 + a->ndim) + 2 * k;
+        x = weigh(acc, convert(x, form_of(from), acc), (uint64_t)weight[0], (uint64_t)weight[1]);
+    }
     return !is_finite(x.re) || !is_finite(x.im);
 }
 

@@ -18,6 +18,7 @@
 #include "base/mem.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 struct fanin_buffer {
     fan_api_lock lock;
@@ -432,13 +433,17 @@ fanin_object *fan_api_buffer_to_python(fanin_buffer *b)
 /* ---- add ---- */
 
 #define DONATE_AND_COPY (FANIN_ADD_DONATE | FANIN_ADD_COPY)
-#define ADD_FLAGS (FANIN_ADD_KEY | DONATE_AND_COPY)
+#define PLAIN_FLAGS (FANIN_ADD_KEY | DONATE_AND_COPY)
+#define ADD_FLAGS (PLAIN_FLAGS | FANIN_ADD_WEIGHT)
+/* The structs without weights, as they were first. */
+#define ADD_OPTIONS_LEAST offsetof(fanin_add_options, weight)
+#define GRADIENT_LEAST offsetof(fanin_gradient, weight)
 
 /* add_options: the checked options of an add; keyed: with its key. */
 static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_add_options *o,
                               fan_error *err)
 {
-    FAN_TRY(fan_api_options(given, sizeof *o, sizeof *o, "fanin_add_options", o, err));
+    FAN_TRY(fan_api_options(given, ADD_OPTIONS_LEAST, sizeof *o, "fanin_add_options", o, err));
     FAN_TRY(fan_api_flags(o->flags, ADD_FLAGS, "fanin_add_options", err));
     FAN_TRY(fan_api_reserved(o->reserved, "fanin_add_options", err));
     if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0)
@@ -449,6 +454,16 @@ static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_
                         "FANIN_ADD_DONATE gives the memory away, FANIN_ADD_COPY keeps it yours: "
                         "give one of them");
     return FAN_OK;
+}
+
+/* weight_of: W4: a weight that the caller gave. */
+static fan_status weight_of(double re, double im, fan_weight *out, fan_error *err)
+{
+    *out = (fan_weight){.on = true, .re = re, .im = im};
+    if (isfinite(re) && isfinite(im))
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_VALUE, "weight: expected a finite number, got %.12g%+.12gj (W4)",
+                    re, im);
 }
 
 /* key_of: the key of an add; -1: it has none. */
@@ -477,7 +492,8 @@ static inline bool view_plain(const fanin_tensor *t, uint32_t flags, fan_plain_k
  * taken. */
 static inline bool options_are_plain(const fanin_add_options *o)
 {
-    if (o->struct_size != sizeof *o || o->flags & ~ADD_FLAGS)
+    bool known = o->struct_size == sizeof *o || o->struct_size == ADD_OPTIONS_LEAST;
+    if (!known || o->flags & ~PLAIN_FLAGS)
         return false;
     if (o->reserved || o->stream)
         return false;
@@ -552,6 +568,8 @@ static fan_status contribution_of(const fanin_buffer *b, const fanin_tensor *vie
                             .value = {.dtype = FAN_DT_NONE}};
     if (b->python && view && !donate)
         c->copy = true;
+    if (o->flags & FANIN_ADD_WEIGHT)
+        FAN_TRY(weight_of(o->weight, o->weight_imag, &c->weight, err));
     if (view)
         FAN_TRY(fan_api_view(view, !donate, &a, err));
     else if (value && value->array)
@@ -700,6 +718,10 @@ static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t
                             "gradient %zu: key: expected a non-negative integer, got %lld", k,
                             (long long)g->key);
         slots[k] = g->slot;
+        if (m->o.flags & FANIN_ADD_WEIGHT) {
+            m->o.weight = g->weight;
+            m->o.weight_imag = g->weight_imag;
+        }
         FAN_TRY(contribution_of(b, g->view, g->value, &m->o, &c[k], err));
     }
     return fan_add_many_used(b->core, c, slots, n, err);
@@ -736,11 +758,14 @@ static fan_status add_many_check(many *m, size_t n, const fanin_add_options *opt
     fanin_gradient g;
     FAN_TRY(add_options(options, false, &m->o, err));
     m->o.struct_size = sizeof m->o;
+    size_t least = GRADIENT_LEAST;
+    if (m->o.flags & FANIN_ADD_WEIGHT)
+        least = sizeof g;
     if (n && !m->all)
         return fan_fail(err, FAN_ERR_VALUE, "buffer_add_many: expected %zu gradients, got NULL", n);
     for (size_t k = 0; k < n; k++)
         FAN_TRY(
-            fan_api_options(gradient_at(m->all, k), sizeof g, sizeof g, "fanin_gradient", &g, err));
+            fan_api_options(gradient_at(m->all, k), least, sizeof g, "fanin_gradient", &g, err));
     return FAN_OK;
 }
 
@@ -764,7 +789,8 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
 
 /* ---- take ---- */
 
-#define TAKE_FLAGS (FANIN_TAKE_WRITABLE | FANIN_TAKE_SCALE)
+#define TAKE_FLAGS (FANIN_TAKE_WRITABLE | FANIN_TAKE_SCALE | FANIN_TAKE_MEAN | FANIN_TAKE_WEIGHTS)
+#define TAKE_OPTIONS_LEAST offsetof(fanin_take_options, weights) /* without weights */
 #define TAKE_FEW 8
 
 /* One take: of all slots, or of one. */
@@ -823,12 +849,43 @@ static fan_status take_outs(const fanin_tensor *const *out, api_take *t, fan_err
     return FAN_OK;
 }
 
+static int late_by_key(const void *a, const void *b)
+{
+    const fan_late_weight *x = a;
+    const fan_late_weight *y = b;
+    return (x->key > y->key) - (x->key < y->key);
+}
+
+/* take_weights: W5: the weights of the call, sorted by key; in memory that take_end frees. */
+static fan_status take_weights(const fanin_take_options *o, fan_take *options, fan_error *err)
+{
+    size_t n = o->nweights;
+    if (n && !o->weights)
+        return fan_fail(err, FAN_ERR_VALUE, "weights: expected %zu of them, got NULL", n);
+    options->late = fan_calloc((n + 1) * sizeof *options->late);
+    if (!options->late)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    options->nlate = n;
+    for (size_t i = 0; i < n; i++) {
+        const fanin_weight *given = &o->weights[i];
+        options->late[i].key = given->key;
+        FAN_TRY(weight_of(given->weight, given->weight_imag, &options->late[i].weight, err));
+    }
+    qsort(options->late, n, sizeof *options->late, late_by_key);
+    for (size_t i = 1; i < n; i++) {
+        if (options->late[i].key == options->late[i - 1].key)
+            return fan_fail(err, FAN_ERR_VALUE, "weights: key %lld is there twice (W5)",
+                            (long long)options->late[i].key);
+    }
+    return FAN_OK;
+}
+
 static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given, api_take *t,
                                fan_error *err)
 {
     fanin_take_options o;
     fan_take *options = &t->options;
-    FAN_TRY(fan_api_options(given, sizeof o, sizeof o, "fanin_take_options", &o, err));
+    FAN_TRY(fan_api_options(given, TAKE_OPTIONS_LEAST, sizeof o, "fanin_take_options", &o, err));
     FAN_TRY(fan_api_flags(o.flags, TAKE_FLAGS, "fanin_take_options", err));
     FAN_TRY(fan_api_reserved(o.reserved, "fanin_take_options", err));
     options->writable = o.flags & FANIN_TAKE_WRITABLE;
@@ -840,6 +897,9 @@ static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given,
         options->real = o.scale_imag == 0;
         fan_scale_finish(options);
     }
+    options->mean = o.flags & FANIN_TAKE_MEAN;
+    if (o.flags & FANIN_TAKE_WEIGHTS)
+        FAN_TRY(take_weights(&o, options, err));
     if (t->n > TAKE_FEW)
         t->results = fan_alloc(t->n * sizeof *t->results);
     if (!t->results)
@@ -888,6 +948,7 @@ static fan_status take_run(fanin_buffer *b, api_take *t, fanin_value *sums, fan_
     if (t->outs)
         outs = &places;
     bool plain = !b->python && !t->options.stream;
+    plain = plain && !t->options.mean && !t->options.late;
     if (plain && fan_plain_take(b->core, t->span, &t->options, outs, t->results)) {
         for (size_t i = 0; i < t->n; i++)
             unboxed_show(t->results[i], &sums[i]);
@@ -940,6 +1001,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
     for (size_t i = 0; t.outs && i < t.n; i++)
         fan_array_drop(t.outs[i]);
     fan_free(t.outs);
+    fan_free(t.options.late);
     fan_free(t.out_values);
     if (t.results != t.few_results)
         fan_free(t.results);
@@ -1022,7 +1084,7 @@ static fan_status target_open(fanin_buffer *b, size_t slot, const fanin_add_opti
     FAN_TRY(fan_api_stream(o.stream, NULL, &stream, err));
     fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, err);
     if (status == FAN_OK) {
-        status = fan_buffer_target(b->core, slot, key_of(&o), stream, FAN_DT_NONE, out, err);
+        status = fan_buffer_target(b->core, slot, key_of(&o), stream, FAN_DT_NONE, NULL, out, err);
         call_end(b, &call, status, err);
     }
     fan_stream_drop(stream);

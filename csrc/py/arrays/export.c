@@ -90,6 +90,28 @@ static PyObject *export_sparse(const fan_value *v)
                            fan_py_bool(s->coalesced));
 }
 
+/* export_partial: fanin.Partial._made of the values and their place. */
+static PyObject *export_partial(const fan_value *v)
+{
+    const fan_patch *p = v->patch;
+    int64_t along[FAN_MAX_NDIM];
+    PyObject *type = fan_lazy(&fan_state_get()->partial_type, "fanin.partial", "Partial");
+    if (!type)
+        return NULL;
+    for (int k = 0; k < p->ndim; k++)
+        along[k] = p->from[k];
+    PyObject *values = export_dense(v);
+    if (!values)
+        return NULL;
+    PyObject *place = Py_BuildValue("NNNN", fan_ints(p->ndim, p->start), fan_ints(p->ndim, p->step),
+                                    fan_ints(p->ndim, along), fan_ints(p->values, p->extent));
+    if (!place) {
+        Py_DECREF(values);
+        return NULL;
+    }
+    return PyObject_CallMethod(type, "_made", "NNN", values, place, fan_ints(p->ndim, p->shape));
+}
+
 static PyObject *export_zero(const fan_value *v)
 {
     PyObject *type = fan_lazy(&fan_state_get()->zero_type, "fanin.slots", "Zero");
@@ -112,6 +134,8 @@ PyObject *fan_export(fan_value *v)
         o = export_dense(v);
     } else if (v->form == FAN_FORM_SPARSE) {
         o = export_sparse(v);
+    } else if (v->form == FAN_FORM_PARTIAL) {
+        o = export_partial(v);
     } else if (v->form == FAN_FORM_ZERO) {
         o = export_zero(v);
     } else {

@@ -113,6 +113,41 @@ static fan_status combine_result(PyObject *record, fan_value *out, fan_error *er
     return fan_fail(err, refused, "%s", text);
 }
 
+/* weight_number: the weight as it was given; new reference. */
+static PyObject *weight_number(const fan_weight *weight)
+{
+    if (weight->integer)
+        return PyLong_FromDouble(weight->re);
+    if (weight->im != 0)
+        return PyComplex_FromDoubles(weight->re, weight->im);
+    return PyFloat_FromDouble(weight->re);
+}
+
+static fan_status multiply(const fan_value *v, const fan_weight *weight, bool divide,
+                           fan_value *out, fan_error *err)
+{
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter is being shut down");
+    PyObject *record = NULL;
+    PyObject *by = NULL;
+    PyObject *term = export_term(v);
+    if (term)
+        by = weight_number(weight);
+    if (by)
+        record = fan_arrays_call("weigh", "(OON)", term, by, fan_py_bool(divide));
+    fan_status status;
+    if (record)
+        status = combine_result(record, out, err);
+    else
+        status = fan_from_python(err);
+    Py_XDECREF(record);
+    Py_XDECREF(by);
+    Py_XDECREF(term);
+    fan_gil_leave(&gil);
+    return status;
+}
+
 static fan_status combine(void *function, const fan_value *old, const fan_value *new_,
                           fan_value *out, fan_error *err)
 {
@@ -251,6 +286,7 @@ const fan_frontend fan_python = {
     .is_unchanged = fan_value_is_unchanged,
     .clear_error = clear_error,
     .combine = combine,
+    .multiply = multiply,
     .fresh = fan_fresh,
     .allow_threads_begin = fan_allow_threads_begin,
     .allow_threads_end = fan_allow_threads_end,

@@ -443,6 +443,92 @@ done:
     return result;
 }
 
+/* ---- fanin.Partial ---- */
+
+/* import_axes: one run of numbers of Partial._place; `n` of them, -1: as many as there are. */
+static int import_axes(PyObject *place, Py_ssize_t i, int n, int64_t *out)
+{
+    PyObject *run = NULL;
+    if (PyTuple_Check(place) && i < PyTuple_GET_SIZE(place))
+        run = PyTuple_GET_ITEM(place, i);
+    if (!run || !PyTuple_Check(run) || PyTuple_GET_SIZE(run) > FAN_MAX_NDIM)
+        goto wrong;
+    if (n >= 0 && PyTuple_GET_SIZE(run) != n)
+        goto wrong;
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(run); k++) {
+        out[k] = PyLong_AsLongLong(PyTuple_GET_ITEM(run, k));
+        if (out[k] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return (int)PyTuple_GET_SIZE(run);
+wrong:
+    PyErr_SetString(PyExc_SystemError, "fanin.Partial has no place");
+    return -1;
+}
+
+/* import_patch: the patch of a Partial, as its constructor computed it. */
+static int import_patch(PyObject *shape, PyObject *place, fan_patch **out)
+{
+    int64_t whole[FAN_MAX_NDIM], start[FAN_MAX_NDIM], step[FAN_MAX_NDIM];
+    int64_t along[FAN_MAX_NDIM], extent[FAN_MAX_NDIM];
+    int8_t from[FAN_MAX_NDIM];
+    int ndim = fan_shape_tuple(shape, whole);
+    if (ndim < 0 || import_axes(place, 0, ndim, start) < 0)
+        return -1;
+    if (import_axes(place, 1, ndim, step) < 0 || import_axes(place, 2, ndim, along) < 0)
+        return -1;
+    int values = import_axes(place, 3, -1, extent);
+    if (values < 0)
+        return -1;
+    for (int k = 0; k < ndim; k++)
+        from[k] = (int8_t)along[k];
+    return FAN_CHECK(fan_patch_new(ndim, whole, start, step, from, values, extent, out, &err));
+}
+
+/* import_partial: values, and where they lie. */
+static int import_partial(PyObject *o, fan_value *out)
+{
+    char has[160], wants[160];
+    fan_patch *patch = NULL;
+    int result = -1;
+    PyObject *shape = NULL;
+    PyObject *place = NULL;
+    PyObject *values = PyObject_GetAttrString(o, "values");
+    if (values)
+        shape = PyObject_GetAttrString(o, "shape");
+    if (shape)
+        place = PyObject_GetAttrString(o, "_place");
+    if (!place || import_patch(shape, place, &patch) < 0)
+        goto done;
+    if (fan_import(values, false, false, out) < 0)
+        goto done;
+    if (out->form != FAN_FORM_DENSE) {
+        fan_refuse(PyExc_TypeError, "a Partial of %s: expected a dense array as its values",
+                   FAN_TYPE_TEXT(values));
+        goto done;
+    }
+    const fan_array *a = out->array;
+    if (!fan_shape_same(a->ndim, a->shape, patch->values, patch->extent)) {
+        fan_refuse(PyExc_ValueError, "the values of a Partial changed their shape from %s to %s",
+                   fan_shape_text(patch->values, patch->extent, wants, sizeof wants),
+                   fan_shape_text(a->ndim, a->shape, has, sizeof has));
+        goto done;
+    }
+    fan_value_set_patch(out, patch);
+    out->own_memory = false;
+    out->weak = false;
+    PyObject *was = out->object;
+    out->object = Py_NewRef(o);
+    Py_XDECREF(was);
+    result = 0;
+done:
+    fan_patch_drop(patch);
+    Py_XDECREF(values);
+    Py_XDECREF(shape);
+    Py_XDECREF(place);
+    return result;
+}
+
 /* ---- records of _interop.arrays ---- */
 
 /* The records of _interop/records.py differ in the number of their fields. */
@@ -577,14 +663,18 @@ static int import_array(PyObject *o, fan_value *out)
     return 0;
 }
 
-/* import_other: Zero, or by Python. */
+/* import_other: Zero, Partial, or by Python. */
 static int import_other(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
     fan_state *st = fan_state_get();
     if (!fan_lazy(&st->zero_type, "fanin.slots", "Zero"))
         return -1;
+    if (!fan_lazy(&st->partial_type, "fanin.partial", "Partial"))
+        return -1;
     if ((PyObject *)Py_TYPE(o) == st->zero_type)
         return import_zero(o, out);
+    if ((PyObject *)Py_TYPE(o) == st->partial_type)
+        return import_partial(o, out);
     return import_described(o, recording, has_combine, out);
 }
 

@@ -54,6 +54,24 @@ static void window_threads_end(PyThreadState *left)
         PyEval_RestoreThread(left);
 }
 
+/* window_wrap: an object that has the sum, which it takes also if it fails. */
+static PyObject *window_wrap(fan_window *sum)
+{
+    window *self = fan_calloc(sizeof *self);
+    if (!self || !sum) {
+        fan_window_free(sum);
+        fan_free(self);
+        return PyErr_NoMemory();
+    }
+    self->sum = sum;
+    PyObject *capsule = PyCapsule_New(self, WINDOW, window_free);
+    if (!capsule) {
+        fan_window_free(sum);
+        fan_free(self);
+    }
+    return capsule;
+}
+
 static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_dtype dtype;
@@ -68,19 +86,21 @@ static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (size < 0 || size > INT64_MAX / 1024)
         return PyErr_Format(PyExc_ValueError,
                             "window_new: %S elements are more than memory can hold", a[1]);
-    window *self = fan_calloc(sizeof *self);
-    if (self)
-        self->sum = fan_window_new(dtype, size);
-    if (!self || !self->sum) {
-        fan_free(self);
-        return PyErr_NoMemory();
-    }
-    PyObject *capsule = PyCapsule_New(self, WINDOW, window_free);
-    if (!capsule) {
-        fan_window_free(self->sum);
-        fan_free(self);
-    }
-    return capsule;
+    return window_wrap(fan_window_new(dtype, size));
+}
+
+/* window_wide: the same sum in float64 or complex128. */
+static PyObject *window_wide(PyObject *Py_UNUSED(module), PyObject *capsule)
+{
+    window *self = window_enter(capsule);
+    if (!self)
+        return NULL;
+    fan_dtype wide = FAN_DT_FLOAT64;
+    if (fan_dtype_kind(fan_window_dtype(self->sum)) == 'c')
+        wide = FAN_DT_COMPLEX128;
+    fan_window *made = fan_window_copy(self->sum, wide);
+    window_leave(self);
+    return window_wrap(made);
 }
 
 /* window_check_array: 0 if the array is dense memory on the host that fits the window, or -1 with

@@ -17,7 +17,8 @@
     X(DEVICE)       \
     X(DEVICE_NOMEM) \
     X(CAPTURE)      \
-    X(NOMEM)
+    X(NOMEM)        \
+    X(ZERO_DIVISION)
 
 fanin_status fan_api_status(fan_status s)
 {

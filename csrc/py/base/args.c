@@ -5,10 +5,12 @@
  * bytes; accumulate= and scale=; tuples of integers; the words of leave_out. */
 #include "py/base/args.h"
 
+#include "base/mem.h"
 #include "buffer/sync.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- the arguments of a call ---- */
@@ -425,6 +427,123 @@ int fan_scale_arg(PyObject *o, fan_take *how)
         return fan_refuse(PyExc_TypeError, "scale: expected a number, got %s", FAN_TYPE_TEXT(o));
     }
     fan_scale_finish(how);
+    return 0;
+}
+
+/* ---- weight= and weights= ---- */
+
+/* weight_exactly: `number`, a float, is what `o` is; takes the reference. */
+static int weight_exactly(PyObject *o, PyObject *number, const char *name, fan_weight *out)
+{
+    if (!number && PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        return fan_refuse(PyExc_ValueError, "%s: %R is more than a float can hold (W4)", name, o);
+    }
+    if (!number)
+        return -1;
+    int same = PyObject_RichCompareBool(o, number, Py_EQ);
+    out->re = PyFloat_AS_DOUBLE(number);
+    Py_DECREF(number);
+    if (same < 0)
+        return -1;
+    if (!same && isfinite(out->re)) {
+        return fan_refuse(PyExc_ValueError,
+                          "%s: %R is no float exactly, and would be rounded: give float(w) (W4)",
+                          name, o);
+    }
+    return 0;
+}
+
+int fan_weight_arg(PyObject *o, const char *name, fan_weight *out)
+{
+    *out = (fan_weight){.on = o != Py_None};
+    if (o == Py_None)
+        return 0;
+    int bad = 0;
+    if (is_bool(o)) {
+        return fan_refuse(PyExc_ValueError, "%s: expected a number, got the bool %R (W4)", name, o);
+    } else if (PyFloat_Check(o)) {
+        out->re = PyFloat_AS_DOUBLE(o);
+    } else if (PyLong_Check(o) || PyArray_IsScalar(o, Integer)) {
+        PyObject *number = PyNumber_Float(o);
+        out->integer = true;
+        bad = weight_exactly(o, number, name, out);
+    } else if (PyComplex_Check(o) || PyArray_IsScalar(o, ComplexFloating)) {
+        Py_complex c = PyComplex_AsCComplex(o);
+        if (c.real == -1.0 && PyErr_Occurred())
+            return -1;
+        out->re = c.real;
+        out->im = c.imag;
+    } else if (PyArray_IsScalar(o, Floating)) {
+        bad = weight_exactly(o, PyNumber_Float(o), name, out);
+    } else {
+        return fan_refuse(PyExc_TypeError,
+                          "%s: expected a number, got %s: give float(w) or int(w) (W4)", name,
+                          FAN_TYPE_TEXT(o));
+    }
+    if (bad)
+        return -1;
+    if (!isfinite(out->re) || !isfinite(out->im))
+        return fan_refuse(PyExc_ValueError, "%s: expected a finite number, got %R (W4)", name, o);
+    return 0;
+}
+
+static int late_by_key(const void *a, const void *b)
+{
+    const fan_late_weight *x = a;
+    const fan_late_weight *y = b;
+    return (x->key > y->key) - (x->key < y->key);
+}
+
+/* late_read: the i-th item: a pair of a mapping's, or a weight. */
+static int late_read(PyObject *item, Py_ssize_t i, bool pairs, fan_late_weight *out)
+{
+    PyObject *weight = item;
+    out->key = i;
+    if (pairs) {
+        weight = PyTuple_GET_ITEM(item, 1);
+        if (fan_index(PyTuple_GET_ITEM(item, 0), "weights: key", PyExc_ValueError, &out->key) < 0)
+            return -1;
+    }
+    if (weight == Py_None)
+        return fan_refuse(PyExc_TypeError, "weights: expected a number, got None (W4)");
+    return fan_weight_arg(weight, "weights", &out->weight);
+}
+
+int fan_late_arg(PyObject *o, fan_late_weight **out, size_t *n)
+{
+    bool pairs = PyDict_Check(o);
+    PyObject *items;
+    *out = NULL;
+    *n = 0;
+    if (o == Py_None)
+        return 0;
+    if (!pairs && !PyList_Check(o) && !PyTuple_Check(o)) {
+        return fan_refuse(
+            PyExc_TypeError,
+            "weights: expected a dict from keys to numbers, or a list in the order of "
+            "arrival, got %s",
+            FAN_TYPE_TEXT(o));
+    }
+    if (pairs)
+        items = PyDict_Items(o);
+    else
+        items = PySequence_List(o);
+    if (!items)
+        return -1;
+    Py_ssize_t count = PyList_GET_SIZE(items);
+    fan_late_weight *all = fan_calloc(((size_t)count + 1) * sizeof *all);
+    int bad = all ? 0 : fan_no_memory();
+    for (Py_ssize_t i = 0; i < count && !bad; i++)
+        bad = late_read(PyList_GET_ITEM(items, i), i, pairs, &all[i]);
+    Py_DECREF(items);
+    if (bad) {
+        fan_free(all);
+        return -1;
+    }
+    qsort(all, (size_t)count, sizeof *all, late_by_key);
+    *out = all;
+    *n = (size_t)count;
     return 0;
 }
 

@@ -192,6 +192,11 @@ int fan_sequence_arg(PyObject *o, const char *what, PyObject **out);
 int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact);
 /* fan_scale_arg: D10: a number; the core checks whether the sum's dtype allows it. */
 int fan_scale_arg(PyObject *o, fan_take *how);
+/* fan_weight_arg: W4: a finite number, exact as a float; None: none. `name`: the parameter. */
+int fan_weight_arg(PyObject *o, const char *name, fan_weight *out);
+/* fan_late_arg: W5: weights= of a take: a mapping from keys, or a sequence in the order of arrival;
+ * sorted by key, in memory of fan_alloc. */
+int fan_late_arg(PyObject *o, fan_late_weight **out, size_t *n);
 /* fan_scale_finish: fills in the integer of a scale whose real part is set (how->real). */
 void fan_scale_finish(fan_take *how);
 /* fan_plans_arg: the words of leave_out, a tuple, as bits of plans (fan_plan_bits). */

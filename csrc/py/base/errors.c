@@ -83,6 +83,7 @@ static PyObject *class_of(fan_status s)
                                          [FAN_ERR_TYPE] = &PyExc_TypeError,
                                          [FAN_ERR_VALUE] = &PyExc_ValueError,
                                          [FAN_ERR_OVERFLOW] = &PyExc_OverflowError,
+                                         [FAN_ERR_ZERO_DIVISION] = &PyExc_ZeroDivisionError,
                                          [FAN_ERR_BUFFER] = &PyExc_BufferError,
                                          [FAN_ERR_NOMEM] = &PyExc_MemoryError,
                                          [FAN_ERR_EXTERN] = NULL};

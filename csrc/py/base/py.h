@@ -32,6 +32,7 @@
     X(str_stream, "stream")               \
     X(str_donate, "donate")               \
     X(str_copy, "copy")                   \
+    X(str_weight, "weight")               \
     X(str_out, "out")                     \
     X(str_scale, "scale")                 \
     X(str_slot, "slot")                   \
@@ -41,6 +42,7 @@
     X(str_device, "device")               \
     X(str_accumulate, "accumulate")       \
     X(str_combine, "combine")             \
+    X(str_partial, "partial")             \
     X(str_name, "name")                   \
     X(str_is_neg, "is_neg")               \
     X(str_is_conj, "is_conj")             \
@@ -80,7 +82,8 @@
     X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                          \
     X(PyObject, arrays)    /* the module _interop.arrays: the slow path in and out (fan_arrays) */ \
     X(PyObject, zero_type) /* fanin.Zero (fan_lazy) */                                             \
-    X(PyObject, slot_type) /* fanin.Slot */                                                        \
+    X(PyObject, partial_type) /* fanin.Partial (fan_lazy) */                                       \
+    X(PyObject, slot_type)    /* fanin.Slot */                                                     \
     X(PyObject,                                                                                    \
       table_types) /* a dict: types that are read by an exchange table, and how (library.c) */     \
     X(PyTypeObject, torch_type)                                                                    \
@@ -388,11 +391,11 @@ PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, 
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 /* Functions of the module, one table per file, joined in module.c. */
-extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_producers_functions[],
-    fan_stream_functions[], fan_search_functions[], fan_options_functions[],
-    fan_exchange_functions[], fan_overlap_functions[], fan_analysis_functions[],
-    fan_cuda_functions[], fan_backends_functions[], fan_pass_functions[], fan_walk_functions[],
-    fan_cpu_kernel_functions[], fan_window_functions[], fan_ranks_functions[],
+extern PyMethodDef fan_add_n_functions[], fan_add_rows_functions[], fan_collector_functions[],
+    fan_producers_functions[], fan_stream_functions[], fan_search_functions[],
+    fan_options_functions[], fan_exchange_functions[], fan_overlap_functions[],
+    fan_analysis_functions[], fan_cuda_functions[], fan_backends_functions[], fan_pass_functions[],
+    fan_walk_functions[], fan_cpu_kernel_functions[], fan_window_functions[], fan_ranks_functions[],
     fan_float_mode_functions[];
 /* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now
  * on. */

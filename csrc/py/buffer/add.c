@@ -4,6 +4,8 @@
  * First a gradient as a value, and its add; then plain contributions; last the method. */
 #include "py/buffer/buffer_object.h"
 
+#include <math.h>
+
 int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated,
                   bool *copied)
 {
@@ -62,7 +64,7 @@ static bool needs_ml_dtypes(const fan_value *v, unsigned flags)
 {
     if (!(flags & FAN_LOW_DTYPE) || v->origin >= FAN_FROM_FOREIGN || v->device != fan_cpu())
         return false;
-    bool has_numbers = v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE;
+    bool has_numbers = v->form != FAN_FORM_ZERO && v->dtype != FAN_DT_NONE;
     return has_numbers && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16);
 }
 
@@ -144,7 +146,24 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
 typedef struct add_options {
     Py_ssize_t key; /* -1: none */
     bool donate, copy;
+    bool weighted; /* `weight` is set */
+    fan_weight weight;
 } add_options;
+
+/* add_weight_of: false: reading its value needs a call, or it is wrong. */
+static bool add_weight_of(PyObject *value, fan_weight *weight)
+{
+    if (PyFloat_CheckExact(value)) {
+        weight->re = PyFloat_AS_DOUBLE(value);
+    } else {
+        Py_ssize_t number = fan_small_index(value);
+        if (number < 0 || number >= (Py_ssize_t)1 << 53)
+            return false;
+        weight->re = (double)number;
+        weight->integer = true;
+    }
+    return isfinite(weight->re);
+}
 
 /* add_options_of: false: another option, or a wrong one: for the general path. */
 static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_options *options)
@@ -158,6 +177,13 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
                 continue;
             options->key = fan_small_index(value);
             if (options->key < 0 || options->key > FAN_ENTRY_KEY_MAX)
+                return false;
+        } else if (name == st->str_weight) {
+            if (value == Py_None)
+                continue;
+            options->weight = (fan_weight){.on = true};
+            options->weighted = true;
+            if (!add_weight_of(value, &options->weight))
                 return false;
         } else if (name == st->str_donate || name == st->str_copy) {
             if (value != Py_True && value != Py_False)
@@ -188,13 +214,33 @@ static inline __attribute__((always_inline)) int add_entry(fan_buffer *core, siz
     return -1;
 }
 
+/* add_weighted_entry: the same of one with a weight. An undefined one is for the general path. */
+static int add_weighted_entry(fan_buffer *core, size_t slot, const fan_plain_kind *kind,
+                              fan_entry *one, const fan_weight *weight)
+{
+    FAN_UNINITIALIZED fan_error err;
+    bool added;
+    if (!kind)
+        return 0;
+    fan_error_clear(&err);
+    fan_status status = fan_plain_add_weighted(core, slot, kind, one, weight, &added, &err);
+    if (status == FAN_OK)
+        return added;
+    fan_raise(status, &err);
+    return -1;
+}
+
 int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     const fan_plain_kind *defined = NULL;
     Py_ssize_t slot = fan_small_index(args[0]);
     PyObject *gradient = fan_given(args[1]);
-    add_options options = {.key = -1};
+    FAN_UNINITIALIZED add_options options;
+    options.key = -1;
+    options.donate = false;
+    options.copy = false;
+    options.weighted = false;
     char *data = NULL;
     if (slot < 0 || (size_t)slot >= self->n || self->create_graph)
         return 0;
@@ -208,6 +254,8 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     fan_entry one = fan_entry_of(gradient, data, options.key, gradient && options.donate, false);
     one.copy = options.copy;
     one.alone = gradient && fan_alone(gradient, 1);
+    if (options.weighted)
+        return add_weighted_entry(self->core, (size_t)slot, defined, &one, &options.weight);
     return add_entry(self->core, (size_t)slot, defined, &one);
 }
 
@@ -238,7 +286,8 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
         KEY,
         STREAM,
         DONATE,
-        COPY
+        COPY,
+        WEIGHT
     };
     buffer_object *self = fan_buffer_self(o);
     fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
@@ -254,6 +303,16 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
         fan_error_context_pop(&w);
         if (wrong)
             return NULL;
+    }
+    if (fan_given(a[WEIGHT])) {
+        fan_error_context w = fan_slot_context(self, slot);
+        fan_error_context_push(&w);
+        int wrong = fan_weight_arg(a[WEIGHT], "weight", &c.weight);
+        fan_error_context_pop(&w);
+        if (wrong) {
+            fan_stream_drop(c.stream);
+            return NULL;
+        }
     }
     c.alone = fan_alone(a[GRADIENT], 1);
     int bad = fan_contribution_of(self, slot, a[GRADIENT], a[KEY], &c);

@@ -7,7 +7,18 @@
 
 #include <stdlib.h>
 
-static int batch_begin(fan_batch_args *args, PyObject *slots, PyObject *gradients, PyObject *keys)
+/* batch_count_weights: there is one weight for each gradient. */
+static int batch_count_weights(const fan_batch_args *args)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(args->weights);
+    if (n == args->n)
+        return 0;
+    return fan_refuse(PyExc_ValueError, "expected as many weights as gradients, %zd, got %zd",
+                      args->n, n);
+}
+
+static int batch_begin(fan_batch_args *args, PyObject *slots, PyObject *gradients, PyObject *keys,
+                       PyObject *weights)
 {
     int bare = fan_is_bare(gradients);
     if (bare < 0)
@@ -24,6 +35,8 @@ static int batch_begin(fan_batch_args *args, PyObject *slots, PyObject *gradient
         return -1;
     if (fan_given(keys) && fan_sequence_arg(keys, "keys", &args->keys) < 0)
         return -1;
+    if (fan_given(weights) && fan_sequence_arg(weights, "weights", &args->weights) < 0)
+        return -1;
     args->n = PyTuple_GET_SIZE(args->slots);
     Py_ssize_t other = PyTuple_GET_SIZE(args->gradients);
     const char *what = "gradient";
@@ -36,7 +49,7 @@ static int batch_begin(fan_batch_args *args, PyObject *slots, PyObject *gradient
         }
     }
     if (other == args->n)
-        return 0;
+        return args->weights ? batch_count_weights(args) : 0;
     return fan_refuse(PyExc_ValueError,
                       "expected as many slots as gradients%s, got %zd slot%s and %zd %s%s",
                       and_keys, args->n, FAN_PLURAL(args->n), other, what, FAN_PLURAL(other));
@@ -112,6 +125,16 @@ static fan_status batch_add(fan_buffer *core, fan_contribution *c, const size_t 
     return status;
 }
 
+static int batch_weight(const buffer_object *self, size_t slot, PyObject *weight,
+                        fan_contribution *c)
+{
+    fan_error_context w = fan_slot_context(self, slot);
+    fan_error_context_push(&w);
+    int bad = fan_weight_arg(weight, "weights", &c->weight);
+    fan_error_context_pop(&w);
+    return bad;
+}
+
 /* batch_read: reads gradient k, and a hold on the current stream of its library. */
 static int batch_read(buffer_object *self, const fan_batch_args *t, Py_ssize_t k, size_t *slot,
                       fan_contribution *c, fan_stream **own)
@@ -126,7 +149,11 @@ static int batch_read(buffer_object *self, const fan_batch_args *t, Py_ssize_t k
         0)
         return -1;
     PyObject *gradient = Py_NewRef(PyTuple_GET_ITEM(t->gradients, k));
-    int bad = fan_contribution_of(self, *slot, gradient, key, c);
+    int bad = 0;
+    if (t->weights)
+        bad = batch_weight(self, *slot, PyTuple_GET_ITEM(t->weights, k), c);
+    if (!bad)
+        bad = fan_contribution_of(self, *slot, gradient, key, c);
     Py_DECREF(gradient);
     if (!bad)
         bad = fan_library_stream(&c->value, last, own);
@@ -236,7 +263,8 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
         KEYS,
         STREAM,
         DONATE,
-        COPY
+        COPY,
+        WEIGHTS
     };
     buffer_object *self = fan_buffer_self(o);
     fan_contribution options = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
@@ -246,10 +274,11 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
     fan_error_context w = fan_buffer_context(self);
     bool added = false;
     fan_error_context_push(&w);
-    int bad = batch_begin(&args, a[SLOTS], a[GRADIENTS], a[KEYS]);
+    int bad = batch_begin(&args, a[SLOTS], a[GRADIENTS], a[KEYS], a[WEIGHTS]);
     if (!bad)
         bad = fan_stream_arg(fan_or_none(a[STREAM]), &options.stream);
     bool may_be_plain = !options.stream && !options.copy && !self->create_graph;
+    may_be_plain = may_be_plain && !args.weights;
     if (!bad && may_be_plain) {
         batch_source source = {&args, self, options.donate};
         fan_plain_batch batch = {(size_t)args.n, self->n >= FAR,  source_read,
@@ -263,5 +292,6 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
     Py_XDECREF(args.slots);
     Py_XDECREF(args.gradients);
     Py_XDECREF(args.keys);
+    Py_XDECREF(args.weights);
     return fan_none_unless(bad);
 }

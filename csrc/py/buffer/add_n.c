@@ -17,16 +17,18 @@ static void note_index(Py_ssize_t i)
 }
 
 /* add_one: adds an array, None or a symbolic zero. 0, or -1 with an exception. */
-static int add_one(fan_buffer *core, PyObject *array, int64_t key)
+static int add_one(fan_buffer *core, PyObject *array, int64_t key, const fan_weight *weight)
 {
     if (fan_is_no_gradient(array))
         array = Py_None;
-    int added = fan_plain_add_only(core, array, key);
+    int added = 0;
+    if (!weight->on)
+        added = fan_plain_add_only(core, array, key);
     if (added > 0)
         return 0;
     if (added < 0)
         return -1;
-    fan_contribution c = {.key = key};
+    fan_contribution c = {.key = key, .weight = *weight};
     int bad = fan_import(array, false, false, &c.value);
     if (!bad)
         bad = fan_add_on(core, 0, &c);
@@ -35,16 +37,19 @@ static int add_one(fan_buffer *core, PyObject *array, int64_t key)
     return bad;
 }
 
-static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
+static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys, PyObject *weights)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(arrays);
     for (Py_ssize_t i = 0; i < n; i++) {
         int64_t key = -1;
         int bad = 0;
+        fan_weight weight = {.on = false};
         if (keys)
             bad = fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key);
+        if (!bad && weights)
+            bad = fan_weight_arg(PyTuple_GET_ITEM(weights, i), "weights", &weight);
         if (!bad)
-            bad = add_one(core, PyTuple_GET_ITEM(arrays, i), key);
+            bad = add_one(core, PyTuple_GET_ITEM(arrays, i), key, &weight);
         if (bad) {
             note_index(i);
             return -1;
@@ -135,8 +140,22 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
 
 /* The arguments of add_n as they come; NULL: not given. */
 typedef struct add_n_args {
-    PyObject *arrays, *out, *keys, *accumulate, *scale, *stats;
+    PyObject *arrays, *out, *keys, *accumulate, *scale, *stats, *weights, *mean;
+    PyObject *over; /* of add_n_over: the divisor */
 } add_n_args;
+
+/* weights_of: one for each of n arrays, as a tuple; NULL: none. */
+static int weights_of(const add_n_args *a, Py_ssize_t n, PyObject **weights)
+{
+    if (!fan_given(a->weights))
+        return 0;
+    if (fan_sequence_arg(a->weights, "weights", weights) < 0)
+        return -1;
+    if (PyTuple_GET_SIZE(*weights) == n)
+        return 0;
+    return fan_refuse(PyExc_ValueError, "expected as many weights as arrays, %zd, got %zd", n,
+                      PyTuple_GET_SIZE(*weights));
+}
 
 /* operands_of: the arrays, and their keys (NULL: none), as tuples; new references, errors too. */
 static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
@@ -173,7 +192,10 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 {
     PyObject *out = fan_or_none(a->out);
     PyObject *scale = fan_or_none(a->scale);
-    PyObject *sum = fan_plain_take_only(core, out, scale);
+    bool mean = a->mean == Py_True || fan_given(a->over);
+    PyObject *sum = NULL;
+    if (!mean)
+        sum = fan_plain_take_only(core, out, scale);
     if (sum)
         return sum;
     PyObject *outs = Py_NewRef(Py_None);
@@ -181,7 +203,8 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
     if (out != Py_None)
         Py_SETREF(outs, PyTuple_Pack(1, out));
     if (outs)
-        list = fan_take_all(core, NULL, NULL, NULL, outs, scale, true);
+        list = fan_take_weighted(core, NULL, NULL, NULL, outs, scale, true, mean, Py_None,
+                                 fan_given(a->over));
     if (list)
         sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(outs);
@@ -193,6 +216,7 @@ static PyObject *add_n_any(const add_n_args *a)
 {
     PyObject *items = NULL;
     PyObject *keys = NULL;
+    PyObject *weights = NULL;
     PyObject *sum = NULL;
     PyObject *accumulate = fan_or_none(a->accumulate);
     fan_buffer_config config = {.slots = 1,
@@ -207,11 +231,13 @@ static PyObject *add_n_any(const add_n_args *a)
     fan_error_context_push(&w);
     int bad = operands_of(a, &items, &keys);
     if (!bad)
+        bad = weights_of(a, PyTuple_GET_SIZE(items), &weights);
+    if (!bad)
         bad = fan_accumulate_arg(accumulate, &config.accumulate, &config.exact);
     if (!bad)
         bad = FAN_CHECK(fan_buffer_new(&config, &core, &err));
     if (!bad)
-        bad = add_all(core, items, keys);
+        bad = add_all(core, items, keys, weights);
     if (!bad)
         sum = take_sum(core, a);
     if (sum && config.stats)
@@ -224,6 +250,7 @@ static PyObject *add_n_any(const add_n_args *a)
     }
     Py_XDECREF(items);
     Py_XDECREF(keys);
+    Py_XDECREF(weights);
     return sum;
 }
 
@@ -239,8 +266,10 @@ static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 
 static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    const add_n_args a = {values[0], values[1], values[2], values[3], values[4], values[5]};
+    const add_n_args a = {values[0], values[1], values[2], values[3], values[4],
+                          values[5], values[6], values[7], NULL};
     bool has_options = a.keys || a.accumulate || a.scale || a.stats;
+    has_options = has_options || a.weights || a.mean;
     if (!has_options) {
         PyObject *sum = add_n_plain(a.arrays, fan_given(a.out));
         if (sum || PyErr_Occurred())
@@ -249,12 +278,24 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
     return add_n_any(&a);
 }
 
+/* add_n_over: a mean with a divisor of the caller's. */
+static PyObject *add_n_over(PyObject *Py_UNUSED(module), PyObject *const *values)
+{
+    const add_n_args a = {.arrays = values[0],
+                          .out = values[1],
+                          .accumulate = values[2],
+                          .scale = values[3],
+                          .weights = values[4],
+                          .over = values[5]};
+    return add_n_any(&a);
+}
+
 PyObject *fan_add_two(PyObject *a, PyObject *b)
 {
     PyObject *both = PyTuple_Pack(2, a, b);
     if (!both)
         return NULL;
-    PyObject *const values[6] = {both};
+    PyObject *const values[8] = {both};
     PyObject *sum = add_n(NULL, values);
     Py_DECREF(both);
     return sum;

@@ -317,7 +317,8 @@ static int buffer_traverse(PyObject *o, visitproc visit, void *arg)
 
 static const char *form_word(fan_form f)
 {
-    static const char *const words[] = {"undefined", "zero", "dense", "sparse", "object"};
+    static const char *const words[] = {"undefined", "zero",   "dense",
+                                        "sparse",    "object", "partial"};
     return words[f];
 }
 
@@ -510,10 +511,12 @@ static PyObject *buffer_target(PyObject *o, PyObject *const *a)
     enum {
         SLOT,
         KEY,
-        ON
+        ON,
+        WEIGHT
     };
     buffer_object *self = fan_buffer_self(o);
     fan_stream *stream = NULL;
+    fan_weight weight = {.on = false};
     PyObject *target = NULL;
     int64_t key = -1;
     size_t slot;
@@ -530,8 +533,10 @@ static PyObject *buffer_target(PyObject *o, PyObject *const *a)
         bad = fan_index(a[KEY], "key", PyExc_ValueError, &key);
     if (!bad && a[ON])
         bad = fan_stream_arg(a[ON], &stream);
+    if (!bad && fan_given(a[WEIGHT]))
+        bad = fan_weight_arg(a[WEIGHT], "weight", &weight);
     if (!bad)
-        target = fan_target_new(o, slot, key, stream);
+        target = fan_target_new(o, slot, key, stream, weight);
     fan_error_context_pop(&w);
     fan_stream_drop(stream);
     return target;

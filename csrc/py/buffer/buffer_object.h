@@ -36,7 +36,8 @@ static inline buffer_object *fan_buffer_self(PyObject *o)
 /* ---- target.c, add_n.c ---- */
 
 /* fan_target_new: the context of InputBuffer.target. */
-PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
+PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream,
+                         fan_weight weight);
 PyObject *fan_add_two(PyObject *a, PyObject *b); /* add_n([a, b]) */
 
 /* ---- slots.c ---- */
@@ -130,7 +131,8 @@ int fan_buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, Py
 
 /* The arguments of add_many: sequences of one length. */
 typedef struct fan_batch_args {
-    PyObject *slots, *gradients, *keys; /* tuples, held; keys may be NULL */
+    PyObject *slots, *gradients; /* tuples, held */
+    PyObject *keys, *weights;    /* the same; may be NULL */
     Py_ssize_t n;
 } fan_batch_args;
 PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a);
@@ -143,6 +145,11 @@ fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t
 /* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. */
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names,
                        fan_stream *stream, PyObject *out, PyObject *scale, bool writable);
+/* fan_take_weighted: the same of a mean, or with weights= (None: not given). over: a tuple of
+ * floats whose exact sum is the divisor of the mean; NULL: that of the weights. */
+PyObject *fan_take_weighted(fan_buffer *core, const size_t *only, PyObject *slot_names,
+                            fan_stream *stream, PyObject *out, PyObject *scale, bool writable,
+                            bool mean, PyObject *weights, PyObject *over);
 /* fan_plain_take_only: of a buffer of one slot: the sum, which is the caller's alone. out, scale:
  * None: not given. NULL without an exception: it is not that of plain contributions, and nothing
  * happened. fan_plain_writable_now: `o` is an array that such a sum may be written into. */

@@ -111,6 +111,7 @@ enum {
     ACCUMULATE,
     COMBINE,
     NAME,
+    PARTIAL,
     WORDS
 };
 
@@ -119,8 +120,8 @@ enum {
 static int slot_words_of(PyObject *item, PyObject **words)
 {
     const fan_state *st = fan_state_get();
-    PyObject *const names[WORDS] = {st->str_shape,      st->str_dtype,   st->str_device,
-                                    st->str_accumulate, st->str_combine, st->str_name};
+    PyObject *const names[WORDS] = {st->str_shape,   st->str_dtype, st->str_device, st->str_accumulate,
+                                    st->str_combine, st->str_name,  st->str_partial};
 #ifndef Py_GIL_DISABLED /* another thread may write into the dict */
     if ((PyObject *)Py_TYPE(item) == st->slot_type) {
         PyObject *name, *word, *said = PyObject_GenericGetDict(item, NULL);
@@ -179,6 +180,7 @@ static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, Py
     if (!bad) {
         spec->combine = *held = Py_XNewRef(w[COMBINE]);
         *name = Py_XNewRef(w[NAME]);
+        spec->partial = w[PARTIAL] == Py_True;
     }
     for (size_t i = 0; i < WORDS; i++)
         Py_XDECREF(w[i]);

@@ -121,10 +121,38 @@ static int import_outs(fan_buffer *core, const size_t *only, PyObject *slot_name
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names,
                        fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
 {
+    return fan_take_weighted(core, only, slot_names, stream, out, scale, writable, false, Py_None,
+                             NULL);
+}
+
+/* over_of: the parts of a divisor. */
+static int over_of(PyObject *over, double *parts, fan_take *options)
+{
+    if (PyTuple_GET_SIZE(over) > FAN_DIVISOR_PARTS)
+        return fan_refuse(PyExc_ValueError, "the divisor has more than %d parts",
+                          FAN_DIVISOR_PARTS);
+    options->over = parts;
+    options->nover = (size_t)PyTuple_GET_SIZE(over);
+    for (size_t i = 0; i < options->nover; i++) {
+        parts[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(over, (Py_ssize_t)i));
+        if (parts[i] == -1.0 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+PyObject *fan_take_weighted(fan_buffer *core, const size_t *only, PyObject *slot_names,
+                            fan_stream *stream, PyObject *out, PyObject *scale, bool writable,
+                            bool mean, PyObject *weights, PyObject *over)
+{
+    double parts[FAN_DIVISOR_PARTS];
     size_t n = fan_buffer_slots(core);
     shown to = {.list = NULL};
     fan_take options = {
         .one = only != NULL, .stream = stream, .writable = writable, .show = show, .ctx = &to};
+    options.mean = mean;
+    if (over && over_of(over, parts, &options) < 0)
+        return NULL;
     if (only) {
         n = 1;
         options.slot = *only;
@@ -136,6 +164,8 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
         to.list = PyList_New((Py_ssize_t)n);
     fan_memory_leave_begin();
     if (!to.list || fan_scale_arg(scale, &options) < 0)
+        goto done;
+    if (fan_late_arg(weights, &options.late, &options.nlate) < 0)
         goto done;
     bool is_list = PyList_Check(out) || PyTuple_Check(out);
     if (only && is_list) {
@@ -159,6 +189,7 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
     }
     done = true;
 done:
+    fan_free(options.late);
     free_values(outs, n);
     free_values(results, n);
     fan_memory_leave_end();
@@ -196,7 +227,9 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
         SLOT,
         OUT,
         SCALE,
-        WRITABLE
+        WRITABLE,
+        MEAN,
+        WEIGHTS
     };
     const buffer_object *self = fan_buffer_self(o);
     fan_error_context w = fan_buffer_context(self);
@@ -213,8 +246,9 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
     if (fan_given(a[STREAM]) && fan_stream_arg(a[STREAM], &stream) < 0) {
         refuse_stream(a[STREAM]);
     } else {
-        list = fan_take_all(self->core, only, self->names, stream, fan_or_none(a[OUT]),
-                            fan_or_none(a[SCALE]), a[WRITABLE] == Py_True);
+        list = fan_take_weighted(self->core, only, self->names, stream, fan_or_none(a[OUT]),
+                                 fan_or_none(a[SCALE]), a[WRITABLE] == Py_True, a[MEAN] == Py_True,
+                                 fan_or_none(a[WEIGHTS]), NULL);
     }
     fan_error_context_pop(&w);
     fan_stream_drop(stream);

@@ -13,6 +13,7 @@ typedef struct target_object {
     size_t slot;
     int64_t key;
     fan_stream *stream; /* held; NULL: S4 */
+    fan_weight weight;
     int origin; /* of the library whose array is lent; less than FAN_FROM_FOREIGN: of ours */
     enum {
         FRESH,
@@ -26,7 +27,8 @@ static target_object *of(PyObject *o)
     return (target_object *)o;
 }
 
-PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream)
+PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream,
+                         fan_weight weight)
 {
     PyTypeObject *type = fan_state_get()->target_type;
     target_object *self = (target_object *)type->tp_alloc(type, 0);
@@ -35,6 +37,7 @@ PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream 
     self->buffer = Py_NewRef(buffer);
     self->slot = slot;
     self->key = key;
+    self->weight = weight;
     if (stream)
         self->stream = fan_stream_hold(stream);
     return (PyObject *)self;
@@ -79,7 +82,7 @@ static PyObject *target_begin(target_object *self, int origin, fan_dtype undecla
         return PyErr_Format(PyExc_RuntimeError,
                             "a target is entered once; make another with buffer.target()");
     if (FAN_CHECK(fan_buffer_target(fan_buffer_of(self->buffer), self->slot, self->key,
-                                    self->stream, undeclared, &self->t, &err)) < 0)
+                                    self->stream, undeclared, &self->weight, &self->t, &err)) < 0)
         return NULL;
     self->state = LENT;
     self->origin = origin;

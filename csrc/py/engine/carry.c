@@ -8,6 +8,7 @@
 #include "py/engine/node_object.h"
 
 #include "base/trace.h"
+#include "buffer/digest.h"
 #include "buffer/plain.h"
 #include "base/fault.h"
 
@@ -362,6 +363,47 @@ static int run_in_python(node_object *self, void **sums, void **gradients, uint3
     return bad;
 }
 
+/* call_boxed: calls the function with a list that has the only holds on the sums, which become
+ * NULL: what it pops and drops is gone. Takes nothing else; NULL with an exception. */
+static PyObject *call_boxed(PyObject *fn, void **sums, uint32_t n)
+{
+    PyObject *list = PyList_New(n);
+    if (!list)
+        return NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        PyList_SET_ITEM(list, i, fan_take_or_none(sums[i]));
+        sums[i] = NULL;
+    }
+    PyObject *result = PyObject_CallOneArg(fn, list);
+    Py_DECREF(list);
+    return result;
+}
+
+/* run_boxed: as run_in_python, of a node with boxed=True. A sum that other code holds stays guarded
+ * until the function ends, and so it is held as long (H1). */
+static int run_boxed(node_object *self, void **sums, void **gradients, uint32_t ngradients)
+{
+    FAN_UNINITIALIZED fan_guards guards;
+    uint32_t n = self->node.inputs;
+    if (fan_box_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
+        return -1;
+    PyObject *shared = fan_guards_shared(&guards);
+    PyObject *fn = Py_NewRef(self->fn);
+    PyObject *result = NULL;
+    if (shared)
+        result = call_boxed(fn, sums, n);
+    if (fan_guards_end(&guards, &self->node) < 0)
+        Py_CLEAR(result);
+    Py_XDECREF(shared);
+    int bad = -1;
+    if (result)
+        bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
+    if (!bad)
+        bad = warn_undefined(&self->node, fn, gradients, ngradients);
+    Py_DECREF(fn);
+    return bad;
+}
+
 static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradients,
                       uint32_t ngradients, fan_error *err)
 {
@@ -377,6 +419,8 @@ static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradien
         Py_DECREF(fn);
         if (!bad && node_hooks)
             bad = fan_box_all(gradients, ngradients);
+    } else if (!bad && fan_node_is_boxed(self)) {
+        bad = run_boxed(self, sums, gradients, ngradients);
     } else if (!bad) {
         bad = run_in_python(self, sums, gradients, ngradients);
     }
@@ -401,9 +445,16 @@ static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void 
                              void *node_hooks, fan_error *err)
 {
     leaf_object *self = (leaf_object *)fan_node_object(leaf);
+    if (self->divert && c->weight.on && !c->reduced) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: weight: a fanin.dist.Reducer collects its gradients: give the weight to "
+                     "reducer.accumulate(weight=), or to reducer.at(key, weight=)",
+                     fan_node_name(leaf).text);
+        return status_of(-1, err);
+    }
     if (self->divert)
         return status_of(fan_leaf_divert(self, sum), err);
-    int bad = fan_leaf_accumulate(self, sum, c->create_graph);
+    int bad = fan_leaf_accumulate(self, sum, c->create_graph, c->weight);
     if (!bad)
         bad = fan_hooks_accumulated(&self->base, node_hooks);
     return status_of(bad, err);
@@ -417,6 +468,85 @@ static void *leaf_grad(fan_node *leaf)
         PyErr_Clear();
     fan_exception_put(live);
     return grad;
+}
+
+/* ---- digests ---- */
+
+static bool leaf_is_diverted(const fan_node *leaf)
+{
+    const leaf_object *self = (const leaf_object *)fan_node_object(leaf);
+    return self->divert != NULL;
+}
+
+static bool slot_has_hooks(const fan_node *n)
+{
+    const node_more *more = fan_node_object(n)->more;
+    if (!more)
+        return false;
+    return more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE];
+}
+
+/* digest_label: names an object that has no digest by its type. */
+static void digest_label(PyObject *object, const char *reason, fan_trace_line *line)
+{
+    PyOS_snprintf(line->label, sizeof line->label, "%.60s: no digest: %s", Py_TYPE(object)->tp_name,
+                  reason);
+}
+
+/* digest_ndarray: of an ndarray of numbers, which needs no import; false: it is something else. */
+static bool digest_ndarray(PyObject *o, uint64_t known, fan_trace_line *line)
+{
+    if (!PyArray_CheckExact(o))
+        return false;
+    PyArrayObject *a = (PyArrayObject *)o;
+    fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
+    if (dtype == FAN_DT_NONE)
+        return false;
+    fan_array view = {.dtype = dtype,
+                      .ndim = PyArray_NDIM(a),
+                      .size = (int64_t)PyArray_SIZE(a),
+                      .shape = (int64_t *)PyArray_DIMS(a),
+                      .strides = (int64_t *)PyArray_STRIDES(a),
+                      .data = PyArray_BYTES(a)};
+    const fan_value v = {
+        .form = FAN_FORM_DENSE, .dtype = dtype, .device = fan_cpu(), .array = &view};
+    void *left = NULL;
+    if (!known && PyArray_NBYTES(a) >= FAN_BUSY_BYTES)
+        left = fan_allow_threads_begin();
+    fan_digest_fill(&v, NULL, known, line);
+    if (left)
+        fan_allow_threads_end(left);
+    return true;
+}
+
+void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *line)
+{
+    if (object && !fan_is_unboxed(object) && digest_ndarray(object, known, line))
+        return;
+    PyObject *live = fan_exception_take();
+    fan_value v = fan_value_none();
+    bool unboxed = object && fan_is_unboxed(object);
+    int bad = 0;
+    if (unboxed)
+        v = fan_value_dense(fan_array_hold(fan_unboxed_array(object)), fan_cpu());
+    else if (object)
+        bad = fan_import(object, false, true, &v);
+    if (bad) {
+        PyErr_Clear();
+        digest_label(object, "it cannot be read", line);
+    } else {
+        void *left = NULL;
+        if (!known && fan_value_bytes(&v) >= FAN_BUSY_BYTES)
+            left = fan_allow_threads_begin();
+        fan_digest_fill(&v, on, known, line);
+        if (left)
+            fan_allow_threads_end(left);
+        if (v.form == FAN_FORM_OBJECT)
+            digest_label(object, "an object of its own", line);
+    }
+    if (v.form != FAN_FORM_UNDEFINED)
+        fan_value_release(&v);
+    fan_exception_put(live);
 }
 
 static fan_status release(fan_node *n, fan_error *err)
@@ -494,6 +624,9 @@ const fan_engine_frontend fan_python_engine = {
     .fetch = fetch,
     .accumulate = accumulate,
     .leaf_grad = leaf_grad,
+    .leaf_is_diverted = leaf_is_diverted,
+    .slot_has_hooks = slot_has_hooks,
+    .digest = fan_digest,
     .release = release,
     .check_signals = check_signals,
     .group = group,

@@ -183,22 +183,55 @@ static bool add_plain(PyObject *grad, PyObject *sum)
     return true;
 }
 
-/* add_in_place: L5: 0, or -1 with an exception. */
-static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum)
+/* weighed: the sum times a weight, a new object, laid out like the leaf. New reference. */
+static PyObject *weighed(const leaf_object *self, PyObject *sum, bool recording, fan_weight weight)
 {
-    if (add_plain(grad, sum))
-        return 0;
-    return fan_drop_result(fan_node_sum(&self->base, 0, grad, sum, (fan_sum_options){.out = grad}));
+    fan_sum_options options = {.writable = true, .create_graph = recording, .weight = weight};
+    bool arrays = PyArray_CheckExact(self->array) && PyArray_CheckExact(sum);
+    if (!arrays || recording || fan_storage_redirected())
+        return fan_node_sum(&self->base, 0, sum, NULL, options);
+    PyArray_Descr *d = descr_of_copy(self, sum);
+    if (!d)
+        return NULL;
+    PyObject *made =
+        PyArray_NewLikeArray((PyArrayObject *)self->array, NPY_KEEPORDER, d, 0); /* takes d */
+    options.out = made;
+    if (made && fan_drop_result(fan_node_sum(&self->base, 0, sum, NULL, options)) < 0)
+        Py_CLEAR(made);
+    return made;
 }
 
-static int add_wide(leaf_object *self, PyObject *wide, PyObject *sum)
+/* add_in_place: L5: 0, or -1 with an exception. */
+static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum, fan_weight weight)
 {
-    PyObject *const args[] = {wide, fan_state_get()->zero, sum, Py_True};
+    if (!weight.on && add_plain(grad, sum))
+        return 0;
+    const fan_sum_options options = {.out = grad, .weight = weight};
+    return fan_drop_result(fan_node_sum(&self->base, 0, grad, sum, options));
+}
+
+/* weight_number: a weight as Python has it; new reference. */
+static PyObject *weight_number(fan_weight weight)
+{
+    if (!weight.on)
+        Py_RETURN_NONE;
+    if (weight.integer)
+        return PyLong_FromDouble(weight.re);
+    if (weight.im != 0)
+        return PyComplex_FromDoubles(weight.re, weight.im);
+    return PyFloat_FromDouble(weight.re);
+}
+
+static int add_wide(leaf_object *self, PyObject *wide, PyObject *sum, fan_weight weight)
+{
+    PyObject *number = weight_number(weight);
+    PyObject *const args[] = {wide, fan_state_get()->zero, sum, Py_True, number};
     PyObject *method = PyUnicode_FromString("add");
-    PyObject *names = Py_BuildValue("(O)", fan_state_get()->str_copy);
+    PyObject *names = Py_BuildValue("(OO)", fan_state_get()->str_copy, fan_state_get()->str_weight);
     PyObject *none = NULL;
-    if (method && names)
+    if (number && method && names)
         none = PyObject_VectorcallMethod(method, args, 3, names);
+    Py_XDECREF(number);
     Py_XDECREF(method);
     Py_XDECREF(names);
     self->stale |= none != NULL;
@@ -206,17 +239,22 @@ static int add_wide(leaf_object *self, PyObject *wide, PyObject *sum)
 }
 
 static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum,
-                    bool recording)
+                    bool recording, fan_weight weight)
 {
+    const fan_sum_options options = {.create_graph = recording, .weight = weight};
     PyObject *made = NULL;
+    if (weight.on && (action == FAN_LEAF_STEAL || action == FAN_LEAF_COPY)) {
+        made = weighed(self, *sum, recording, weight);
+        return made ? grad_write(self, made) : -1;
+    }
     switch (action) {
     case FAN_LEAF_NOTHING:
     case FAN_LEAF_CALL:
         return 0;
     case FAN_LEAF_WIDE:
-        return add_wide(self, self->wide, *sum);
+        return add_wide(self, self->wide, *sum, weight);
     case FAN_LEAF_ADD:
-        return add_in_place(self, grad, *sum);
+        return add_in_place(self, grad, *sum, weight);
     case FAN_LEAF_STEAL:
         made = *sum;
         *sum = NULL;
@@ -225,8 +263,7 @@ static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, v
         made = copied(self, *sum, recording);
         break;
     case FAN_LEAF_REPLACE:
-        made =
-            fan_node_sum(&self->base, 0, grad, *sum, (fan_sum_options){.create_graph = recording});
+        made = fan_node_sum(&self->base, 0, grad, *sum, options);
         break;
     }
     if (!made)
@@ -372,10 +409,25 @@ static int read_facts(const leaf_object *self, PyObject *grad, void **sum, fan_l
     return 0;
 }
 
-int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
+/* call_weighed: calls the owner's function with the sum times the weight. */
+static int call_weighed(leaf_object *self, void **sum, bool recording, fan_weight weight)
+{
+    if (weight.on) {
+        if (fan_box(sum) < 0)
+            return -1;
+        PyObject *made = weighed(self, *sum, recording, weight);
+        if (!made)
+            return -1;
+        Py_DECREF((PyObject *)*sum);
+        *sum = made;
+    }
+    return call_with(self, self->accumulate, sum);
+}
+
+int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording, fan_weight weight)
 {
     if (self->accumulate) /* without a claim: it may start a pass */
-        return call_with(self, self->accumulate, sum);
+        return call_weighed(self, sum, recording, weight);
     if (claim(self) < 0)
         return -1;
     fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
@@ -384,7 +436,7 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
     if (grad || !PyErr_Occurred())
         bad = read_facts(self, grad, sum, &facts);
     if (!bad)
-        bad = run_plan(self, fan_plan_leaf(&facts).action, grad, sum, recording);
+        bad = run_plan(self, fan_plan_leaf(&facts).action, grad, sum, recording, weight);
     Py_XDECREF(grad);
     fan_leaf_claim_end(&self->claim);
     return bad;
@@ -575,7 +627,7 @@ static int set_wide(leaf_object *self, PyObject *value)
     if (dropped)
         bad = 0;
     if (dropped && value)
-        bad = add_wide(self, dropped, value);
+        bad = add_wide(self, dropped, value, (fan_weight){.on = false});
     self->stale = bad && stale;
     if (!bad) {
         PyObject *wide = dropped;

@@ -42,6 +42,8 @@ PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObjec
     for (PyObject **next = gradients; *next && !bad; next++) {
         fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
         bad = fan_contribution_of(buffer, slot, *next, NULL, &c);
+        if (!next[1])
+            c.weight = options.weight;
         if (!bad)
             bad = fan_add_on(buffer->core, slot, &c);
         if (c.value.form != FAN_FORM_UNDEFINED)

@@ -29,6 +29,7 @@ typedef struct node_more {
     PyObject *kept; /* retain_grad: {slot: sum so far, or None}; NULL: no slot */
     /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
     PyObject *out_buffers;
+    bool boxed; /* its function gets a list of its sums, and owns them */
 } node_more;
 
 typedef struct node_object {
@@ -57,6 +58,12 @@ typedef struct leaf_object {
 static inline node_object *fan_node_object(const fan_node *n)
 {
     return (node_object *)(void *)((char *)(uintptr_t)n - offsetof(node_object, node));
+}
+
+/* fan_node_is_boxed: whether its function gets a list (boxed=True). */
+static inline bool fan_node_is_boxed(const node_object *self)
+{
+    return self->more && self->more->boxed;
 }
 
 /* fan_node_specs: the declarations of its slots. NULL: it declares nothing. */
@@ -94,6 +101,10 @@ extern fan_guard *fan__guards;
 void fan__guard_array(fan_guards *all, PyArrayObject *a);
 int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n);
 int fan__guards_end(fan_guards *all, const fan_node *n);
+
+/* fan_guards_shared: a list of the objects that are guarded, which lives as long as they must;
+ * NULL with an exception. */
+PyObject *fan_guards_shared(const fan_guards *all);
 
 /* fan_guards_begin: guards, until fan_guards_end, those of these objects that have references
  * besides the caller's one; skips NULLs. *all must not move meanwhile.
@@ -207,6 +218,7 @@ typedef struct fan_sum_options {
     PyObject *out;     /* where the sum is written; NULL: a new object */
     bool writable;     /* the sum shares no memory with the gradients */
     bool create_graph; /* the sum is recorded (A1, L6) */
+    fan_weight weight; /* multiplies the last of the gradients (W1) */
 } fan_sum_options;
 /* fan_node_sum: the sum of one or two gradients (NULL: one) of a slot, by a buffer of the node's
  * slots. New reference, or NULL with an exception. */
@@ -215,8 +227,9 @@ PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObjec
 
 /* ---- leaf.c ---- */
 
-/* fan_leaf_accumulate: may take *sum, and sets it to NULL then. recording: L6. */
-int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording);
+/* fan_leaf_accumulate: may take *sum, and sets it to NULL then, or replace it. recording: L6.
+ * weight: multiplies the sum (W8). */
+int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording, fan_weight weight);
 /* fan_leaf_divert: gives the sum to `divert`; may take it, and sets *sum to NULL then. */
 int fan_leaf_divert(leaf_object *self, void **sum);
 /* fan_leaf_grad_now: .grad of a leaf without accumulate=; new reference; NULL: none, or an
@@ -242,9 +255,12 @@ void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *
 
 /* ---- carry.c, pass.c ---- */
 
+/* fan_digest: see fan_engine_frontend. */
+void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *line);
+
 extern const fan_engine_frontend fan_python_engine;
 
-/* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as
+/* The parameters of backward and, but for the last two, grad, and, but for the last three, walk, as
  * core.pyi declares them. */
 enum {
     FAN_PASS_ROOTS,
@@ -258,6 +274,7 @@ enum {
     FAN_PASS_BUDGET,
     FAN_PASS_WORKERS,
     FAN_PASS_REDUCER,
+    FAN_PASS_WEIGHT,
     FAN_PASS_ARGS
 };
 

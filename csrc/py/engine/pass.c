@@ -6,7 +6,9 @@
 #include "py/base/args.h"
 
 #include "base/mem.h"
+#include "base/trace.h"
 #include "base/workers.h"
+#include "buffer/digest.h"
 
 #include <string.h>
 
@@ -17,6 +19,7 @@
 typedef struct pass_parts {
     PyObject *roots, *inputs; /* tuples, held; inputs NULL: all leaves */
     bool is_walk;             /* without workers= */
+    bool is_order;            /* without gradients: the pass does not run */
     PyObject *one;            /* the function of one=; borrowed; NULL: none */
     fan_backward_config config;
 } pass_parts;
@@ -156,6 +159,22 @@ static int pass_read_options(pass_parts *parts, PyObject *const *a)
     return 0;
 }
 
+/* pass_read_weight: of backward alone. A weight of 1 changes nothing. */
+static int pass_read_weight(pass_parts *parts, PyObject *const *a)
+{
+    fan_backward_config *c = &parts->config;
+    if (c->capture || parts->is_walk || !fan_given(a[FAN_PASS_WEIGHT]))
+        return 0;
+    fan_error_context w = {.buffer = c->call, .slot = -1, .key = -1};
+    fan_error_context_push(&w);
+    int bad = fan_weight_arg(a[FAN_PASS_WEIGHT], "weight", &c->weight);
+    fan_error_context_pop(&w);
+    if (c->weight.re == 1 && c->weight.im == 0)
+        c->weight.on = false;
+    c->reduced = fan_given(a[FAN_PASS_REDUCER]) != NULL;
+    return bad;
+}
+
 static int pass_read_functions(pass_parts *parts, PyObject *const *a)
 {
     fan_backward_config *c = &parts->config;
@@ -287,9 +306,12 @@ static int pass_read_roots(pass_parts *parts)
         uint32_t slot;
         if (read_node(parts, "root", i, item, 3, &to, &slot) < 0)
             return -1;
-        PyObject *gradient = gradient_of_root(parts, i, item, to, slot);
-        if (!gradient)
-            return -1;
+        PyObject *gradient = NULL;
+        if (!parts->is_order) {
+            gradient = gradient_of_root(parts, i, item, to, slot);
+            if (!gradient)
+                return -1;
+        }
         c->roots[i] = (fan_root){&to->node, slot, gradient};
     }
     return 0;
@@ -301,11 +323,13 @@ static int parse(pass_parts *parts, PyObject *const *a)
     fan_backward_config *c = &parts->config;
     if (c->capture && a[FAN_PASS_INPUTS] == Py_None)
         return fan_set_error(PyExc_TypeError, "grad() needs 'inputs'");
-    if (pass_read_options(parts, a) < 0)
+    if (pass_read_options(parts, a) < 0 || pass_read_weight(parts, a) < 0)
         return -1;
     if (sequence_of(parts, "roots", a[FAN_PASS_ROOTS], &parts->roots) < 0)
         return -1;
     c->limited = fan_given(a[FAN_PASS_INPUTS]);
+    if (parts->is_order)
+        c->capture = c->limited; /* inputs= may name nodes, as for grad() */
     if (c->limited && sequence_of(parts, "inputs", a[FAN_PASS_INPUTS], &parts->inputs) < 0)
         return -1;
     if (pass_read_functions(parts, a) < 0 || pass_read_workers(parts, a) < 0)
@@ -332,6 +356,7 @@ static int parse(pass_parts *parts, PyObject *const *a)
 fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *nwanted)
 {
     pass_parts parts = {.is_walk = strcmp(call, "walk") == 0,
+                        .is_order = strcmp(call, "order") == 0,
                         .config = {.frontend = &fan_python_engine,
                                    .call = call,
                                    .capture = strcmp(call, "grad") == 0}};
@@ -374,6 +399,9 @@ void fan_task_end(fan_backward *p)
     fan_exception_put(live);
 }
 
+/* The last pass that this thread began with backward(): a reducer's leaves accumulate after it. */
+static _Thread_local uint64_t last_pass;
+
 static int backward_run(PyObject *const *a)
 {
     size_t nwanted;
@@ -381,6 +409,7 @@ static int backward_run(PyObject *const *a)
     if (!p)
         return -1;
     int bad = fan_task_run(p);
+    last_pass = fan_backward_id(p);
     fan_task_end(p);
     return bad;
 }
@@ -401,7 +430,8 @@ static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
                             "backward: reducer: expected a fanin.dist.Reducer, got %s",
                             FAN_TYPE_TEXT(reducer));
     }
-    PyObject *block = PyObject_CallMethod(reducer, "_reduced", NULL);
+    PyObject *weight = fan_or_none(a[FAN_PASS_WEIGHT]);
+    PyObject *block = PyObject_CallMethod(reducer, "_reduced", "OO", Py_False, weight);
     if (!block)
         return NULL;
     if (fan_drop_result(fan_block_begin(block)) < 0) {
@@ -470,6 +500,32 @@ static PyObject *leaf_dtype(PyObject *Py_UNUSED(m), PyObject *o)
     return PyUnicode_FromString(fan_dtype_name(spec->dtype));
 }
 
+/* digest_reduced: writes the digest of what a reducer's leaf has after the pass. */
+static void digest_reduced(leaf_object *leaf)
+{
+    if (!fan_trace_digests())
+        return;
+    const fan_trace_work work = {.pass = last_pass, .node = leaf->base.node.number};
+    fan_trace_line line = {
+        .kind = FAN_TRACE_DIGEST,
+        .how = FAN_DIGEST_LEAF,
+        .device = -1,
+        .slot = 0,
+        .key = -1,
+        .to = leaf->base.node.number,
+        .start_us = -1,
+        .end_us = -1,
+    };
+    PyObject *gradient = fan_leaf_grad_now(leaf);
+    if (!gradient)
+        PyErr_Clear();
+    fan_digest(gradient, NULL, 0, &line);
+    fan_trace_work outer = fan_trace_work_begin(work);
+    fan_trace_put(&line);
+    (void)fan_trace_work_begin(outer);
+    Py_XDECREF(gradient);
+}
+
 static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     leaf_object *leaf = leaf_of_arg(a[0]);
@@ -484,8 +540,11 @@ static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
     }
     /* the only reference may become .grad itself (L3) */
     PyList_SetItem(a[1], i, Py_NewRef(Py_None));
-    int bad =
-        fan_leaf_accumulate(leaf, &sum, false) < 0 || fan_hooks_accumulated(&leaf->base, hooks) < 0;
+    int bad = fan_leaf_accumulate(leaf, &sum, false, (fan_weight){.on = false});
+    if (!bad)
+        digest_reduced(leaf);
+    if (!bad)
+        bad = fan_hooks_accumulated(&leaf->base, hooks);
     Py_XDECREF((PyObject *)sum);
     Py_XDECREF((PyObject *)hooks);
     return fan_none_unless(bad);
@@ -511,6 +570,44 @@ static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
     }
     fan_task_end(p);
     return sums;
+}
+
+/* ---- order ---- */
+
+/* steps_list: of each step the node, the step that made it ready (-1: the roots), whether its
+ * function runs; NULL with an exception. */
+static PyObject *steps_list(const fan_backward_step *steps, uint32_t n)
+{
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < n; i++) {
+        const fan_backward_step *step = &steps[i];
+        long long after = -1;
+        if (step->after != UINT32_MAX)
+            after = step->after;
+        fan_list_add(&list, Py_BuildValue("(OLO)", (PyObject *)fan_node_object(step->node), after,
+                                          step->runs ? Py_True : Py_False));
+    }
+    return list;
+}
+
+static PyObject *order_steps(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    PyObject *const args[FAN_PASS_ARGS] = {[FAN_PASS_ROOTS] = a[0], [FAN_PASS_INPUTS] = a[1]};
+    size_t nwanted;
+    fan_backward *p = fan_task_begin_args("order", args, &nwanted);
+    if (!p)
+        return NULL;
+    uint32_t ran, all;
+    (void)fan_backward_at(p, &ran, &all);
+    PyObject *list = NULL;
+    fan_backward_step *steps = fan_alloc(all * sizeof *steps);
+    if (!steps)
+        (void)fan_no_memory();
+    else if (FAN_CHECK(fan_backward_order(p, steps, &err)) == 0)
+        list = steps_list(steps, all);
+    fan_free(steps);
+    fan_task_end(p);
+    return list;
 }
 
 #include "py/declared/pass.h"

@@ -4,9 +4,11 @@
 
 #include "base/thread.h"
 #include "base/trace.h"
+#include "buffer/digest.h"
 
 typedef struct trace_object {
     PyObject_HEAD fan_trace *t; /* owned; never NULL after new */
+    bool digests;               /* its lines have digests (fan_digests_hold) */
 } trace_object;
 
 static fan_trace *trace_of(PyObject *o)
@@ -30,10 +32,22 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *const *a)
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
+    self->digests = a[1] == Py_True;
+    if (self->digests) {
+        fan_trace_want_digests(self->t);
+        fan_digests_hold();
+    }
     return (PyObject *)self;
 }
 
-FAN_DEALLOC(trace_dealloc, fan_trace_free(trace_of(o)))
+static void trace_free(PyObject *o)
+{
+    fan_trace_free(trace_of(o));
+    if (((const trace_object *)o)->digests)
+        fan_digests_drop();
+}
+
+FAN_DEALLOC(trace_dealloc, trace_free(o))
 
 static PyObject *trace_begin(PyObject *o, PyObject *Py_UNUSED(none))
 {
@@ -57,17 +71,20 @@ static PyObject *line_of(const fan_trace_line *l)
     PyObject *label =
         PyUnicode_DecodeUTF8(l->label, (Py_ssize_t)strnlen(l->label, FAN_TRACE_LABEL), "replace");
     char how[2] = {l->how, '\0'};
+    uint64_t digest = l->digest;
     if (!label)
         return NULL;
+    if (l->kind == FAN_TRACE_DIGEST && !digest && l->event)
+        digest = fan_digest_later(l->event);
     return Py_BuildValue(
-        "(ssOiiIKLKKKKKKddNKKIKKK)", words[l->kind], how, l->in_place ? Py_True : Py_False,
+        "(ssOiiIKLKKKKKKddNKLIKKKK)", words[l->kind], how, l->in_place ? Py_True : Py_False,
         (int)l->device, (int)l->slot, (unsigned int)l->count, (unsigned long long)l->buffer,
         (long long)l->key, (unsigned long long)l->rules, (unsigned long long)l->stream,
         (unsigned long long)l->other, (unsigned long long)l->event, (unsigned long long)l->bytes,
         (unsigned long long)l->host_ns, l->start_us, l->end_us, label,
-        (unsigned long long)l->work.pass, (unsigned long long)l->work.node,
-        (unsigned int)l->work.worker, (unsigned long long)l->to, (unsigned long long)l->begin_ns,
-        (unsigned long long)l->thread);
+        (unsigned long long)l->work.pass, (long long)l->work.node, (unsigned int)l->work.worker,
+        (unsigned long long)l->to, (unsigned long long)l->begin_ns, (unsigned long long)l->thread,
+        (unsigned long long)digest);
 }
 
 /* trace_read: reports a read to the search of host orders. Any call of the recorded thread, which
@@ -100,6 +117,14 @@ static Py_ssize_t trace_length(PyObject *o)
     size_t n = fan_trace_count(trace_read(o));
     fan_sched_leave();
     return (Py_ssize_t)n;
+}
+
+static PyObject *trace_settle(PyObject *Py_UNUSED(o), PyObject *Py_UNUSED(none))
+{
+    void *left = fan_allow_threads_begin();
+    fan_digests_settle();
+    fan_allow_threads_end(left);
+    Py_RETURN_NONE;
 }
 
 #include "py/declared/Trace.h"

@@ -396,6 +396,27 @@ def combine(function: Callable[[object, object], object] | None, old: object, ne
         return e.as_record()
 
 
+def weigh(value: object, weight: complex, divide: bool) -> Conformed | Refused:
+    """An object, or an array in a pass that records itself, times a weight, or over the divisor of a mean (W7)."""
+    try:
+        return Conformed(weighed(value, weight, divide))
+    except Refusal as e:
+        return e.as_record()
+
+
+def weighed(value: Any, weight: complex, divide: bool) -> object:
+    if isinstance(value, Sparse):
+        refuse(
+            TypeError,
+            f"{named(value)}: a pass that records itself multiplies by the arrays' own *, and a fanin.Sparse has none:"
+            " expected dense gradients, or sparse ones of SciPy's or torch's (W7)",
+        )
+    result: object = operator.truediv(value, weight) if divide else operator.mul(value, weight)
+    if result is None:
+        refuse(TypeError, f"{named(value)} {'/' if divide else '*'} {weight!r} is None; expected the product (W7)")
+    return result
+
+
 def combined(function: Callable[[object, object], object] | None, old: object, new: object) -> object:
     result: object
     if is_plain(old) and is_plain(new):

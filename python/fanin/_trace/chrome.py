@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from .._words import size
@@ -14,8 +15,10 @@ from .picture import Lane, Names, Neighbours, Picture, Slice
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
 
-def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, object]:
-    """Chrome trace JSON, in microseconds."""
+def chrome(
+    picture: Picture, names: Names = MappingProxyType({}), digests: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """Chrome trace JSON, in microseconds; `digests` as `digests.as_json` made them."""
     events: list[dict[str, object]] = []
     names = picture.called(names)
     lanes = picture.in_order(names)
@@ -71,11 +74,14 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
         events.append(at(Lane(HOST, 0), time, "C", f"parked bytes of {buffer}", "fanin", args={"bytes": parked}))
     for race in picture.races:
         events.append(at(race.lane, race.time, "i", "RACE", "race", s="g", cname="terrible", args={"text": race.text}))
+    other: dict[str, object] = {"made by": "fanin", "clock": picture.clock, "passes": summary(picture)}
+    if digests is not None:
+        other["digests"] = digests
     return {
         "schemaVersion": 1,
         "displayTimeUnit": "ns",
         "baseTimeNanoseconds": 0,
-        "otherData": {"made by": "fanin", "clock": picture.clock, "passes": summary(picture)},
+        "otherData": other,
         "traceEvents": events,
     }
 

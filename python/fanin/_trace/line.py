@@ -10,6 +10,7 @@ __tracebackhide__ = True  # no frames of ours in reports of pytest
 
 HOST = -1
 WORK = ("sum", "finish", "copy", "cast", "reduce", "upload", "download", "fill", "zero", "scatter", "widen", "merge")
+WHAT = {"c": "contribution", "s": "sum", "h": "sum after hooks", "l": "leaf"}  # of which a digest is
 LABEL = 127  # bytes that a label has room for (csrc/base/trace.h)
 
 
@@ -20,14 +21,16 @@ class Line:
     kind: str
     """add, fold, take: of a buffer. node, gradient: a node of a pass ran, and passed on a gradient. bucket, send: a
     step of a sum over ranks, and a message to a rank. record, wait, mark, kernel, copy, free, sync: of a device;
-    elided: a wait that was left out because it already held.
+    elided: a wait that was left out because it already held. digest: the digest of a gradient or a sum.
     """
     how: str
-    """The case letter of the plan (rules S8-S11), or ""."""
+    """The case letter of the plan (rules S8-S11), or "". Of a digest what it is of: "c" a contribution, "s" a sum,
+    "h" a sum that a hook replaced, "l" what a leaf has.
+    """
     in_place: bool
     device: int  #: The ordinal of the device; -1 for the CPU
     slot: int  #: -1: none. Of a sum over ranks: the number of the bucket
-    count: int  #: The number of contributions that a fold summed
+    count: int  #: The number of contributions that a fold summed. Of a contribution's digest: the edge of its node
     buffer: int  #: The buffer's number; 0: none. Of a sum over ranks: the group's
     key: int  #: -1: none. Of a sum over ranks: the number of the group's pass
     rules: tuple[str, ...]
@@ -46,6 +49,7 @@ class Line:
     begin_ns: int = 0
     """The start of a node, of work on the CPU and of a step of a sum over ranks; `host_ns` is its end. 0: unknown."""
     thread: int = 0  #: The thread, as a small number
+    digest: int = 0  #: Of a gradient or a sum, 64 bits; 0: none, for the reason in `label`
 
     def __str__(self) -> str:
         where = "cpu" if self.device < 0 else f"device {self.device}, stream {self.stream}"
@@ -56,6 +60,8 @@ class Line:
             words.append(f"event {self.event}")
         elif self.kind == "gradient":
             words.append(f"of node {self.node} to node {self.to}")
+        elif self.kind == "digest":
+            words.append(f"{WHAT.get(self.how, self.how)} {self.digest:016x}")
         elif self.kind == "send":
             words.append(f"to rank {self.to}, {self.bytes} bytes")
         if self.label:

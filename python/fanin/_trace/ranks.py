@@ -48,6 +48,12 @@ class RanksTrace(Pictured):
         lines = sum(map(len, self.lines))
         return f"<fanin.dist.RanksTrace: {counted(len(self.lines), 'rank')}, {counted(lines, 'line')}>"
 
+    def _digests_json(self) -> dict[str, object] | None:
+        from .digests import as_json, run_of
+
+        has_digests = any(line.kind == "digest" for mine in self.lines for line in mine)
+        return as_json([run_of(mine) for mine in self.lines]) if has_digests else None
+
     def picture(self) -> Picture:
         """The lines of all ranks, placed in time: lanes for each rank, a message from each sender to each owner and
         back.

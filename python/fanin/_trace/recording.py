@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from .._checks import integer
+from .._checks import flag, integer
 from .._files import path_text, write_whole
 from .._words import counted, names_nearest, rule_names
 from ..errors import RaceError
@@ -71,7 +71,8 @@ class Pictured(ABC):
         """Write Chrome trace JSON, with a slice for each node around its work, an arrow for each wait and each
         gradient.
 
-        In the file pid is the device, tid the stream or worker. OSError if it cannot be written; then no file is left.
+        In the file pid is the device, tid the stream or worker; `fanin.compare` reads its digests. OSError if it cannot
+        be written; then no file is left.
 
         Parameters
         ----------
@@ -85,8 +86,12 @@ class Pictured(ABC):
         from .chrome import chrome
 
         target = path_text(path, "trace.save")
-        text = json.dumps(chrome(self.picture(), names or {}), indent=1)
+        text = json.dumps(chrome(self.picture(), names or {}, self._digests_json()), indent=1)
         write_whole(target, lambda out: out.write(text.encode()))
+
+    def _digests_json(self) -> dict[str, object] | None:
+        """The digests for the file; None: there are none."""
+        return None
 
     def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
         """Draw what waits for what as SVG, to be read in ten seconds.
@@ -124,9 +129,9 @@ class Pictured(ABC):
 class Trace(Pictured):
     """The result of `fanin.trace`: a context manager, and afterwards its lines."""
 
-    def __init__(self, capacity: int = 1 << 16) -> None:
-        self._capacity = capacity
-        self._cores = [_core.Trace(capacity)]
+    def __init__(self, capacity: int = 1 << 16, digests: bool = False) -> None:
+        self._capacity, self._digests = capacity, digests
+        self._cores = [self._core()]
         self._races: list[tuple[int, str]] = []  # (lines before it, the message)
         self._named: list[Names] = []  # of the machines that were entered while it recorded
         self._depth, self._begun = 0, False
@@ -135,7 +140,7 @@ class Trace(Pictured):
         if self._depth:
             raise RuntimeError("trace: this trace is recording already; a second one needs fanin.trace() of its own")
         if self._begun:
-            self._cores.append(_core.Trace(self._capacity))
+            self._cores.append(self._core())
         self._cores[-1].begin()
         self._begun, self._depth = True, 1
         self._named += entered()
@@ -148,14 +153,24 @@ class Trace(Pictured):
         self._cores[-1].end()
         self._depth = 0
         active().remove(self)
+        self._settle()
         if isinstance(value, RaceError):
             self._races.append((len(self), str(value)))
 
     def _beside(self) -> _core.Trace:
         """A ring for another thread; its lines become part of this trace."""
-        core = _core.Trace(self._capacity)
+        core = self._core()
         self._cores.insert(0, core)  # the last one is this thread's own
         return core
+
+    def _core(self) -> _core.Trace:
+        """A new ring."""
+        return _core.Trace(self._capacity, self._digests)
+
+    def _settle(self) -> None:
+        """Read what digests of device memory have copied."""
+        if self._digests:
+            self._cores[-1].settle()
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -195,6 +210,11 @@ class Trace(Pictured):
             picture.names.update(names)
         return picture
 
+    def _digests_json(self) -> dict[str, object] | None:
+        from .digests import as_json, run_of
+
+        return as_json([run_of(self.lines, self.dropped)]) if self._digests else None
+
     def _repr_svg_(self) -> str | None:
         """The picture for a notebook, once the trace has ended."""
         return None if self._depth else super()._repr_svg_()
@@ -218,8 +238,17 @@ def recording(rings: Sequence[_core.Trace]) -> Iterator[None]:
 
 
 @names_nearest
-def trace(*, capacity: int = 1 << 16) -> Trace:
+def trace(*, capacity: int = 1 << 16, digests: bool = False) -> Trace:
     """Record what this thread does inside the `with` block; the last `capacity` lines are kept.
+
+    Parameters
+    ----------
+    capacity : int
+        Lines that each thread keeps.
+    digests : bool
+        Keep a 64-bit digest of every contribution, sum and leaf of passes, and of every contribution and sum of
+        buffers outside of passes. `save` writes them, and `fanin.compare` names the first that differs. Objects with a
+        `+` of their own and what a graph tree records have none; on a device each costs a copy until the block ends.
 
     >>> import fanin, numpy as np
     >>> with fanin.trace() as t:
@@ -227,7 +256,7 @@ def trace(*, capacity: int = 1 << 16) -> Trace:
     >>> len(t) > 0
     True
     """
-    return Trace(integer("trace: capacity", capacity, 1))
+    return Trace(integer("trace: capacity", capacity, 1), flag("trace: digests", digests))
 
 
 class _Here(threading.local):
@@ -257,6 +286,12 @@ def end_names(names: Names) -> None:
     """The block of a machine ends on this thread."""
     last = max(i for i, one in enumerate(entered()) if one is names)
     del entered()[last]
+
+
+def settle() -> None:
+    """A device ends: read what digests of its memory have copied, for all traces of this thread."""
+    for trace in active():
+        trace._settle()
 
 
 def active() -> list[Trace]:

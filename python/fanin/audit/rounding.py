@@ -79,7 +79,7 @@ def times(f: float, x: Vector, dtype: str) -> Vector:
 
 def same(a: Vector, b: Vector, dtype: str) -> bool:
     """Whether two sums are equal: NaNs are equal, and so are subnormal numbers, which a thread may flush to zero."""
-    if np.array_equal(a, b):
+    if a.tobytes() == b.tobytes():  # a tenth of the time of a comparison by numbers
         return True
     if dtype == ROWS:
         return bool((abs(a - b) <= floor(dtype, a, b)).all())

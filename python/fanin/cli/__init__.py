@@ -1,4 +1,4 @@
-"""The command line: `fanin demo`, `fanin check`, `fanin info`. `python -m fanin` is the same."""
+"""The command line: `fanin demo`, `fanin check`, `fanin compare`, `fanin info`. `python -m fanin` is the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import ModuleType
 from fanin import __version__, _need
 
 #: The parts that a command needs, which a copy of fanin may lack.
-NEEDS = {"demo": ("sim", "dist"), "check": ("sim",), "info": ()}
+NEEDS = {"demo": ("sim", "dist"), "check": ("sim",), "compare": (), "info": ()}
 #: The first part of those that this copy lacks, of the commands that need one.
 MISSING = {
     command: lacks[0]
@@ -32,7 +32,8 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(
         prog="fanin",
         description="The input buffer of an autograd engine: ordered sums of gradients, on streams.",
-        epilog="examples:\n  fanin demo\n  fanin check examples/06_check_me.py\n  fanin demo --help",
+        epilog="examples:\n  fanin demo\n  fanin check examples/06_check_me.py\n  fanin compare a.json b.json\n"
+        "  fanin demo --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"fanin {__version__}")

@@ -12,6 +12,7 @@ checked.
 from __future__ import annotations
 
 import argparse
+import atexit
 import hashlib
 import math
 import os
@@ -642,6 +643,7 @@ def train_ranks(options: argparse.Namespace) -> int:
 
             if not torch.distributed.is_initialized():
                 torch.distributed.init_process_group("gloo")
+                atexit.register(torch.distributed.destroy_process_group)  # no thread of Gloo outlives Python
         group = dist.group()
         if group.size > PARTS:
             raise SystemExit(f"fanin demo: {group.size} ranks: a step has {PARTS} micro-batches to deal out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 from fanin._words import counted, size
 
@@ -47,6 +48,7 @@ def explain(
             lines.append(f"No term of {layout.leaves[only].name} on rank {listed(without)} (N7).")
     if headers is None:
         lines.append("No sum of it was made yet: which ranks have terms is not known.")
+    lines += weights(options, headers)
     if options.scale is not None:
         lines.append(f"The owner multiplies the sum by {options.scale} before it rounds (N5).")
     rank = group.rank
@@ -62,6 +64,20 @@ def explain(
     else:
         lines.append(f"Each owner sends its part of the sum to rank {options.into}, as {dtypes} (N6).")
     return "\n".join(lines)
+
+
+def weights(options: Options, headers: Sequence[Header] | None) -> list[str]:
+    """What multiplies terms, and divides their sum."""
+    found = [(r, h["weigh"]) for r, h in enumerate(headers or ()) if "weigh" in h]
+    lines = []
+    given = [f"{w} of rank {r}" for r, one in found for w in one["terms"] or () if w is not None]
+    if given:
+        lines.append(f"Terms are multiplied by their weights: {listed(given)} (N10).")
+    if options.mean:
+        total = sum((Fraction(one["sum"]) for _, one in found), Fraction(0))
+        known = f", {float(total):.12g}" if headers else ""
+        lines.append(f"The owner divides the sum by that of the weights of all ranks{known}, before it rounds (N10).")
+    return lines
 
 
 def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] | None, group: Group) -> list[str]:

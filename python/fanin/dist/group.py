@@ -365,6 +365,11 @@ class Call(_core.Block):
         self._over = True
         return PeerError(f"{self.where}: {message}", rank, leaf)
 
+    def no_divisor(self, message: str) -> ZeroDivisionError:
+        """The error of a mean without a divisor, which every rank sees in the same headers: the group stays open."""
+        self._over = True
+        return ZeroDivisionError(f"{self.where}: {message}")
+
     @property
     def where(self) -> str:
         return f"{self.name}, pass {self.at['pass']}, bucket {self.at['bucket']}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
+from fractions import Fraction
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from fanin._interop.classes import is_tensor
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
+from fanin._weights import Kind, Weight, weight_of
 from fanin._words import counted, names_nearest, note, type_of
 from fanin.slots import scaled
 
@@ -28,15 +31,31 @@ from .counters import BadTerm, SumStats
 from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
-from .layout import Layout, Leaf, digest, host, is_inexact, itemsize, leaf_of
+from .layout import Layout, Leaf, accumulation, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, merged, root, values_of
 from .sender import Sender
-from .sums import Into, Options, Order, Sent, Term
+from .sums import Counted, Into, Options, Order, Sent, Term
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
 #: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
 _inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
+
+
+class Passes(Protocol):
+    """The weights of the passes of a block of `fanin.torch.accumulate`."""
+
+    def weight_here(self, gradient: Any) -> Weight | None:
+        """The weight of the pass that runs here, which is counted; None: 1."""
+
+    def freeze(self, why: str) -> None:
+        """No other weight may count."""
+
+    def total(self) -> Fraction:
+        """The sum of all weights."""
+
+    def kind(self) -> Kind:
+        """Whether all are integers."""
 
 
 class _Bucket:
@@ -53,6 +72,7 @@ class _Bucket:
         self.bad: list[int] | None = None  #: the first contribution with an inf or NaN, its leaf, how many elements
         self.headers: list[Header] | None = None  #: of the last sum
         self.kept: dict[int, Any] = {}  #: gradients that came unshared, on a rank alone
+        self.weight: Weight | None = None  #: of the contribution at hand; None: 1
         self.used: list[tuple[list[NDArray], list[Any]]] = []  #: memory of the terms
         self.spare: list[tuple[list[NDArray], list[Any]]] = []  #: .. and of earlier ones
         self.start()
@@ -62,6 +82,7 @@ class _Bucket:
         self.flats, self.places = self.spare.pop() if self.spare else self.memory()
         self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
         self.left = len(self.indices)  #: how many it lacks
+        self.weight = None
 
     def memory(self) -> tuple[list[NDArray], list[Any]]:
         """Memory for a contribution: flat, and the place of each leaf in it."""
@@ -94,8 +115,10 @@ class _Bucket:
         here = sum(1 << k for k, has in enumerate(self.has) if has or k in self.kept)
         return ((1 << len(self.has)) - 1) & ~reduce(operator.or_, self.masks, here)
 
-    def put(self, i: int, gradient: Any, stats: bool) -> int:
-        """Copy the gradient of leaf i of the bucket; return how many elements are inf or NaN, if they are counted."""
+    def put(self, i: int, gradient: Any, stats: bool, weight: Weight | None = None) -> int:
+        """Copy the gradient of leaf i of the bucket; return how many elements are inf or NaN, times the weight, if they
+        are counted.
+        """
         leaf = self.layout.leaves[i]
         if self.has[i] or i in self.kept:
             raise ValueError(
@@ -119,6 +142,8 @@ class _Bucket:
             done = _core.add_n([host(gradient)], out=place, stats=stats)
         except TypeError as e:
             raise TypeError(f"Reducer: {leaf.name}: cannot copy its gradient, {type_of(gradient)}: {e}") from e
+        if stats and weight is not None:
+            done = _core.add_n([place], weights=[weight], stats=True)
         return done[1].nonfinite if stats else 0
 
     def finish(self, key: int | None, alone: bool = False) -> None:
@@ -132,7 +157,7 @@ class _Bucket:
             for leaf, _, _ in segment.places:
                 if not self.has[leaf]:
                     segment.leave_out(self.places[leaf])
-        self.terms.append(Term(list(self.flats), key))
+        self.terms.append(Term(list(self.flats), key, self.weight))
         self.masks.append(
             int.from_bytes(np.packbits(np.frombuffer(self.has, np.uint8), bitorder="little").tobytes(), "little")
         )
@@ -144,19 +169,23 @@ class _Bucket:
         term = self.terms[-1]
         for i, segment in enumerate(self.layout.segments if order == "exact" else ()):
             if is_inexact(segment.dtype):
-                self.partials.setdefault(i, sums.Partial(segment)).waiting.append(term.flats[i])
+                self.partials.setdefault(i, sums.Partial(segment)).wait(term.flats[i], term.weight)
                 term.flats[i] = term.flats[i][:0]
         for one in self.partials.values():
             one.settle()
         if not any(map(len, term.flats)):
             self.spare.append(self.used.pop())
 
-    def sent(self, group: Group, options: Options) -> Sent:
-        """The messages to the owners."""
-        for i, one in self.partials.items():
-            if len(self.terms[-1].flats[i]):  # not settled
-                one.waiting.append(self.terms[-1].flats[i])
-        return Sent(self.terms, sums.packed(group, self.layout, options, self.partials))
+    def sent(self, group: Group, options: Options, kind: Kind, total: Fraction) -> Sent:
+        """The messages to the owners; `kind` and `total`: of the weights of this rank."""
+        for i, segment in enumerate(self.layout.segments if self.terms and options.order == "exact" else ()):
+            last = self.terms[-1]
+            settled = not len(last.flats[i])
+            packs = i in self.partials or sums.must_pack(self.terms, segment, options, group)
+            if is_inexact(segment.dtype) and packs and not settled:
+                self.partials.setdefault(i, sums.Partial(segment)).wait(last.flats[i], last.weight)
+        weigh = sums.weighed(self.terms, kind, total, options, self.partials)
+        return Sent(self.terms, sums.packed(group, self.layout, options, self.partials), weigh)
 
 
 class Reducer(_core.Block):
@@ -187,7 +216,11 @@ class Reducer(_core.Block):
         "error" a pass also raises ValueError if no leaf has a gradient, and `fanin.backward(reducer=)` for a tensor
         without one, which it does not reach.
     scale : number, optional
-        Multiplies each sum before the rounding.
+        Multiplies each sum, or mean, before the rounding.
+    mean : bool
+        Divide each sum by that of the weights of all contributions of all ranks (`fanin.backward(reducer=, weight=)`,
+        `accumulate(weight=)`, `at(key, weight=)`; without them 1), of those too that have no gradient of a leaf. It is
+        added to an earlier `.grad`.
     detect : bool
         A gradient with an inf or NaN ends the pass: FloatingPointError on its rank, and on the others a PeerError with
         rank and leaf. `fanin.backward(detect=True)` names the node that made it, too.
@@ -204,6 +237,8 @@ class Reducer(_core.Block):
         In a `with` block of the reducer: another pass of the same group runs on this thread or another.
     fanin.PeerError
         At the end of a pass: another rank raised, is gone, or brings something else.
+    ZeroDivisionError
+        At the end of a pass, on every rank, whose `.grad` do not change: `mean`, and all weights sum to 0.
 
     >>> def train(group):
     ...     w = fanin.Leaf(np.zeros(2), name="w")
@@ -225,6 +260,7 @@ class Reducer(_core.Block):
         into: Into = "all",
         missing: Literal["error", "skip"] = "error",
         scale: complex | None = None,
+        mean: bool = False,
         detect: bool = False,
         stats: bool = False,
         timeout: TimeLimit = "group",
@@ -243,7 +279,7 @@ class Reducer(_core.Block):
         self._count_bad = stats = flag("Reducer: stats", stats)
         self._bad: BadTerm | None = None  #: of the last pass: the first by key, or by rank and contribution; then leaf
         self.shards: list[Any] = [None] * len(self.leaves)  #: with into="shard": of each leaf the elements owned here
-        self._options = Options(order, scale, into)
+        self._options = Options(order, scale, into, mean=flag("Reducer: mean", mean))
         self._options.check("Reducer", self.group.size)
         if not isinstance(missing, str) or missing not in ("error", "skip"):
             raise ValueError(f'Reducer: expected missing="error" or "skip", got {missing!r}')
@@ -270,13 +306,19 @@ class Reducer(_core.Block):
         self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
         self._parts += [part for bucket in made for part in bucket.layout.parts]
         self._digest = digest(self._parts)
-        takers = {i: (partial(self._put, b, k), b, k) for b in self._buckets for k, i in enumerate(b.indices)}
+        mine = weakref.ref(self)  # a reference in a cycle would keep its memory and its thread until a collection
+        takers = {i: (partial(_put_of, mine, b, k), b, k) for b in made for k, i in enumerate(b.indices)}
         self._takers = [(leaf, *takers[i]) for i, leaf in enumerate(self.leaves)]
         #: On a rank alone the only contribution is the sum: a gradient is not copied if nothing else has it. An exact
         #: sum makes signaling NaNs quiet.
-        plain = scale is None and order != "exact" and into != "shard" and not (detect or stats)
+        plain = scale is None and not mean and order != "exact" and into != "shard" and not (detect or stats)
         self._keeps = self.group.size == 1 and plain
         self._key: int | None = None
+        self._weight: Weight | None = None  # of the contribution at hand, or of the next one; None: 1
+        self._counted = Counted()  # the weights of the contributions to the next sum
+        self._passes: Passes | None = (
+            None  # of a block of fanin.torch.accumulate, whose passes have weights of their own
+        )
         self._takes = False  # gradients go to the buckets
         self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
         self._name = "backward"
@@ -293,10 +335,22 @@ class Reducer(_core.Block):
         self._sender = Sender(self, "fanin.dist")
         self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
 
-    def at(self, key: int | None) -> Self:
-        """Set the key of the next pass's contribution (order="key"), and return the reducer."""
-        self._key = None if key is None else sums.check_keys([key], 1)[0]
+    def at(self, key: int | None, weight: float | None = None) -> Self:
+        """Set the key of the next pass's contribution (order="key") and its weight, and return the reducer."""
+        number = None if key is None else sums.check_keys([key], 1)[0]
+        self._weight = self._weight_of("at", weight)
+        self._key = number
         return self
+
+    def _weight_of(self, call: str, weight: float | None) -> Weight | None:
+        return None if weight is None else weight_of(f"Reducer: {call}", weight, self._sums_run_in())
+
+    def _sums_run_in(self) -> list[str]:
+        """The dtypes in which weights are rounded."""
+        if self._options.order == "exact":
+            return []
+        dtypes = {segment.dtype for bucket in self._buckets for segment in bucket.layout.segments}
+        return sorted(map(accumulation, dtypes))
 
     if TYPE_CHECKING:
 
@@ -343,7 +397,8 @@ class Reducer(_core.Block):
         self._takes = True
         for leaf, take, bucket, i in self._takers:
             if isinstance(leaf, _core.Leaf):
-                keeps = self._keeps and leaf.grad is None  # else it would be added, from memory that is not in a cache
+                # With an earlier gradient it would be added, from memory that is not in a cache.
+                keeps = self._keeps and self._weight is None and leaf.grad is None
                 _core.leaf_divert(leaf, take, bucket.kept if keeps else None, i)
             else:
                 collectors.append(leaf.collector(take))
@@ -384,15 +439,21 @@ class Reducer(_core.Block):
         nonfinite, ours = 0, _inside.get() is self or _on_device_thread(gradient)
         if self._passing and not ours:
             raise self._of_another(bucket, i)
+        weight = self._weight
+        if self._passes is not None:
+            weight = self._passes.weight_here(gradient)
+            if self._passing:
+                self._passes.freeze("a gradient came in last()")
         if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
-            nonfinite = self._copy(bucket, i, gradient)
+            nonfinite = self._copy(bucket, i, gradient, weight)
         with self._lock:
             if not self._takes or (self._passing and not ours):  # it may have begun while this thread waited
                 raise self._of_another(bucket, i)
             if self._taking is not None:
-                if self._each and self._key is None and bucket.has[i]:
+                another = bucket.has[i] or (bucket.begun and bucket.weight != weight)
+                if self._each and self._key is None and another:
                     self._contribute(bucket)
-                nonfinite = self._copy(bucket, i, gradient)
+                nonfinite = self._copy(bucket, i, gradient, weight)
             bucket.has[i] = 1
             bucket.left -= 1
             if nonfinite:
@@ -402,8 +463,14 @@ class Reducer(_core.Block):
         if whole and self._passing:
             bucket.closed.advance()
 
-    def _copy(self, bucket: _Bucket, i: int, gradient: Any) -> int:
-        nonfinite = bucket.put(i, gradient, self.detect or self._count_bad)
+    def _copy(self, bucket: _Bucket, i: int, gradient: Any, weight: Weight | None) -> int:
+        if bucket.begun and bucket.weight != weight:
+            raise ValueError(
+                f"Reducer: {bucket.layout.leaves[i].name}: a contribution has one weight: expected"
+                f" {_weight_text(bucket.weight)}, got {_weight_text(weight)}"
+            )
+        nonfinite = bucket.put(i, gradient, self.detect or self._count_bad, weight)
+        bucket.weight = weight
         if nonfinite and self.detect:
             name = bucket.layout.leaves[i].name
             bad = FloatingPointError(f"Reducer: {name}: {counted(nonfinite, 'element')} inf or NaN")
@@ -424,7 +491,7 @@ class Reducer(_core.Block):
             self._contribute(bucket)
         self._key = key
 
-    def accumulate(self, key: int | None = None) -> AbstractContextManager[None]:
+    def accumulate(self, key: int | None = None, *, weight: float | None = None) -> AbstractContextManager[None]:
         """The pass inside is one more contribution of this rank to the next sum; nothing travels.
 
         If it raises, the next sum's pass ends at once, on every rank.
@@ -433,6 +500,8 @@ class Reducer(_core.Block):
         ----------
         key : int, optional
             The key of the contribution.
+        weight : number, optional
+            A finite real number that multiplies its gradients before they are added. Default: 1.
 
         >>> def train(group):
         ...     w = fanin.Leaf(np.zeros(2))
@@ -444,20 +513,23 @@ class Reducer(_core.Block):
         >>> fanin.dist.threads(2, train)[0]
         array([4., 4.])
         """
-        number = self._key if key is None else self.at(key)._key
-        self._key = None
-        return _Contribution(self, number)
+        if key is not None or weight is not None:
+            self.at(self._key if key is None else key, weight)
+        number, weighs = self._key, self._weight
+        self._key = self._weight = None
+        return _Contribution(self, number, weighs)
 
     def _reset(self, keep: bool = True) -> None:
-        self._error, self._failed, self._key = None, None, None
+        self._error, self._failed, self._key, self._weight = None, None, None, None
+        self._counted.clear()
         for bucket in self._buckets:
             bucket.reset(keep)
 
     # ---- a pass
 
-    def _reduced(self, block: bool = False) -> _Pass:
+    def _reduced(self, block: bool = False, weight: float | None = None) -> _Pass:
         """The pass of a call of fanin.backward, which calls this; or of a block, with passes of any engine."""
-        return _Pass(self, block)
+        return _Pass(self, block, weight)
 
     def _made(self, ended: int) -> list[Any]:
         """For each leaf the sum of the pass, which came to its end at the time `ended`, or None."""
@@ -510,9 +582,10 @@ class Reducer(_core.Block):
 
     # ---- fanin.torch.accumulate
 
-    def _collect(self) -> _Collecting:
+    def _collect(self, passes: Passes) -> _Collecting:
         """A block in which gradients of any number of passes come, on any thread; its end sums them over ranks."""
         self._each, self._name, self._taking.call = True, "accumulate", "accumulate"
+        self._passes = passes
         return _Collecting(self)
 
     def _collect_at(self, key: int) -> None:
@@ -568,7 +641,8 @@ class Reducer(_core.Block):
         alone = self._keeps and not bucket.terms
         if bucket.begun:
             bucket.finish(self._key, alone)
-        sent = bucket.sent(self.group, self._options)
+        counts: Counted | Passes = self._passes or self._counted
+        sent = bucket.sent(self.group, self._options, counts.kind(), counts.total())
         call.trace("pack", begin)
         mine = f"{reduce(operator.or_, bucket.masks, 0):x}"
         headers = call.meet({**sent.header, "has": mine, "bad": bucket.bad}, digest=self._digest)
@@ -754,9 +828,10 @@ class _State(_core.Block):
 class _Pass(_State):
     """A pass: the gradients of its leaves are summed over ranks while it runs."""
 
-    def __init__(self, reducer: Reducer, block: bool) -> None:
+    def __init__(self, reducer: Reducer, block: bool, weight: float | None = None) -> None:
         super().__init__(reducer)
         self.block = block  #: a `with` block of the reducer
+        self.weight = weight  #: of fanin.backward(weight=)
         self.use = reducer.group.entered("Reducer" if block else "backward")
         self.turn = 0  #: the reducer's number for it
         self.number = 0  #: the group's
@@ -773,6 +848,11 @@ class _Pass(_State):
         reducer._turn = self.turn
         reducer.group._passes += 1
         self.number = reducer.group._passes
+        if self.weight is not None:
+            if reducer._weight is not None:
+                raise ValueError("backward: weight= and reducer.at(key, weight=): a pass has one weight: give it once")
+            reducer._weight = reducer._weight_of("backward", self.weight)
+        reducer._counted.add(reducer._weight)
         reducer._in_block = self.block
         reducer._travels = []
         reducer._divert(self)
@@ -871,14 +951,15 @@ class _Pass(_State):
 class _Contribution(_State):
     """A pass that is one more contribution of this rank; nothing travels."""
 
-    def __init__(self, reducer: Reducer, key: int | None) -> None:
+    def __init__(self, reducer: Reducer, key: int | None, weight: Weight | None) -> None:
         super().__init__(reducer)
-        self.key = key
+        self.key, self.weight = key, weight
         self.use = reducer.group.entered("Reducer.accumulate")
         self.failed = False
 
     def _begin(self) -> None:
         self.use._begin()
+        self.reducer._weight = self.weight
         self.reducer._divert(self)
         self.begun = True
 
@@ -894,6 +975,8 @@ class _Contribution(_State):
             if error is None:
                 reducer._key = self.key
                 reducer._contribute_all(None)
+                reducer._counted.add(self.weight)
+                reducer._weight = None
         except Exception as e:
             error = error or e
         if error is not None:
@@ -946,6 +1029,11 @@ class _Collecting(_State):
     def at_last(self) -> _Last:
         return _Last(self)
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether the end of `last()` has summed the gradients."""
+        return self.last is not None and self.last.one is not None and self.last.one.over
+
     def drop(self) -> None:
         """End without a sum: the other ranks wait until their time limit."""
         self.reducer._undivert(self)
@@ -992,6 +1080,18 @@ class _Last(_core.Block):
             if summed and not collecting.over and reducer._holder.get("now") is not collecting:
                 reducer._divert(collecting)
                 reducer._takes = False  # what comes until the end of the block is refused
+
+
+def _weight_text(weight: Weight | None) -> str:
+    return "no weight" if weight is None else f"weight {weight}"
+
+
+def _put_of(mine: weakref.ref[Reducer], bucket: _Bucket, i: int, gradient: Any) -> None:
+    """Give the reducer the gradient of leaf i of a bucket."""
+    reducer = mine()
+    if reducer is None:
+        raise RuntimeError(f"Reducer: {bucket.layout.leaves[i].name} got a gradient after the end of its reducer")
+    reducer._put(bucket, i, gradient)
 
 
 def _on_device_thread(gradient: Any) -> bool:

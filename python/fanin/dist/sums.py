@@ -22,14 +22,16 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 
 from fanin import _core
-from fanin._checks import sequence
+from fanin._checks import flag, sequence
 from fanin._interop.arrays import object_text
 from fanin._interop.protocols import NDArray
+from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
 
 from .group import Call, Group, Header, TimeLimit
@@ -49,6 +51,7 @@ from .layout import (
     like_of,
     typed,
 )
+from .products import check_products, products, wide_dtype, window_parts
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -63,6 +66,7 @@ class Term:
 
     flats: list[NDArray]  #: bytes, for each segment
     key: int | None = None
+    weight: Weight | None = None  #: None: 1, the plain term
 
 
 @dataclass
@@ -73,6 +77,7 @@ class Options:
     scale: complex | None = None
     into: Into = "all"
     accumulate: str | None = None  #: the dtype in which owners fold, or "exact"; None: that of rule A11
+    mean: bool = False  #: the sum is divided by that of all weights
 
     def check(self, call: str, size: int) -> None:
         """Raise ValueError or TypeError for an option that does not exist."""
@@ -90,6 +95,11 @@ class Options:
 
     def check_dtypes(self, layout: Layout, call: str = "add_n") -> None:
         """Raise if an option does not fit a dtype: before headers, so that no rank waits for data."""
+        for segment in layout.segments if self.mean else ():
+            if not is_inexact(segment.dtype):
+                raise TypeError(
+                    f"{call}: mean: expected floats, got {segment.dtype}: give mean=False, or x.astype(float)"
+                )
         for segment in layout.segments if (self.scale, self.accumulate) != (None, None) else ():
             one = typed(np.zeros(segment.itemsize, np.uint8), segment.dtype)
             try:
@@ -101,7 +111,29 @@ class Options:
     def text(self) -> str:
         scale = self.scale.item() if isinstance(self.scale, np.generic) else self.scale
         sums = "" if self.accumulate is None else f", accumulate={self.accumulate!r}"
-        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}{sums}"
+        mean = ", mean=True" if self.mean else ""
+        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}{sums}{mean}"
+
+
+@dataclass
+class Counted:
+    """What the contributions of this rank weigh, for the divisor of a mean."""
+
+    weights: list[Weight | None] = field(default_factory=list)  #: None: 1, and none was given
+
+    def add(self, weight: Weight | None) -> None:
+        self.weights.append(weight)
+
+    def clear(self) -> None:
+        self.weights.clear()
+
+    def kind(self) -> Kind:
+        """Whether all that were given are integers."""
+        return kind_of(w for w in self.weights if w is not None)
+
+    def total(self) -> Fraction:
+        """The sum of all."""
+        return exact_sum([1 if w is None else w for w in self.weights])
 
 
 #: Numbers of a window: it stays near the core while it is filled and packed, or merged and rounded; and its 1 MiB are
@@ -130,15 +162,28 @@ class Partial:
     """The exact sum of this rank's contributions to a segment, in windows of CHUNK numbers of each owner's shard.
 
     Contributions and messages of other ranks wait, and are added to a window when it is used; `settle` adds
-    contributions at once.
+    contributions at once. From the first contribution with a weight on, the windows are wide: of float64, whose numbers
+    hold each product exactly.
     """
 
-    def __init__(self, segment: Segment, waiting: Iterable[NDArray] = ()) -> None:
+    def __init__(self, segment: Segment, waiting: Iterable[tuple[NDArray, Weight | None]] = ()) -> None:
         self.segment = segment
-        self.waiting = list(waiting)
+        self.wide = False
+        self.waiting: list[tuple[NDArray, Weight | None]] = []  #: contributions of this rank, and their weights
+        for raw, weight in waiting:
+            self.wait(raw, weight)
         self.shards: list[dict[int, NDArray]] = []  #: contributions of other ranks, each as bytes of shards by owner
-        self.packed: list[NDArray] = []  #: packed sums of other ranks
+        self.packed: list[NDArray] = []  #: packed sums of other ranks ..
+        self.wide_packed: list[NDArray] = []  #: .. and wide ones
         self.kept: dict[int, object] = {}  #: windows by their first element
+        self.kept_narrow: set[int] = set()  #: those that are not wide
+
+    def wait(self, raw: NDArray, weight: Weight | None) -> None:
+        """Add a contribution, later; ValueError for a product that no exact sum has."""
+        if weight is not None:
+            check_products("Reducer", typed(raw, self.segment.dtype), weight, self.segment.dtype)
+            self.wide = True
+        self.waiting.append((raw, weight))
 
     def settle(self) -> None:
         """Add the contributions that wait."""
@@ -150,12 +195,15 @@ class Partial:
         """Add what waits to the windows of an owner's shard."""
         for start, _, window in self.windows(owner):
             self.kept[start] = window
+            self.kept_narrow.discard(start)
+            if not self.wide:
+                self.kept_narrow.add(start)
 
     def end(self) -> None:
         """Nothing waits any more; ValueError if messages were not read to their ends."""
-        if any(map(len, self.packed)):
+        if any(map(len, (*self.packed, *self.wide_packed))):
             raise ValueError("not a message of exact sums: bytes follow its last block")
-        self.waiting, self.shards, self.packed = [], [], []
+        self.waiting, self.shards, self.packed, self.wide_packed = [], [], [], []
 
     def windows(self, owner: int) -> Iterator[tuple[int, int, object]]:
         """The windows of an owner's shard, each with its elements [start, stop); once, as they get what waits. Packed
@@ -163,16 +211,29 @@ class Partial:
         """
         dtype = self.segment.dtype
         low, high = self.segment.bounds[owner : owner + 2]
-        terms = [typed(raw, dtype)[low:high] for raw in self.waiting]
-        terms += [typed(shards[owner], dtype) for shards in self.shards]
+        terms = [(typed(raw, dtype)[low:high], weight) for raw, weight in self.waiting]
+        terms += [(typed(shards[owner], dtype), None) for shards in self.shards]
         chunk = CHUNK // 2 if dtype.startswith("complex") else CHUNK
         for start in range(low, high, chunk):
             stop = min(high, start + chunk)
-            window = self.kept.pop(start, None) or _core.window_new(dtype, stop - start)
-            _core.window_add(window, tuple(x[start - low : stop - low] for x in terms))
-            for k, message in enumerate(self.packed):
-                used = _core.window_merge_packed(window, message)
-                self.packed[k] = message[used + -used % 8 :]
+            narrow = not self.wide or start in self.kept_narrow or (bool(self.packed) and start not in self.kept)
+            window = self.kept.pop(start, None) or _core.window_new(
+                dtype if narrow else wide_dtype(dtype), stop - start
+            )
+            if narrow:
+                merge(window, self.packed)
+                if self.wide:
+                    window = _core.window_wide(window)
+            elif self.packed:
+                other = _core.window_new(dtype, stop - start)
+                merge(other, self.packed)
+                add_window(window, _core.window_wide(other))
+            merge(window, self.wide_packed)
+            pieces = [(x[start - low : stop - low], weight) for x, weight in terms]
+            _core.window_add(window, tuple(x for x, weight in pieces if weight is None))
+            for x, weight in pieces:
+                if weight is not None:
+                    _core.window_add(window, tuple(products(x, weight, dtype)))
             yield start, stop, window
 
     def pack(self, level: Level, rank: int, received: bool = False) -> list[NDArray]:
@@ -201,6 +262,19 @@ class Partial:
         return [raw[a:b] for a, b in itertools.pairwise(ends)]
 
 
+def merge(window: object, messages: list[NDArray]) -> None:
+    """Add the packed sums at the begins of messages, which become what follows."""
+    for k, message in enumerate(messages):
+        used = _core.window_merge_packed(window, message)
+        messages[k] = message[used + -used % 8 :]
+
+
+def add_window(window: object, other: object) -> None:
+    """Add a window of the same dtype and size."""
+    message = _core.message_new(_core.window_room(other))
+    merge(window, [message[: _core.window_pack(other, message)]])
+
+
 @dataclass
 class Sent:
     """The messages of this rank in the first level, made before headers are exchanged."""
@@ -208,14 +282,55 @@ class Sent:
     terms: list[Term]
     #: For each segment of which several terms are summed exactly: this rank's sum, and its messages.
     packed: dict[int, tuple[Partial, list[NDArray]]] = field(default_factory=dict)
+    #: What travels of weights; None: no weight was given, and there is no mean.
+    weigh: Header | None = None
 
     @property
     def header(self) -> Header:
-        return {
+        made: Header = {
             "terms": len(self.terms),
             "keys": [t.key for t in self.terms],
             "sizes": {str(i): [len(m) for m in messages] for i, (_, messages) in self.packed.items()},
         }
+        return made if self.weigh is None else {**made, "weigh": self.weigh}
+
+
+def weighed(
+    terms: Sequence[Term], kind: Kind, total: Fraction, options: Options, partials: dict[int, Partial]
+) -> Header | None:
+    """`Sent.weigh`: the weights of this rank's terms, whether all that it gave are integers, what it counts, and which
+    segments it sends as wide windows.
+    """
+    if kind == "none" and not options.mean:
+        return None
+    weights = [term.weight for term in terms]
+    given = weights if any(w is not None for w in weights) else None
+    return {"terms": given, "kind": kind, "sum": str(total), "wide": [i for i, one in partials.items() if one.wide]}
+
+
+def divisor_of(call: Call, headers: Sequence[Header], options: Options) -> Fraction | None:
+    """The exact sum of all ranks' weights, of a mean; None: there is none. An error on every rank if ranks give other
+    kinds of weights, or that is 0.
+    """
+    found = [(r, h["weigh"]) for r, h in enumerate(headers) if "weigh" in h]
+    given = [(r, weigh["kind"]) for r, weigh in found if weigh["kind"] != "none"]
+    for r, kind in given:
+        first, expected = given[0]
+        if kind != expected:
+            raise call.refuse(
+                f"rank {r} gives {_KINDS[kind]} as weights and rank {first} {_KINDS[expected]}: expected one kind, as"
+                " weight=float(n) on every rank",
+                r,
+            )
+    if not options.mean:
+        return None
+    divisor = sum((Fraction(weigh["sum"]) for _, weigh in found), Fraction(0))
+    if divisor == 0:
+        raise call.no_divisor("the weights of all ranks sum to 0, and mean=True divides by that: no rank gets a mean")
+    return divisor
+
+
+_KINDS = {"integer": "integers", "float": "floats"}
 
 
 def packed(group: Group, layout: Layout, options: Options, partials: dict[int, Partial]) -> dict[int, Any]:
@@ -225,15 +340,40 @@ def packed(group: Group, layout: Layout, options: Options, partials: dict[int, P
     }
 
 
-def prepare(layout: Layout, terms: list[Term], options: Options, group: Group) -> Sent:
-    """Everything that does not depend on other ranks."""
+def check_weights(layout: Layout, weights: Iterable[Weight | None], call: str = "add_n") -> None:
+    """Raise if a weight does not fit a dtype, before headers."""
+    given = [w for w in weights if w is not None]
+    for segment in layout.segments if given else ():
+        one = typed(np.zeros(segment.itemsize, np.uint8), segment.dtype)
+        for weight in given:
+            try:
+                _core.add_n([one], weights=[weight])
+            except (TypeError, ValueError) as e:
+                raise type(e)(f"{call}: {str(e).removeprefix('add_n: ').removeprefix('slot 0: ')}") from None
+
+
+def must_pack(terms: Sequence[Term], segment: Segment, options: Options, group: Group) -> bool:
+    """Whether this rank sends its exact sum packed: of several contributions, or where a rank of its node could not
+    send a product on.
+    """
+    if len(terms) != 1:
+        return len(terms) > 1
+    return terms[0].weight is not None and len(levels_for(group, segment, options)) > 1
+
+
+def prepare(layout: Layout, terms: list[Term], options: Options, group: Group, counted: Counted | None = None) -> Sent:
+    """Everything that does not depend on other ranks. counted: what this rank counts; None: its terms alone."""
+    if counted is None:
+        counted = Counted([t.weight for t in terms])
     options.check_dtypes(layout)
+    check_weights(layout, [t.weight for t in terms])
     partials = {
-        i: Partial(segment, [t.flats[i] for t in terms])
-        for i, segment in enumerate(layout.segments if options.order == "exact" and len(terms) > 1 else ())
-        if is_inexact(segment.dtype)
+        i: Partial(segment, [(t.flats[i], t.weight) for t in terms])
+        for i, segment in enumerate(layout.segments if options.order == "exact" else ())
+        if is_inexact(segment.dtype) and must_pack(terms, segment, options, group)
     }
-    return Sent(terms, packed(group, layout, options, partials))
+    weigh = weighed(terms, counted.kind(), counted.total(), options, partials)
+    return Sent(terms, packed(group, layout, options, partials), weigh)
 
 
 def order_of(options: Options, counts: Sequence[int]) -> Order:
@@ -249,6 +389,11 @@ class Sum:
         self.rank, self.size = call.group.rank, call.group.size
         self.counts: list[int] = [h["terms"] for h in headers]
         self.order: Order = order_of(options, self.counts)
+        self.divisor = divisor_of(call, headers, options)
+        #: Of each rank's terms.
+        self.weights = [
+            h.get("weigh", {}).get("terms") or [None] * n for h, n in zip(headers, self.counts, strict=True)
+        ]
         self.keys: list[list[int]] = [[] for _ in headers]
         if self.order == "key":
             given = [(r, k) for r, h in enumerate(headers) for k in h["keys"]]
@@ -342,7 +487,8 @@ class Sum:
         if i in self.sent.packed:
             partial, messages = self.sent.packed[i]
         else:
-            partial = Partial(segment, flats)
+            weight = self.weights[self.rank][0] if flats else None
+            partial = Partial(segment, [] if weight is not None else [(flat, None) for flat in flats])
             messages = [
                 natural.take(flats[0], owners) if flats and r != self.rank else NOTHING
                 for r, owners in zip(level.team, level.shards, strict=True)
@@ -351,10 +497,18 @@ class Sum:
         plain = sum(shards[o] for o in level.shards[me])
         room = {r: n[me] if (n := sizes[r]) else plain for r in level.team if brings[r]}
         packed = [n is not None for n in sizes]
+        wide = [i in h.get("weigh", {}).get("wide", ()) for h in self.headers]
+        weighted = any(w is not None for weights in self.weights for w in weights)
+        partial.wide = weighted
+        #: Terms with weights that came as they are, as bytes of this rank's shard, by rank.
+        alone: dict[int, NDArray] = {}
+        if i not in self.sent.packed and flats and weight is not None:
+            alone[self.rank] = natural.take(flats[0], [self.rank])
         for level in levels:
             if level is not levels[0]:
                 messages = partial.pack(level, self.rank, received=True)
                 packed, brings = [True] * self.size, self.of_nodes(brings)
+                wide = [weighted] * self.size
                 # The sizes of the messages are known after the level before, so headers do not have them.
                 each = [(r, m) for r, m in zip(level.team, messages, strict=True) if brings[self.rank] and len(m)]
                 sizes_out = {r: np.array([len(m)], "<i8").view(np.uint8) for r, m in each}
@@ -368,13 +522,39 @@ class Sum:
             there = Runs(owners, shards)
             for r, got in receives.items():
                 if len(got) and packed[r]:
-                    partial.packed.append(got)
+                    (partial.wide_packed if wide[r] else partial.packed).append(got)
+                elif len(got) and self.weights[r][0] is not None:
+                    alone[r] = got
                 elif len(got):
                     partial.shards.append({o: got[there[o]] for o in owners})
         rounded, low = typed(own, segment.dtype), segment.bounds[self.rank]
+        terms = [(typed(raw, segment.dtype), self.weights[r][0]) for r, raw in alone.items()]
         for start, stop, window in partial.windows(self.rank):
-            _core.window_round(window, rounded[start - low : stop - low], self.options.scale)
+            out, scale = rounded[start - low : stop - low], self.options.scale
+            if not terms and self.parts is None:
+                _core.window_round(window, out, scale)
+                continue
+            if not weighted:
+                window = _core.window_wide(window)
+            ours = window_parts(window, stop - start, segment.dtype)
+            every = [*ours, *(x[start - low : stop - low] for x, _ in terms)]
+            weights = [*([None] * len(ours)), *(w for _, w in terms)]
+            self.rounded(every, weights, out, scale, "exact")
         partial.end()
+
+    def rounded(
+        self, terms: Sequence[Any], weights: Sequence[Weight | None], out: Any, scale: Any, accumulate: str | None
+    ) -> None:
+        """The sum of terms times their weights, or the mean, rounded once into `out`."""
+        if self.parts is None:
+            _core.add_n(terms, out=out, scale=scale, accumulate=accumulate, **weighing_of(weights))
+        else:
+            _core.add_n_over(terms, out, accumulate, scale, weights, self.parts)
+
+    @property
+    def parts(self) -> tuple[float, ...] | None:
+        """The divisor, as floats whose sum it is."""
+        return None if self.divisor is None else parts_of(self.divisor)
 
     def of_nodes(self, brings: Sequence[bool]) -> list[bool]:
         """For each rank whether any rank of its node brings something."""
@@ -383,12 +563,13 @@ class Sum:
         return [node in busy for node in nodes]
 
     def fold(self, i: int, segment: Segment, own: NDArray, levels: Sequence[Level]) -> None:
-        counts, flats = self.counts, [t.flats[i] for t in self.sent.terms]
+        counts, weights, flats = self.counts, self.weights, [t.flats[i] for t in self.sent.terms]
         folded = self.order != "key" and max(counts) > 1
         dtype = accumulation(segment.dtype) if folded else segment.dtype
         if folded:
-            flats = self.added(flats, segment.dtype, dtype)
+            flats = self.added(flats, segment.dtype, dtype, weights[self.rank])
             counts = [min(n, 1) for n in counts]
+            weights = [[None] * n for n in counts]
         shards = segment.counts(dtype)
         there = Runs(range(self.size), shards)
         self.check_size(max(counts) * sum(shards[o] for o in owners) for owners in levels[0].shards)
@@ -405,26 +586,37 @@ class Sum:
             receives[self.rank] = sends[self.rank]
             raws = [receives[r][k * mine : (k + 1) * mine] for r in level.team for k in range(counts[r])]
             if level is not levels[-1]:  # integers, whose sum is the same in any order
-                flats, there = self.added(raws, dtype, dtype), Runs(owners, shards)
+                each = list(itertools.chain.from_iterable(weights[r] for r in level.team))
+                flats, there = self.added(raws, dtype, dtype, each), Runs(owners, shards)
                 counts = [int(one) for one in self.of_nodes([n > 0 for n in counts])]
+                weights = [[None] * n for n in counts]
         if not mine:
             return
         terms = [typed(raw, dtype) for raw in raws]
+        each = list(itertools.chain.from_iterable(weights[r] for r in levels[-1].team))
         keys = [k for keys in self.keys for k in keys] if self.order == "key" else list(range(len(terms)))
-        ordered = [terms[k] for k in sorted(range(len(terms)), key=keys.__getitem__)]
+        places = sorted(range(len(terms)), key=keys.__getitem__)
+        ordered, weights_in_order = [terms[k] for k in places], [each[k] for k in places]
         exact = self.order == "exact" and is_inexact(segment.dtype)
         accumulate = "exact" if exact else self.options.accumulate
-        _core.add_n(ordered, out=typed(own, segment.dtype), scale=self.options.scale, accumulate=accumulate)
+        self.rounded(ordered, weights_in_order, typed(own, segment.dtype), self.options.scale, accumulate)
 
-    def added(self, flats: Sequence[NDArray], dtype: str, wide: str) -> list[NDArray]:
+    def added(self, flats: Sequence[NDArray], dtype: str, wide: str, weights: Sequence[Weight | None]) -> list[NDArray]:
         """The sum of arrays of bytes in another dtype; none of none."""
         if not flats:
             return []
         terms = [typed(f, dtype) for f in flats]
         total = _core.message_new(len(terms[0]) * itemsize(wide))
         if len(total):
-            _core.add_n(terms, out=typed(total, wide))
+            _core.add_n(terms, out=typed(total, wide), **weighing_of(weights))
         return [total]
+
+
+def weighing_of(weights: Sequence[Weight | None]) -> dict[str, Any]:
+    """The option of the core's `add_n` for weights."""
+    if all(w is None for w in weights):
+        return {}
+    return {"weights": [1 if w is None else w for w in weights]}
 
 
 def check_keys(keys: Iterable[int], n: int) -> list[int]:
@@ -448,6 +640,8 @@ def add_n(
     order: Order | None = None,
     *,
     keys: Iterable[int] | None = None,
+    weights: Iterable[float] | None = None,
+    mean: bool = False,
     scale: complex | None = None,
     into: Into = "all",
     timeout: TimeLimit = "group",
@@ -469,8 +663,13 @@ def add_n(
         Default: "key" if no rank brings more than one array, else "rank".
     keys : sequence of int, optional
         One for each array, each once in all ranks. Default: the place of each array, those of rank 0 first.
+    weights : sequence of number, optional
+        One for each array, by which it is multiplied, in the dtype of the sum, before it is added. All ranks give
+        integers, or all give floats, or none. Default: 1 for each.
+    mean : bool
+        Divide the sum by that of all ranks' weights, before the rounding; a weight of None counts, too.
     scale : number, optional
-        Multiplies the sum before the rounding.
+        Multiplies the sum, or the mean, before the rounding.
     into : "all", "shard" or int
         "all" ranks get the sum; each gets its "shard", a flat run of whole blocks of 256 elements; or one rank gets it
         and the others None.
@@ -483,6 +682,8 @@ def add_n(
         On every rank: if a rank failed, is gone, or brings another shape, dtype, options or number of passes.
     TypeError, ValueError
         On this rank, for arrays or options that do not fit; the others get a PeerError.
+    ZeroDivisionError
+        On every rank: `mean`, and the weights of all ranks sum to 0.
     RuntimeError
         If the group is closed, was made before fork(), or is used by another thread.
 
@@ -490,18 +691,26 @@ def add_n(
     ...     return fanin.dist.add_n([np.array([1.0, 2.0]) * group.rank], group, scale=1 / 2)
     >>> fanin.dist.threads(3, one_each)[0]
     array([1.5, 3. ])
+
+    The mean over the tokens of all ranks, of which rank r has r + 1:
+
+    >>> def of_tokens(group):
+    ...     tokens = group.rank + 1
+    ...     return fanin.dist.add_n([np.array([6.0]) * group.rank], group, weights=[tokens], mean=True)
+    >>> fanin.dist.threads(3, of_tokens)[0]
+    array([8.])
     """
     ranks = group if isinstance(group, Group) else group_of(group)
     with ranks.call("add_n", timeout) as call:
-        options = Options(order, scale, into)
+        options = Options(order, scale, into, mean=flag("add_n: mean", mean))
         options.check("add_n", ranks.size)
         given = sequence("add_n: arrays", arrays, "arrays")
-        numbers = None if keys is None else check_keys(keys, len(given))
-        present = [
-            (None if numbers is None else numbers[i], x) for i, x in enumerate(given) if not _core.is_no_gradient(x)
-        ]
+        numbers = [None] * len(given) if keys is None else check_keys(keys, len(given))
+        counted = Counted([None] * len(given) if weights is None else list(weights_of(weights, len(given))))
+        each = zip(given, numbers, counted.weights, strict=True)
+        present = [(key, w, x) for x, key, w in each if not _core.is_no_gradient(x)]
         leaf = None
-        for i, (_, x) in enumerate(present):
+        for i, (_, _, x) in enumerate(present):
             one = leaf_of(x, f"arrays[{i}]")._replace(name="")
             if (text := object_text(x)) is not None:
                 raise TypeError(f"add_n: arrays[{i}]: expected an array, got {text}")
@@ -513,11 +722,11 @@ def add_n(
                 )
         layout = None if leaf is None else Layout([leaf], ranks.size)
         if layout:
-            terms = [Term(layout.flatten([x]), key) for key, x in present]
-            sent = prepare(layout, terms, options, ranks)
+            terms = [Term(layout.flatten([x]), key, w) for key, w, x in present]
+            sent = prepare(layout, terms, options, ranks, counted)
         else:
-            sent = Sent([])
-        like = like_of(present[0][1]) if present else None
+            sent = Sent([], weigh=weighed([], counted.kind(), counted.total(), options, {}))
+        like = like_of(present[0][2]) if present else None
         headers = call.meet({**sent.header, "leaf": leaf, "like": like}, digest=digest(options.text))
         call.compare(headers, [["", options.text]])
         leaves = [(r, Leaf("", tuple(h["leaf"][1]), h["leaf"][2])) for r, h in enumerate(headers) if h["leaf"]]
@@ -533,9 +742,18 @@ def add_n(
                 )
         if layout is None:
             layout = Layout([agreed], ranks.size)
-            sent = prepare(layout, [], options, ranks)
-        example = present[0][1] if present else example_of(headers[first]["like"])
+            sent = prepare(layout, [], options, ranks, counted)
+        example = present[0][2] if present else example_of(headers[first]["like"])
         return finish(call, layout, sent, headers, options, [example])[0]
+
+
+def weights_of(weights: Iterable[float], n: int) -> Iterator[Weight]:
+    """The weights, checked: as many as there are arrays."""
+    given = sequence("add_n: weights", weights, "numbers")
+    if len(given) != n:
+        raise ValueError(f"add_n: expected as many weights as arrays, {n}, got {len(given)}")
+    for i, weight in enumerate(given):
+        yield weight_of(f"add_n: arrays[{i}]", weight)
 
 
 def finish(

@@ -41,6 +41,7 @@ typedef enum fanin_status {
     FANIN_ERR_DEVICE = 11,   /* fanin.DeviceError: a driver's call failed */
     FANIN_ERR_DEVICE_NOMEM = 12,
     FANIN_ERR_CAPTURE = 13, /* fanin.CaptureError */
+    FANIN_ERR_ZERO_DIVISION = 14, /* ZeroDivisionError: a mean whose weights sum to 0 */
     FANIN_STATUS_SIZE = 0x7fffffff
 } fanin_status;
 
@@ -217,6 +218,7 @@ typedef struct fanin_buffer_options {
 
 #define FANIN_ADD_KEY 1u    /* `key` is given: the sum is in the order of keys */
 #define FANIN_ADD_DONATE 2u /* the buffer may write the memory: the caller does not touch it again */
+#define FANIN_ADD_WEIGHT 8u /* `weight` is given, a finite number, which multiplies the gradient in the sum (W1) */
 #define FANIN_ADD_COPY 4u   /* the memory is the caller's again when the call returns */
 typedef struct fanin_add_options {
     size_t struct_size; /* sizeof(fanin_add_options) */
@@ -224,6 +226,7 @@ typedef struct fanin_add_options {
     uint32_t reserved; /* 0 */
     int64_t key;
     const fanin_stream *stream; /* the producer's; NULL: the current one of the gradient's device (S4) */
+    double weight, weight_imag; /* read with FANIN_ADD_WEIGHT */
 } fanin_add_options;
 
 /* One gradient of `buffer_add_many`: a view or a value; both NULL: undefined. */
@@ -233,9 +236,18 @@ typedef struct fanin_gradient {
     int64_t key; /* read with FANIN_ADD_KEY */
     const fanin_tensor *view;
     const fanin_value *value;
+    double weight, weight_imag; /* read with FANIN_ADD_WEIGHT */
 } fanin_gradient;
 
+/* A weight that a take is given. */
+typedef struct fanin_weight {
+    int64_t key; /* of the gradient; in a slot without keys its place in the order of arrival */
+    double weight, weight_imag;
+} fanin_weight;
+
 #define FANIN_TAKE_WRITABLE 1u /* what others may hold is copied */
+#define FANIN_TAKE_MEAN 4u     /* the sum is divided by that of the weights (W3) */
+#define FANIN_TAKE_WEIGHTS 8u  /* `weights` are of gradients that came without one (W5) */
 #define FANIN_TAKE_SCALE 2u    /* `scale` multiplies before the one rounding */
 typedef struct fanin_take_options {
     size_t struct_size; /* sizeof(fanin_take_options) */
@@ -244,6 +256,8 @@ typedef struct fanin_take_options {
     const fanin_stream *stream;     /* the one that uses the sums; NULL: the buffer's (S18) */
     const fanin_tensor *const *out; /* for each sum memory to write it into, or NULL; NULL: none */
     double scale, scale_imag;
+    const fanin_weight *weights; /* read with FANIN_TAKE_WEIGHTS */
+    size_t nweights;
 } fanin_take_options;
 
 /* The statistics of a sum. The caller sets struct_size. */

@@ -20,7 +20,7 @@ from .._checks import flag, integer, number
 from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike, ScipySparse
 from .._threads import here
-from .._trace.recording import active, begin_names, end_names
+from .._trace.recording import active, begin_names, end_names, settle
 from .._words import counted, names_nearest, type_of
 from ..slots import Sparse
 
@@ -228,6 +228,7 @@ class Machine(_core.Machine):
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
         try:
             if kind is None and not self._dead:
+                settle()
                 self.synchronize()
                 return
         except BaseException:

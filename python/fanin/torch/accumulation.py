@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import torch
 
 from .. import _core
+from .._checks import flag
 from .._interop.protocols import DTypeLike
 from .._interop.sharing import memory_counts
 from .._interop.torch_leaves import (
@@ -25,6 +26,7 @@ from .._interop.torch_leaves import (
     accumulators,
     after_hooks,
     check_sum,
+    dense_sum,
     gradient_dtype,
     gradient_strides,
     has_memory,
@@ -34,10 +36,12 @@ from .._interop.torch_leaves import (
     recorded,
     word,
 )
+from .._weights import Weight, parts_of, weight_of
 from .._words import names_nearest, type_of
 from ..slots import Slot
 from .last import Last
 from .target import Target, written_later
+from .weights import Entry, Passes, Weighted
 
 if TYPE_CHECKING:
     from .. import dist
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
 R = TypeVar("R")
+
+_task: Callable[[], int] = torch._C._current_graph_task_id
 
 BUFFER = "accumulate"  # the name of the block's buffer, for messages
 LARGE = 1 << 16  # bytes: copying more costs more than checking whether a copy is needed
@@ -96,11 +102,18 @@ class accumulate(_core.Block):
         For ranks: multiplies each sum before the rounding.
     missing : "error" or "skip", optional
         For ranks, as for `fanin.dist.Reducer`. Default: "error".
+    mean : bool
+        Divide each sum by the exact sum of the weights of all micro-batches (`weight`), for every parameter alike,
+        whether a micro-batch reaches it or not. A pass outside of `weight` weighs 1, if it brings a gradient of the
+        block. An earlier `.grad` is no term: the mean is added to it.
 
     Raises
     ------
     TypeError
         Not a tensor, not a leaf, or a module; a kind of parameter that docs/accumulation.md has as refused.
+    ZeroDivisionError
+        At the end of a block with `mean`: the weights sum to 0. `.grad` has the sums, not divided; over ranks none
+        changes.
     ValueError
         An unknown `into`, no parameters, a parameter that another block collects, or a `grad_dtype` of None; options
         for ranks without `group`; `dtype`, `budget` or `into` with it.
@@ -130,6 +143,13 @@ class accumulate(_core.Block):
     >>> model.weight.grad.dtype  # doctest: +SKIP
     torch.bfloat16
 
+    The mean over all tokens of micro-batches whose losses are means over theirs:
+
+    >>> with fanin.torch.accumulate(model.parameters(), mean=True) as block:  # doctest: +SKIP
+    ...     for x, y in micro_batches:
+    ...         with block.weight(y.numel()):
+    ...             torch.nn.functional.cross_entropy(model(x), y).backward()
+
     Over ranks, each of which has some of the micro-batches:
 
     >>> with fanin.torch.accumulate(model.parameters(), group=fanin.dist.group(), order="exact"):  # doctest: +SKIP
@@ -149,6 +169,7 @@ class accumulate(_core.Block):
         order: dist.sums.Order | None = None,
         scale: complex | None = None,
         missing: Literal["error", "skip"] | None = None,
+        mean: bool = False,
     ) -> None:
         self._active = self._began = self._dropped = self._again = False
         _blocks.add(self)
@@ -156,6 +177,8 @@ class accumulate(_core.Block):
         if not isinstance(into, str) or into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
+        self.mean = flag("accumulate: mean", mean)
+        self._passes = Passes(self.mean)
         self._parameters, self._names = leaves_of("accumulate", parameters)
         self._reducer: dist.Reducer | None = None
         here = (("dtype", dtype), ("budget", budget), ("into", None if into == "grad" else into))
@@ -167,7 +190,8 @@ class accumulate(_core.Block):
             from ..dist import Reducer
 
             named = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
-            self._reducer = Reducer(named, group, order=order, scale=scale, missing=missing or "error")
+            self._reducer = Reducer(named, group, order=order, scale=scale, missing=missing or "error", mean=mean)
+            self._weighed = [] if order == "exact" else self._reducer._sums_run_in()
             return
         self._taking = Taking("accumulate", self._parameters, self._names)
         each = zip(self._parameters, self._names, strict=True)
@@ -185,7 +209,11 @@ class accumulate(_core.Block):
         n = len(self._sums)
         self._firsts: list[torch.Tensor | None] = [None] * n  # earlier gradients, into which the sums are written
         self._joined: dict[int, torch.Tensor] = {}  # sums with what reached .grad all the same
+        self._added: dict[int, torch.Tensor] = {}  # means with earlier gradients
+        self._undivided: set[int] = set()  # sums whose mean has a divisor of 0
         self._targets: weakref.WeakSet[Target] = weakref.WeakSet()  # those that are open
+        #: The dtypes in which weights are rounded.
+        self._weighed = [] if dtype == "exact" else [str(d).removeprefix("torch.") for d in set(self._sums)]
         self._left_open: set[int] = set()  # slots whose target was open when the block ended
         self._aliases: dict[int, list[tuple[torch.Tensor, int]]] = {}  # of lent sums: views that were kept
         self._last: Last | None = None  # the one that is open
@@ -210,7 +238,7 @@ class accumulate(_core.Block):
             slots.append(slot)
         return slots
 
-    def at(self, key: int) -> Self:
+    def at(self, key: int, weight: float | None = None) -> Self:
         """Set the key of the gradients that come next, and return the block: for sums over ranks with order="key".
 
         Each key is for one pass, and is given once in all ranks.
@@ -219,16 +247,91 @@ class accumulate(_core.Block):
         ----------
         key : int
             A non-negative number: the place of the pass among all passes of all ranks.
+        weight : number, optional
+            The weight of the pass, as of `weight`, until the next `at`. It counts now. Default: that of a
+            `with block.weight(w)`, else 1.
 
         Raises
         ------
         RuntimeError
-            Outside of the block, or without `group`.
+            Outside of the block, or without `group`; a weight within `with block.weight(w)`.
+        TypeError, ValueError
+            A key or a weight that is none.
         """
         if self._reducer is None or not self._active:
             raise RuntimeError("accumulate: at(key) is for a block over ranks: give group=, and call it in the block")
+        entry = None
+        if weight is not None:
+            entry = Entry(self._passes, weight_of("accumulate: at(key, weight=)", weight, self._weighed))
+            self._check_weights("at(key, weight=)")
+            if self._passes.here() is not None:
+                raise RuntimeError(
+                    "accumulate: at(key, weight=) within weight(w): a pass has one weight: give it at one place"
+                )
         self._reducer._collect_at(key)
+        self._passes.keyed = None
+        if entry is not None:
+            self._passes.count(entry)
+            self._passes.keyed = entry
+        self._passes.forget()
         return self
+
+    def weight(self, w: float) -> contextlib.AbstractContextManager[Any]:
+        """Weigh the passes inside: `with block.weight(tokens): loss.backward()`.
+
+        Each gradient of these passes is multiplied by the weight, in the dtype of the sum, before it is added; a pass
+        outside weighs 1. With `mean=True` the weight counts once for each `with`, however many passes it holds, and for
+        every parameter, reached or not. So `mean=True` and the means over tokens of micro-batches, each weighed by its
+        number of tokens, make the mean over all tokens.
+
+        The weight is that of all passes that begin within the `with` on its thread, on the devices and in passes within
+        them, too. Several threads may each be in a `with` of their own.
+
+        If the body raises, a weight counts if one of its gradients had come, because that one is in the sum. Otherwise
+        it does not count, and the micro-batch may be tried again.
+
+        Parameters
+        ----------
+        w : number
+            A finite real number, also 0. Rounded to the dtype of the sum; as it is in the divisor of the mean.
+
+        Returns
+        -------
+        context manager
+            Enter it once.
+
+        Raises
+        ------
+        TypeError
+            Not a number, or a bool, an array or a tensor (give `x.item()`), or a complex number.
+        ValueError
+            NaN or inf, or inf in the dtype of the sum.
+        RuntimeError
+            Outside of the block, or within another weight of it; over ranks, after `last()`. In a backward pass: a
+            gradient of a pass that began within a `with` that has ended.
+
+        Examples
+        --------
+        >>> with fanin.torch.accumulate(model.parameters(), mean=True) as block:  # doctest: +SKIP
+        ...     for x, y in micro_batches:
+        ...         with block.weight((y != -100).sum().item()):
+        ...             cross_entropy(model(x), y, ignore_index=-100).backward()
+        """
+        made = weight_of("accumulate: weight(w)", w, self._weighed)
+        self._check_weights("weight(w)")
+        return Weighted(self, made)
+
+    def _check_weights(self, call: str) -> None:
+        """RuntimeError where no pass can be weighed any more."""
+        if self._reducer is None:
+            self._check_open(call)
+        elif not self._active or self._collecting is None or self._collecting.over:
+            raise RuntimeError(f"accumulate: {call} outside of the block: call it between its beginning and its end")
+        elif self._collecting.is_summed:
+            raise RuntimeError(
+                f"accumulate: {call} after last(), whose end has summed all gradients: call it before it, or in"
+                " another block"
+            )
 
     def target(self, p: torch.Tensor) -> Target:
         """Lend the running sum of a parameter to a kernel that adds into it, so that no gradient is made.
@@ -240,10 +343,10 @@ class accumulate(_core.Block):
 
         The tensor is the running sum, if it is complete, dense, in its own memory or that of an earlier gradient, and
         no other thread uses it; its strides are those of the sum. Else it holds zeros, which are added to the sum at
-        the end of the `with`: so for "exact" sums, with a `budget`, in a target within a target of the parameter, and
-        while another thread has the sum. Write only by adding, and only within the `with`: after it, `acc` is empty,
-        and a write to a view that was kept is an error at the end of the block, which names the parameter. (Writes
-        that torch does not count, as through `acc.numpy()`, are not found.)
+        the end of the `with`: so for "exact" sums, with a `budget`, within a `weight`, in a target within a target of
+        the parameter, and while another thread has the sum. Write only by adding, and only within the `with`: after it,
+        `acc` is empty, and a write to a view that was kept is an error at the end of the block, which names the
+        parameter. (Writes that torch does not count, as through `acc.numpy()`, are not found.)
 
         If the body raises, zeros are dropped and the sum is as it was; a running sum that was lent has an unknown part
         of the body's writes: it is not left in `.grad`, and the end of the block names the parameter. An earlier
@@ -415,20 +518,24 @@ class accumulate(_core.Block):
             raise ValueError("accumulate: the block has begun already: expected it to end first")
         self._active = True
         self._began = self._dropped = False
+        self._passes.start()
         if self._reducer is not None:
-            self._collecting = self._reducer._collect()
+            self._collecting = self._reducer._collect(self._passes)
             self._collecting.__enter__()
             return self
         self._buffer.clear()  # of a gradient that came after the last end, in another thread, which got an error
         self._came[-1] = 0
         self._joined.clear()
+        self._added.clear()
+        self._undivided.clear()
         self._left_open.clear()
         self._aliases.clear()
         self._taking.begin(self._collectors())
         self._firsts = [getattr(p, self.into, None) for p in self._parameters]
         for slot, first in enumerate(self._firsts):
             if first is not None:
-                self._add_first(slot, first)
+                if not self.mean:  # else the mean is added to it
+                    self._add_first(slot, first)
                 if self.into == "grad":
                     self._parameters[slot].grad = None
         self._began = True
@@ -482,7 +589,7 @@ class accumulate(_core.Block):
 
     def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
         """The hooks of the parameters. They refer to the buffer and not to the block, so that a dropped block ends."""
-        add, names, came = self._buffer.add, self._names, self._came
+        add, names, came, passes = self._buffer.add, self._names, self._came, self._passes
         parameters = self._parameters
         small = [p.nbytes < LARGE for p in parameters]
         # If the sum has the dtype of .grad, it may be made in the memory of a gradient.
@@ -495,7 +602,9 @@ class accumulate(_core.Block):
                 f" {word(names[slot])} may not be in the sum: join the thread within the block"
             )
 
-        def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None) -> None:
+        def collect(
+            slot: int, gradient: torch.Tensor, references: int, error: Exception | None, weight: Weight | None
+        ) -> None:
             """Adds a gradient that is sparse, or the first large one."""
             with _named(names):
                 if error is not None:
@@ -508,12 +617,16 @@ class accumulate(_core.Block):
                 p = parameters[slot]
                 donate = alone and own[slot] and p.layout == gradient.layout and gradient.stride() == p.stride()
                 # The buffer has the only reference to a new object, so that it sums while the gradient is in the cache.
-                add(slot, gradient.detach() if alone else gradient, donate=donate, copy=not alone)
+                value = gradient.detach() if alone else gradient
+                if weight is None:
+                    add(slot, value, donate=donate, copy=not alone)
+                else:
+                    add(slot, value, donate=donate, copy=not alone, weight=weight)
                 came[slot] = 1
                 if came[-1]:
                     raise ended(slot)
 
-        return _core._collectors(self._buffer, small, came, collect)
+        return _core._collectors(self._buffer, small, came, collect, passes.now, _task, passes.weigh)
 
     def _leave_all(self, began: bool) -> None:
         """Leave every sum, or restore the earlier gradient. Each step can be repeated, so that Ctrl-C between two steps
@@ -532,11 +645,13 @@ class accumulate(_core.Block):
                     self._last.close()
                 self._stop_targets(failed)
                 self._taking.end()
+                self._passes.close()
                 self._came[-1] = 1
                 self._take(sums, failed)
                 was_set, strays = found
                 if left:
                     self._join(sums, strays, failed)
+                    self._add_to_firsts(sums, failed)
                     self._leave(sums, failed)
                 left = False
                 self._firsts = [None] * len(sums)
@@ -553,8 +668,12 @@ class accumulate(_core.Block):
             raise RuntimeError(
                 f"accumulate: there is no .{self.into} for the sum of {self._words(failed)}: {why}"
             ) from why
+        if self._undivided:
+            raise ZeroDivisionError(self._no_divisor(self._undivided))
         if strays:
-            place = "in the sum, with torch's roundings" if self.into == "grad" else "in .grad"
+            place = "in .grad"
+            if self.into == "grad":
+                place = "added to the mean, without a weight" if self.mean else "in the sum, with torch's roundings"
             raise RuntimeError(
                 f"accumulate: the tensor of {self._words(strays)} was replaced within the block, as by set_() or"
                 " torch.utils.swap_tensors(): torch made it a new AccumulateGrad node, without the block's hook; its"
@@ -603,6 +722,38 @@ class accumulate(_core.Block):
                 failed[slot] = e
         sums.update(self._joined)
 
+    def _add_to_firsts(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
+        for slot in range(len(sums)) if self.mean else ():
+            try:
+                self._add_to_first(slot, sums)
+            except Exception as e:
+                failed[slot] = e
+
+    def _add_to_first(self, slot: int, sums: dict[int, torch.Tensor | None]) -> None:
+        """Add a mean to the earlier gradient, in a new tensor, so that this can be repeated."""
+        first, mean = self._firsts[slot], sums[slot]
+        if not self.mean or first is None or mean is None:
+            return
+        if slot not in self._added:
+            self._added[slot] = _both(first, mean)
+        sums[slot] = self._added[slot]
+
+    def _taker(self, slots: Sequence[int], out: object, slot: int | None = None) -> Callable[[], Any]:
+        """What takes the sums of slots that count the same weights, or of one: a function of C."""
+        if self.mean:
+            divisor = self._passes.divisor(slots[0])
+            if divisor:
+                return functools.partial(_core._take_over, self._buffer, slot, out, parts_of(divisor))
+            self._undivided.update(one for one in slots if self._came[one])
+        return functools.partial(self._buffer.take, slot=slot, out=out)
+
+    def _no_divisor(self, slots: Iterable[int]) -> str:
+        n = len(self._passes.opened) + len(self._passes.alone)
+        return (
+            f"accumulate: the mean of {self._words(slots)} has a divisor of 0, the sum of the weights of {n} passes:"
+            f" .{self.into} has the sum, not divided"
+        )
+
     def _words(self, slots: Iterable[int]) -> str:
         return ", ".join(word(self._names[slot]) for slot in sorted(slots))
 
@@ -612,12 +763,11 @@ class accumulate(_core.Block):
         Only C code runs between taking and storing them: Ctrl-C between two bytecodes would lose the sums.
         """
         n = len(self._parameters)
-        take: Callable[..., Any] = self._buffer.take
-        if not sums:
+        if not sums and not self._passes.steps:
             with contextlib.suppress(Exception):
                 outs = [self._out(slot) for slot in range(n)]
                 wanted = outs if any(out is not None for out in outs) else None
-                every = itertools.starmap(functools.partial(take, out=wanted), [()])
+                every = itertools.starmap(self._taker(range(n), wanted), [()])
                 sums.update(zip(range(n), itertools.chain.from_iterable(every), strict=True))
         for slot in range(n):
             if slot not in sums:
@@ -629,9 +779,8 @@ class accumulate(_core.Block):
 
     def _take_one(self, slot: int, sums: dict[int, torch.Tensor | None]) -> None:
         """Take one sum out of the buffer. Only C code runs between taking and storing it."""
-        take: Callable[..., Any] = self._buffer.take
         with self._named():
-            one = itertools.starmap(functools.partial(take, slot=slot, out=self._out(slot)), [()])
+            one = itertools.starmap(self._taker([slot], self._out(slot), slot), [()])
             sums.update(zip([slot], one, strict=True))
 
     def _leave(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
@@ -666,6 +815,8 @@ class accumulate(_core.Block):
         The sum usually lies in a donated gradient already. Copying into a small one is faster than checking it.
         """
         first, dtype, came = self._firsts[slot], self._sums[slot], self._came[slot]
+        if first is not None and self.mean:
+            return None
         if first is not None:
             rounded = came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
             return first.detach() if rounded else None
@@ -701,6 +852,14 @@ def _lies_in(total: torch.Tensor, first: torch.Tensor) -> bool:
     return has_memory(first) and total.data_ptr() == first.data_ptr()
 
 
+def _both(first: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """The sum of an earlier gradient and a mean, in a new tensor."""
+    if mean.layout == torch.strided:
+        return dense_sum(mean, first)
+    with torch.no_grad():
+        return first + mean
+
+
 def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
     """The references that Python and torch count to a tensor, to the tensor that it is a view of, and to its memory."""
     base = gradient._base
@@ -721,12 +880,17 @@ def _counts_alone() -> set[tuple[int, ...]]:
     """
     seen: set[tuple[int, ...]] = set()
 
-    def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None) -> None:
+    def collect(
+        slot: int, gradient: torch.Tensor, references: int, error: Exception | None, weight: Weight | None
+    ) -> None:
         seen.add(_counts(gradient, references))
 
     def measure() -> None:
         p = torch.zeros(2, 2, requires_grad=True)
-        [collector] = _core._collectors(_core.InputBuffer(1), [False], bytearray(2), collect)
+        passes = Passes(False)
+        [collector] = _core._collectors(
+            _core.InputBuffer(1), [False], bytearray(2), collect, passes.now, _task, passes.weigh
+        )
         [node] = accumulators(BUFFER, [p], [0])
         node.register_prehook(collector)
         torch.autograd.backward((p * 2).sum())

@@ -17,6 +17,8 @@ __tracebackhide__ = True  # no frames of ours in reports of pytest
 
 Accumulate = Any  # a block of fanin.torch.accumulate, whose module imports this one
 
+STEPPED = "a parameter was stepped in last(step)"  # from here on no weight can count
+
 
 class Last(_core.Block):
     """The result of `accumulate.last`: each parameter is stepped when its gradient has arrived."""
@@ -63,6 +65,7 @@ class Last(_core.Block):
 
     def _finish(self, slot: int) -> None:
         """Finish a sum, step, and free it."""
+        self._block._passes.freeze(STEPPED)
         finished = Step(self._block, slot)
         with finished:
             if finished.there:
@@ -92,9 +95,12 @@ class Last(_core.Block):
         self.close()
         if error is None and not was_open:
             raise RuntimeError("accumulate: the block ended before its last(step): end last() within the block")
-        for slot in [*self._waits] if error is None else ():
-            if self._waits.pop(slot, False):
-                self._finish(slot)
+        try:
+            for slot in [*self._waits] if error is None else ():
+                if self._waits.pop(slot, False):
+                    self._finish(slot)
+        finally:
+            self._block._passes.stepped()
 
     def close(self) -> None:
         """Step no more in passes. May be repeated."""
@@ -126,9 +132,15 @@ class Step(_core.Block):
         block, slot = self._block, self._slot
         if block._is_rewritten(slot):
             raise RuntimeError(written_later(word(block._names[slot])))
+        if block.mean and block._came[slot] and not block._passes.divisor(slot):
+            raise ZeroDivisionError(
+                f"accumulate: last(step): the mean of {word(block._names[slot])} has a divisor of 0: it is not stepped,"
+                " and the block keeps its sum"
+            )
         block._aliases.pop(slot, None)
         try:
             block._take_one(slot, self._sums)
+            block._add_to_first(slot, self._sums)
             self._leave()
         except Exception as e:
             raise RuntimeError(
@@ -156,7 +168,10 @@ class Step(_core.Block):
         [first] = self._next
         block._firsts[slot] = first
         block._came[slot] = 0
-        if first is not None and not self._added:
+        if block.mean:  # it is no term: the next mean is added to it
+            block._passes.step(slot)
+            block._added.pop(slot, None)
+        elif first is not None and not self._added:
             add = functools.partial(block._buffer.add, donate=first.dtype == block._sums[slot])
             with block._named():
                 self._added.extend(map(add, [slot], [first.detach()]))

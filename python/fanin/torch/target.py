@@ -56,9 +56,11 @@ class Target(_core.Block):
                 f" {type_of(p)} on {p.device}"
             )
         stream: Any = torch.cuda.current_stream(p.device) if p.device.type == "cuda" else None
+        weight = block._passes.weigh(torch._C._current_graph_task_id(), p, 1) if block._passes.now else None
+        weighed = {} if weight is None else {"weight": weight}
         self.thread = threading.get_ident()
         with block._named(), torch.inference_mode(False), torch.no_grad():
-            self._context = block._buffer.target(slot, stream=stream)
+            self._context = block._buffer.target(slot, stream=stream, **weighed)
             lent: torch.Tensor = self._context._lend(TORCH, block._sums[slot])
         self._lent = lent
         if lent.shape != p.shape:

@@ -23,7 +23,7 @@ from kit.support import ROOT, run_python
 
 CHECK_ME = ROOT / "examples" / "06_check_me.py"
 
-COMMANDS = ["demo", "check", "info"]
+COMMANDS = ["demo", "check", "compare", "info"]
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:

@@ -65,6 +65,7 @@ class Loop:
     seed: int
     fault: Callable[[Loop, int], None] | None = None
     wrap: Callable[[torch.nn.Module], torch.nn.Module] = field(default=lambda m: m)
+    replicated: bool = False  # `wrap` makes a DistributedDataParallel
     size: int = 1  # ranks, each of which has its own data
     rank: int = 0
     rows: tuple[Row, ...] = ()
@@ -85,22 +86,22 @@ class Loop:
         self.rng = rng
         self.dtype = rng.choice(DTYPES)
         self.net = Net(rng, self.dtype)
-        if self.size > 1:  # DistributedDataParallel refuses checkpoints that are passes of their own
+        if self.replicated:  # DistributedDataParallel refuses checkpoints that are passes of their own
             self.net.checkpoint = None if self.net.checkpoint is None else False
         self.model = self.wrap(self.net)
-        self.k = rng.choice([1, 2, 3, 4, 7, 8, 16, 64] if not self.size > 1 else [1, 2, 4])
+        self.k = rng.choice([1, 2, 3, 4, 7, 8, 16, 64] if not self.replicated else [1, 2, 4])
         self.steps = rng.choice([1, 2, 3]) if self.k < 16 else 1
         self.way = rng.choice(["loss", "loss", "grad", "tokens", "sum", "silent"])
-        self.block = self.size == 1 and rng.random() < 0.2
+        self.block = not self.replicated and rng.random() < 0.2
         self.scaler = None
         self.penalty = rng.choice([None, None, None, None, "inputs", "parameters"])
-        if self.penalty and (self.net.checkpoint is not None or self.is_narrow or self.size > 1):
+        if self.penalty and (self.net.checkpoint is not None or self.is_narrow or self.replicated):
             self.penalty = None
-        if rng.random() < 0.25 and not self.is_narrow and self.size == 1:
+        if rng.random() < 0.25 and not self.is_narrow and not self.replicated:
             self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** rng.choice([3, 16]))
         self.clip = rng.choice([None, None, "norm", "norm", "value"])
         self.two = rng.choice([None, None, None, "summed", "apart"]) if not self.block else None
-        self.two = None if self.size > 1 else self.two
+        self.two = None if self.replicated else self.two
         self.to_none = rng.random() < 0.7
         self.late = rng.random() < 0.5  # clear at the beginning of a step, or at its end
         self.same = rng.random() < 0.3  # all micro-batches are equal

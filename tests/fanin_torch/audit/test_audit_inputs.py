@@ -6,6 +6,7 @@ import functools
 import itertools
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,6 +155,41 @@ def test_layouts_and_dtypes_that_are_not_followed_are_named() -> None:
     assert row(audit, "q").verdict == "not judged" and "sparse, of torch.bfloat16" in row(audit, "q").happened
 
 
+class Wrapper(torch.Tensor):  # type: ignore[name-defined, misc]
+    """A tensor that has another one and no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = [x.inner if isinstance(x, Wrapper) else x for x in args]
+        found = func(*args, **(kwargs or {}))
+        return Wrapper(found) if isinstance(found, torch.Tensor) else found
+
+
+@pytest.mark.parametrize("of", ["gradient", "sum"])
+def test_a_subclass_that_makes_its_operations_itself_is_named(of: str) -> None:
+    p = torch.nn.Parameter(torch.ones(300) if of == "sum" else Wrapper(torch.ones(300)))
+    optimizer = torch.optim.SGD([p], 0.1)
+    with fanin.torch.audit([("p", p)], optimizer, every=1) as audit:
+        for i in range(2):
+            torch.autograd.backward([p], [torch.ones(300) if of == "sum" else Wrapper(torch.ones(300))])
+            if of == "sum" and i == 0:
+                p.grad = None
+                p.__dict__["main_grad"] = Wrapper(torch.ones(300))
+        optimizer.step()
+    found = row(audit, "p")
+    assert (found.verdict, found.happened) == (
+        "not judged",
+        f"its {of} is a Wrapper, a subclass with a __torch_dispatch__ of its own",
+    )
+
+
 # Errors and interrupts
 
 
@@ -268,6 +304,35 @@ def test_passes_of_several_threads_are_right() -> None:
             optimizer.step()
             optimizer.zero_grad()
         assert {r.verdict for r in audit.rows if r.parameter != "the loss"} == {"right"}, str(audit)
+
+
+def test_a_pass_that_runs_while_ranks_compare_is_not_waited_for_and_the_next_step_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, optimizer = net()
+    ranks = sys.modules["fanin.torch.audit.ranks"]
+
+    def exchange(records: Any, modules: Any, total: float) -> tuple[float, int]:
+        """A rank that answers when a pass of this one has ended."""
+        if not exchanged:
+            t = threading.Thread(target=run, args=(model, 1))
+            t.start()
+            t.join()
+        exchanged.append(len(modules))
+        return total, 1
+
+    exchanged: list[int] = []
+    monkeypatch.setattr(ranks, "average", exchange)
+    with fanin.torch.audit(model.named_parameters(), optimizer, every=1) as audit:
+        for one in audit._watched:
+            one.replica = types.SimpleNamespace(require_backward_grad_sync=False)
+        for _ in range(3):
+            run(model)
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = [row for row in audit.rows if row.parameter == "0.weight"]
+    assert [row.verdict for row in rows] == ["right", "not judged", "right"], str(audit)
+    assert rows[1].happened == "a pass ran while the optimizer's step began" and exchanged == [4, 4, 4]
 
 
 def has_no_audit(model: Any, audit: Any) -> None:

@@ -596,7 +596,7 @@ def test_bad_arguments_are_named() -> None:
         step([1, 2])
     with pytest.raises(TypeError, match=r"static\[1\]: expected a Var or an ndarray on the CPU"):
         tape.compiled(step, static=[p, 3])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="compiled: a step that yields .* GraphTree.pipeline"):
+    with pytest.raises(TypeError, match=r"compiled: a step that yields .* GraphTree\.pipeline"):
         tape.compiled(lambda x: (yield x))
     assert step.last is None
     p.grad = np.ones(2)

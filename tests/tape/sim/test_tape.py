@@ -262,9 +262,11 @@ def test_every_fan_in_is_a_buffers_sum_and_a_key_is_the_number_of_an_edge() -> N
     assert slots == [
         ("split", "slot 0, key 0"),
         ("split", "slot 0, key 1"),
+        ("mul", "slot 0, key 0"),
+        ("mul", "slot 0, key 1"),
         ("w", "slot 0, key 0"),
         ("w", "slot 0, key 1"),
-    ], "a from both sides; b, alone in its slot, is handed through, c gets nothing"
+    ], "a from both sides; b, alone in its slot, is handed through, c gets nothing; two parts reach the product"
     assert (w.grad == [4, 4, 2, 2, 0, 0]).all()
     assert c.shape == (2,)
 

@@ -22,7 +22,7 @@ from ...audit.record import Record
 from ...audit.rounding import Vector, empty, rounded, same
 from ...audit.rows import check
 from . import calls, ranks
-from .samples import DTYPES, Samples, Unlike
+from .samples import DTYPES, Samples, Unlike, refuse_dispatching
 from .uses import Uses
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -175,6 +175,8 @@ class audit(_core.Block):
         self._step = 0
         self._reads = 0
         self._on = False
+        self._reading = False  # the optimizer reads: what arrives meanwhile belongs to no step
+        self._crossed = False  # something arrived meanwhile
         self._queued = -1  # the pass at whose end averages over ranks are looked at
 
     def _optimized(self) -> list[torch.Tensor]:
@@ -347,6 +349,7 @@ class audit(_core.Block):
             self.ledger.losses.pass_runs(torch._C._current_graph_task_id())
         if taken == "Reducer":
             raise Unlike("fanin.dist sums it over ranks")
+        refuse_dispatching("gradient", gradient)
         if record is None or samples is None:
             record, samples = self._follow(one, gradient if total is None or gradient.is_sparse else total, gradient)
         elif not record.began and samples.sparse != gradient.is_sparse:
@@ -410,31 +413,51 @@ class audit(_core.Block):
 
     def _read(self, optimizer: Any, closure: bool) -> list[Row]:
         """The optimizer reads: compare, and begin the next step."""
-        with self._lock:
-            rows: list[Row] = []
+        rows: list[Row] = []
+        try:
             if self._on:
-                try:
-                    rows = self._compare(optimizer, closure)
-                finally:
-                    self._reads += 1
-                    for one in self._watched:
-                        one.excuse = ""
-                    if self._uses is not None:
-                        self._uses.start()
-            else:
-                self._reads += 1
-            self._step += 1
-            was, self._on = self._on, self._step % self.every == 0
-            if self._on and not was:
-                for record in self.ledger.records.values():
-                    record.forget()
-                self.ledger.losses.start()
+                rows = self._compare(optimizer, closure)
+        finally:
+            with self._lock:
+                self._next()
         if self.strict:
             check(rows)
         return rows
 
+    def _next(self) -> None:
+        """Begin the next step."""
+        self._reads += 1
+        self._step += 1
+        was, self._on = self._on, self._step % self.every == 0
+        crossed, self._crossed, self._reading = self._crossed, False, False
+        if was:
+            for one in self._watched:
+                one.excuse = ""
+            if self._uses is not None:
+                self._uses.start()
+        if self._on and (crossed or not was):
+            for record in self.ledger.records.values():
+                record.forget()
+            self.ledger.losses.start()
+        if self._on and crossed:
+            for one in self._watched:
+                one.excuse = "a pass ran while the optimizer's step began"
+
     def _compare(self, optimizer: Any, closure: bool) -> list[Row]:
-        """The rows of this step."""
+        """The rows of this step. No lock is held while this rank waits for others."""
+        with self._lock:
+            self._reading = True
+            values = self._values()
+        modules = {one.name: one.replica for one in self._watched if one.replica is not None}
+        total, size = self.ledger.losses.total(), 1
+        if modules:
+            records = {name: self.ledger.records[name] for name in modules if name in values}
+            total, size = ranks.average(records, modules, total)
+        with self._lock:
+            return self._close(optimizer, closure, values, total, size)
+
+    def _values(self) -> dict[str, Vector | None]:
+        """The sampled elements of what the optimizer reads."""
         values: dict[str, Vector | None] = {}
         for one in self._watched:
             record = one.record
@@ -449,12 +472,12 @@ class audit(_core.Block):
                     record.look(y, "before the step")
             except Exception as e:
                 self._excuse(one, e)
-        modules = {one.name: one.replica for one in self._watched if one.replica is not None}
-        losses = self.ledger.losses
-        total, size = losses.total(), 1
-        if modules:
-            records = {name: self.ledger.records[name] for name in modules if name in values}
-            total, size = ranks.average(records, modules, total)
+        return values
+
+    def _close(
+        self, optimizer: Any, closure: bool, values: dict[str, Vector | None], total: float, size: int
+    ) -> list[Row]:
+        """The rows of this step, which ends. total, size: what the weights sum to on each of so many ranks."""
         for one in self._watched:
             if one.record is not None:
                 one.record.excuse = one.excuse or one.record.excuse
@@ -468,7 +491,7 @@ class audit(_core.Block):
         self.ledger.records = {name: records[name] for name in dict.fromkeys([*ordered, *records])}
         scaled = getattr(optimizer, "grad_scale", None)  # of GradScaler, for an optimizer that unscales by itself
         scale = 1.0 if scaled is None else 1 / float(scaled)
-        if losses.expect == "sum":
+        if self.ledger.losses.expect == "sum":
             scale /= size  # ranks average
         return self.ledger.close(values, scale, self._step, total)
 
@@ -487,7 +510,8 @@ class audit(_core.Block):
             audit = me()
             if audit is not None and audit._on:
                 with audit._lock:
-                    audit._averaged()
+                    if not audit._reading:
+                        audit._averaged()
 
         engine.queue_callback(lambda: engine.queue_callback(averaged))
 
@@ -616,6 +640,9 @@ def _hooks(me: weakref.ref[audit], one: Watched) -> tuple[Callable[[Any], None],
         audit = me()
         if audit is not None and audit._on:
             with audit._lock:
+                if audit._reading:
+                    audit._crossed = True
+                    return
                 try:
                     audit._made(one, gradient)
                 except Exception as e:
@@ -625,12 +652,16 @@ def _hooks(me: weakref.ref[audit], one: Watched) -> tuple[Callable[[Any], None],
         audit = me()
         if audit is not None and audit._on and one.record is not None and one.record.offered:
             with audit._lock:
-                one.record.reached(threading.get_ident())
+                if not audit._reading:
+                    one.record.reached(threading.get_ident())
 
     def arrived(parameter: torch.Tensor) -> None:
         audit = me()
         if audit is not None and audit._on:
             with audit._lock:
+                if audit._reading:
+                    audit._crossed = True
+                    return
                 try:
                     audit._arrived(one)
                 except Exception as e:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..._words import type_of
 from ...audit import places, rounding
 from ...audit.rounding import Vector
 
@@ -25,10 +26,18 @@ DTYPES = {
 ROWS = 2048  # rows of a sparse gradient that a sketch reads
 COLUMNS = 16  # elements of each
 BUCKETS = places.SAMPLES
+#: Classes of tensors that need no look at their methods.
+OWN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Unlike(Exception):
     """A gradient that cannot be compared; the message says why, after the parameter's name."""
+
+
+def refuse_dispatching(what: str, x: torch.Tensor) -> None:
+    """Unlike for a tensor of a subclass with a `__torch_dispatch__`, such as one that wraps other tensors."""
+    if type(x) not in OWN and type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise Unlike(f"its {what} is {type_of(x)}, a subclass with a __torch_dispatch__ of its own")
 
 
 class Samples:
@@ -48,6 +57,7 @@ class Samples:
 
     def __init__(self, name: str, total: torch.Tensor, full: bool, spread: bool) -> None:
         self.name, self.spread = name, spread
+        refuse_dispatching("gradient", total)
         self.sparse = total.layout == torch.sparse_coo
         if not self.sparse and total.layout != torch.strided:
             raise Unlike(f"its gradient has the layout {total.layout}")
@@ -75,6 +85,7 @@ class Samples:
 
     def check(self, x: torch.Tensor) -> None:
         """Unlike if a sum has changed so that it cannot be compared with what was there."""
+        refuse_dispatching("sum", x)
         if x.dtype != self.tensor_dtype or x.shape != self.shape:
             was = f"{self.tensor_dtype} of shape {tuple(self.shape)}"
             raise Unlike(f"its sum changed from {was} to {x.dtype} of shape {tuple(x.shape)}")
@@ -101,7 +112,8 @@ class Samples:
 
     def _parts(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor of real numbers that requires no gradient."""
-        x = x.detach()
+        if x.requires_grad:
+            x = x.detach()
         if self.complex:
             x = torch.view_as_real(x.resolve_conj())
         return x
@@ -120,7 +132,7 @@ class Samples:
             x = x.take(index.long())
         if x.dtype is not torch.float32 and x.dtype is not torch.float64:
             x = x.float()
-        found: Vector = x.numpy() if x.device.type == "cpu" else x.cpu().numpy()
+        found: Vector = x.numpy() if x.is_cpu else x.cpu().numpy()
         return found
 
     def dead(self, x: Vector, gradient: torch.Tensor) -> bool:

@@ -21,7 +21,14 @@ if torch.distributed.is_available():
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-COUNTS = [pytest.param(10, id="sample"), pytest.param(100, id="all", marks=pytest.mark.slow)]
+#: Ranks, and how many random loops run on them.
+COUNTS = [
+    pytest.param(1, 6, id="one"),
+    pytest.param(2, 8, id="two"),
+    pytest.param(3, 4, id="three"),
+    pytest.param(4, 3, id="four"),
+    *(pytest.param(n, 100, id=f"{n}-all", marks=pytest.mark.slow) for n in (1, 2, 3, 4)),
+]
 
 
 def replicated(net: Any) -> Any:
@@ -32,7 +39,7 @@ def right_loops(group: Any, count: int) -> list[str]:
     torch.set_num_threads(1)
     wrong = []
     for seed in range(count):
-        loop = Loop(seed, wrap=replicated, size=group.size, rank=group.rank).run()
+        loop = Loop(seed, wrap=replicated, replicated=True, size=group.size, rank=group.rank).run()
         if [*alarms(loop.rows)]:
             wrong.append(str(loop))
         if not any("mean" in row.arrivals for row in loop.rows):
@@ -40,9 +47,9 @@ def right_loops(group: Any, count: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_right_loops_over_ranks_raise_no_alarm(count: int, tmp_path: Path) -> None:
-    for wrong in on_processes(2, functools.partial(right_loops, count=count), tmp_path):
+@pytest.mark.parametrize(("size", "count"), COUNTS)
+def test_right_loops_over_ranks_raise_no_alarm(size: int, count: int, tmp_path: Path) -> None:
+    for wrong in on_processes(size, functools.partial(right_loops, count=count), tmp_path):
         assert not wrong, "\n".join(wrong)
 
 
@@ -102,3 +109,27 @@ def refused(group: Any) -> str:
 def test_parameters_that_fsdp_shards_are_refused_by_name(tmp_path: Path) -> None:
     for said in on_processes(2, refused, tmp_path):
         assert said.startswith("audit: weight is sharded by DTensor"), said
+
+
+def hooks_of_a_shard(group: Any) -> list[int]:
+    """How often hooks of a sharded parameter run in two passes: of the tensor, and after the accumulation."""
+    net = torch.nn.Linear(8, 8)
+    fully_shard(net)
+    seen = [0, 0]
+
+    def made(_: Any) -> None:
+        seen[0] += 1
+
+    def arrived(_: Any) -> None:
+        seen[1] += 1
+
+    net.weight.register_hook(made)
+    net.weight.register_post_accumulate_grad_hook(arrived)
+    for _ in range(2):
+        net(torch.ones(2, 8)).sum().backward()
+    return seen
+
+
+def test_no_hook_of_a_shard_shows_what_a_pass_made(tmp_path: Path) -> None:
+    """Why shards are refused: where torch shows it, an audit can compare it with what arrived."""
+    assert on_processes(2, hooks_of_a_shard, tmp_path) == [[0, 2]] * 2

@@ -1,0 +1,50 @@
+"""`fanin compare`: what it prints, and its status."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fanin.cli import main
+from kit.two_runs import Plant, drawn, run
+
+pytestmark = [pytest.mark.core, pytest.mark.rule("G3")]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str, str]:
+    net = drawn(4)
+    run(net).save(tmp_path / "a.json")
+    shutil.copy(tmp_path / "a.json", tmp_path / "same.json")
+    run(net, Plant("value", "top")).save(tmp_path / "b.json")
+    return tuple(str(tmp_path / name) for name in ("a.json", "same.json", "b.json"))  # type: ignore[return-value]
+
+
+def test_equal_runs_have_status_0(files: tuple[str, str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *files[:2]]) == 0
+    assert capsys.readouterr().out.startswith("no difference: ")
+
+
+def test_a_difference_has_status_1_and_is_named(
+    files: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", files[0], files[2]]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"first difference of {files[2]} and {files[0]}: pass 1, slot 0 of node ")
+    assert "node top made it" in out
+
+
+@pytest.mark.parametrize(
+    "words", [["a.json"], ["a.json", "nowhere.json"], ["a.json", "cut.json"], ["a.json", "--ranks"]]
+)
+def test_what_cannot_be_compared_has_status_2_and_a_reason(
+    words: list[str], files: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(files[0]).parent
+    (folder / "cut.json").write_bytes(Path(files[0]).read_bytes()[:500])
+    status = main(["compare", *(w if w.startswith("-") else str(folder / w) for w in words)])
+    said = capsys.readouterr()
+    assert status == 2 and not said.out
+    assert said.err.startswith("fanin: ") and len(said.err.splitlines()) == 1
