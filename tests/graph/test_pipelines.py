@@ -1053,7 +1053,7 @@ def test_pieces_with_held_outputs_give_what_host_parts_keep(m: Any) -> None:
     assert [np_of(y) for y in kept] == [[2.0 * i] * 3 for i in range(5)]
 
 
-@pytest.mark.rule("H8")
+@pytest.mark.rule("R8")
 def test_two_threads_in_one_pipeline_are_explored_in_every_order() -> None:
     """Each order gives both results, or one and the refusal by name; a pipeline for each thread gives both always."""
 
