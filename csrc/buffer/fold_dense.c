@@ -415,6 +415,26 @@ void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_sca
                                 numbers, NULL, scale ? factor : NULL);
 }
 
+void fan_plain_fold_mean(const fan_list *list, size_t n, fan_dtype acc, const fan_divisor *divisor,
+                         char *out)
+{
+    FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
+    _Alignas(8) char number[8];
+    fan_dtype dtype = list->kind.dtype;
+    bool wide = list->entries[0].wide;
+    size_t elements = fan_plain_elements(&list->kind);
+    fan_divisor_as(divisor, acc, number);
+    for (size_t i = 0; i < n; i++)
+        src[i] = list->entries[i].data;
+    if (wide) { /* the quotient takes the place of the sum, and is rounded from there */
+        char *sum = list->entries[0].data;
+        (void)fan_sum_flat_weighted(sum, src, 1, elements, acc, acc, NULL, number, NULL);
+        plain_round_wide(list, n, acc, NULL, out);
+    } else {
+        (void)fan_sum_flat_weighted(out, src, n, elements, dtype, acc, NULL, number, NULL);
+    }
+}
+
 void fan_plain_sum(const fan_frontend *frontend, const fan_plain_kind *kind, const char *const *src,
                    size_t n, char *out)
 {

@@ -1200,6 +1200,19 @@ static bool take_plain_weighs(const fan_buffer *b, const fan_slot *s)
     return !kind->scalar && !fan_plain_pitch(kind);
 }
 
+/* take_plain_divides: whether the mean of a slot is made here: of small floats without weights, of
+ * which the caller counts the divisor. */
+static bool take_plain_divides(const fan_buffer *b, size_t slot, const fan_list *list)
+{
+    const fan_plain_kind *kind = &list->kind;
+    bool small = list->n <= FAN_PLAIN_TERMS && list->size <= FAN_PLAIN_BYTES;
+    bool counted = list->undefined || fan_slot_weighted(&b->slots[slot]) || b->sum_stats;
+    bool apart = list->n > 1 && list->entries[0].wide;
+    if (!small || counted || apart)
+        return false;
+    return fan_dtype_kind(kind->dtype) == 'f' && !kind->scalar && !fan_plain_pitch(kind);
+}
+
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
 static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
 {
@@ -1212,6 +1225,8 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
     if (list && list->n) {
         bool scaled = options->scale.on && fan_list_defined(list);
         if (scaled && !take_plain_scales(options, list->kind.dtype, fan_plain_accum(b, slot)))
+            return false;
+        if (options->scale.divisor && !take_plain_divides(b, slot, list))
             return false;
         fan_list_sort(list);
         if (list->undefined)
@@ -1281,7 +1296,7 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
     bool product = weighted && n == 1;
     fan_take_facts facts = {.terms = n,
                             .dense = n,
-                            .scaled = options->scale.on || product,
+                            .scaled = fan_scale_acts(&options->scale) || product,
                             .writable = options->writable,
                             .widened = acc != list->kind.dtype,
                             .whole = n == 1 || take_keys_whole(list),
@@ -1386,7 +1401,7 @@ static bool take_reads_all(const take_plain *take)
     const fan_take *options = take->options;
     if (take->outs || take->b->sum_stats)
         return true;
-    return options->scale.on || options->writable;
+    return fan_scale_acts(&options->scale) || options->writable;
 }
 
 /* take_is_far: no near cache holds the slots. */
@@ -1541,13 +1556,15 @@ static void take_plain_sum_slot(take_plain *take, size_t slot)
     bool number = list->kind.scalar;
     bool first = !number && take->results[at] == list->entries[0].object;
     bool is_out = take->outs && take->given[at];
-    bool lone = n == 1 && !options->scale.on && !list->entries[0].weighted;
+    bool lone = n == 1 && !fan_scale_acts(&options->scale) && !list->entries[0].weighted;
     bool is_there = is_out && first && lone;
     char *out = list->out;
     if (!out)
         out = number ? take->number : list->entries[0].data;
     bool made = list->out && !is_there;
-    if (made && fan_slot_weighted(&b->slots[slot])) {
+    if (made && options->scale.divisor) {
+        fan_plain_fold_mean(list, n, fan_plain_accum(b, slot), options->scale.divisor, out);
+    } else if (made && fan_slot_weighted(&b->slots[slot])) {
         fan_plain_fold_weighted(b, slot, n, take_scale(options), out);
     } else if (stats || (!number && made)) {
         fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options), out,
@@ -1705,7 +1722,8 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
     FAN_UNINITIALIZED take_plain take;
     if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return false;
-    if (!outs && span.end - span.first == 1) {
+    bool one = !outs && span.end - span.first == 1;
+    if (one && !options->scale.divisor) {
         bool good = take_plain_one(b, span.first, options, results);
         if (!good || results[0])
             return good;

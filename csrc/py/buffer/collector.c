@@ -7,6 +7,7 @@
 #include "py/arrays/dlpack.h"
 
 #include "buffer/plain.h"
+#include "buffer/weights.h"
 
 /* Items of a hook's tuple. SMALL: whether its gradients are small enough to be copied here. CAME: a
  * bytearray, a byte for each slot and one for the end of the block. COPY: the names for add,
@@ -146,6 +147,22 @@ static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *const *a)
     return hooks;
 }
 
+/* divisor_of: the sum of some numbers; false: the general path reports what is wrong with it. */
+static bool divisor_of(const buffer_object *buffer, PyObject *parts, fan_divisor *divisor)
+{
+    fan_weight_sum sum = {.re = 0};
+    if (fan_sched_active() || !buffer->n)
+        return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(parts); i++) {
+        PyObject *part = PyTuple_GET_ITEM(parts, i);
+        if (!PyFloat_CheckExact(part))
+            return false;
+        const fan_weight one = {.on = true, .re = PyFloat_AS_DOUBLE(part)};
+        fan_weight_sum_add(&sum, &one, false);
+    }
+    return fan_divisor_of(buffer->core, 0, &sum, 0, divisor, NULL) == FAN_OK;
+}
+
 /* take_over: the sums of all slots, or of one, over a divisor. */
 static PyObject *take_over(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
@@ -160,6 +177,12 @@ static PyObject *take_over(PyObject *Py_UNUSED(m), PyObject *const *a)
     if (one && fan_slot_index(a[1], "slot", &slot) < 0)
         return NULL;
     only = (size_t)slot;
+    FAN_UNINITIALIZED fan_divisor divisor;
+    if (divisor_of(buffer, a[3], &divisor)) {
+        PyObject *sums = fan_plain_take_over(buffer, one ? &only : NULL, a[2], &divisor);
+        if (sums)
+            return sums;
+    }
     fan_error_context w = fan_buffer_context(buffer);
     fan_error_context_push(&w);
     PyObject *list = fan_take_weighted(buffer->core, one ? &only : NULL, buffer->names, NULL, a[2],

@@ -400,6 +400,33 @@ static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject
     return sums;
 }
 
+PyObject *fan_plain_take_over(buffer_object *self, const size_t *only, PyObject *out,
+                              const fan_divisor *divisor)
+{
+    fan_take options = {.one = only != NULL, .scale = {.divisor = divisor}};
+    out_args to = {fan_given(out), only != NULL};
+    fan_plain_outs all = {outs_at, &to};
+    const fan_plain_outs *places = NULL;
+    PyObject *sums;
+    if (to.out)
+        places = &all;
+    if (only)
+        options.slot = *only;
+    if (only && *only >= self->n)
+        return NULL;
+    if (to.out && !only && !PyList_CheckExact(to.out))
+        return NULL;
+    if (to.out && !only && (size_t)PyList_GET_SIZE(to.out) != self->n)
+        return NULL;
+    if (only)
+        sums = take_one(self->core, &options, places);
+    else
+        sums = take_each(self, &options, places);
+    if (!sums && PyErr_Occurred())
+        PyErr_Clear(); /* as above */
+    return sums;
+}
+
 PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
 {
     fan_take options = {.one = true, .writable = true};

@@ -1,0 +1,88 @@
+"""Means over a divisor that the caller counts (`_core._take_over`, `_core.add_n_over`): as of weights with that sum."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import _core
+from kit import weighted
+
+pytestmark = pytest.mark.core
+
+DIVISORS = [(3.0,), (0.1,), (2.0**53, 1.0), (-7.0,), (1.0,)]
+
+
+def terms_of(dtype: str, shape: Any, n: int) -> list[Any]:
+    rng = np.random.default_rng(n)
+    return [rng.standard_normal(shape).astype(weighted.dtype_of(dtype)) for _ in range(n)]
+
+
+@pytest.mark.rule("W3")
+@pytest.mark.parametrize("budget", [0, 100, math.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_every_way_to_take_divides_once(dtype: str, budget: Any) -> None:
+    """Small plain sums, one slot and several, with and without `out`, donated, large ones and gapped ones."""
+    wide = "float64" if dtype == "float64" else "float32"
+    ways = itertools.product([5, (4, 6), (130, 140)], [1, 2, 5], [1, 3], [False, True], DIVISORS[:3])
+    for shape, count, slots, donate, divisor in ways:
+        terms = terms_of(dtype, shape, count)
+        expected = weighted.folded(terms, [1] * count, sum(map(Fraction, divisor)), wide, dtype)
+        for how in ("all", "one", "out", "gaps"):
+            buf = fanin.InputBuffer([fanin.Slot(shape=shape, dtype=dtype)] * slots, budget=budget)
+            for i, x in itertools.product(range(slots), terms):
+                gapped = np.repeat(x, 2, axis=-1)[..., ::2]
+                buf.add(i, gapped if how == "gaps" else x.copy(), donate=donate and how != "gaps")
+            if how == "one":
+                sums = [_core._take_over(buf, i, None, divisor) for i in range(slots)]
+            elif how == "out":
+                outs = [np.empty_like(expected) for _ in range(slots)]
+                sums = _core._take_over(buf, None, outs, divisor)
+                assert all(a is b for a, b in zip(sums, outs, strict=True))
+            else:
+                sums = _core._take_over(buf, None, None, divisor)
+            for got in sums:
+                assert got.tobytes() == expected.tobytes(), (shape, count, slots, donate, divisor, how)
+            assert buf.take() == [None] * slots
+
+
+@pytest.mark.rule("W2", "W3")
+@pytest.mark.parametrize("divisor", DIVISORS)
+def test_an_exact_mean_over_a_divisor_is_rounded_once(divisor: Any) -> None:
+    terms = terms_of("float32", 40, 4)
+    total = sum(map(Fraction, divisor))
+    expected = weighted.exact(terms, [1] * 4, total)
+    buf = fanin.InputBuffer([fanin.Slot(shape=40, dtype="float32", accumulate="exact")], budget=0)
+    for x in terms:
+        buf.add(0, x)
+    assert np.array_equal(_core._take_over(buf, 0, None, divisor), expected)
+    out = np.empty(40, "f4")
+    assert _core.add_n_over(terms, out, "exact", None, None, divisor) is out and np.array_equal(out, expected)
+    weights = [3, None, 0.1, 2]
+    each = [1 if w is None else w for w in weights]
+    _core.add_n_over(terms, out, "exact", None, weights, divisor)
+    assert np.array_equal(out, weighted.exact(terms, each, total))
+
+
+def test_what_a_caller_holds_is_not_divided() -> None:
+    for donate in (False, True):
+        x = np.full(4, 8.0)
+        buf = fanin.InputBuffer([fanin.Slot(shape=4, dtype="float64")])
+        buf.add(0, x, donate=donate)
+        assert _core._take_over(buf, None, None, (2.0,))[0].tolist() == [4] * 4
+        assert donate or x.tolist() == [8] * 4
+
+
+def test_a_divisor_of_zero_or_too_many_parts_leaves_the_sum() -> None:
+    buf = fanin.InputBuffer([fanin.Slot(shape=2, dtype="float32")])
+    buf.add(0, np.ones(2, "f4"))
+    for divisor, kind in (((), ZeroDivisionError), ((1.0, -1.0), ZeroDivisionError), ((1.0,) * 41, ValueError)):
+        with pytest.raises(kind):
+            _core._take_over(buf, None, None, divisor)
+    assert _core._take_over(buf, None, None, (2.0,))[0].tolist() == [0.5, 0.5]
