@@ -428,6 +428,23 @@ def test_what_a_host_part_writes_into_a_static_operand_the_next_piece_reads(m: A
     assert {d for _, d in step.last} == {"replayed"}
 
 
+def test_what_a_host_part_writes_into_an_output_or_an_operand_the_next_piece_reads(m: Any) -> None:
+    tree = tree_on(m)
+
+    def host(y: Any, x: Any) -> Any:
+        launch(m, lambda a, out: np.add(a, 1, out=out), [y], [y])  # an output, where it lies
+        launch(m, lambda a, out: np.add(a, 10, out=out), [x], [x])  # an operand, which both pieces copy
+        return y, x
+
+    first = tree.function(lambda x: (scaled(m, 2)(x), x), roles="copy")
+    step = tree.pipeline([first, host, tree.function(added(m), roles=("auto", "copy"))])
+    for i in range(5):
+        x = m.array(np.full(3, float(i)))
+        assert np_of(step(x)) == [2.0 * i + 1 + i + 10] * 3
+        assert x.numpy().tolist() == [10.0 + i] * 3
+    assert {d for _, d in step.last} == {"replayed"}
+
+
 @pytest.mark.parametrize("m", ["cpu"], indirect=True)
 def test_a_piece_that_writes_into_an_operand_which_is_copied_runs_plainly(m: Any) -> None:
     tree = tree_on(m)
