@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin import tape
 from fanin.graph import Pipeline, Stop
 from kit.graph_trees import did, launch, scaled, tree_on
 
@@ -425,6 +426,23 @@ def test_what_a_host_part_writes_into_a_static_operand_the_next_piece_reads(m: A
     step = tree.pipeline(body)
     for i in range(5):
         assert np_of(step(m.array(np.full(3, float(i))))) == [4.0 * i] * 3
+    assert {d for _, d in step.last} == {"replayed"}
+
+
+def test_what_a_host_part_writes_into_an_output_or_an_operand_the_next_piece_reads(m: Any) -> None:
+    tree = tree_on(m)
+
+    def host(y: Any, x: Any) -> Any:
+        launch(m, lambda a, out: np.add(a, 1, out=out), [y], [y])  # an output, where it lies
+        launch(m, lambda a, out: np.add(a, 10, out=out), [x], [x])  # an operand, which both pieces copy
+        return y, x
+
+    first = tree.function(lambda x: (scaled(m, 2)(x), x), roles="copy")
+    step = tree.pipeline([first, host, tree.function(added(m), roles=("auto", "copy"))])
+    for i in range(5):
+        x = m.array(np.full(3, float(i)))
+        assert np_of(step(x)) == [2.0 * i + 1 + i + 10] * 3
+        assert x.numpy().tolist() == [10.0 + i] * 3
     assert {d for _, d in step.last} == {"replayed"}
 
 
@@ -1085,3 +1103,68 @@ def test_two_threads_in_one_pipeline_are_explored_in_every_order() -> None:
         assert not found.errors and not found.races and not found.deadlocks, found
         results = {tuple(r) for r in found.results}
         assert results == ({("2.0", "2.0"), ("2.0", "refused")} if shared else {("2.0", "2.0")})
+
+
+# ---- with the tape
+
+
+def test_pieces_with_passes_of_the_tape_give_the_bits_of_the_eager_step() -> None:
+    """Gradients of micro-batches are added up in one piece, clipped by a norm on the host, and used in another one."""
+
+    def gradient(x: Any, w: Any, b: Any, gw: Any, gb: Any) -> Any:
+        params = [tape.Var(v, tape.cpu) for v in (w, b)]
+        for p, g in zip(params, (gw, gb), strict=True):
+            p.edge = fanin.Leaf(p.data), 0
+            p.grad = g
+        loss = (tape.tanh(tape.Var(x, tape.cpu) @ params[0] + params[1]) * 0.5).mean()
+        tape.backward(loss)
+        return loss.data
+
+    def norm(gw: Any, gb: Any) -> Any:
+        return np.sqrt(np.sum(gw * gw) + np.sum(gb * gb))
+
+    def update(w: Any, b: Any, gw: Any, gb: Any, scale: Any) -> None:
+        for v, g in ((w, gw), (b, gb)):
+            v -= scale * g
+            g *= 0
+
+    def fresh() -> list[Any]:
+        return [np.linspace(-1, 1, 12).reshape(3, 4), np.zeros(4), np.zeros((3, 4)), np.zeros(4)]
+
+    def train(batches: list[Any], arrays: list[Any], gradient: Any, norm: Any, update: Any) -> Any:
+        losses = []
+        for x in batches:
+            losses.append(float((yield gradient(x, *arrays))))
+        n = yield norm(*arrays[2:])
+        if float(n) > 0.01:
+            update(*arrays, np.array(min(1.0, 0.05 / float(n))))
+        return losses
+
+    def eagerly(body: Any) -> Any:
+        try:
+            wanted = next(body)
+            while True:
+                wanted = body.send(np.asarray(wanted.numpy() if hasattr(wanted, "numpy") else wanted))
+        except StopIteration as e:
+            return e.value
+
+    rng = np.random.default_rng(3)
+    with fanin.GraphTree("cpu") as tree:
+        pieces = (
+            tree.function(gradient, roles=("copy", "static", "static", "accumulate", "accumulate")),
+            tree.function(norm, roles="static"),
+            tree.function(update, roles=("static", "static", "static", "static", "copy")),
+        )
+
+        @tree.pipeline
+        def step(batches: list[Any], arrays: list[Any]) -> Any:
+            return (yield from train(batches, arrays, *pieces))
+
+        ours, plain = fresh(), fresh()
+        for _ in range(6):
+            batches = [rng.standard_normal((5, 3)) for _ in range(3)]
+            got = step(batches, ours)
+            assert got == eagerly(train(batches, plain, gradient, norm, update))
+            assert [a.tobytes() for a in ours] == [a.tobytes() for a in plain]
+        assert [name for name, _ in step.last] == ["gradient"] * 3 + ["norm", "update"]
+        assert {d for _, d in step.last} == {"replayed"}

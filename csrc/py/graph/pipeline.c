@@ -228,6 +228,8 @@ static PyObject *pipeline_call(PyObject *o, PyObject *const *args, size_t nargsf
     graph_pipeline *self = pipeline_self(o);
     size_t n = (size_t)PyVectorcall_NARGS(nargsf);
     fan_graph_run run;
+    if (!self->calls)
+        return PyErr_Format(PyExc_RuntimeError, "a pipeline is called that was freed");
     PyObject *calls = PyList_New(0);
     if (!calls)
         return NULL;
@@ -305,6 +307,9 @@ static PyObject *pipeline_new(PyTypeObject *type, PyObject *const *a)
     if (Py_TYPE(a[TREE]) != fan_state_get()->graph_tree_type)
         return PyErr_Format(PyExc_TypeError, "a pipeline needs a GraphTree, not a %.80s",
                             Py_TYPE(a[TREE])->tp_name);
+    bool has_parts = PyTuple_Check(a[PARTS]) && PyTuple_GET_SIZE(a[PARTS]) > 0;
+    if (a[BODY] == Py_None && !has_parts)
+        return PyErr_Format(PyExc_TypeError, "a pipeline needs a generator function, or parts");
     graph_pipeline *self = (graph_pipeline *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
