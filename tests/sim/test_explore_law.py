@@ -303,7 +303,7 @@ STILL = {
         ),
     },
     _core.Target: set(),
-    _core.Node: {"device", "group", "inputs", "name", "sequence_nr", "stream"},
+    _core.Node: {"boxed", "device", "group", "inputs", "name", "sequence_nr", "stream"},
     _core.Leaf: {"array", "name", "sequence_nr", "stream"},
     _core.Walk: set(),
     _core.GraphTree: {"device", "step", "plot"},  # plot calls _recordings
@@ -315,13 +315,15 @@ STILL = {
 #: The rest of the package's public names. Types of data, modules and errors are no calls; of the others each reads what
 #: never changes, or what is the calling thread's own, or is made of calls that are turns.
 NO_CALLS = {"Counters", "Event", "GraphTree", "InputBuffer", "Leaf", "Node", "Slot", "Sparse", "Stats"} | {
+    "Diagonal",
+    "Partial",
     "Stream",
     "Zero",
     "__version__",
     "sim",
 }
 OWN_THREAD = {"current_stream", "stream", "trace"}
-UNCHANGING = {"devices", "get_include", "overlap"}
+UNCHANGING = {"add_rows", "compare", "devices", "get_include", "overlap"}
 
 
 def public(kind: type) -> set[str]:
@@ -471,6 +473,7 @@ class World:
             (type(None), "backward(workers=2)"): lambda: fanin.backward([self.root], workers=2),
             (type(None), "grad"): lambda: fanin.grad([self.root], [self.leaf]),
             (type(None), "walk"): lambda: fanin.walk([self.root]),
+            (type(None), "order"): lambda: fanin.order([self.root]),
             (type(None), "Node"): lambda: fanin.Node(lambda g: g),
             (type(None), "Leaf"): lambda: fanin.Leaf(np.zeros(2)),
         }
