@@ -400,19 +400,26 @@ void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_sca
     FAN_UNINITIALIZED _Alignas(8) char numbers[8 * FAN_PLAIN_TERMS];
     static const fan_weight none = {.on = true, .re = 1};
     _Alignas(16) char factor[16];
+    _Alignas(8) char divisor[8];
     fan_slot *s = &b->slots[slot];
     const fan_list *list = s->list;
     fan_dtype acc = fan_plain_accum(b, slot);
     size_t size = fan_weight_size(acc);
-    fan_weights_of(s, list->entries, n, weights);
+    bool weighted = fan_slot_weighted(s);
+    if (weighted)
+        fan_weights_of(s, list->entries, n, weights);
     for (size_t i = 0; i < n; i++) {
         src[i] = list->entries[i].data;
-        fan_weight_as(weights[i].on ? &weights[i] : &none, acc, numbers + i * size);
+        if (weighted)
+            fan_weight_as(weights[i].on ? &weights[i] : &none, acc, numbers + i * size);
     }
-    if (scale)
+    if (scale->on)
         fan_scale_as(scale, acc, factor);
+    if (scale->divisor)
+        fan_divisor_as(scale->divisor, acc, divisor);
     (void)fan_sum_flat_weighted(out, src, n, fan_plain_elements(&list->kind), list->kind.dtype, acc,
-                                numbers, NULL, scale ? factor : NULL);
+                                weighted ? numbers : NULL, scale->divisor ? divisor : NULL,
+                                scale->on ? factor : NULL);
 }
 
 void fan_plain_fold_mean(const fan_list *list, size_t n, fan_dtype acc, const fan_divisor *divisor,

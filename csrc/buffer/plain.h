@@ -226,7 +226,8 @@ bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *list, size_t n
 void fan_plain_fold(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc,
                     const fan_scale *scale, char *out, void *scratch, fan_stats *stats);
 void fan_plain_fold_wide(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc, char *out);
-/* fan_plain_fold_weighted: of up to FAN_PLAIN_TERMS small gap-free entries, each times its weight.
+/* fan_plain_fold_weighted: with weights, or, where the scale has a divisor, as a mean: of up to
+ * FAN_PLAIN_TERMS small gap-free entries, each times its weight.
  */
 void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_scale *scale,
                              char *out);

@@ -1183,6 +1183,17 @@ static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype ac
     return !complex_wider && fan_scale_dtype(&options->scale, acc) == acc;
 }
 
+/* take_plain_few: whether a slot has a few small arrays of one kind, and nothing else. */
+static bool take_plain_few(const fan_buffer *b, const fan_list *list)
+{
+    const fan_plain_kind *kind = &list->kind;
+    if (list->undefined || list->entries[0].wide || b->sum_stats)
+        return false;
+    if (list->n > FAN_PLAIN_TERMS || list->size > FAN_PLAIN_BYTES)
+        return false;
+    return !kind->scalar && !fan_plain_pitch(kind);
+}
+
 /* take_plain_weighs: whether a slot with weights is summed here: a few small arrays of one kind. A
  * lone one whose weight is 1 is handed through, by the general path. */
 static bool take_plain_weighs(const fan_buffer *b, const fan_slot *s)
@@ -1190,14 +1201,46 @@ static bool take_plain_weighs(const fan_buffer *b, const fan_slot *s)
     const fan_list *list = s->list;
     if (fan_slot_has_state(s) || !list || !s->weights->n)
         return false;
-    const fan_plain_kind *kind = &list->kind;
-    if (list->undefined || list->entries[0].wide || b->sum_stats)
-        return false;
-    if (list->n > FAN_PLAIN_TERMS || list->size > FAN_PLAIN_BYTES)
-        return false;
     if (list->n == 1 && !fan_weight_multiplies(&s->weights->plain[0].weight))
         return false;
-    return !kind->scalar && !fan_plain_pitch(kind);
+    return take_plain_few(b, list);
+}
+
+/* take_plain_divisor: W3: of the mean of a slot of plain entries; false: it has none, or the
+ * general path divides in another dtype. */
+static bool take_plain_divisor(const fan_buffer *b, size_t slot, fan_divisor *out)
+{
+    const fan_slot *s = &b->slots[slot];
+    fan_weight_sum sum = {.whole = 0};
+    int64_t ones = fan_list_count(s->list);
+    if (fan_slot_weighted(s)) {
+        sum = s->weights->sum;
+        ones -= s->weights->given;
+    }
+    if (fan_divisor_of(b, slot, &sum, ones, out, NULL) != FAN_OK)
+        return false;
+    const fan_scale scale = {.divisor = out};
+    fan_dtype acc = fan_plain_accum(b, slot);
+    char kind = fan_dtype_kind(acc);
+    return (kind == 'f' || kind == 'c') && fan_scale_dtype(&scale, acc) == acc;
+}
+
+/* take_plain_fits: whether weights and the mean of a slot are no affair of the general path. */
+static bool take_plain_fits(const fan_buffer *b, size_t slot, const fan_take *options)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_list *list = s->list;
+    fan_divisor divisor;
+    bool weighted = fan_slot_weighted(s);
+    if (weighted && !take_plain_weighs(b, s))
+        return false;
+    if (!options->mean || fan_slot_has_state(s))
+        return true;
+    if (!take_defined(list))
+        return true;
+    if (!weighted && !take_plain_few(b, list))
+        return false;
+    return take_plain_divisor(b, slot, &divisor);
 }
 
 /* take_plain_divides: whether the mean of a slot is made here: of small floats without weights, of
@@ -1401,7 +1444,7 @@ static bool take_reads_all(const take_plain *take)
     const fan_take *options = take->options;
     if (take->outs || take->b->sum_stats)
         return true;
-    return fan_scale_acts(&options->scale) || options->writable;
+    return fan_scale_acts(&options->scale) || options->writable || options->mean;
 }
 
 /* take_is_far: no near cache holds the slots. */
@@ -1445,7 +1488,7 @@ static bool take_plain_gather_slot(take_plain *take, size_t slot)
         *result = take_plain_number(take, slot, n, acc);
         return *result != NULL;
     }
-    bool weighted = fan_slot_weighted(&take->b->slots[slot]);
+    bool weighted = fan_slot_weighted(&take->b->slots[slot]) || take->options->mean;
     *result = take_plain_place(take->b, slot, take->options, n, acc, weighted);
     if (*result && *result == list->entries[0].object)
         take->b->frontend->plain->hold(*result);
@@ -1512,7 +1555,9 @@ static bool take_plain_readable(const take_plain *take)
             take_fetch(take, i, false);
         if (n == 0 || list->kind.scalar)
             continue;
-        if ((n > 1 || reads) && !fan_plain_all_unchanged(take->b, list, n))
+        bool product = fan_slot_weighted(&take->b->slots[i]);
+        bool read = n > 1 || reads || product;
+        if (read && !fan_plain_all_unchanged(take->b, list, n))
             return false;
     }
     if (!take->calls && !take->announce)
@@ -1539,6 +1584,18 @@ static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
         fan_sum_stats_blame(kept, take_list(b, slot)->entries[stats->bad].key);
 }
 
+/* The sum of products, or the mean. */
+static void take_plain_weigh(fan_buffer *b, size_t slot, size_t n, const fan_take *options,
+                             char *out)
+{
+    fan_divisor divisor;
+    fan_scale scale = options->scale;
+    scale.divisor = NULL;
+    if (options->mean && take_plain_divisor(b, slot, &divisor))
+        scale.divisor = &divisor;
+    fan_plain_fold_weighted(b, slot, n, &scale, out);
+}
+
 static void take_plain_sum_slot(take_plain *take, size_t slot)
 {
     FAN_UNINITIALIZED fan_stats sum_stats;
@@ -1556,16 +1613,18 @@ static void take_plain_sum_slot(take_plain *take, size_t slot)
     bool number = list->kind.scalar;
     bool first = !number && take->results[at] == list->entries[0].object;
     bool is_out = take->outs && take->given[at];
-    bool lone = n == 1 && !fan_scale_acts(&options->scale) && !list->entries[0].weighted;
+    bool divides = fan_scale_acts(&options->scale) || options->mean;
+    bool lone = n == 1 && !divides && !list->entries[0].weighted;
     bool is_there = is_out && first && lone;
     char *out = list->out;
     if (!out)
         out = number ? take->number : list->entries[0].data;
     bool made = list->out && !is_there;
+    bool weighs = options->mean || fan_slot_weighted(&b->slots[slot]);
     if (made && options->scale.divisor) {
         fan_plain_fold_mean(list, n, fan_plain_accum(b, slot), options->scale.divisor, out);
-    } else if (made && fan_slot_weighted(&b->slots[slot])) {
-        fan_plain_fold_weighted(b, slot, n, take_scale(options), out);
+    } else if (made && weighs) {
+        take_plain_weigh(b, slot, n, options, out);
     } else if (stats || (!number && made)) {
         fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options), out,
                        take->scratch, stats);
@@ -1723,13 +1782,14 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
     if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return false;
     bool one = !outs && span.end - span.first == 1;
-    if (one && !options->scale.divisor) {
+    if (one && !options->scale.divisor && !options->mean) {
         bool good = take_plain_one(b, span.first, options, results);
         if (!good || results[0])
             return good;
     }
     for (size_t i = span.first; i < span.end; i++) {
-        bool fits = !fan_slot_weighted(&b->slots[i]) || take_plain_weighs(b, &b->slots[i]);
+        bool weighs = options->mean || fan_slot_weighted(&b->slots[i]);
+        bool fits = !weighs || take_plain_fits(b, i, options);
         if (fits && take_plain_claim_slot(b, i, options))
             continue;
         take_plain_give_back(b, (fan_span){span.first, i});

@@ -948,7 +948,7 @@ static fan_status take_run(fanin_buffer *b, api_take *t, fanin_value *sums, fan_
     if (t->outs)
         outs = &places;
     bool plain = !b->python && !t->options.stream;
-    plain = plain && !t->options.mean && !t->options.late;
+    plain = plain && !t->options.late;
     if (plain && fan_plain_take(b->core, t->span, &t->options, outs, t->results)) {
         for (size_t i = 0; i < t->n; i++)
             unboxed_show(t->results[i], &sums[i]);

@@ -33,6 +33,7 @@
     X(str_donate, "donate")               \
     X(str_copy, "copy")                   \
     X(str_weight, "weight")               \
+    X(str_mean, "mean")                   \
     X(str_out, "out")                     \
     X(str_scale, "scale")                 \
     X(str_slot, "slot")                   \

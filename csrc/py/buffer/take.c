@@ -333,6 +333,10 @@ static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject
             if (value != Py_True && value != Py_False)
                 return false;
             options->writable = value == Py_True;
+        } else if (name == st->str_mean) {
+            if (value != Py_True && value != Py_False)
+                return false;
+            options->mean = value == Py_True;
         } else if (name == st->str_slot && value != Py_None) {
             Py_ssize_t slot = fan_small_index(value);
             if (slot < 0)
