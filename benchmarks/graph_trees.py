@@ -7,7 +7,8 @@ The title has the tree's own part of the call, by the medians, where there is on
 in what they take), and what the clock of the simulated host counts.
 
 On the CPU: a chain of additions of 16 elements by NumPy, as nodes of a pass, and replayed; and where a replay pays:
-many operations on small and large arrays, and matrix products, by NumPy and replayed.
+many operations on small and large arrays, and matrix products, by NumPy and replayed. A step of three pieces with host
+parts between them, as a pipeline, beside three functions that are called by hand.
 """
 
 from __future__ import annotations
@@ -225,6 +226,69 @@ def worth(name: str, where: object, rounds: int) -> Result:
     return measure(title, {NUMPY: lambda: fn(x, w), STEP: replayed}, base=STEP, rounds=rounds, longest=5.0)
 
 
+THREE, GENERATOR, LIST = "three functions in a step", "a pipeline, a generator function", "a pipeline, a list"
+HELD, NOT_HELD = "a step with the call, keep='held', nothing held", "a step with the call"
+
+
+def three_pieces(kernels: int, where: object, rounds: int) -> Result:
+    """A number is read on the host after two of the pieces."""
+    tree, x, w = fanin.GraphTree("cpu"), np.ones(16), np.ones(16)
+
+    def chain(x: Any, w: Any) -> Any:
+        for _ in range(kernels):
+            x = x + w
+        return x
+
+    first, second, third = (tree.function(chain, roles=("auto", "static")) for _ in range(3))
+
+    def by_hand() -> None:
+        with tree.step():
+            y = first(x, w)
+            if np.isnan(y.numpy()[0]):
+                return
+            y = second(y, w)
+            if np.isnan(y.numpy()[0]):
+                return
+            third(y, w)
+
+    def body(x: Any, w: Any) -> Any:
+        y = first(x, w)
+        if np.isnan((yield y)[0]):
+            return
+        y = second(y, w)
+        if np.isnan((yield y)[0]):
+            return
+        third(y, w)
+
+    def host(y: Any) -> Any:
+        return fanin.graph.Stop() if np.isnan(y.numpy()[0]) else (y, w)
+
+    pipeline, parts = tree.pipeline(body), tree.pipeline([first, host, second, host, third, lambda y: None])
+    work = {THREE: by_hand, GENERATOR: lambda: pipeline(x, w), LIST: lambda: parts(x, w)}
+    for _ in range(3):
+        for one in work.values():
+            one()
+    assert {did for _, did in pipeline.last + parts.last} == {"replayed"}
+    title = f"CPU: three pieces of {kernels} kernels, core {where}"
+    return measure(title, work, base=THREE, rounds=rounds, longest=5.0)
+
+
+def held(where: object, rounds: int) -> Result:
+    tree, x = fanin.GraphTree("cpu"), np.ones(16)
+    work = {}
+    for name, keep in ((NOT_HELD, False), (HELD, "held")):
+        f = tree.function(additions, roles=("copy", "static"), keep=keep)  # type: ignore[arg-type]
+
+        def step(f: Any = f) -> None:
+            with tree.step():
+                f(x, x)
+
+        for _ in range(3):
+            step()
+        work[name] = step
+    return measure(f"CPU: 300 additions, core {where}", work, base=NOT_HELD, rounds=rounds, longest=5.0)
+
+
 def rounds_of(kernels: int, quick: bool) -> int:
     return 3 if quick else max(30, 1000 // kernels)
 
@@ -238,3 +302,6 @@ def results(quick: bool) -> Iterator[Result]:
             yield on_the_cpu(kernels, operands, core, 3 if quick else 30)
         for name in WORTH:
             yield worth(name, core, 3 if quick else 30)
+        for kernels in (10, 100):
+            yield three_pieces(kernels, core, 3 if quick else 300)
+        yield held(core, 3 if quick else 300)

@@ -17,7 +17,7 @@
 /* Inlined into loops that are compiled for several instruction sets. */
 #define FAN_INLINE __attribute__((always_inline))
 
-#define LANES 16
+#define LANES 32                         /* as many as hide the time of a product */
 #define BLOCK (LANES * 8)                /* bytes that one step of all lanes reads */
 #define PIECE ((int64_t)1 << 18)         /* bytes of a piece: a multiple of BLOCK */
 #define BUFFER 4096                      /* bytes that are gathered of strided memory at a time */
@@ -92,8 +92,9 @@ static inline FAN_INLINE void nans_32(uint32_t *part)
 {
     const uint32_t one = 0x7fffffff;
     for (size_t i = 0; i < BLOCK / 4; i++) {
-        int32_t magnitude = (int32_t)(part[i] & 0x7fffffff);
-        part[i] = magnitude > 0x7f800000 ? one : part[i];
+        float number;
+        memcpy(&number, &part[i], sizeof number);
+        part[i] = number != number ? one : part[i];
     }
 }
 
@@ -101,8 +102,9 @@ static inline FAN_INLINE void nans_64(uint64_t *part)
 {
     const uint64_t one = UINT64_MAX >> 1;
     for (size_t i = 0; i < BLOCK / 8; i++) {
-        int64_t magnitude = (int64_t)(part[i] & one);
-        part[i] = magnitude > 0x7ff0000000000000 ? one : part[i];
+        double number;
+        memcpy(&number, &part[i], sizeof number);
+        part[i] = number != number ? one : part[i];
     }
 }
 
@@ -339,6 +341,7 @@ static uint64_t finish(uint64_t digest)
 enum {
     FORM_DENSE,
     FORM_ZERO,
+    FORM_PARTIAL,
     FORM_SPARSE
 };
 
@@ -355,6 +358,25 @@ uint64_t fan_digest_array(const fan_array *a)
 uint64_t fan_digest_zero(const fan_array *shape)
 {
     return finish(mix_shape(shape->dtype, shape->ndim, shape->shape, FORM_ZERO));
+}
+
+uint64_t fan_digest_partial(const fan_patch *p, const fan_array *values)
+{
+    uint64_t digest = mix_shape(values->dtype, p->ndim, p->shape, FORM_PARTIAL);
+    for (int i = 0; i < p->ndim; i++) {
+        digest = mix_one(digest ^ (uint64_t)p->start[i]);
+        digest = mix_one(digest ^ (uint64_t)p->step[i]);
+        digest = mix_one(digest ^ (uint64_t)p->from[i]);
+    }
+    digest = mix_one(digest ^ mix_array(values));
+    return finish(digest);
+}
+
+uint64_t fan_digest_number(uint64_t digest, double number)
+{
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return finish(digest ^ mix_one(bits));
 }
 
 uint64_t fan_digest_sparse(const fan_sparse *s)

@@ -877,7 +877,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
 {
     const fan_check_result *checked = &op->checked;
     /* a stream's number means something on its own device only */
-    const fan_stream *producer = checked->producer;
+    fan_stream *producer = checked->producer;
     const fan_device *d = producer ? producer->device : checked->to.device;
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
                            .how = fan_sync_letter(checked->plan.sync.stream_case),
@@ -888,7 +888,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
                            .stream = fan_stream_handle(producer),
                            .bytes = fan_value_bytes(&op->c->value)};
     fan_slot_trace(b, op->slot, line);
-    fan_slot_digest(b, op->slot, &op->c->value, op->c->key, producer);
+    fan_slot_digest(b, op->slot, &op->c->value, op->c->key, &op->c->weight, checked->producer);
 }
 
 /* From a device to the host, on a stream of the device that it comes from. */

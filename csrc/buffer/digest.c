@@ -7,7 +7,6 @@
 #include "base/mem.h"
 
 #include <pthread.h>
-#include <stdio.h>
 
 /* ---- the list ---- */
 
@@ -120,7 +119,7 @@ static fan_status copy_queue(const fan_value *v, fan_stream *on, fan_array **cop
     const fan_array *a = v->array;
     FAN_TRY(fan_memory_record_stream(a->storage, on, err));
     FAN_TRY(fan_device_array(v->device, on, a->dtype, a->ndim, a->shape, NULL, copy, err));
-    const fan_operand in = {a, a->dtype};
+    const fan_operand in = {.array = a, .acc = a->dtype};
     const fan_job job = {.kind = FAN_JOB_COPY, .out = *copy, .in = &in, .n = 1, .label = "digest"};
     fan_status status = fan_device_run(v->device, on, &job, err);
     if (status != FAN_OK) {
@@ -172,6 +171,8 @@ static const char *on_device(const fan_value *v, fan_stream *on, fan_trace_line 
     uint64_t capture = 0;
     const char *reason = "out of memory";
     err.text[0] = '\0';
+    if (v->form == FAN_FORM_PARTIAL)
+        return "partial on a device";
     if (v->form != FAN_FORM_DENSE)
         return "sparse on a device";
     if (on && on->device != v->device)
@@ -201,6 +202,8 @@ static uint64_t on_host(const fan_value *v)
         return fan_digest_array(v->array);
     case FAN_FORM_SPARSE:
         return fan_digest_sparse(v->sparse);
+    case FAN_FORM_PARTIAL:
+        return fan_digest_partial(v->patch, v->array);
     case FAN_FORM_ZERO:
         return fan_digest_zero(v->array);
     default:
@@ -208,40 +211,88 @@ static uint64_t on_host(const fan_value *v)
     }
 }
 
-/* describe: writes what the value is: "float32 (3, 4)". */
-static void describe(const fan_value *v, char *out, size_t size)
+/* A text that is written piece by piece: snprintf would take as long as the digest of a small
+ * array. */
+typedef struct digest_text {
+    char *at;
+    char *end; /* of the room, but for the terminator */
+} digest_text;
+
+static void text_add(digest_text *text, const char *piece)
 {
-    char shape[96];
-    const char *form = "";
+    while (*piece && text->at < text->end)
+        *text->at++ = *piece++;
+    *text->at = '\0';
+}
+
+static void text_add_number(digest_text *text, int64_t number)
+{
+    char digits[24];
+    char *first = digits + sizeof digits - 1;
+    *first = '\0';
+    do {
+        *--first = (char)('0' + number % 10);
+        number /= 10;
+    } while (number);
+    text_add(text, first);
+}
+
+/* text_add_shape: "(3, 4)", "(3,)", "()". */
+static void text_add_shape(digest_text *text, int ndim, const int64_t *shape)
+{
+    text_add(text, "(");
+    for (int i = 0; i < ndim; i++) {
+        if (i)
+            text_add(text, " ");
+        text_add_number(text, shape[i]);
+        if (i + 1 < ndim || ndim == 1)
+            text_add(text, ",");
+    }
+    text_add(text, ")");
+}
+
+/* describe: writes what the value is: "float32 (3, 4)". */
+static void describe(const fan_value *v, digest_text *text)
+{
     switch (v->form) {
     case FAN_FORM_UNDEFINED:
-        snprintf(out, size, "None");
+        text_add(text, "None");
         return;
     case FAN_FORM_OBJECT:
-        snprintf(out, size, "object");
+        text_add(text, "object");
         return;
     case FAN_FORM_SPARSE:
-        fan_shape_text(v->sparse->ndim, v->sparse->shape, shape, sizeof shape);
-        snprintf(out, size, "%s %s %s", fan_format_name(v->sparse->format),
-                 fan_dtype_name(v->dtype), shape);
+        text_add(text, fan_format_name(v->sparse->format));
+        text_add(text, " ");
+        text_add(text, fan_dtype_name(v->dtype));
+        text_add(text, " ");
+        text_add_shape(text, v->sparse->ndim, v->sparse->shape);
+        return;
+    case FAN_FORM_PARTIAL:
+        text_add(text, "partial ");
+        text_add(text, fan_dtype_name(v->dtype));
+        text_add(text, " ");
+        text_add_shape(text, v->patch->ndim, v->patch->shape);
         return;
     case FAN_FORM_ZERO:
-        form = "zero ";
+        text_add(text, "zero ");
         break;
     case FAN_FORM_DENSE:
         break;
     }
-    fan_shape_text(v->array->ndim, v->array->shape, shape, sizeof shape);
-    snprintf(out, size, "%s%s %s", form, fan_dtype_name(v->dtype), shape);
+    text_add(text, fan_dtype_name(v->dtype));
+    text_add(text, " ");
+    text_add_shape(text, v->array->ndim, v->array->shape);
 }
 
 void fan_digest_fill(const fan_value *v, fan_stream *on, uint64_t known, fan_trace_line *line)
 {
     const char *reason = NULL;
-    bool has_elements = v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE;
+    bool has_elements = v->form != FAN_FORM_ZERO;
     bool has_streams = has_elements && v->device && v->device->backend->has_streams;
     line->bytes = fan_value_bytes(v);
-    describe(v, line->label, sizeof line->label);
+    digest_text text = {line->label, line->label + sizeof line->label - 1};
+    describe(v, &text);
     if (v->form == FAN_FORM_UNDEFINED)
         return;
     if (v->form == FAN_FORM_OBJECT)
@@ -256,6 +307,6 @@ void fan_digest_fill(const fan_value *v, fan_stream *on, uint64_t known, fan_tra
         line->digest = on_host(v);
     if (!reason)
         return;
-    size_t used = strnlen(line->label, sizeof line->label);
-    snprintf(line->label + used, sizeof line->label - used, ": no digest: %s", reason);
+    text_add(&text, ": no digest: ");
+    text_add(&text, reason);
 }

@@ -57,7 +57,7 @@ static fan_status partial_constant(fan_fold *fold, fan_dtype dtype, double value
     fan_status status = FAN_OK;
     fan_array *wide = NULL;
     fan_array *host = NULL;
-    double both[2] = {value, value};
+    const double both[2] = {value, value};
     bool complex = fan_dtype_kind(dtype) == 'c';
     FAN_GO(fan_array_new(complex ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, 0, NULL, NULL, &wide, err));
     memcpy(wide->data, both, fan_dtype_size(wide->dtype));
@@ -75,23 +75,6 @@ static fan_status partial_constant(fan_fold *fold, fan_dtype dtype, double value
 done:
     fan_array_drop(wide);
     fan_array_drop(host);
-    return status;
-}
-
-/* `to` becomes -0. */
-static fan_status partial_fill(fan_fold *fold, partial_sum *sum, const fan_array *to,
-                               fan_error *err)
-{
-    fan_array *all = NULL;
-    if (sum->minus && sum->minus->dtype != to->dtype) {
-        fan_array_drop(sum->minus);
-        sum->minus = NULL;
-    }
-    if (!sum->minus)
-        FAN_TRY(partial_constant(fold, to->dtype, -0.0, &sum->minus, err));
-    FAN_TRY(fan_array_broadcast(sum->minus, to->ndim, to->shape, &all, err));
-    fan_status status = partial_copy(fold, "begin", to, all, err);
-    fan_array_drop(all);
     return status;
 }
 
@@ -118,15 +101,55 @@ static fan_status partial_reals(const fan_array *a, fan_array **out, fan_error *
                           err);
 }
 
+/* An array times a real number, in its place. */
+static fan_status partial_multiply(fan_fold *fold, const fan_array *a, double factor,
+                                   fan_error *err)
+{
+    const fan_scale scale = {.on = true, .re = factor};
+    fan_array *reals = NULL;
+    FAN_TRY(partial_reals(a, &reals, err));
+    fan_operand in = {.array = reals, .acc = reals->dtype};
+    fan_job job = {
+        .kind = FAN_JOB_SUM, .out = reals, .in = &in, .n = 1, .scale = &scale, .label = "begin"};
+    fan_status status = fan_fold_job(fold, &job, err);
+    fan_array_drop(reals);
+    return status;
+}
+
+/* One element of -0: a zero times -1, so that a recording makes it anew. */
+static fan_status partial_minus_zero(fan_fold *fold, fan_dtype dtype, fan_array **out,
+                                     fan_error *err)
+{
+    FAN_TRY(fan_device_array(fan_fold_device(fold), fan_fold_accum(fold), dtype, 0, NULL, NULL, out,
+                             err));
+    FAN_TRY(fan_fold_into(fold, FAN_JOB_ZERO, "begin", *out, NULL, 0, NULL, err));
+    return partial_multiply(fold, *out, -1.0, err);
+}
+
+/* `to` becomes -0. */
+static fan_status partial_fill(fan_fold *fold, partial_sum *sum, const fan_array *to,
+                               fan_error *err)
+{
+    fan_array *all = NULL;
+    if (sum->minus && sum->minus->dtype != to->dtype) {
+        fan_array_drop(sum->minus);
+        sum->minus = NULL;
+    }
+    if (!sum->minus)
+        FAN_TRY(partial_minus_zero(fold, to->dtype, &sum->minus, err));
+    FAN_TRY(fan_array_broadcast(sum->minus, to->ndim, to->shape, &all, err));
+    fan_status status = partial_copy(fold, "begin", to, all, err);
+    fan_array_drop(all);
+    return status;
+}
+
 /* The elements that a sparse term reaches become -0, all others +0: each entry adds -1 in its
  * place, and the sum of these is multiplied by 0. Before any patch is filled. */
 static fan_status partial_begin_sparse(fan_fold *fold, const fan_array *to, fan_error *err)
 {
-    static const fan_scale nothing = {.on = true, .re = 0.0};
     fan_status status = FAN_OK;
     fan_array *one = NULL;
     fan_array *all = NULL;
-    fan_array *reals = NULL;
     fan_sparse *marks = NULL;
     size_t found = 0;
     for (size_t i = 0; i < fold->n; i++) {
@@ -148,15 +171,10 @@ static fan_status partial_begin_sparse(fan_fold *fold, const fan_array *to, fan_
     }
     if (!found)
         return FAN_OK;
-    FAN_GO(partial_reals(to, &reals, err));
-    fan_operand in = {.array = reals, .acc = reals->dtype};
-    fan_job job = {
-        .kind = FAN_JOB_SUM, .out = reals, .in = &in, .n = 1, .scale = &nothing, .label = "begin"};
-    status = fan_fold_job(fold, &job, err);
+    status = partial_multiply(fold, to, 0.0, err);
 done:
     fan_array_drop(one);
     fan_array_drop(all);
-    fan_array_drop(reals);
     fan_sparse_drop(marks);
     return status;
 }

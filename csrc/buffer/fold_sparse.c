@@ -144,8 +144,9 @@ static fan_status mixed_add_dense(fan_fold *fold, size_t i, size_t end, const fa
 {
     size_t n = 1;
     for (; i < end; i++) {
-        fold->scratch[n++] = (fan_operand){.array = fold->terms[i].v->array,
-                                           .acc = fan_fold_accumulated(fold, fold->terms[i].seen)};
+        const fan_term *term = &fold->terms[i];
+        fan_dtype acc = fan_fold_accumulated(fold, term->seen);
+        fold->scratch[n++] = (fan_operand){.array = term->v->array, .acc = acc};
     }
     return fan_fold_into(fold, FAN_JOB_SUM, "sum", to, fold->scratch, n, NULL, err);
 }

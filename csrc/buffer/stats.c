@@ -123,10 +123,14 @@ fan_status fan_fold_stats_memory(fan_fold *fold, fan_error *err)
     if (!d || !d->backend->has_streams)
         return FAN_OK;
     for (size_t i = 0; i < fold->n; i++) {
-        const fan_array *numbers = stats_numbers(fold->terms[i].v);
+        const fan_value *value = fold->terms[i].v;
+        const fan_array *numbers = stats_numbers(value);
         if (!numbers)
             return FAN_OK;
-        if (__builtin_add_overflow(size, numbers->size, &size))
+        /* the sum of partial ones is larger than they are */
+        int64_t own = value->patch ? value->patch->whole : 0;
+        own = fan_max(own, numbers->size);
+        if (__builtin_add_overflow(size, own, &size))
             size = INT64_MAX;
     }
     return stats_memory_for_fold(fold, d, size, err);

@@ -1034,7 +1034,7 @@ static void take_trace(const take_op *op, const take_slot *part)
 {
     const fan_slot *s = &op->b->slots[part->slot];
     const fan_slot_state *state = s->state;
-    const fan_stream *consumer = part->consumer;
+    fan_stream *consumer = part->consumer;
     const fan_device *d = consumer ? consumer->device : state->device;
     fan_trace_line line = {.kind = FAN_TRACE_TAKE,
                            .how = fan_slot_letter(s),
@@ -1045,7 +1045,7 @@ static void take_trace(const take_op *op, const take_slot *part)
                            .stream = fan_stream_handle(consumer),
                            .bytes = fan_value_bytes(&part->result)};
     fan_slot_trace(op->b, part->slot, line);
-    fan_slot_digest(op->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, consumer);
+    fan_slot_digest(op->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, NULL, part->consumer);
 }
 
 /* Cannot fail: lets the slot go; empty, if the take was `good`: what it held is returned, for

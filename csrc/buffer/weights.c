@@ -226,7 +226,8 @@ fan_status fan_weight_check_value(const fan_buffer *b, size_t slot, int64_t key,
                                   bool reduced, fan_error *err)
 {
     const fan_slot_spec *spec = b->slots[slot].spec;
-    bool numbers = value->form == FAN_FORM_DENSE || value->form == FAN_FORM_SPARSE;
+    bool entries = value->form == FAN_FORM_SPARSE || value->form == FAN_FORM_PARTIAL;
+    bool numbers = value->form == FAN_FORM_DENSE || entries;
     if (!fan_weight_multiplies(weight) || !numbers)
         return FAN_OK;
     fan_place place = fan_slot_place(b, slot, key);

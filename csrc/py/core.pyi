@@ -1,6 +1,6 @@
 """The C core (csrc/py). Public names are documented where the package shows them; the rest is for our own modules."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import EllipsisType, TracebackType
 from typing import (
@@ -390,6 +390,10 @@ def _producers(
     current: Callable[[], int],
     coming: list[int],
     kept: list[int],
+    places: dict[int, Any],
+    empty_like: Callable[[Any], Any],
+    add: Callable[..., object],
+    take: Callable[..., object],
     acquire: Callable[[], object],
     release: Callable[[], object],
     arrive: Callable[[int, int, Any], Any],
@@ -399,8 +403,10 @@ def _producers(
     """The hooks of fanin.torch.backward, one for each node whose edges `each` has: the index of an edge, the slot and
     key of its gradient, the dtype.
 
-    In the pass `task`, as `current` returns it, a hook adds each gradient that is neither the first nor the last of its
-    slot to the buffer, and calls `arrive` with all others. `coming` and `kept` count them by slot.
+    In the pass `task`, as `current` returns it, a hook adds each plain gradient to the buffer, and calls `arrive` with
+    all others, and with those of an edge whose dtype is None. `coming` and `kept` count them by slot. In `places` it
+    keeps memory of `empty_like`, which replaces the first gradient of a slot, and to which `take(slot=, out=)` writes
+    the sum when the last one has come.
     """
 
 _T = TypeVar("_T")
@@ -503,11 +509,15 @@ class Node:
     group : str or object, optional
         Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by
         identity.
+    boxed : bool
+        Call `fn(sums)` with a list of the sums in place of `fn(*sums)`: nothing of fanin's holds them any more, so a
+        sum that `fn` pops from the list is freed as soon as `fn` drops it. Of a sum that other code holds, too, only
+        that reference goes. Such a node has no post-hooks, and no function in C.
 
     Raises
     ------
     TypeError
-        For fn, an edge that is no pair, or a group that is a number.
+        For fn, an edge that is no pair, a group that is a number, or boxed=True with a function in C.
     IndexError
         For a slot that does not exist.
     ValueError
@@ -535,6 +545,7 @@ class Node:
         stream: StreamLike | None = None,
         device: str | None = None,
         group: object = None,
+        boxed: bool = False,
     ) -> None: ...  # step
     @property
     def fn(self) -> Callable[..., Any] | None:  # step
@@ -558,6 +569,9 @@ class Node:
     @property
     def group(self) -> object:
         """Of the nodes with one group, one runs at a time in a pass; None without one."""
+    @property
+    def boxed(self) -> bool:
+        """Whether its function gets a list of its sums."""
     @property
     def sequence_nr(self) -> int:
         """Its number among all nodes and leaves, in the order of creation."""
@@ -1118,12 +1132,6 @@ class GraphTree:
     @property
     def recordings(self) -> list[Recording]:  # step
         """The recordings, the oldest first."""
-    def _run_begin(self, calls: list[Any], /) -> list[Any] | bool:  # step
-        """Begin a step that lists the calls of this thread in `calls`: each function, and then its outcome. Return the
-        list of the pipeline that runs already; else True for a step of its own, False inside of a step.
-        """
-    def _run_end(self, before: object, /) -> None:  # step
-        """End it; `before`: what `_run_begin` returned."""
     def _copied(self, array: object, /) -> object:  # step
         """A copy of an array of the tree in its own memory; anything else as it is."""
     def step(self) -> GraphStep:
@@ -1156,6 +1164,25 @@ class GraphTree:
     def device(self) -> str:
         """The name of its device, as in "sim:0"."""
     def __repr__(self) -> str: ...  # step
+
+@disjoint_base
+class CorePipeline:
+    """The call of a pipeline, from which `fanin.graph.Pipeline` is derived."""
+    def __new__(
+        cls,
+        tree: GraphTree,
+        body: Callable[..., Generator[Any, Any, Any]] | None,
+        parts: tuple[Callable[..., Any], ...],
+        stop: type,
+        /,
+    ) -> Self: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    @property
+    def _calls(self) -> list[Any]:
+        """Of the last call: the functions of the tree that it called, each followed by its outcome unless it failed."""
+    @property
+    def _tree(self) -> GraphTree:
+        """Its tree."""
 
 _Index = SupportsIndex | slice | EllipsisType | None
 _Axis = SupportsIndex | tuple[SupportsIndex, ...] | None

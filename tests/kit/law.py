@@ -132,6 +132,8 @@ def memory_of(x: Any) -> list[Any]:
     """The arrays of x, as ndarrays."""
     if isinstance(x, np.ndarray | np.generic):
         return [x] if isinstance(x, np.ndarray) else []
+    if isinstance(x, fanin.Partial):
+        return [x.values]
     if type(x).__name__ == "Tensor":
         if x.layout != torch_layout(x, "strided"):
             return []
@@ -173,6 +175,8 @@ class Place:
         """A contribution there, written by a kernel on this stream: a sum that does not wait for it races."""
         if x is None or isinstance(x, fanin.Zero | bool | int | float | complex | np.generic):
             return x
+        if isinstance(x, fanin.Partial):
+            return fanin.Partial(self.made(x.values, stream), x.at, x.shape)
         parts = sparse_parts(x)
         if parts is None:
             return self.made(x, stream)

@@ -19,6 +19,7 @@ import numpy as np
 import scipy.sparse
 
 import fanin
+from kit.partial_lists import an_index
 from kit.recipes import SCIPY, SHAPES, Sub, Word, text_of, values
 from kit.values import DTYPES, FLOATS, LOW, bits
 
@@ -107,6 +108,8 @@ def sparse(family: str, format: str, index: list[Any], values: Any, shape: Any) 
 
 def scribble(x: Any) -> None:
     """Write over all memory of a contribution, where that can be done."""
+    if isinstance(x, fanin.Partial):
+        x = x.values
     names = () if isinstance(x, np.ndarray | np.generic) else ("data", "indices", "indptr", "row", "col")
     for y in [x, *getattr(x, "parts", ()), *(getattr(x, n, None) for n in names)]:
         if isinstance(y, np.ndarray) and y.flags.writeable:
@@ -158,7 +161,7 @@ def number(x: Any) -> str:
 
 @dataclass(frozen=True)
 class Term:
-    kind: str  # dense, sparse, zero, none, python, numpy, object, again
+    kind: str  # dense, sparse, partial, zero, none, python, numpy, object, again
     dtype: str = "float64"
     shape: Shape = ()
     numbers: tuple[Any, ...] = ()  # of a dense one its elements in C order, of a sparse one those of its values
@@ -167,6 +170,7 @@ class Term:
     index: tuple[Shape, ...] = ()  # of a sparse one the place of each entry; of "again" that of the earlier term
     family: str = "numpy"  # whose class: numpy or torch; of a sparse one fanin, scipy array, scipy matrix, torch
     weight: Any = None  # what it is multiplied by, where the list has weights; None: 1
+    at: Any = None  # of a partial one the place of its values, whose shape is `base`
 
     def text(self) -> str:
         """The expression that makes it."""
@@ -186,6 +190,8 @@ class Term:
         if self.kind == "sparse":
             stored = f"array({some}, {self.dtype!r}, {self.base})"
             return f"sparse({self.family!r}, {self.layout!r}, {list(self.index)}, {stored}, {self.shape})"
+        if self.kind == "partial":
+            return f"fanin.Partial(array({some}, {self.dtype!r}, {self.base}), {self.at!r}, {self.shape})"
         memory = self.base if self.layout == "expanded" else self.shape
         text = f"array({some}, {self.dtype!r}, {memory})"
         if self.layout in LAYOUTS:
@@ -211,6 +217,8 @@ class Term:
         if self.kind == "sparse":
             stored = array(list(self.numbers), self.dtype, self.base)
             return sparse(self.family, self.layout, list(self.index), stored, self.shape)
+        if self.kind == "partial":
+            return fanin.Partial(array(list(self.numbers), self.dtype, self.base), self.at, self.shape)
         x = array(list(self.numbers), self.dtype, self.base if self.layout == "expanded" else self.shape)
         x = NAMESPACE[self.layout](x) if self.layout in LAYOUTS else x
         x = tensor(x) if self.family == "torch" else x
@@ -384,6 +392,13 @@ class Drawing:
             family = "fanin"
         return Term("sparse", dtype, shape, self.numbers(dtype, math.prod(base)), format, base, index, family)
 
+    def partial(self) -> Term:
+        draw, shape, dtype = self.draw, self.outer(), self.draw.choice(self.dtypes)
+        at = an_index(draw, shape)
+        base = np.shape(np.diagonal(np.zeros(shape), at.offset, at.axis1, at.axis2)
+                        if isinstance(at, fanin.Diagonal) else np.zeros(shape)[at])  # fmt: skip
+        return Term("partial", dtype, shape, self.numbers(dtype, math.prod(base)), "C", base, at=at)
+
     def zero(self) -> Term:
         return Term("zero", self.draw.choice(self.dtypes + NAMES), self.shape)
 
@@ -417,6 +432,8 @@ FLAVOURS: dict[str, tuple[int, list[str]]] = {
     "expanded": (3, ["expanded", "expanded", "expanded", "dense"]),
     "sparse": (5, ["sparse"]),
     "sparse and dense": (3, ["sparse", "sparse", "dense"]),
+    "partial": (4, ["partial", "partial", "partial", "dense"]),
+    "partial and sparse": (3, ["partial", "sparse", "partial", "dense"]),
     "zeros": (3, ["zero", "zero", "dense", "sparse", "expanded"]),
     "scalars": (4, ["scalar", "scalar", "scalar", "zero"]),
     "objects": (1, ["object", "dense", "object", "sparse"]),
@@ -484,6 +501,8 @@ def case(draw: random.Random, families: tuple[str, ...] = ("numpy",), flavours: 
         [f for f, (often, _) in FLAVOURS.items() for _ in range(often) if f in (flavours or FLAVOURS)]
     )
     pool = draw.choice([NAMES, NAMES, FLOAT_NAMES, ["float32"], ["float64"], ["float16", "float32"]])
+    if flavour == "partial and sparse":  # P4: of one kind of numbers
+        pool = draw.choice([FLOAT_NAMES, ["float32"], ["int32", "int64"], ["complex64", "complex128"]])
     dtypes = draw.sample(pool, min(len(pool), draw.choice([1, 1, 2, 3])))
     shape: Shape = () if flavour == "scalars" else draw.choice([s for s in SHAPES if s])
     if flavour == "expanded" and draw.random() < 0.25:
@@ -578,7 +597,7 @@ def plainer(x: Term) -> Iterator[Term]:
     if x.kind == "dense" and x.family == "torch":
         yield replace(x, family="numpy")
     one: Any = True if x.dtype == "bool" else 1 if x.dtype.startswith(("int", "uint")) else 1.0
-    if x.kind in ("dense", "sparse", "numpy") and any(y != one for y in x.numbers):
+    if x.kind in ("dense", "sparse", "partial", "numpy") and any(y != one for y in x.numbers):
         yield replace(x, numbers=(one,) * len(x.numbers))
 
 

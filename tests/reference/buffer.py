@@ -34,6 +34,7 @@ from reference.numbers import (
     WEAK,
     Array,
     Entries,
+    Reached,
     Shape,
     accumulation,
     compact,
@@ -48,8 +49,10 @@ from reference.numbers import (
     name_of,
     need,
     part_of,
+    partial_of,
     plus,
     promotion,
+    reached_by,
     rounded,
     scale_dtype,
     scaled,
@@ -107,7 +110,7 @@ def accum(old: Side, new: Side, recording: bool = False) -> AccumPlan:
 @dataclass(frozen=True, eq=False)
 class Gradient:
     source: object  # the added object: returned if it stays alone and unchanged (A14)
-    form: str  # undefined, zero, dense, sparse, object
+    form: str  # undefined, zero, dense, sparse, partial, object
     shape: Shape = ()
     type: str = ""  # its part in the promotion: the name of a dtype; or int, float, complex
     value: object = None  # an array, Entries, the object
@@ -127,25 +130,32 @@ class Gradient:
         """Whether a weight changes it."""
         return self.weight is not None and self.weight != 1
 
-    def term(self, acc: DType) -> Array | Entries:
+    def term(self, acc: DType) -> Any:
         """W1: what it adds to a sum that runs in this dtype."""
         value = self.cast(acc)
         if not self.weighty:
             return value
-        return value.map(weighed, self.weight) if isinstance(value, Entries) else weighed(value, self.weight)
+        return value.map(weighed, self.weight) if isinstance(value, Entries | Reached) else weighed(value, self.weight)
 
     @property
     def format(self) -> str:
         return entries_in(self.value).kind if self.form == "sparse" else ""
 
-    def cast(self, dtype: DType) -> Array | Entries:
+    def cast(self, dtype: DType) -> Any:
         """The value in another dtype."""
-        return entries_in(self.value).map(rounded, dtype) if self.form == "sparse" else rounded(self.array, dtype)
+        return (
+            self.value.map(rounded, dtype) if isinstance(self.value, Entries | Reached) else rounded(self.array, dtype)
+        )
 
     @property
     def memory(self) -> list[Array]:
         names = ("data", "indices", "indptr", "row", "col") if self.form == "sparse" else ()
-        parts = [self.value, *getattr(self.source, "parts", ()), *(getattr(self.source, n, None) for n in names)]
+        parts = [
+            self.value,
+            getattr(self.source, "values", None),
+            *getattr(self.source, "parts", ()),
+            *(getattr(self.source, n, None) for n in names),
+        ]
         return [x for x in parts if isinstance(x, np.ndarray)]
 
 
@@ -188,6 +198,9 @@ def read(x: Any, anything: bool = False) -> Gradient:
     if hasattr(x, "format") and (hasattr(x, "parts") or hasattr(x, "tocoo")):
         entries = entries_of(x)
         return Gradient(x, "sparse", tuple(x.shape), importable(entries.values.dtype), entries)
+    if type(x).__name__ == "Partial":
+        part = partial_of(x)
+        return Gradient(x, "partial", tuple(x.shape), importable(part.whole.dtype), part)
     if isinstance(x, Zero):
         return Gradient(x, "zero", tuple(x.shape), dtype_of(x.dtype).name)
     sums = hasattr(x, "__add__") or hasattr(x, "__radd__")
@@ -213,12 +226,12 @@ def copy_of(x: Any, whole: bool = False) -> Any:
 
 def check_weight(g: Gradient, slot: Slot, exact: bool) -> None:
     """W4: whether a contribution takes its weight."""
-    if not g.weighty or g.form not in ("dense", "sparse"):
+    if not g.weighty or g.form not in ("dense", "sparse", "partial"):
         return
     dtype = dtype_of(WEAK.get(g.type, g.type))
     floats = kind(dtype) in "fc"
     need(floats or g.scalar != "python", TypeError, "a Python int or bool takes no weight")
-    need(not exact or g.form == "dense", TypeError, "an exact sum takes a weight with dense gradients alone")
+    need(not exact or g.form != "sparse", TypeError, "an exact sum takes a weight with dense gradients alone")
     weight = complex(g.weight)
     need(kind(dtype) == "c" or not weight.imag, ValueError, f"expected a real weight, got {g.weight}")
     whole = weight.real == int(weight.real) and -(2**63) <= weight.real < 2**63
@@ -251,6 +264,7 @@ def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
             return replace(g, shape=shape, type=name_of(new), intact=False)
         acc = accumulation(new, None)
         value = g.cast(new)
+        value = value.dense() if isinstance(value, Reached) else value  # P5
         total = entries_to(value, g.shape, shape) if isinstance(value, Entries) else sum_to(value, shape)
         value = rounded(np.asarray(total, order="C"), acc)  # D16
         return replace(g, form="dense", shape=shape, type=name_of(new), value=value, intact=False)
@@ -290,6 +304,8 @@ class Sum:
 
     def plus(self, g: Gradient, ahead: tuple[Gradient, ...] = ()) -> Sum:
         """This sum + g."""
+        if "partial" in (self.form, g.form) and {self.form, g.form} <= {"dense", "sparse", "partial"}:
+            return self.placed(g, ahead)
         plan = accum(self.side, Side(g.form, g.format), self.recording)
         if g.form == "undefined" or (g.form == "zero" and self.form == "object"):
             return self
@@ -326,17 +342,33 @@ class Sum:
             return replace(me, value=old.before(array_in(new)))
         return replace(me, value=new.after(array_in(old)) if isinstance(new, Entries) else plus(array_in(old), new))
 
+    def placed(self, g: Gradient, ahead: tuple[Gradient, ...]) -> Sum:
+        """P1, P4: this sum + g, of which one is partial: dense once a term reaches every element."""
+        me = replace(self, terms=(*self.terms, g), ahead=ahead, starts=None)
+        acc = self.slot.accumulate or accumulation(me.dtype, None)
+        old, _ = self.started().widened(acc)
+        first: Reached = reached_by(old, g.shape)  # type: ignore[arg-type]
+        new = g.term(acc)
+        if g.weighty:
+            me = replace(me, terms=(*self.terms, replace(g, product=new)))
+        total = first.then(new) if isinstance(new, Entries) else first.plus(reached_by(new, g.shape))
+        if "dense" in (self.form, g.form):
+            return replace(me, form="dense", value=total.whole)
+        return replace(me, form="partial", value=total)
+
     def started(self) -> Sum:
         """With a first term that is rounded to the dtype of the sum as it came."""
         if self.starts is None:
             return self
-        value = self.value.map(rounded, self.starts) if isinstance(self.value, Entries) else self.value
+        value = self.value.map(rounded, self.starts) if isinstance(self.value, Entries | Reached) else self.value
         return replace(self, value=rounded(value, self.starts) if isinstance(value, np.ndarray) else value)
 
     def widened(self, acc: DType) -> tuple[object, int]:
         """The value in another accumulation dtype, and how many entries a sparse one has after its last coalesce."""
         if isinstance(self.value, np.ndarray):
             return rounded(self.value, acc), self.stored  # D3: it continues in another dtype ..
+        if isinstance(self.value, Reached):
+            return self.value.map(rounded, acc), self.stored
         if isinstance(self.value, Entries) and self.value.values.dtype != acc:
             old = self.value.coalesced().map(rounded, acc)  # .. but sparse entries are added up in theirs first
             return old, len(old.values)
@@ -344,7 +376,8 @@ class Sum:
 
     def combined(self, g: Gradient) -> object:
         """A1, A8: this sum + g, by the slot's combine or the objects' own operators."""
-        old, new = self.result(), g.source if g.intact else Sum(self.slot, False).plus(g).result()
+        as_it_came = g.intact and g.form != "partial"
+        old, new = self.result(), g.source if as_it_came else Sum(self.slot, False).plus(g).result()
         if g.weighty:
             new = new * g.weight
         plain = [read(x, anything=True).form != "object" for x in (old, new)]
@@ -412,11 +445,12 @@ class Sum:
             return np.zeros(self.terms[0].shape, dtype)
         self.check(scale)
         acc = self.slot.accumulate or accumulation(self.dtype, None)
-        value, _ = self.widened(acc)
         last = acc if scale is None else scale_dtype(scale, acc)
         last = last if divisor is None else np.promote_types(last, divisor_dtype(divisor, acc))
+        numbers = all(g.scalar == "python" for g in self.main)  # with symbolic zeros: they keep their value
+        value, _ = self.widened(last if numbers else acc)
         if not isinstance(value, Entries):
-            dense = array_in(value)
+            dense = value.dense() if isinstance(value, Reached) else array_in(value)
             if divisor is not None:
                 dense = divided(rounded(dense, last), divisor)
             return rounded(dense if scale is None else scaled(dense, scale), dtype)
@@ -435,7 +469,7 @@ class Sum:
             return self.value
         self.check(scale)
         g, one, dtype = self.main[0], len(self.main) == 1, self.dtype
-        plain = g.intact and not g.weighty and divisor is None
+        plain = g.intact and g.form != "partial" and not g.weighty and divisor is None
         if one and plain and (scale is None or self.form == "zero") and dtype.name == WEAK.get(g.type, g.type):
             return copy_of(g.source, whole=True) if own and not self.recording else g.source  # A14
         if isinstance(g.source, Zero):
@@ -447,7 +481,7 @@ class Sum:
             return value.like(g.source, g.shape)
         if all(g.scalar for g in self.main):
             return value.item() if all(g.scalar == "python" for g in self.main) else value[()]
-        dense = next(g.array for g in self.main if g.form == "dense")
+        dense = next((g.array for g in self.main if g.form == "dense"), np.empty(value.shape, value.dtype))
         return laid_out(value, dense, set() if own else expanded(value))
 
     def place(self) -> Array | None:
@@ -574,10 +608,10 @@ class InputBuffer:
             g = read(gradient, declared.combine is not None)
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
             g = replace(g, weight=weight)
-            check_weight(g, declared, exact)
             if g.type and not self.create_graph:
                 accumulation(dtype_of(WEAK.get(g.type, g.type)), declared.accumulate)
                 promotion(me.types() | {g.type})
+            check_weight(g, declared, exact)
             number = self._number(i, key)
         except (TypeError, ValueError, BufferError, OverflowError) as e:
             raise type(e)(f"{where}, key {key}: {e}") from None

@@ -368,6 +368,12 @@ class Entries:
     def filled(self, shape: Shape) -> Array:
         return self.coalesced().after(np.zeros(shape, self.values.dtype))
 
+    def placed(self, shape: Shape) -> Array:
+        """In an array of zeros, to none of which they are added."""
+        me, total = self.coalesced(), np.zeros(shape, self.values.dtype)
+        me.cells(total)[tuple(me.index)] = me.values
+        return total
+
     def like(self, source: object, shape: Shape) -> object:
         """As a gradient of the source's family: SciPy's arrays or matrices, or `Sparse`."""
         parts: tuple[Array, ...] = (self.index, self.values)
@@ -406,3 +412,54 @@ def entries_of(x: Any) -> Entries:
     inside = fits and index.shape[1] == len(values) and (index >= 0).all() and (index < sizes[:, None]).all()
     need(inside, ValueError, f"{x.format}: what is stored does not fit the shape {x.shape}")
     return Entries(x.format, index, values)
+
+
+# ---------------------------------------------------------------- 4. Partial gradients
+
+
+@dataclass(frozen=True)
+class Reached:
+    """An array of which some elements were reached by a term (P1)."""
+
+    whole: Array
+    reached: Array  # of bools
+
+    def map(self, f: Callable[..., Array], *args: object) -> Reached:
+        return replace(self, whole=f(self.whole, *args))
+
+    def plus(self, other: Reached) -> Reached:
+        """Elements that only one has are as they are."""
+        both = plus(self.whole, other.whole)
+        one = np.where(self.reached, self.whole, other.whole)
+        return Reached(np.where(self.reached & other.reached, both, one), self.reached | other.reached)
+
+    def then(self, entries: Entries) -> Reached:
+        """Entries one by one; -0 + x is x, so that the first one that reaches an element is stored."""
+        nothing = {"f": -0.0, "c": complex(-0.0, -0.0)}.get(kind(self.whole.dtype), 0)
+        start = np.where(self.reached, self.whole, np.array(nothing).astype(self.whole.dtype))
+        marks = replace(entries, values=np.ones(entries.values.shape, bool)).filled(self.whole.shape)
+        return Reached(entries.after(start), self.reached | marks)
+
+    def dense(self) -> Array:
+        return np.where(self.reached, self.whole, np.zeros((), self.whole.dtype))
+
+
+def partial_of(x: Any) -> Reached:
+    """What a Partial stands for."""
+    values = np.asarray(x.values)
+    whole, reached = np.zeros(x.shape, values.dtype), np.zeros(x.shape, bool)
+    places = np.arange(whole.size).reshape(x.shape)
+    at = x.at
+    where = np.diagonal(places, at.offset, at.axis1, at.axis2) if hasattr(at, "offset") else places[at]
+    whole.reshape(-1)[where], reached.reshape(-1)[where] = values, True
+    return Reached(whole, reached)
+
+
+def reached_by(x: Array | Entries | Reached, shape: Shape) -> Reached:
+    """A term of any form."""
+    if isinstance(x, Reached):
+        return x
+    if isinstance(x, Entries):
+        marks = replace(x, values=np.ones(x.values.shape, bool)).filled(shape)
+        return Reached(x.placed(shape), marks)
+    return Reached(x, np.ones(x.shape, bool))

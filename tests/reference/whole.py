@@ -23,7 +23,20 @@ import numpy as np
 from fanin._interop.protocols import DType
 from fanin.slots import Slot
 from reference.buffer import Gradient, InputBuffer, Sum, array_in, entries_in
-from reference.numbers import LOW, Array, Entries, accumulation, each, kind, nearest, need, promotion, rounded, scaled
+from reference.numbers import (
+    LOW,
+    Array,
+    Entries,
+    Reached,
+    accumulation,
+    each,
+    kind,
+    nearest,
+    need,
+    promotion,
+    rounded,
+    scaled,
+)
 
 # ---------------------------------------------------------------- 1. A sum as it comes back
 
@@ -102,6 +115,9 @@ def expected(
         python = all(g.scalar == "python" for g in total.main)
         return Expected(value.item() if python else value[()], None, dtype, figures)
     strides = None if out is not None else np.asarray(total.result(scale, writable, divisor)).strides
+    if strides is not None and slot.accumulate == "exact":  # P5: a partial one is a dense one in C order
+        kind_of_first = next((g.form for g in total.main if g.form in ("dense", "partial")), "")
+        strides = np.empty(np.shape(value), dtype).strides if kind_of_first == "partial" else strides
     return Expected(value, None, dtype, figures, strides=strides)
 
 
@@ -249,7 +265,8 @@ def converted(g: Gradient, dtype: DType) -> Array | Entries:
     reduced = isinstance(g.value, np.ndarray) and shape_of(g) != g.shape
     if reduced and g.type in LOW:
         return rounded(g.array, accumulation(dtype, None))
-    return g.cast(dtype)
+    value: Array | Entries | Reached = g.cast(dtype)
+    return value.dense() if isinstance(value, Reached) else value  # P5
 
 
 def shape_of(g: Gradient) -> tuple[int, ...]:
@@ -312,10 +329,14 @@ def figures_of(value: Array, total: Sum, terms: Sequence[Any], stored: tuple[int
 
 def not_finite(g: Gradient, merged: bool) -> bool:
     """Whether a contribution has an inf or a NaN among its elements, or, not `merged`, its stored numbers."""
+    if isinstance(g.product, Reached):
+        return not np.isfinite(g.product.whole.astype(np.complex128)).all()
     if g.product is not None:  # W6
         value = g.product.coalesced().values if merged and isinstance(g.product, Entries) else g.product
         value = value.values if isinstance(value, Entries) else value
         return not np.isfinite(array_in(value).astype(np.complex128)).all()
+    if isinstance(g.value, Reached):
+        return not np.isfinite(g.value.whole.astype(np.complex128)).all()
     if not isinstance(g.value, Entries):
         return g.form == "dense" and not np.isfinite(g.array.astype(np.complex128)).all()
     dtype = g.value.values.dtype

@@ -143,6 +143,18 @@ int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n)
     return 0;
 }
 
+PyObject *fan_guards_shared(const fan_guards *all)
+{
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < all->n; i++) {
+        const fan_guard *guard = &all->inside[i];
+        if (i >= FAN_GUARDS_INSIDE)
+            guard = &all->more[i - FAN_GUARDS_INSIDE];
+        fan_list_add(&list, Py_NewRef(guard->object));
+    }
+    return list;
+}
+
 /* tensor_written: -1 with an exception if the tensor was written and no exception is live. */
 static int tensor_written(const fan_guard *g, const fan_node *n)
 {

@@ -73,6 +73,12 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
     if (!PyCallable_Check(fn))
         return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s",
                             FAN_TYPE_TEXT(fn));
+    if (when == FAN_HOOK_POST && fan_node_is_boxed(owner))
+        return PyErr_Format(PyExc_ValueError,
+                            "%s: register_posthook: a hook after the node gets its sums, which the "
+                            "function of a node with boxed=True may have dropped: give "
+                            "boxed=False, or register_prehook",
+                            fan_node_name(&owner->node).text);
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     if (!type || !fan_node_more(owner))
         return NULL;

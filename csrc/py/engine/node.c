@@ -546,7 +546,9 @@ enum {
     NAME,
     STREAM,
     DEVICE,
-    GROUP
+    GROUP,
+    BOXED,
+    PARAMETERS
 };
 
 int fan_node_set_name(node_object *self, PyObject *name)
@@ -613,6 +615,27 @@ static int inputs_arg(PyObject *given, uint32_t *inputs)
     return 0;
 }
 
+/* set_boxed: boxed=True, which needs a function in Python and no hook that gets the sums
+ * afterwards (a subclass may have registered one before Node.__init__). */
+static int set_boxed(node_object *self, PyObject *fn)
+{
+    if (fan_is_function(fn))
+        return fan_set_error(PyExc_TypeError,
+                             "%s: boxed: a function in C gets its sums by address, not in a list: "
+                             "give boxed=False",
+                             fan_node_name(&self->node).text);
+    node_more *more = fan_node_more(self);
+    if (!more)
+        return -1;
+    if (more->hooks[FAN_HOOK_POST])
+        return fan_set_error(PyExc_ValueError,
+                             "%s: boxed: a hook after the node gets its sums: remove it, or give "
+                             "boxed=False",
+                             fan_node_name(&self->node).text);
+    more->boxed = true;
+    return 0;
+}
+
 static int fill_in(node_object *self, PyObject *const *a)
 {
     PyObject *release = fan_given(a[RELEASE]);
@@ -636,6 +659,8 @@ static int fill_in(node_object *self, PyObject *const *a)
         fan_node_place(self, a[STREAM], a[DEVICE], a[SLOTS]) < 0)
         return -1;
     if (fan_given(a[GROUP]) && set_group(self, a[GROUP]) < 0)
+        return -1;
+    if (a[BOXED] == Py_True && set_boxed(self, a[FN]) < 0)
         return -1;
     if (fan_is_function(a[FN])) {
         uint32_t takes = ((function_object *)a[FN])->inputs;
@@ -750,6 +775,11 @@ static PyObject *node_get_group(PyObject *o, void *Py_UNUSED(closure))
     if (!more)
         Py_RETURN_NONE;
     return Py_NewRef(fan_or_none(more->group));
+}
+
+static PyObject *node_get_boxed(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(fan_node_is_boxed(node_cast(o)));
 }
 
 static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
@@ -1016,7 +1046,7 @@ static PyObject *node_subclass_new(PyTypeObject *type, PyObject *Py_UNUSED(args)
 
 static int node_init(PyObject *o, PyObject *args, PyObject *named)
 {
-    PyObject *values[9];
+    PyObject *values[PARAMETERS];
     if (node_cast(o)->node.begun)
         return fan_set_error(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run",
                              Py_TYPE(o)->tp_name);

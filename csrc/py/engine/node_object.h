@@ -29,6 +29,7 @@ typedef struct node_more {
     PyObject *kept; /* retain_grad: {slot: sum so far, or None}; NULL: no slot */
     /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
     PyObject *out_buffers;
+    bool boxed; /* its function gets a list of its sums, and owns them */
 } node_more;
 
 typedef struct node_object {
@@ -57,6 +58,12 @@ typedef struct leaf_object {
 static inline node_object *fan_node_object(const fan_node *n)
 {
     return (node_object *)(void *)((char *)(uintptr_t)n - offsetof(node_object, node));
+}
+
+/* fan_node_is_boxed: whether its function gets a list (boxed=True). */
+static inline bool fan_node_is_boxed(const node_object *self)
+{
+    return self->more && self->more->boxed;
 }
 
 /* fan_node_specs: the declarations of its slots. NULL: it declares nothing. */
@@ -94,6 +101,10 @@ extern fan_guard *fan__guards;
 void fan__guard_array(fan_guards *all, PyArrayObject *a);
 int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n);
 int fan__guards_end(fan_guards *all, const fan_node *n);
+
+/* fan_guards_shared: a list of the objects that are guarded, which lives as long as they must;
+ * NULL with an exception. */
+PyObject *fan_guards_shared(const fan_guards *all);
 
 /* fan_guards_begin: guards, until fan_guards_end, those of these objects that have references
  * besides the caller's one; skips NULLs. *all must not move meanwhile.

@@ -10,8 +10,9 @@
 typedef struct walk_object {
     PyObject_HEAD fan_backward *pass; /* NULL: it has ended */
     node_object *now;                 /* held: the node that waits for give(); NULL: none */
-    PyObject *sums;                   /* .. its sums */
-    fan_guards guards;                /* .. of sums with other references */
+    /* .. its sums, a tuple; of a boxed node a list of those that other code holds, too */
+    PyObject *sums;
+    fan_guards guards; /* .. of sums with other references */
     /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
     PyObject *node_hooks;
     PyObject *last; /* the text of `explain` at an early end; NULL: none */
@@ -77,7 +78,8 @@ static int walk_depth_add(walk_object *self)
     return -1;
 }
 
-/* sums_now: the tuple of the current node's sums, after the hooks that run before it. */
+/* sums_now: writes self->sums: the tuple of the current node's sums, after the hooks that run
+ * before it; of a boxed node a list. */
 static fan_status sums_now(walk_object *self, fan_error *err)
 {
     uint32_t n = self->now->node.inputs;
@@ -94,19 +96,40 @@ static fan_status sums_now(walk_object *self, fan_error *err)
     self->node_hooks = node_hooks;
     if (status == FAN_OK && fan_box_all(sums, n) < 0)
         status = fan_from_python(err);
+    bool boxed = fan_node_is_boxed(self->now);
     if (status == FAN_OK) {
-        self->sums = PyTuple_New(n);
+        if (boxed)
+            self->sums = PyList_New(n);
+        else
+            self->sums = PyTuple_New(n);
         if (!self->sums || fan_guards_begin(&self->guards, sums, n) < 0)
             status = fan_from_python(err);
     }
     for (uint32_t i = 0; i < n; i++) {
-        if (status == FAN_OK)
+        if (status == FAN_OK && boxed)
+            PyList_SET_ITEM(self->sums, i, fan_take_or_none(sums[i]));
+        else if (status == FAN_OK)
             PyTuple_SET_ITEM(self->sums, i, fan_take_or_none(sums[i]));
         else if (sums[i])
             fan_object_drop(sums[i]);
     }
     fan_free(sums);
     return status;
+}
+
+/* pair_of_node: the current node with its sums; a boxed one's are the caller's alone from then on.
+ */
+static PyObject *pair_of_node(walk_object *self)
+{
+    PyObject *pair = PyTuple_Pack(2, (PyObject *)self->now, self->sums);
+    if (!pair || !fan_node_is_boxed(self->now))
+        return pair;
+    PyObject *shared = fan_guards_shared(&self->guards);
+    if (shared)
+        Py_SETREF(self->sums, shared);
+    else
+        Py_CLEAR(pair);
+    return pair;
 }
 
 static PyObject *next_node(walk_object *self)
@@ -137,7 +160,7 @@ static PyObject *next_node(walk_object *self)
     }
     if (status != FAN_OK)
         return walk_failed(self, status, &err);
-    return PyTuple_Pack(2, (PyObject *)self->now, self->sums);
+    return pair_of_node(self);
 }
 
 static PyObject *walk_next(PyObject *o)
@@ -165,7 +188,8 @@ static PyObject *walk_next(PyObject *o)
 static int gradients_check(walk_object *self, PyObject *result, void **sums, void **gradients,
                            uint32_t n)
 {
-    for (uint32_t i = 0; i < self->now->node.inputs; i++)
+    bool boxed = fan_node_is_boxed(self->now); /* without post-hooks, which would get the sums */
+    for (uint32_t i = 0; i < self->now->node.inputs && !boxed; i++)
         sums[i] = fan_given(PyTuple_GET_ITEM(self->sums, i));
     if (fan_guards_end(&self->guards, &self->now->node) < 0)
         return -1;

@@ -268,44 +268,32 @@ static PyObject *tree_pipeline(PyObject *o, PyObject *const *a)
     return fan_call(PIPELINES, "made", "(OOO)", o, a[0], a[1]);
 }
 
-/* tree_run_begin: begins a step, in which the calls of this thread's functions are listed in
- * `list`. Returns the list of the pipeline that runs already; else True if this is a step of its
- * own, and False inside of one. */
-static PyObject *tree_run_begin(PyObject *o, PyObject *list)
+int fan_graph_run_begin(fan_graph_tree_object *tree, PyObject *list, fan_graph_run *run)
 {
-    fan_graph_tree_object *self = tree_self(o);
-    bool inside = fan_tree_in_step(self->t);
     fan_error err = {0};
     fan_status status;
+    run->own = !fan_tree_in_step(tree->t);
     Py_BEGIN_ALLOW_THREADS
-        status = fan_tree_step_begin(self->t, &err);
+        status = fan_tree_step_begin(tree->t, &err);
     Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    fan_graph_calls before = fan_graph_calls_set((fan_graph_calls){self, list});
-    if (before.tree)
-        return Py_NewRef(before.list);
-    return PyBool_FromLong(!inside);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        return -1;
+    }
+    run->outer = fan_graph_calls_set((fan_graph_calls){tree, list});
+    return 0;
 }
 
-/* tree_run_end: `before`: what tree_run_begin returned. */
-static PyObject *tree_run_end(PyObject *o, PyObject *before)
+int fan_graph_run_end(fan_graph_tree_object *tree, const fan_graph_run *run)
 {
-    fan_graph_tree_object *self = tree_self(o);
-    fan_graph_calls outer = {0};
     char call_site[96];
-    if (!PyBool_Check(before))
-        outer = (fan_graph_calls){self, before};
-    (void)fan_graph_calls_set(outer);
+    (void)fan_graph_calls_set(run->outer);
     fan_call_site(call_site, sizeof call_site);
-    if (end_step(self, call_site) < 0)
-        return NULL;
-    Py_RETURN_NONE;
+    return end_step(tree, call_site);
 }
 
-static PyObject *tree_copied(PyObject *o, PyObject *array)
+PyObject *fan_graph_copied(fan_graph_tree_object *self, PyObject *array)
 {
-    fan_graph_tree_object *self = tree_self(o);
     fan_error err = {0};
     fan_status status;
     fan_array *made = NULL;
@@ -320,6 +308,11 @@ static PyObject *tree_copied(PyObject *o, PyObject *array)
     PyObject *copy = made == a ? Py_NewRef(array) : fan_array_wrap(made, self->d);
     fan_array_drop(made);
     return copy;
+}
+
+static PyObject *tree_copied(PyObject *o, PyObject *array)
+{
+    return fan_graph_copied(tree_self(o), array);
 }
 
 static PyObject *tree_warm_again(PyObject *o, PyObject *Py_UNUSED(none))

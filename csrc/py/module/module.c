@@ -12,6 +12,7 @@
 #pragma weak fan_graph_tree_spec
 #pragma weak fan_graph_function_spec
 #pragma weak fan_graph_step_spec
+#pragma weak fan_graph_pipeline_spec
 #pragma weak fan_cpu_kernel_functions
 #pragma weak fan_analysis_functions
 #pragma weak fan_machine_tests_functions
@@ -30,6 +31,7 @@
     X(fan_graph_tree_spec, graph_tree_type, "GraphTree")             \
     X(fan_graph_function_spec, graph_function_type, "GraphFunction") \
     X(fan_graph_step_spec, graph_step_type, "GraphStep")             \
+    X(fan_graph_pipeline_spec, graph_pipeline_type, "CorePipeline")  \
     X(fan_function_spec, function_type, "CFunction")                 \
     X(fan_node_spec, node_type, "Node")                              \
     X(fan_leaf_spec, leaf_type, "Leaf")                              \

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from threading import Lock, get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -41,61 +40,63 @@ def made(tree: GraphTree, parts: object, min_kernels: object = 0) -> Pipeline:
                 "pipeline: min_kernels= is for the pieces of a list: give it to the functions that the generator"
                 " function calls, tree.function(fn, min_kernels=..)"
             )
-        return _OfGenerator(tree, parts)
+        return Pipeline(tree, parts, (), Stop)
     if callable(parts):
         raise TypeError(
             f"pipeline: expected a generator function, which yields outputs where the host reads them, or a list of"
             f" pieces and host parts in turn, got {type_of(parts)} without a yield"
         )
-    return _OfList(tree, sequence("pipeline: parts", parts, "pieces and host parts in turn"), kernels)
+    given = sequence("pipeline: parts", parts, "pieces and host parts in turn")
+    if not given:
+        raise ValueError("pipeline: expected a list of pieces and host parts in turn, got an empty one")
+    return Pipeline(tree, None, tuple([_part(tree, i, part, kernels) for i, part in enumerate(given)]), Stop)
 
 
-class Pipeline:
+class Pipeline(_core.CorePipeline):
     """A step of several recorded pieces, made by `GraphTree.pipeline`.
 
     A call outside of a step is a step of its own, and its results are copies in memory of their own; inside of a step
     of its tree it is a part of that, and its results are outputs. One thread may call it at a time.
     """
 
-    def __init__(self, tree: GraphTree, name: str) -> None:
-        self._tree, self.name = tree, name
-        self._lock, self._thread = Lock(), 0
-        self._calls: list[Any] = []  # of the last call: functions, each followed by its outcome unless it failed
-        self._known: dict[GraphFunction[..., Any], None] = {}  # the pieces, in the order of their first call
+    name: str  #: in messages: of its generator function, or of its pieces
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._lock.acquire(False):
-            raise RuntimeError(self._busy())
-        try:
-            self._thread = get_ident()
-            return self._step(args, kwargs)
-        finally:
-            self._lock.release()
+    def __init__(
+        self,
+        tree: GraphTree,
+        body: Callable[..., Generator[Any, Any, Any]] | None,
+        parts: tuple[Callable[..., Any], ...],
+        stop: type,
+    ) -> None:
+        pieces: list[GraphFunction[..., Any]] = [*parts[::2]]  # type: ignore[list-item]
+        self.name = " -> ".join(f.name for f in pieces) if body is None else getattr(body, "__name__", "pipeline")
+        self._known = dict.fromkeys(pieces)  # the pieces, in order; of a generator function, of their first calls
 
-    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tree, calls, before = self._tree, list[Any](), self._calls
-        try:
-            outer = tree._run_begin(calls)
-        except RuntimeError as e:
-            note(
-                e, f"{self.name} is a pipeline: its host parts run in each call, so no function can be recorded with it"
+    # ---- for the core
+
+    def _changed(self) -> None:
+        """The last call had other pieces than the one before."""
+        self._known.update(dict.fromkeys(f for f, _ in _listed(self._calls)))
+
+    def _note(self, e: BaseException, begun: int, own: int) -> None:
+        """Name the place in an exception of a call; `begun`: the step had begun; `own`: it ends with the call."""
+        if begun:
+            self._changed()
+            note(e, f"raised in {self._place()} of the pipeline {self.name}{'; the step has ended' if own else ''}")
+        else:
+            note(e, f"{self.name} is a pipeline: its host parts run in each call, so it is no part of a recording")
+
+    def _refuse(self, mine: int) -> NoReturn:
+        """Another call runs; `mine`: of this thread."""
+        if mine:
+            raise RuntimeError(
+                f"the pipeline {self.name} is called by {self._place()} of its own: a step cannot begin again before it"
+                " has ended; make another pipeline of the same functions"
             )
-            raise
-        self._calls = calls
-        try:
-            result = self._run(args, kwargs)
-            return _kept(tree, result, {}) if outer is True else result
-        except BaseException as e:
-            ends = "; the step has ended" if outer is True else ""
-            note(e, f"raised in {self._place()} of the pipeline {self.name}{ends}")
-            raise
-        finally:
-            tree._run_end(outer)
-            if calls != before:
-                self._known.update(dict.fromkeys(f for f, _ in _listed(calls)))
-
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
+        raise RuntimeError(
+            f"the pipeline {self.name} runs on another thread, in {self._place()}: let threads call it in turn, under a"
+            " lock, or make a pipeline for each of them"
+        )
 
     def _place(self) -> str:
         """Where the call is, or where it failed."""
@@ -107,16 +108,39 @@ class Pipeline:
             return f"piece {len(done) - 1} ({function.name})"
         return f"the host part after piece {len(done) - 1} ({function.name})"
 
-    def _busy(self) -> str:
-        if self._thread == get_ident():
-            return (
-                f"the pipeline {self.name} is called by {self._place()} of its own: a step cannot begin again before it"
-                " has ended; make another pipeline of the same functions"
+    def _values(self, x: Any) -> Any:
+        """The values of what a generator yielded, if it is no single output."""
+        kind = type(x)
+        if kind is _core.Array:
+            values = x.numpy()
+            values.flags.writeable = False
+            return values
+        if kind is tuple or kind is list:
+            return kind([None if one is None else self._values(one) for one in x])
+        if kind is dict:
+            return {k: None if one is None else self._values(one) for k, one in x.items()}
+        if isinstance(x, np.ndarray | np.generic):
+            raise TypeError(
+                f"{self.name}: got {type_of(x)} from a yield, whose values are on the host already: yield outputs of"
+                " pieces alone"
             )
-        return (
-            f"the pipeline {self.name} runs on another thread, in {self._place()}: let threads call it in turn, under a"
-            " lock, or make a pipeline for each of them"
+        raise TypeError(
+            f"{self.name}: a yield gives outputs of pieces, which the host reads: an array on {self._tree.device}, or a"
+            f" tuple, list or dict of them, not {type_of(x)}"
         )
+
+    def _given(self, out: Any) -> Any:
+        """What a host part returned, as operands: NumPy's arrays and floating-point numbers are copied in."""
+        if type(out) is tuple or type(out) is list:
+            return tuple([self._given(x) for x in out])
+        x = np.array(out) if isinstance(out, np.inexact) else out
+        if self._tree.device != "cpu" and isinstance(x, np.ndarray):
+            return _core.device_array(self._tree.device, x, False)
+        return x
+
+    def _kept(self, result: Any) -> Any:
+        """The results of a step of its own: outputs are copied, each once."""
+        return _kept(self._tree, result, {})
 
     # ---- for its user
 
@@ -157,108 +181,25 @@ class Pipeline:
         return f"<fanin.graph.Pipeline {self.name} on {self._tree.device}>"
 
 
-class _OfGenerator(Pipeline):
-    """The pieces are the functions of the tree that a generator function calls."""
-
-    def __init__(self, tree: GraphTree, body: Callable[..., Generator[Any, Any, Any]]) -> None:
-        super().__init__(tree, getattr(body, "__name__", "pipeline"))
-        self._body = body
-
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        running = self._body(*args, **kwargs)
-        values: Any = None
-        wrong: Exception | None = None
-        try:
-            while True:
-                wanted = running.send(values) if wrong is None else running.throw(wrong)
-                values = wrong = None
-                try:
-                    values = self._values(wanted)
-                except Exception as e:
-                    wrong = e
-                del wanted  # else it would live on in the next piece
-        except StopIteration as e:
-            return e.value
-        finally:
-            wrong = None  # a cycle with its own traceback
-            running.close()
-
-    def _values(self, x: Any) -> Any:
-        """The values of outputs, read on the host after the work before."""
-        kind = type(x)
-        if kind is _core.Array and x.device == self._tree.device:
-            return _read(x)
-        if kind is tuple or kind is list:
-            return kind([None if one is None else self._values(one) for one in x])
-        if kind is dict:
-            return {k: None if one is None else self._values(one) for k, one in x.items()}
-        if isinstance(x, np.ndarray | np.generic):
-            raise TypeError(
-                f"{self.name}: got {type_of(x)} from a yield, whose values are on the host already: yield outputs of"
-                " pieces alone"
-            )
-        raise TypeError(
-            f"{self.name}: a yield gives outputs of pieces, which the host reads: an array on {self._tree.device}, or a"
-            f" tuple, list or dict of them, not {type_of(x)}"
-        )
-
-
-class _OfList(Pipeline):
-    """Pieces and host parts in turn: each gets what the one before returned."""
-
-    def __init__(self, tree: GraphTree, parts: list[Any], min_kernels: int) -> None:
-        pieces = [_piece(tree, i, part, min_kernels) for i, part in enumerate(parts) if i % 2 == 0]
-        hosts = [_host(i, part) for i, part in enumerate(parts) if i % 2]
-        if not pieces:
-            raise ValueError("pipeline: expected a list of pieces and host parts in turn, got an empty one")
-        super().__init__(tree, " -> ".join(piece.name for piece in pieces))
-        self._known = dict.fromkeys(pieces)
-        self._first = pieces[0]
-        self._hosts = tuple(hosts)
-        self._later = (*pieces[1:], *[None] * (len(hosts) - len(pieces) + 1))
-        self._uploads = tree.device != "cpu"
-
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out: Any = self._first(*args, **kwargs)
-        for host, piece in zip(self._hosts, self._later, strict=True):
-            out = host(*_operands(out))
-            if type(out) is Stop:
-                return out.result
-            if piece is None:
-                return out
-            out = piece(*map(self._given, _operands(out)))
-        return out
-
-    def _given(self, x: Any) -> Any:
-        """What a host part returned, as an operand: NumPy's arrays and floating-point numbers are copied in."""
-        if type(x) is _core.Array:
-            return x
-        if isinstance(x, np.inexact):
-            x = np.array(x)
-        if self._uploads and isinstance(x, np.ndarray):
-            return _core.device_array(self._tree.device, x, False)
-        return x
-
-
 # ---- parts
 
 
-def _piece(tree: GraphTree, i: int, part: Any, min_kernels: int) -> GraphFunction[..., Any]:
-    if isinstance(part, _core.GraphFunction):
-        if part._tree is not tree:
-            raise ValueError(f"pipeline: part {i} ({part.name}) is a function of another graph tree")
-        return part
-    _check_callable(i, part, "a piece, a function of arrays")
-    return tree.function(part, min_kernels=min_kernels)
-
-
-def _host(i: int, part: Any) -> Callable[..., Any]:
-    if isinstance(part, _core.GraphFunction):
-        raise TypeError(
-            f"pipeline: part {i} is {part.name}, a function of the tree, in the place of a host part: pieces and host"
-            " parts are in turn, [piece, host, piece, ..]; two pieces without a host part between them are one"
-        )
-    _check_callable(i, part, "a host part, a function of outputs")
+def _part(tree: GraphTree, i: int, part: Any, min_kernels: int) -> Callable[..., Any]:
+    """A piece, in an even place, as a function of the tree; or a host part."""
+    of_tree = isinstance(part, _core.GraphFunction)
+    if i % 2:
+        if of_tree:
+            raise TypeError(
+                f"pipeline: part {i} is {part.name}, a function of the tree, in the place of a host part: pieces and"
+                " host parts are in turn, [piece, host, piece, ..]; two pieces without a host part between them are one"
+            )
+        _check_callable(i, part, "a host part, a function of outputs")
+        return part  # type: ignore[no-any-return]
+    if not of_tree:
+        _check_callable(i, part, "a piece, a function of arrays")
+        return tree.function(part, min_kernels=min_kernels)
+    if part._tree is not tree:
+        raise ValueError(f"pipeline: part {i} ({part.name}) is a function of another graph tree")
     return part  # type: ignore[no-any-return]
 
 
@@ -270,19 +211,6 @@ def _check_callable(i: int, part: Any, what: str) -> None:
 
 
 # ---- values
-
-
-def _operands(out: Any) -> Any:
-    """The arguments of the next part."""
-    if type(out) is tuple or type(out) is list:
-        return out
-    return () if out is None else (out,)
-
-
-def _read(x: Any) -> Any:
-    values = x.numpy()
-    values.flags.writeable = False  # what is written here would reach no piece
-    return values
 
 
 def _kept(tree: GraphTree, x: Any, copies: dict[int, Any]) -> Any:
