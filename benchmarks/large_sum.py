@@ -16,6 +16,7 @@ from .common import CHAIN, FLOOR, JAX, OFFSETS, array, arrays, compiled, effort,
 from .timing import Result, at_least, at_most, cores, measure, pinned
 
 ENGINE = "torch's engine"
+WEIGHTED = "InputBuffer, weights, take(out=)"
 
 
 def one(n: int, size: int, offset: str, where: str, quick: bool, peers: bool) -> Result:
@@ -31,9 +32,17 @@ def one(n: int, size: int, offset: str, where: str, quick: bool, peers: bool) ->
 
     ours = "fanin.add_n(out=)"
     work["InputBuffer, take(out=)"] = through
+    if n == 8:
+
+        def weighted() -> None:
+            for k, x in enumerate(inputs):
+                buf.add(0, x, weight=k + 0.5)
+            buf.take(out=[out])
+
+        work[WEIGHTED] = weighted
     targets = [at_most(1.15, ours, FLOOR)] if n >= 4 else []
     if n == 8:
-        targets += [at_least(1.5, ours, CHAIN)]
+        targets += [at_least(1.5, ours, CHAIN), at_most(1.1, WEIGHTED, "InputBuffer, take(out=)")]
     if peers:
         work |= {JAX: compiled(inputs), ENGINE: engine(inputs)}
         targets += [at_least(3, ours, ENGINE), at_least(2.5, ours, JAX)]

@@ -9,7 +9,7 @@ import numpy as np
 
 import fanin
 
-from .timing import Result, at_least, measure, peer, pinned
+from .timing import Result, at_least, at_most, measure, peer, pinned
 
 
 def results(quick: bool) -> Iterator[Result]:
@@ -40,6 +40,7 @@ def one(where: str, quick: bool) -> Result:
         "a dict and +=, by hand": "acc(0, b)",
         "buf.add(0, b)": "add(0, b)",
         "buf.add(0, b, key=k)": "add(0, b, key=k)",
+        "buf.add(0, b, weight=3.0)": "add(0, b, weight=3.0)",
         "HIPS autograd": None,
         "torch x.add_(y)": None,
         "jax.jit": None,
@@ -59,6 +60,7 @@ def one(where: str, quick: bool) -> Result:
     targets = [
         at_least(6, "buf.add(0, b)", "np.add(a, b, out=out)", "np.add(a, b, out)"),
         at_least(12, "buf.add(0, b)", "torch x.add_(y)"),
+        at_most(1.3, "buf.add(0, b, weight=3.0)", "buf.add(0, b, key=k)"),
     ]
     return measure(
         f"one add of 16 float32, core {where}",

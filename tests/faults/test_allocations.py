@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,19 @@ def terms(*xs: Any, slots: Any = 1, take: Any = None, budget: Any = None, stats:
         for x in xs:
             yield lambda x=x: buf.add(0, x)
         yield lambda: seen(buf.take(**(take or {}))[0])
+
+    return scenario
+
+
+def weighted(*xs: Any, slots: Any = 1, budget: Any = None, late: bool = False, mean: bool = True) -> Callable[[], Any]:
+    """Contributions with weights, which come with them or with the take."""
+
+    def scenario() -> Any:
+        buf = fanin.InputBuffer(slots, budget=budget)
+        for k, x in enumerate(xs):
+            yield lambda k=k, x=x: buf.add(0, x, key=k, weight=None if late else k + 2)
+        how: dict[str, Any] = {"weights": {k: k + 2 for k in range(len(xs))}} if late else {}
+        yield lambda: seen(buf.take(mean=mean, **how)[0])
 
     return scenario
 
@@ -264,6 +278,12 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "writable": terms(np.ones(3, F), take={"writable": True}),
     "many terms in a wider dtype": many_terms(np.float16),
     "many terms with statistics": many_terms(F, stats=True),
+    "weights": weighted(np.ones(3, F), np.ones(3, F), mean=False),
+    "weights, eager": weighted(np.ones(3, F), np.ones(3, F), np.ones(3, F), budget=0),
+    "weights, late": weighted(np.ones(3, F), np.ones(3, F), budget=math.inf, late=True),
+    "weights, sparse and dense": weighted(EYE, np.ones((3, 3), F), EYE, budget=0),
+    "weights, exact": weighted(np.ones(3, F), np.ones(3, F), slots=[EXACT]),
+    "a mean of an exact state": weighted(*[np.ones(3, F)] * 4, slots=[EXACT], budget=0, late=False),
     "snapshot": snapshot,
     "out": out,
     "machine": machine,
