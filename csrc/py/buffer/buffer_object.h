@@ -145,8 +145,8 @@ fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t
 /* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. */
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names,
                        fan_stream *stream, PyObject *out, PyObject *scale, bool writable);
-/* fan_plain_take_over: the means of all slots, or of one, that hold small plain sums, over a divisor;
- * NULL: the general path takes them. */
+/* fan_plain_take_over: the means of all slots, or of one, that hold small plain sums, over a
+ * divisor; NULL: the general path takes them. */
 PyObject *fan_plain_take_over(buffer_object *self, const size_t *only, PyObject *out,
                               const fan_divisor *divisor);
 /* fan_take_weighted: the same of a mean, or with weights= (None: not given). over: a tuple of
