@@ -143,15 +143,48 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
     return fan_int_run_leaves(&run, next, NULL, FAN_DT_INT64);
 }
 
-/* Locked: whether a prefix waits because it has partial gradients and no dense one: a sum of these
- * alone does not say which elements were reached (P1). */
+/* Locked: whether the partial gradients among the first n entries reach each element once. Looked
+ * at only where they have as many elements as the whole, so that adds which never get there stay
+ * cheap. */
+static bool budget_partial_covers(const fan_list *list, size_t n)
+{
+    int64_t reached = 0;
+    int64_t whole = -1;
+    size_t found = 0;
+    for (size_t i = 0; i < n; i++) {
+        const fan_entry *one = &list->entries[i];
+        const fan_patch *patch = one->general ? one->item->value.patch : NULL;
+        if (!patch)
+            continue;
+        whole = patch->whole;
+        if (__builtin_add_overflow(reached, patch->size, &reached))
+            return false;
+    }
+    if (reached != whole)
+        return false;
+    const fan_patch **patches = fan_alloc((n + 1) * sizeof *patches);
+    for (size_t i = 0; patches && i < n; i++) {
+        const fan_entry *one = &list->entries[i];
+        const fan_patch *patch = one->general ? one->item->value.patch : NULL;
+        if (patch && patch->size > 0)
+            patches[found++] = patch;
+    }
+    bool covers = patches && fan_patches_disjoint(patches, found);
+    fan_free(patches);
+    return covers;
+}
+
+/* Locked: whether a prefix waits because it has partial gradients, no dense one, and elements that
+ * none of them reaches: a sum of these does not say which elements were reached (P1). */
 static bool budget_partial_waits(const fan_slot *s, size_t m)
 {
     const fan_list *list = s->list;
     bool partial = false;
+    bool sparse = false;
     if (!list || FAN_FAULT(PADDED_ADD))
         return false;
-    for (size_t i = 0; i < m + (list->summed > 0); i++) {
+    size_t n = m + (list->summed > 0);
+    for (size_t i = 0; i < n; i++) {
         const fan_entry *one = &list->entries[i];
         if (!one->general) {
             if (one->object)
@@ -165,11 +198,16 @@ static bool budget_partial_waits(const fan_slot *s, size_t m)
         case FAN_FORM_PARTIAL:
             partial = true;
             break;
+        case FAN_FORM_SPARSE:
+            sparse = true;
+            break;
         default:
             break;
         }
     }
-    return partial;
+    if (!partial)
+        return false;
+    return sparse || !budget_partial_covers(list, n);
 }
 
 /* Locked: checks again whether the buffer alone holds an item that is parked. */

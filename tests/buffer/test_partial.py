@@ -192,6 +192,23 @@ def test_partial_gradients_wait_for_a_dense_one_whatever_the_budget() -> None:
     assert buf.take()[0].tolist() == [4, 4, 1, 2]
 
 
+@pytest.mark.rule("P2")
+def test_partial_gradients_that_cover_the_whole_are_summed_within_the_budget() -> None:
+    buf = fanin.InputBuffer(1, budget=0)
+    for i in (2, 0, 3):
+        buf.add(0, part([-0.0], s_[i : i + 1]))
+    assert buf.counters["folds"] == 0
+    buf.add(0, part([-0.0], s_[1:2]))
+    assert buf.counters["folds"] == 1, "each element was reached"
+    buf.add(0, part([1], s_[:1]))
+    assert buf.counters["folds"] == 2
+    assert bits(buf.take()[0]) == bits(f32([1, -0.0, -0.0, -0.0]))
+    for at in (s_[:2], s_[1:3]):  # as many elements, of which one is reached twice
+        buf.add(0, part([-0.0, -0.0], at))
+    assert buf.counters["folds"] == 2
+    assert bits(buf.take()[0]) == bits(f32([-0.0, -0.0, -0.0, 0]))
+
+
 @pytest.mark.rule("P3")
 def test_a_lone_one_is_handed_to_a_slot_that_takes_it() -> None:
     one = part([1, 2], s_[:2])
