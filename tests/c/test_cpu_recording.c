@@ -24,7 +24,7 @@ static float first(const fan_array *a)
 
 static fan_status sum(const fan_array *out, const fan_array *a, const fan_array *b, fan_error *err)
 {
-    fan_operand in[2] = {{a, FAN_DT_FLOAT32}, {b, FAN_DT_FLOAT32}};
+    fan_operand in[2] = {{.array = a, .acc = FAN_DT_FLOAT32}, {.array = b, .acc = FAN_DT_FLOAT32}};
     return fan_cpu()->backend->run(
         fan_cpu(), NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = out, .in = in, .n = 2}, err);
 }
@@ -145,7 +145,7 @@ static void what_cannot_be_recorded_is_refused(void)
 {
     fan_array *a = array(1);
     fan_array *out = array(0);
-    fan_operand in = {a, FAN_DT_FLOAT32};
+    fan_operand in = {.array = a, .acc = FAN_DT_FLOAT32};
     fan_stats stats;
     fan_job jobs[] = {{.kind = FAN_JOB_EXACT, .out = out, .in = &in, .n = 1},
                       {.kind = FAN_JOB_SCATTER, .out = out},

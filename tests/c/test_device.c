@@ -469,12 +469,12 @@ static void the_cpu_has_no_streams(void)
     CHECK_INT(fan_memory_users(a->storage, NULL, 0), 0);
     for (int i = 0; i < 3; i++)
         ((double *)(void *)a->data)[i] = i + 1;
-    fan_operand in[2] = {{a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}};
+    fan_operand in[2] = {{.array = a, .acc = FAN_DT_FLOAT64}, {.array = b, .acc = FAN_DT_FLOAT64}};
     fan_trace *t = fan_trace_new(16);
     fan_trace_begin(t);
     run_on_cpu(FAN_JOB_COPY, b, in, 1, NULL);
     run_on_cpu(FAN_JOB_SUM, b, in, 2, "two");
-    fan_operand one = {b, FAN_DT_FLOAT64};
+    fan_operand one = {.array = b, .acc = FAN_DT_FLOAT64};
     run_on_cpu(FAN_JOB_UPLOAD, c, &one, 1, NULL);
     fan_trace_end(t);
     CHECK(((float *)(void *)c->data)[2] == 6.0f);
@@ -490,7 +490,7 @@ static void the_cpu_has_no_streams(void)
     run_on_cpu(FAN_JOB_ZERO, c, NULL, 0, NULL);
     CHECK(((float *)(void *)c->data)[2] == 0);
     fan_array *r = on_cpu(FAN_DT_FLOAT64, 1);
-    fan_operand reduced = {a, FAN_DT_FLOAT64};
+    fan_operand reduced = {.array = a, .acc = FAN_DT_FLOAT64};
     run_on_cpu(FAN_JOB_REDUCE, r, &reduced, 1, NULL);
     CHECK(((double *)(void *)r->data)[0] == 6);
     fan_array_drop(a);
@@ -823,7 +823,7 @@ static fan_array *moved(fan_stream *s, const fan_array *host)
     fan_array *on = NULL;
     if (!host)
         return NULL;
-    fan_operand in = {host, host->dtype};
+    fan_operand in = {.array = host, .acc = host->dtype};
     CHECK_OK(fan_device_array(s->device, s, host->dtype, host->ndim, host->shape, host, &on, NULL));
     CHECK_OK(fan_device_run(
         s->device, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = on, .in = &in, .n = 1}, NULL));
@@ -931,8 +931,8 @@ static fan_status scenario(fan_error *err)
     fan_fill_zero(host);
     FAN_GO(fan_device_array(a->device, a, FAN_DT_FLOAT64, 6, shape, NULL, &x, err));
     FAN_GO(fan_sim_array(m, 1, FAN_DT_FLOAT64, 6, shape, host, &y, err));
-    fan_operand up = {host, FAN_DT_FLOAT64};
-    fan_operand over = {x, FAN_DT_FLOAT64};
+    fan_operand up = {.array = host, .acc = FAN_DT_FLOAT64};
+    fan_operand over = {.array = x, .acc = FAN_DT_FLOAT64};
     FAN_GO(fan_device_run(a->device, a,
                           &(fan_job){.kind = FAN_JOB_UPLOAD, .out = x, .in = &up, .n = 1}, err));
     FAN_GO(fan_event_record(a, &e, err));
@@ -1046,7 +1046,8 @@ static void a_job_on_memory_that_was_taken_back_is_refused(void)
     fan_error err;
     for (int i = 0; i < 3; i++)
         CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, shape, NULL, &a[i], NULL));
-    fan_operand in[] = {{a[1], FAN_DT_FLOAT32}, {a[2], FAN_DT_FLOAT32}};
+    fan_operand in[] = {{.array = a[1], .acc = FAN_DT_FLOAT32},
+                        {.array = a[2], .acc = FAN_DT_FLOAT32}};
     const fan_job job = {.kind = FAN_JOB_SUM, .out = a[0], .in = in, .n = 2};
     CHECK_OK(fan_job_check(&job, &err));
     for (int i = 0; i < 3; i++) {

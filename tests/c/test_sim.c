@@ -258,7 +258,7 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     strcpy(site_now, "train.py:28");
     CHECK_OK(launch(&w, w.s[0], "mul", 0, 0, 1));
     strcpy(site_now, "train.py:31");
-    fan_operand in[1] = {{w.x[2], FAN_DT_UINT64}};
+    fan_operand in[1] = {{.array = w.x[2], .acc = FAN_DT_UINT64}};
     fan_job job = {.kind = FAN_JOB_SUM, .out = w.x[0], .in = in, .n = 1, .label = "sum[0]"};
     CHECK_INT(run_job(w.s[2], job, &err), FAN_ERR_RACE);
     CHECK_STR(
@@ -302,7 +302,7 @@ static void a_release_that_is_too_early_is_raised_by_the_next_call(void)
 {
     world w;
     fan_error err = {0};
-    fan_operand in[1] = {{NULL, FAN_DT_UINT64}};
+    fan_operand in[1] = {{.array = NULL, .acc = FAN_DT_UINT64}};
     fan_job job = {.kind = FAN_JOB_SUM, .in = in, .n = 1, .label = "sum[0]"};
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
     fan_array *y = number_on(w.s[0], FAN_DT_UINT64);
@@ -327,7 +327,7 @@ static void a_release_that_is_too_early_is_raised_by_the_next_call(void)
     CHECK_OK(fan_sim_pending(w.m, &err));
     /* .. and whoever still has the address meets the release. */
     strcpy(site_now, "train.py:52");
-    fan_operand dead[1] = {{&copy, FAN_DT_UINT64}};
+    fan_operand dead[1] = {{.array = &copy, .acc = FAN_DT_UINT64}};
     fan_job late = {.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1};
     CHECK_INT(run_job(w.s[0], late, &err), FAN_ERR_RACE);
     CHECK_STR(err.text,
@@ -719,8 +719,10 @@ static bool job_touches(fan_job_kind kind, int who, bool wrote)
     job_arrays x;
     job_arrays_make(&x, m);
     fan_array **from = kind == FAN_JOB_UPLOAD ? x.host : x.on;
-    fan_operand here[2] = {{x.host[1], FAN_DT_FLOAT64}, {x.host[2], FAN_DT_FLOAT64}};
-    fan_operand there[2] = {{from[1], FAN_DT_FLOAT64}, {x.on[2], FAN_DT_FLOAT64}};
+    fan_operand here[2] = {{.array = x.host[1], .acc = FAN_DT_FLOAT64},
+                           {.array = x.host[2], .acc = FAN_DT_FLOAT64}};
+    fan_operand there[2] = {{.array = from[1], .acc = FAN_DT_FLOAT64},
+                            {.array = x.on[2], .acc = FAN_DT_FLOAT64}};
     fan_job on_host = job_of(kind, x.host, here, x.sparse[0]);
     fan_job on_device = job_of(kind, x.on, there, x.sparse[1]);
     int out = kind == FAN_JOB_REDUCE ? SMALL : OUT;
@@ -903,7 +905,7 @@ static void judge_round(fan_stream *s, fan_stream *t)
 {
     fan_array *a = number_on(s, FAN_DT_FLOAT32);
     fan_array *b = number_on(t, FAN_DT_FLOAT32);
-    fan_operand in[2] = {{a, FAN_DT_FLOAT32}, {b, FAN_DT_FLOAT32}};
+    fan_operand in[2] = {{.array = a, .acc = FAN_DT_FLOAT32}, {.array = b, .acc = FAN_DT_FLOAT32}};
     for (int i = 0; i < 4; i++) {
         fan_job sum = {.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "sum"};
         CHECK_OK(run_job(s, zero_job(a), NULL));

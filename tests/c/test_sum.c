@@ -84,6 +84,7 @@ static void random_operands(sum *s, operands kind)
         if (one_in(3) || fan_dtype_promote(s->dtype, next) == FAN_DT_NONE)
             next = s->dtype;
         s->dtype = fan_dtype_promote(s->dtype, next);
+        s->in[k].weight = (fan_weight){.on = false};
         s->in[k].acc = acc;
         if (acc == FAN_DT_NONE)
             s->in[k].acc = fan_dtype_accumulate(s->dtype);
@@ -220,7 +221,7 @@ static void check_count_and_length(size_t n, int64_t length, size_t at)
         s.array[k] = array_of(FAN_DT_FLOAT32, length);
         for (int64_t i = 0; i < length; i++)
             random_element(FAN_DT_FLOAT32, element(s.array[k], i));
-        s.in[k] = (fan_operand){s.array[k], FAN_DT_FLOAT32};
+        s.in[k] = (fan_operand){.array = s.array[k], .acc = FAN_DT_FLOAT32};
     }
     fan_array *out;
     if (at < n) {
@@ -258,8 +259,8 @@ static void nothing_is_added_to_the_first(void)
     fan_array *a = view_of(st, memory, FAN_DT_FLOAT64, 0, NULL, NULL);
     fan_array *b = view_of(st, memory + 1, FAN_DT_FLOAT64, 0, NULL, NULL);
     fan_array *out = view_of(st, memory + 2, FAN_DT_FLOAT64, 0, NULL, NULL);
-    fan_operand of_a = {a, FAN_DT_FLOAT64};
-    fan_operand of_b = {b, FAN_DT_FLOAT64};
+    fan_operand of_a = {.array = a, .acc = FAN_DT_FLOAT64};
+    fan_operand of_b = {.array = b, .acc = FAN_DT_FLOAT64};
     memory[0] = -0.0;
     memory[1] = -0.0;
     for (size_t n = 1; n <= 3; n++) {
@@ -284,7 +285,7 @@ static int8_t byte_sum(fan_dtype d, int8_t x, size_t n)
     fan_array *out = array_shaped(d, 0, NULL);
     int8_t got;
     memcpy(a->data, &x, 1);
-    fan_sum(out, (fan_operand[]){{a, d}, {a, d}}, n, NULL);
+    fan_sum(out, (fan_operand[]){{.array = a, .acc = d}, {.array = a, .acc = d}}, n, NULL);
     memcpy(&got, out->data, 1);
     fan_array_drop(a);
     fan_array_drop(out);
@@ -305,7 +306,7 @@ static void each_kind_sums_in_its_way(void)
     put_number(a, 0, (number){0, 2048, 0});
     put_number(b, 0, (number){0, 1, 0});
     for (int k = 0; k < 10; k++)
-        ten[k] = (fan_operand){k ? b : a, FAN_DT_FLOAT32};
+        ten[k] = (fan_operand){.array = k ? b : a, .acc = FAN_DT_FLOAT32};
     fan_sum(out, ten, 10, NULL);
     CHECK(same_real(get(out, 0).re, 2056)); /* 2057 is a tie */
     for (int k = 0; k < 10; k++)
@@ -664,7 +665,7 @@ static void every_way(case_of c)
     for (size_t k = 0; k < c.n; k++) {
         a[k] = fresh(c.d, c.size, c.off * k % 4096);
         fill(a[k], c.wild && k % 3 == 1);
-        in[k] = (fan_operand){a[k], c.acc};
+        in[k] = (fan_operand){.array = a[k], .acc = c.acc};
     }
     const fan_array *middle = a[c.n / 2];
     size_t bytes = (size_t)c.size * fan_dtype_size(c.d);
@@ -765,7 +766,10 @@ static void all_ways_are_one(void)
 /* sum_twice: a + a. */
 static void sum_twice(const fan_array *out, const fan_array *a, const fan_sum_how *how)
 {
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2, how);
+    fan_sum(
+        out,
+        (fan_operand[]){{.array = a, .acc = FAN_DT_FLOAT32}, {.array = a, .acc = FAN_DT_FLOAT32}},
+        2, how);
 }
 
 /* So large that it is written around the caches, at the start of a line, beside one, and between

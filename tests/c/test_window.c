@@ -101,7 +101,7 @@ static void check_round(fan_array **in, size_t n, fan_dtype d, fan_dtype to, con
     fan_window *w = window_of(in, n, d, in[0]->size);
     fan_operand terms[64];
     for (size_t k = 0; k < n; k++)
-        terms[k] = (fan_operand){in[k], d};
+        terms[k] = (fan_operand){.array = in[k], .acc = d};
     fan_exact_fold(a, terms, n, d, scale);
     fan_window_round(b, w, scale);
     checked++;
@@ -294,7 +294,7 @@ static void copies_widen_without_loss(fan_dtype from, fan_dtype to)
         fan_operand terms[4];
         for (int t = 0; t < 4; t++) {
             a[t] = filled(t < 3 ? from : to, size, &r);
-            terms[t] = (fan_operand){a[t], to};
+            terms[t] = (fan_operand){.array = a[t], .acc = to};
         }
         fan_window *w = window_of(a, 3, from, size);
         fan_window *wider = fan_window_copy(w, to);

@@ -227,7 +227,7 @@ static fan_array *on_device(fan_device *d, fan_stream *s, double x)
         exit(1);
     for (int64_t i = 0; i < n; i++)
         memcpy(host->data + 8 * i, &x, sizeof x);
-    fan_operand in = {host, FAN_DT_FLOAT64};
+    fan_operand in = {.array = host, .acc = FAN_DT_FLOAT64};
     fan_stream *on = s ? fan_stream_hold(s) : fan_stream_current(d);
     fine(fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &in, .n = 1},
                         &err),

@@ -234,6 +234,7 @@ KINDS: tuple[tuple[str, Callable[[Program], Any]], ...] = (
     (r"^slots: (int|Iterable)", lambda p: p.rng.choice([1, 2, p.several(lambda: p.one("Slot", "Array"), 1)])),
     (r"^(slots|keys): Sequence|^keys:", lambda p: p.several(p.small, 2)),
     (r"^(gradients|arrays|reads|writes|sums|parts|keep): (Seq|It|list|tuple)", lambda p: p.several(p.array, 2)),
+    (r"^weights:", lambda p: p.rng.choice([None, {0: 2, 1: 0.5}, {0: 3}, [2, None], [1.5], p.several(p.small, 2)])),
     (r"^out:", lambda p: p.rng.choice([None, p.array(), p.several(p.array, 1)])),
     (r"^at:", lambda p: p.rng.choice([0, 1, slice(1), slice(None, None, -1), (0, None), ..., (), fanin.Diagonal()])),
     (r"^ids:", lambda p: p.rng.choice([np.arange(3), [0, 1], [2, 2, 0], np.ones(3), []])),

@@ -445,9 +445,10 @@ class Sum:
             return np.zeros(self.terms[0].shape, dtype)
         self.check(scale)
         acc = self.slot.accumulate or accumulation(self.dtype, None)
-        value, _ = self.widened(acc)
         last = acc if scale is None else scale_dtype(scale, acc)
         last = last if divisor is None else np.promote_types(last, divisor_dtype(divisor, acc))
+        numbers = all(g.scalar == "python" for g in self.main)  # with symbolic zeros: they keep their value
+        value, _ = self.widened(last if numbers else acc)
         if not isinstance(value, Entries):
             dense = value.dense() if isinstance(value, Reached) else array_in(value)
             if divisor is not None:
@@ -607,10 +608,10 @@ class InputBuffer:
             g = read(gradient, declared.combine is not None)
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
             g = replace(g, weight=weight)
-            check_weight(g, declared, exact)
             if g.type and not self.create_graph:
                 accumulation(dtype_of(WEAK.get(g.type, g.type)), declared.accumulate)
                 promotion(me.types() | {g.type})
+            check_weight(g, declared, exact)
             number = self._number(i, key)
         except (TypeError, ValueError, BufferError, OverflowError) as e:
             raise type(e)(f"{where}, key {key}: {e}") from None

@@ -1,4 +1,4 @@
-"""The rules and their tests: a test states every rule but those of K, and every number cited exists.
+"""The rules and their tests: a test states every rule of S, A, W, P, V, E, L, G, H and R; every number cited exists.
 
 A mark lists the rules that a test states: `@pytest.mark.rule("S8", "S9")`. Code and messages cite a rule by its number.
 """

@@ -79,7 +79,6 @@ FAULTS = {
     "SHARED_EVENT_COVERS": ("sim", ("dense",)),
     "WEIGHT_DROPPED": ("host", ("dense",)),
     "PRODUCT_FUSED": ("host", ("dense",)),
-    "DIVISOR_ROUNDED_EARLY": ("host", ("dense",)),
     "PADDED_ADD": ("host", ("partial",)),
     "PATCH_STEP": ("host", ("partial",)),
     "FIRST_TOUCH_MISSED": ("sim", ("partial",)),
@@ -232,7 +231,7 @@ WRONG: dict[str, Planted] = {
     ),
     "another snapshot": (
         "bits",
-        lambda o, c, way: bool(o.seen) and dense(o.seen[-1]),
+        lambda o, c, way: o.error is None and bool(o.seen) and dense(o.seen[-1]),
         lambda o: {"seen": [changed(o.seen[-1])]},
     ),
     "no statistics": (
