@@ -21,7 +21,8 @@ from threadpoolctl import threadpool_limits
 import fanin
 
 from .common import c_nodes
-from .timing import Result, at_least, measure, peer, pinned
+from .fresh import peak
+from .timing import Result, at_least, at_most, measure, peer, pinned
 
 OURS, ALONE, IN_C = "fanin.grad", "the calls alone", "fanin.grad, functions in C"
 TORCH_ENGINE = "torch's engine"
@@ -379,6 +380,73 @@ def side_by_side(n: int) -> Callable[[Any], Any]:
     return run
 
 
+SLOTS, PLAIN, BOXED = 4, "fn(*sums)", "fn(sums), boxed=True"
+UNTRACED, TRACED, DIGESTS = "no trace", "a trace", "a trace with digests"
+
+
+def layers(size: int, boxed: bool) -> Callable[[], Any]:
+    """A chain of nodes that turn four gradients into four, each after the one before it was used."""
+
+    def fn(*given: Any) -> Any:
+        sums = given[0] if boxed else list(given)
+        del given
+        return [sums.pop() * 2.0 for _ in range(SLOTS)][::-1]
+
+    def run() -> None:
+        edges: Any = [(fanin.Leaf(np.zeros(1)), 0)]
+        node = fanin.Node(lambda *sums: sum(g[:1] for g in sums), SLOTS, edges)
+        for _ in range(6):
+            node = fanin.Node(fn, SLOTS, [(node, i) for i in range(SLOTS)], boxed=boxed)
+        first = fanin.Node(lambda g: [np.ones(size) for _ in range(SLOTS)], 1, [(node, i) for i in range(SLOTS)])
+        fanin.backward([(first, 0, np.ones(1))])
+
+    return run
+
+
+def dropped_sums(size: int, where: str, few: int) -> Result:
+    """Time and peak of memory where a function drops its sums one by one."""
+    work = {PLAIN: layers(size, False), BOXED: layers(size, True)}
+    fanin.trim()
+    return measure(
+        f"a chain of 6 nodes of {SLOTS} gradients of {size * 8 / 1e6:g} MB, core {where}",
+        work,
+        base=PLAIN,
+        unit="ms",
+        rounds=few,
+        calls=1,
+        more={"peaks": {name: peak(f) for name, f in work.items()}},
+    )
+
+
+def with_digests(size: int, where: str, few: int) -> Result:
+    """A fan-in of 16 products, traced and with digests."""
+    w = fanin.Leaf(np.zeros(size))
+    low = [fanin.Node(lambda g, m=m: g @ m, 1, [(w, 0)]) for m in [np.eye(size) for _ in range(16)]]
+    top = fanin.Node(lambda g: [g] * 16, 1, [(node, 0) for node in low])
+
+    def run(**how: Any) -> Callable[[], None]:
+        def traced() -> None:
+            w.grad = None
+            with fanin.trace(capacity=1 << 10, **how):
+                fanin.backward([(top, 0, g)], keep_graph=True)
+
+        return traced
+
+    def plain() -> None:
+        w.grad = None
+        fanin.backward([(top, 0, g)], keep_graph=True)
+
+    g = np.ones(size)
+    return measure(
+        f"a fan-in of 16 products with {size} x {size} matrices, core {where}",
+        {UNTRACED: plain, TRACED: run(), DIGESTS: run(digests=True)},
+        base=TRACED,
+        unit="us",
+        rounds=few,
+        targets=[at_most(1.1, DIGESTS, TRACED)],
+    )
+
+
 def results(quick: bool) -> Iterator[Result]:
     """All of them."""
     long, wide, few = (300, 100, 2) if quick else (100_000, 10_000, 9)
@@ -399,6 +467,9 @@ def results(quick: bool) -> Iterator[Result]:
             one = hips(title, function, count, where, few if quick else 25)
             if one is not None:
                 yield one
+    with pinned() as where:
+        yield dropped_sums(10_000 if quick else 2_000_000, where, few)
+        yield with_digests(64 if quick else 512, where, few if quick else 25)
     with pinned(2) as where:
         yield branches(64 if quick else 512, where, few if quick else 25)
     yield from lives(2000 if quick else 1_000_000, 1 if quick else 2)
