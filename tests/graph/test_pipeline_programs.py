@@ -148,7 +148,7 @@ class Pieces:
         return order
 
     def run(self, steps: int) -> None:
-        with self.m:
+        with self.m, fanin.set_options(debug=self.rng.random() < 0.5):  # then memory of a driver is poisoned, too
             try:
                 self.open()
                 self.all_steps(steps)

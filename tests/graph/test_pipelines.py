@@ -612,6 +612,29 @@ def test_launches_of_pieces_are_lines_of_a_trace(m: Any) -> None:
     assert labels == [f"replay of {name}, recording {i}" for i, name in enumerate(("gradient", "norm", "descend"))]
 
 
+def test_the_first_replays_of_each_piece_are_verified(m: Any) -> None:
+    tree = tree_on(m, verify=2)
+    factor = [3.0]
+
+    def times(y: Any) -> Any:
+        return scaled(m, factor[0])(y)
+
+    step = tree.pipeline([scaled(m, 2), lambda y: y, times])
+    for i in range(3):
+        assert np_of(step(m.array(np.full(3, float(i))))) == [6.0 * i] * 3
+    factor[0] = 5.0
+    with pytest.raises(
+        fanin.CaptureError, match="times: the function as it is gives something else than the replay"
+    ) as e:
+        step(m.array(np.ones(3)))
+    assert any("raised in piece 1 (times) of the pipeline times_2 -> times" in n for n in e.value.__notes__)
+    del e
+    factor[0] = 3.0
+    for i in range(3):
+        assert np_of(step(m.array(np.full(3, float(i))))) == [6.0 * i] * 3
+    assert {d for _, d in step.last} == {"replayed"} and len(step.last) == 2
+
+
 # ---- errors
 
 
