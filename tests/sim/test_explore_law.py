@@ -482,12 +482,16 @@ class World:
         tree = self.tree
         return {
             (_core.GraphTree, "function"): lambda: tree.function(lambda x: x),
+            (_core.GraphTree, "pipeline"): lambda: tree.pipeline([self.double]),
+            (_core.GraphTree, "warm_again"): tree.warm_again,
+            (_core.GraphTree, "recordings"): lambda: tree.recordings,
             (_core.GraphTree, "close"): tree.close,
             (_core.GraphTree, "stats"): lambda: tree.stats,
             (_core.GraphTree, "closed"): lambda: tree.closed,
             (_core.GraphStep, "__enter__"): self.tree_step.__enter__,
             (_core.GraphStep, "__exit__"): lambda: self.tree_step.__exit__(None, None, None),
             (_core.GraphFunction, "last"): lambda: self.double.last,
+            (_core.GraphFunction, "stats"): lambda: self.double.stats,
             (_core.GraphFunction, "explain"): self.double.explain,
             (type(None), "double(x)"): lambda: self.double(self.x),
             (type(None), "tree._recordings"): tree._recordings,
