@@ -1423,7 +1423,7 @@ fan_status fan_plain_add_weighted(fan_buffer *b, size_t slot, const fan_plain_ki
         return FAN_OK;
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
-    if (!add_plain_count(b, slot, kind, false, false))
+    if (!add_plain_count(b, slot, kind, one->owned, false))
         return FAN_OK;
     fan_sched_stepped();
     return fan_plain_fold_due(b, slot, one->object, one->alone, err);

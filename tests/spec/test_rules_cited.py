@@ -1,4 +1,4 @@
-"""The rules and their tests: every rule of S, A, W, P, V, E, L, G, H and R is stated by a test, every number cited exists.
+"""The rules and their tests: every rule of a family below is stated by a test, every number cited exists.
 
 A mark lists the rules that a test states: `@pytest.mark.rule("S8", "S9")`. Code and messages cite a rule by its number.
 """
