@@ -108,7 +108,7 @@ LOOPS = {
     f"csrc/array/{name}.c"
     for name in ("digest", "exact_loops", "sum_avx2", "sum_avx512", "sum_base", "convert", "reduce")
 }
-LOOPS |= {f"csrc/array/{name}.c" for name in ("exact", "sparse", "sum", "superacc")}
+LOOPS |= {f"csrc/array/{name}.c" for name in ("exact", "rows", "sparse", "sum", "superacc")}
 
 #: This file of csrc/py defines a macro before it includes py.h, so it cannot use the precompiled header.
 IMPORTS_NUMPY = "csrc/py/base/state.c"

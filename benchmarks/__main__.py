@@ -38,6 +38,7 @@ ROWS = (
     "in_cache",
     "low_precision",
     "keys_and_exact",
+    "partial",
     "many_slots",
     "statistics_cost",
     "two_threads",

@@ -372,6 +372,13 @@ uint64_t fan_digest_partial(const fan_patch *p, const fan_array *values)
     return finish(digest);
 }
 
+uint64_t fan_digest_number(uint64_t digest, double number)
+{
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return finish(digest ^ mix_one(bits));
+}
+
 uint64_t fan_digest_sparse(const fan_sparse *s)
 {
     uint64_t form = FORM_SPARSE + (uint64_t)s->format;

@@ -18,6 +18,8 @@ uint64_t fan_digest_array(const fan_array *a);
 uint64_t fan_digest_sparse(const fan_sparse *s);
 /* fan_digest_partial: the same of the values of a partial gradient and their place. */
 uint64_t fan_digest_partial(const fan_patch *p, const fan_array *values);
+/* fan_digest_number: mixes a number, such as a weight, into a digest. */
+uint64_t fan_digest_number(uint64_t digest, double number);
 /* fan_digest_zero: the same of a symbolic zero, which has a dtype and a shape alone. */
 uint64_t fan_digest_zero(const fan_array *shape);
 

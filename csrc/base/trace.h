@@ -27,7 +27,8 @@
     X(GRADIENT, "gradient") /* .. and gave one to node `to` */                                   \
     X(BUCKET, "bucket")     /* a step of a sum over ranks, since `begin_ns` */                   \
     X(SEND, "send")         /* .. and sent a message to rank `to` */                             \
-    X(DIGEST, "digest")     /* the digest of a gradient or a sum (buffer/digest.h) */
+    X(DIGEST, "digest")     /* the digest of a gradient or a sum (buffer/digest.h) */            \
+    X(DROP, "drop")         /* the last reference to a sum of a boxed node went */
 
 typedef enum fan_trace_kind {
 #define X(name, word) FAN_TRACE_##name,
@@ -55,7 +56,7 @@ typedef struct fan_trace_line {
     int64_t key;      /* -1: none */
     uint64_t rules;   /* rule bits (buffer/rules.h) */
     uint64_t stream;  /* stream's number */
-    uint64_t other;   /* the other stream of a wait */
+    uint64_t other;   /* the other stream of a wait; the address of a gradient's memory */
     uint64_t event;   /* event's number */
     uint64_t bytes;
     uint64_t host_ns;  /* monotonic: when it was queued, or ended */

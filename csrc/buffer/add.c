@@ -888,7 +888,7 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
                            .stream = fan_stream_handle(producer),
                            .bytes = fan_value_bytes(&op->c->value)};
     fan_slot_trace(b, op->slot, line);
-    fan_slot_digest(b, op->slot, &op->c->value, op->c->key, checked->producer);
+    fan_slot_digest(b, op->slot, &op->c->value, op->c->key, &op->c->weight, checked->producer);
 }
 
 /* From a device to the host, on a stream of the device that it comes from. */

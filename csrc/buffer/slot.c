@@ -1,6 +1,7 @@
 /* slot: a slot is locked, claimed and let go; its contributions are what they were; the state of a
  * pass is begun, freed, poisoned; a call enters a slot. */
 #include "array/convert.h"
+#include "array/digest.h"
 #include "array/nditer.h"
 #include "base/fault.h"
 #include "base/interrupt.h"
@@ -12,6 +13,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- the lock ---- */
 
@@ -400,8 +402,23 @@ void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line)
     fan_trace_put(&line);
 }
 
+/* digest_weigh: makes the weight of a contribution a part of its digest. */
+static void digest_weigh(const fan_weight *weight, fan_trace_line *line)
+{
+    size_t used = strlen(line->label);
+    const char *reason = "";
+    if (line->digest) {
+        line->digest = fan_digest_number(line->digest, weight->re);
+        line->digest = fan_digest_number(line->digest, weight->im);
+    } else if (line->event) {
+        line->event = 0; /* the copy is read, and not used */
+        reason = ": no digest: weighted on a device";
+    }
+    snprintf(line->label + used, sizeof line->label - used, " weighted%s", reason);
+}
+
 void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
-                     fan_stream *on)
+                     const fan_weight *weight, fan_stream *on)
 {
     if (!fan_trace_digests() || fan_trace_work_now().pass)
         return;
@@ -417,6 +434,8 @@ void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64
     void *left = fan_frontend_leave(b->frontend, fan_value_bytes(v) >= FAN_BUSY_BYTES);
     fan_digest_fill(v, on, 0, &line);
     fan_frontend_return(b->frontend, left);
+    if (weight && weight->on)
+        digest_weigh(weight, &line);
     fan_trace_put(&line);
 }
 

@@ -97,10 +97,11 @@ fan_status fan_buffer_fail_memory(const fan_buffer *b, fan_error *err);
 void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line);
 /* fan_slot_digest: writes the line of a digest, where a trace has such lines and no pass is at work
  * here, which writes its own: of the contribution with this key (-1: none), or, FAN_DIGEST_OF_SUM,
- * of the sum. `on`: where it is ready; NULL: the current stream of its device. */
+ * of the sum. `weight`: it is part of the digest; NULL: none. `on`: where it is ready; NULL: the
+ * current stream of its device. */
 #define FAN_DIGEST_OF_SUM INT64_MIN
 void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
-                     fan_stream *on);
+                     const fan_weight *weight, fan_stream *on);
 
 /* fan_sum_stats_hold: a copy with holds of its own. fan_sum_stats_move: leaves nothing behind.
  * fan_sum_stats_drop: unlocked. */

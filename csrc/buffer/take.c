@@ -1045,7 +1045,7 @@ static void take_trace(const take_op *op, const take_slot *part)
                            .stream = fan_stream_handle(consumer),
                            .bytes = fan_value_bytes(&part->result)};
     fan_slot_trace(op->b, part->slot, line);
-    fan_slot_digest(op->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, part->consumer);
+    fan_slot_digest(op->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, NULL, part->consumer);
 }
 
 /* Cannot fail: lets the slot go; empty, if the take was `good`: what it held is returned, for

@@ -436,6 +436,12 @@ static fan_status deliver(fan_backward *pass, fan_task_edge *edge, void **gradie
     bool forwards = slot->producers == 1 && !pass->config.detect;
     edge->defined = *gradient != NULL;
     edge->from_hook = producer->from_hook;
+    FAN_UNINITIALIZED fan_trace_line line;
+    bool traced = is_traced() && producer->node && edge->defined;
+    if (traced) {
+        line = (fan_trace_line){.kind = FAN_TRACE_GRADIENT};
+        pass->frontend->memory(*gradient, &line);
+    }
     if (has_digests())
         fan__digest_contribution(pass, edge, *gradient, producer);
     if (forwards && *gradient)
@@ -455,16 +461,13 @@ static fan_status deliver(fan_backward *pass, fan_task_edge *edge, void **gradie
         FAN_TRY(pass->frontend->add(to->buffer, edge->slot, key, *gradient, producer, err));
     }
     edge->delivered = true;
-    if (is_traced() && producer->node && edge->defined) {
-        const fan_trace_line line = {
-            .kind = FAN_TRACE_GRADIENT,
-            .device = -1,
-            .slot = (int32_t)edge->slot,
-            .key = edge->key,
-            .to = to->node->number,
-            .start_us = -1,
-            .end_us = -1,
-        };
+    if (traced) {
+        line.device = -1;
+        line.slot = (int32_t)edge->slot;
+        line.key = edge->key;
+        line.to = to->node->number;
+        line.start_us = -1;
+        line.end_us = -1;
         fan_trace_put(&line);
     }
     return FAN_OK;
@@ -654,7 +657,8 @@ static void digest_leaf(fan_backward *pass, const fan_task_node *entry, const vo
     if (pass->frontend->leaf_is_diverted(entry->node))
         return;
     void *gradient = pass->frontend->leaf_grad(entry->node);
-    bool known = gradient == sum && !pass->frontend->slot_has_hooks(entry->node);
+    bool changed = pass->config.weight.on || pass->frontend->slot_has_hooks(entry->node);
+    bool known = gradient == sum && !changed;
     fan__digest_sum(pass, entry, FAN_DIGEST_LEAF, 0, gradient, on, known);
     drop_all(pass, &gradient, 1);
 }

@@ -105,6 +105,8 @@ typedef struct fan_engine_frontend {
     /* digest: writes the digest of a gradient or a sum, NULL for undefined, into a line
      * (fan_digest_fill). */
     void (*digest)(void *object, fan_stream *on, uint64_t known, fan_trace_line *line);
+    /* memory: writes the bytes and the address of a gradient's memory into a line. */
+    void (*memory)(void *gradient, fan_trace_line *line);
     /* release: drops the node's function (E10). */
     fan_status (*release)(fan_node *n, fan_error *err);
     /* check_signals: runs the handlers of signals, between nodes (E14); an error ends the pass. */

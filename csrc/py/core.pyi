@@ -390,6 +390,10 @@ def _producers(
     current: Callable[[], int],
     coming: list[int],
     kept: list[int],
+    places: dict[int, Any],
+    empty_like: Callable[[Any], Any],
+    add: Callable[..., object],
+    take: Callable[..., object],
     acquire: Callable[[], object],
     release: Callable[[], object],
     arrive: Callable[[int, int, Any], Any],
@@ -399,8 +403,10 @@ def _producers(
     """The hooks of fanin.torch.backward, one for each node whose edges `each` has: the index of an edge, the slot and
     key of its gradient, the dtype.
 
-    In the pass `task`, as `current` returns it, a hook adds each gradient that is neither the first nor the last of its
-    slot to the buffer, and calls `arrive` with all others. `coming` and `kept` count them by slot.
+    In the pass `task`, as `current` returns it, a hook adds each plain gradient to the buffer, and calls `arrive` with
+    all others, and with those of an edge whose dtype is None. `coming` and `kept` count them by slot. In `places` it
+    keeps memory of `empty_like`, which replaces the first gradient of a slot, and to which `take(slot=, out=)` writes
+    the sum when the last one has come.
     """
 
 _T = TypeVar("_T")

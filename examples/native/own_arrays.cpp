@@ -41,20 +41,20 @@ class Matrix {
     // tensor: for fanin; the deleter drops the copy of *this that it holds.
     fanin_managed *tensor() const
     {
-        struct Lent {
+        struct ManagerContext {
             fanin_managed managed;
             Matrix matrix;
         };
-        auto *lent = new Lent{{}, *this};
-        lent->managed.version = {1, 0};
-        lent->managed.manager_ctx = lent;
-        lent->managed.deleter = [](fanin_managed *m) { delete static_cast<Lent *>(m->manager_ctx); };
-        lent->managed.dl_tensor.data = lent->matrix.data->data();
-        lent->managed.dl_tensor.device = {1, 0};
-        lent->managed.dl_tensor.ndim = 2;
-        lent->managed.dl_tensor.dtype = {2, 64, 1};
-        lent->managed.dl_tensor.shape = lent->matrix.shape;
-        return &lent->managed;
+        auto *context = new ManagerContext{{}, *this};
+        context->managed.version = {1, 0};
+        context->managed.manager_ctx = context;
+        context->managed.deleter = [](fanin_managed *m) { delete static_cast<ManagerContext *>(m->manager_ctx); };
+        context->managed.dl_tensor.data = context->matrix.data->data();
+        context->managed.dl_tensor.device = {1, 0};
+        context->managed.dl_tensor.ndim = 2;
+        context->managed.dl_tensor.dtype = {2, 64, 1};
+        context->managed.dl_tensor.shape = context->matrix.shape;
+        return &context->managed;
     }
 
   private:

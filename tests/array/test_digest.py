@@ -166,6 +166,29 @@ def test_expanded_arrays_have_the_digest_of_their_elements() -> None:
     assert digest(np.broadcast_to(np.float32(3), (3, 4))) == digest(np.full((3, 4), 3, "f4"))
 
 
+@pytest.mark.rule("W1")
+def test_a_weight_is_a_part_of_the_digest() -> None:
+    def weighted(**how: Any) -> int:
+        with fanin.trace(digests=True) as t:
+            fanin.InputBuffer(1).add(0, np.ones(3), **how)
+        return next(line.digest for line in t.lines if line.kind == "digest")
+
+    assert len({weighted(), weighted(weight=2.0), weighted(weight=2.5), weighted(weight=-2.0)}) == 4
+    assert weighted(weight=2.0) == weighted(weight=2.0)
+
+
+@pytest.mark.rule("P1")
+def test_the_place_of_a_partial_gradient_is_a_part_of_the_digest() -> None:
+    def partial(at: Any, shape: Any = (6,)) -> int:
+        with fanin.trace(digests=True) as t:
+            fanin.InputBuffer([fanin.Slot(shape=shape)]).add(0, fanin.Partial(np.ones(2), at, shape))
+        return next(line.digest for line in t.lines if line.kind == "digest")
+
+    places = [slice(0, 2), slice(1, 3), slice(0, 4, 2), slice(3, 1, -1)]
+    assert len({*(partial(at) for at in places), partial(slice(0, 2), (7,)), digest(np.ones(2))}) == 6
+    assert partial(slice(0, 2)) == partial(slice(0, 2))
+
+
 def test_numbers_and_undefined_contributions() -> None:
     assert digest(2.5) == digest(2.5) != digest(2.0)
     with fanin.trace(digests=True) as t:

@@ -47,7 +47,7 @@ def test_each_element_is_the_left_fold_of_the_terms_that_reach_it(seed: int) -> 
     assert met > 80
 
 
-@pytest.mark.rule("P5", "W1")
+@pytest.mark.rule("P5")
 def test_a_weight_multiplies_the_values_in_the_accumulation_dtype() -> None:
     draw = random.Random(5)
     met = 0
@@ -68,7 +68,7 @@ def test_a_weight_multiplies_the_values_in_the_accumulation_dtype() -> None:
     assert met > 60
 
 
-@pytest.mark.rule("P5", "W3", "W5")
+@pytest.mark.rule("P5")
 def test_a_mean_and_weights_at_the_take_count_a_partial_gradient_like_any_other() -> None:
     buf = fanin.InputBuffer(1)
     buf.add(0, part([1, 2], s_[:2]), weight=3)

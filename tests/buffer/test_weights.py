@@ -621,3 +621,56 @@ def test_structs_of_c_without_weights_are_taken() -> None:
     sums = (c_api.Value * 1)()
     c_api.call("buffer_take", buf.at, c_api.ct.byref(take), sums, 1)
     assert c_api.dropped(sums[0]).tolist() == [1, 1]
+
+
+# A target with a weight
+
+
+@pytest.mark.rule("W1", "W7")
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_is_added_into_a_target_is_a_term_with_its_weight(dtype: str, budget: Any) -> None:
+    rng = np.random.default_rng(21)
+    terms = [rng.standard_normal(5).astype(dtype) for _ in range(4)]
+    weights = [3, None, 0.1, -2.5]
+    buf = fanin.InputBuffer([fanin.Slot(shape=5, dtype=dtype)], budget=budget)
+    for k, (x, w) in enumerate(zip(terms, weights, strict=True)):
+        if k == 3:
+            buf.add(0, x, weight=w)
+            continue
+        with buf.target(0, weight=w) as out:
+            assert out.dtype == f32
+            out += x.astype(f32)
+    assert np.array_equal(buf.take(slot=0), fold(terms, weights, f32).astype(dtype))
+
+
+@pytest.mark.rule("W2", "W3")
+def test_targets_with_weights_have_exact_sums_and_means() -> None:
+    x, weights = f32(0.1), [1 / 3, 0.7, 2.0]
+    buf = fanin.InputBuffer([fanin.Slot(shape=1, dtype="float32", accumulate="exact")])
+    for w in weights:
+        with buf.target(0, weight=w) as out:
+            out += x
+    exact = sum(Fraction(w) * Fraction(float(x)) for w in weights) / sum(map(Fraction, weights))
+    assert buf.take(slot=0, mean=True)[0] == f32(float(exact)) == x
+
+
+@pytest.mark.rule("W4")
+def test_a_target_takes_the_weights_that_add_takes_and_a_body_that_raises_counts_nothing() -> None:
+    buf = fanin.InputBuffer([fanin.Slot(shape=2, dtype="float32")], budget=0)
+    buf.add(0, np.ones(2, f32))
+    for bad, kind in (
+        (math.nan, ValueError),
+        (True, ValueError),
+        ("3", TypeError),
+        (1j, ValueError),
+        (1e39, ValueError),
+    ):
+        with pytest.raises(kind), buf.target(0, weight=bad) as out:
+            out += 1
+    with pytest.raises(ArithmeticError), buf.target(0, weight=3) as out:
+        out += 1
+        raise ArithmeticError
+    with buf.target(0, weight=3) as out:
+        out += 5
+    assert buf.take(slot=0, mean=True).tolist() == [4, 4]

@@ -645,6 +645,18 @@ def test_a_target_is_added_into_and_a_bad_one_poisons_until_clear() -> None:
         pass
 
 
+@pytest.mark.rule("W1")
+def test_a_target_has_a_weight() -> None:
+    b = Buffer(1, [declared((3,), F)], budget=c_api.EAGER)
+    b.add(0, np.ones(3, F))
+    with b.target(0, weight=4) as t:
+        assert t.tolist() == [0] * 3
+        t += 2
+    assert b.take()[0].tolist() == [9] * 3
+    with pytest.raises(Failed, match="finite"), b.target(0, weight=float("nan")):
+        pass
+
+
 def test_stats_name_the_first_bad_key() -> None:
     b = Buffer(1, flags=c_api.STATS)
     for k, x in enumerate(([1, 2], [3, float("nan")], [float("inf"), 0])):

@@ -84,6 +84,7 @@ def oracle(terms: list[Any], weights: Any, order: str, mean: bool, dtype: str) -
 
 
 @pytest.mark.core
+@pytest.mark.rule("W8")
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("order", ["key", "exact"])
 @pytest.mark.parametrize("dtype", KINDS)

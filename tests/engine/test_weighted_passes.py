@@ -24,6 +24,7 @@ def terms(dtype: str, n: int = 40) -> list[Any]:
     return [(rng.standard_normal(n) * 2.0 ** rng.integers(-3, 3, n)).astype(weighted.dtype_of(dtype)) for _ in WEIGHTS]
 
 
+@pytest.mark.rule("W8", "L5")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_each_pass_adds_its_rounded_product(dtype: str) -> None:
     leaf = fanin.Leaf(np.zeros(40, dtype))

@@ -491,9 +491,12 @@ def test_a_mode_that_makes_other_tensors_is_no_crash() -> None:
 
 @pytest.mark.parametrize("slots", [(0, 0), (0, 1)])
 @pytest.mark.parametrize("budget", [None, 0])
-def test_a_mode_that_changes_a_tensor_while_another_is_asked_is_found(slots: tuple[int, int], budget: Any) -> None:
-    """Libraries are asked before anything is looked at: what was looked at stays as it is until it is summed. With
-    budget=0 a slot of its own was summed before the other is asked, and is right.
+def test_a_mode_that_changes_a_tensor_while_another_is_converted_is_detected(
+    slots: tuple[int, int], budget: Any
+) -> None:
+    """fanin calls the libraries of all arrays before it reads the first one, so that no library changes an array
+    between the read and the sum. With budget=0 the sum of a slot of its own is made before the other array's library is
+    called.
     """
     from torch.overrides import TorchFunctionMode
 
@@ -524,13 +527,11 @@ def test_a_mode_that_changes_a_tensor_while_another_is_asked_is_found(slots: tup
 
 
 @pytest.mark.rule("A6")
-@pytest.mark.parametrize("asked", ["while it takes", "while it adds"])
+@pytest.mark.parametrize("during", ["take", "add"])
 @pytest.mark.parametrize("budget", ["auto", 0, 1 << 30])
 @pytest.mark.parametrize("how", [{}, {"copy": True}])
 @pytest.mark.parametrize("numbers", [4, 100_000])
-def test_what_a_mode_keeps_of_what_it_was_asked_about_is_never_written(
-    numbers: int, how: Any, budget: Any, asked: str
-) -> None:
+def test_memory_that_a_mode_keeps_is_never_written(numbers: int, how: Any, budget: Any, during: str) -> None:
     from torch.overrides import TorchFunctionMode
 
     kept: list[tuple[Any, Any]] = []
@@ -543,10 +544,10 @@ def test_what_a_mode_keeps_of_what_it_was_asked_about_is_never_written(
 
     for slots, terms in ((1, 2), (1, 5), (2, 3)):
         buf = fanin.InputBuffer(slots, budget=budget)
-        with Keeps() if asked == "while it adds" else contextlib.nullcontext():
+        with Keeps() if during == "add" else contextlib.nullcontext():
             for i in range(terms):
                 buf.add(0, torch.full((numbers,), i + 1.0), **how)
-        with Keeps() if asked == "while it takes" else contextlib.nullcontext():
+        with Keeps() if during == "take" else contextlib.nullcontext():
             total = buf.take()[0]
         assert torch.equal(total, torch.full((numbers,), terms * (terms + 1) / 2))
     assert all(torch.equal(x, before) for x, before in kept)
@@ -747,7 +748,7 @@ def test_a_tensor_that_torch_keeps_is_not_written() -> None:
 
 @pytest.mark.parametrize("donate", [False, True])
 def test_a_tensor_is_added_into_the_sum_at_once_where_the_budget_is_passed(donate: bool) -> None:
-    """The second makes the sum, or goes into the donated first; those behind it go in place, on the fast path."""
+    """The second makes the sum, or is added into the donated first; later ones are added in place, on the fast path."""
     buf = fanin.InputBuffer(1, budget=0)
     large = [torch.full((1 << 18,), float(k)) for k in range(4)]
     for k, x in enumerate(large):
@@ -787,9 +788,9 @@ def test_what_is_not_what_it_was_is_not_added_into_a_donated_sum_at_once(spoil: 
 
 
 @pytest.mark.parametrize("kind", ["dispatch", "function"])
-def test_what_a_mode_keeps_of_what_an_add_asks_is_not_written_afterwards(kind: str) -> None:
-    """A mode sees every tensor that a library's call makes, also those of the general path: a detached alias that it
-    keeps shows memory that is not written while it has it, but for what was donated.
+def test_memory_that_a_mode_keeps_during_an_add_is_not_written_afterwards(kind: str) -> None:
+    """A mode receives every tensor that a call of the library makes, on the general path, too. While it keeps a
+    detached alias, nothing writes that memory, unless it was donated.
     """
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -143,7 +143,7 @@ def test_a_model_in_bfloat16_is_at_least_as_close_to_float64(name: str) -> None:
         return model.to(torch.bfloat16).double(), shape
 
     want = gradients(lambda: exact(MODELS[name]), torch_own, torch.float64)
-    far = {who: sum(float((g[k].double() - want[k]).square().sum()) for k in want) for who, g in
+    far = {engine: sum(float((g[k].double() - want[k]).square().sum()) for k in want) for engine, g in
            {"ours": ours, "torch": own}.items()}  # fmt: skip
     print(name, far)
     assert far["ours"] <= far["torch"] * 1.05
@@ -252,7 +252,7 @@ def test_functions_of_the_users_own(used: tuple[bool, bool], second: bool) -> No
 
 
 class Undefined(torch.autograd.Function):
-    """Gives two results, and says whether it wants zeros where one is not used."""
+    """Returns two results, and sets whether torch passes zeros for one that is not used."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, zeros: bool) -> Any:
@@ -276,7 +276,7 @@ def test_a_function_is_given_zeros_where_it_wants_them(zeros: bool) -> None:
 
 
 class Gives(torch.autograd.Function):
-    """Its backward gives what it is told."""
+    """Its backward returns what a callable returns."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, gives: Any) -> Any:
@@ -527,7 +527,7 @@ def test_a_graph_that_several_threads_have_made() -> None:
 
 
 def nested() -> Any:
-    with warnings.catch_warnings(action="ignore"):  # it says that it is a prototype
+    with warnings.catch_warnings(action="ignore"):  # torch warns that it is a prototype
         x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
     return x * 2
 

@@ -385,7 +385,7 @@ def test_parameters_of_a_subclass(limited: bool) -> None:
 
 
 class Watched:
-    """A graph, and what its hooks see: what each producer makes for a place, and what arrives there."""
+    """A graph, and the arguments of its hooks: what each producer makes for a place, and what arrives there."""
 
     def __init__(self, loss: Any, tensors: list[Any]) -> None:
         self.made: dict[Any, list[Any]] = {}

@@ -254,7 +254,7 @@ def test_a_bfloat16_leaf_keeps_the_digits_of_a_float32_gradient() -> None:
 
 
 class Log:
-    """What hooks have seen, in their order; each changes what it sees, or does not."""
+    """The arguments of hooks, in order of their calls; each hook changes them, or does not."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []

@@ -38,7 +38,7 @@ class Brought(torch.autograd.Function):
 
 @pytest.fixture
 def flushed() -> Iterator[None]:
-    """This thread flushes subnormal numbers, as torch lets a user ask for it."""
+    """This thread flushes subnormal numbers to zero: `torch.set_flush_denormal`."""
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor has no such mode")
     try:

@@ -81,7 +81,7 @@ def expanded(p: Any) -> None:
 
 
 def other_strides(p: Any) -> None:
-    """torch brings a gradient of C order."""
+    """The gradient that torch makes is in C order."""
 
     class Back(torch.autograd.Function):  # type: ignore[name-defined, misc]
         @staticmethod

@@ -13,23 +13,9 @@ torch = pytest.importorskip("torch")
 ft = pytest.importorskip("fanin.torch")
 torch_leaves = pytest.importorskip("fanin._interop.torch_leaves")
 
+from kit.torch_classes import Disabled, Plain, Wrapped  # noqa: E402
+
 pytestmark = pytest.mark.partners
-
-
-class Plain(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A subclass with torch's own `__torch_function__`."""
-
-
-class Wrapped(torch.nn.Parameter):  # type: ignore[name-defined, misc]
-    """A Parameter with a `__torch_function__` of its own."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-class Disabled(torch.nn.Parameter):  # type: ignore[name-defined, misc]
-    __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 CLASSES: dict[str, Callable[[Any], Any]] = {

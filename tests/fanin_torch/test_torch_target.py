@@ -29,7 +29,7 @@ Kernel = Callable[[Any, Any, Any], object]
 
 
 def addmm(acc: Any, x: Any, g: Any) -> None:
-    """What a fused kernel does, on the CPU: beta is 1."""
+    """Adds as a fused kernel does, with beta = 1, on the CPU."""
     acc.addmm_(x.mH.to(acc.dtype), g.to(acc.dtype), beta=1)
 
 
@@ -1008,7 +1008,7 @@ FINISH = fanin_last.Last._finish.__code__
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("earlier", [False, True])
 def test_what_stops_a_last_pass_anywhere_takes_no_sum_along(step: int, earlier: bool) -> None:
-    """A parameter was stepped, and has no sum any more, or has its sum in .grad."""
+    """Each parameter was stepped, and its sum freed; or its sum is in .grad."""
     at, stops, steps = 1, 0, 0
     while True:
         a, b = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
@@ -1051,7 +1051,7 @@ def test_what_stops_a_last_pass_anywhere_takes_no_sum_along(step: int, earlier: 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_stops_a_target_anywhere_loses_no_sum_in_silence(step: int) -> None:
-    """A sum has what was added, or not, or the end of the block names it."""
+    """Each sum has all that was added, or the end of the block names its parameter."""
     at, stops, named = 1, 0, 0
     while True:
         w, v = parameter(3), torch.nn.Parameter(torch.ones(2))

@@ -246,8 +246,8 @@ def test_a_block_that_cannot_begin_leaves_every_gradient_there(monkeypatch: pyte
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("into", ["grad", "main_grad"])
 def test_a_gradient_that_was_there_keeps_its_tensor_and_its_memory(dtype: str, into: str) -> None:
-    """L5: a flat buffer, of which the gradients are views, sees the sums; a step that captured an address finds it
-    there.
+    """L5: a flat buffer, of which the gradients are views, has the sums, and a captured step reads them at the address
+    that it recorded.
     """
     model = network(getattr(torch, dtype))
     runs = passes(model, 3)
@@ -309,7 +309,7 @@ def test_gradients_of_one_memory_are_not_summed_into_each_other() -> None:
     assert a.grad.tolist() == [[111.0] * 4] * 4 and b.grad.tolist() == [111.0] * 16
 
 
-# What is told
+# Messages
 
 
 def test_a_gradient_that_records_a_graph_is_refused_by_name() -> None:
@@ -390,8 +390,8 @@ def test_a_block_that_is_dropped_lets_go_of_its_parameters() -> None:
 
 
 def test_what_is_taken_is_known_by_the_tensor_and_not_by_a_number() -> None:
-    """A new parameter may get the id of one that is gone; a model that is dropped inside of a block takes nobody's
-    place.
+    """A new parameter may get the id of one that was freed; a model that is dropped inside of a block blocks no other
+    parameter.
     """
     for _ in range(200):
         p = torch.nn.Parameter(torch.ones(1))
@@ -430,7 +430,7 @@ def test_gradients_in_their_own_dtype_are_added_at_once_and_keep_no_memory() -> 
             model(x).square().mean().backward()
         counters = block._buffer.counters
     assert counters.peak_parked_bytes <= size + largest
-    assert counters.in_place == 7 * len(list(model.parameters())), "into the first one, which nobody else has"
+    assert counters.in_place == 7 * len(list(model.parameters())), "into the first one, to which nothing else refers"
     with fanin.torch.accumulate(model.bfloat16().parameters()) as block:
         for _ in range(8):
             model(x.bfloat16()).square().mean().backward()
@@ -439,9 +439,9 @@ def test_gradients_in_their_own_dtype_are_added_at_once_and_keep_no_memory() -> 
     assert counters.in_place == 7 * len(list(model.parameters())), "a .grad and the first gradient make the wide memory"
 
 
-def test_what_nobody_has_but_the_buffer_is_asked_about_once_and_what_somebody_has_each_time() -> None:
-    """Whether a sum's memory holds its value: a sum that somebody reaches, by a weak reference or another, may have
-    become another tensor.
+def test_a_sum_that_only_the_buffer_refers_to_is_checked_once_and_any_other_at_each_add() -> None:
+    """Whether a sum's memory holds its value: other code that can reach the sum, by a weak reference, too, may have
+    given the tensor other memory.
     """
     from torch.overrides import TorchFunctionMode
 
@@ -470,7 +470,7 @@ def test_what_nobody_has_but_the_buffer_is_asked_about_once_and_what_somebody_ha
 
 @pytest.mark.parametrize("into", ["grad", "main_grad"])
 def test_a_parameter_that_takes_no_gradient_any_more_keeps_no_other_from_its_own(into: str) -> None:
-    """As where a parameter's data are given up within the block."""
+    """As where the block frees a parameter's data."""
     a, b, c, d = parameters = [torch.zeros(4, requires_grad=True) for _ in range(4)]
     first = torch.ones(4)
     setattr(c, into, first)
@@ -482,7 +482,7 @@ def test_a_parameter_that_takes_no_gradient_any_more_keeps_no_other_from_its_own
         b.data = d.data = torch.empty(0)
     assert getattr(a, into).tolist() == [2.0] * 4 and b.grad is d.grad is None
     assert getattr(c, into) is first and first.tolist() == [3.0] * 4
-    with fanin.torch.accumulate(parameters[:1]):  # nobody has it any more
+    with fanin.torch.accumulate(parameters[:1]):  # no block takes it any more
         a.sum().backward()
 
 
@@ -553,7 +553,7 @@ def test_what_stops_the_end_of_a_block_anywhere_takes_no_gradient_along(into: st
         assert getattr(a, into).tolist() == [4.0] * 3, at
         assert getattr(b, into) is first and first.tolist() == [16.0] * 3, at
         assert getattr(c, into, None) is None
-        with fanin.torch.accumulate([a, b, c]):  # nobody has them any more
+        with fanin.torch.accumulate([a, b, c]):  # no block takes them any more
             pass
         at += step
         stops += 1

@@ -219,7 +219,7 @@ def test_hooks_of_node_creation_see_the_nodes_of_the_forward_as_in_torch() -> No
         return x.grad.tolist()
 
     (theirs, torchs), (ours, grad) = (created(lambda b=backward: run(b)) for backward in PASSES)
-    # A pass with sums of fanin's begins behind an alias of each root.
+    # Where fanin sums, the pass begins with an alias of each root.
     assert ours == [*theirs, "AliasBackward0"]
     assert torchs == [256.0, 256.0]  # torch's engine begins with the last use, and rounds each partial sum
     assert grad == [260.0, 260.0]  # 259 to bfloat16

@@ -106,6 +106,7 @@ def test_token_means_of_unequal_micro_batches_make_the_gradient_of_the_one_large
     assert wrong > 0.01  # the mean of the means is another one
 
 
+@pytest.mark.rule("W8")
 @pytest.mark.parametrize("budget", [None, 0, math.inf])
 @pytest.mark.parametrize(("dtype", "sums"), [("float32", None), ("bfloat16", None), ("float64", None)])
 def test_a_mean_is_the_fold_of_rounded_products_over_the_exact_sum_of_weights(
@@ -564,6 +565,23 @@ def test_a_dropped_block_ends_although_a_weight_is_open() -> None:
     with fanin.torch.accumulate([w], mean=True):
         (w * 5).sum().backward()
     assert w.grad.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(("mean", "weight"), [(True, None), (True, 3), (False, 3)])
+def test_an_audit_does_not_judge_what_a_block_weighs(mean: bool, weight: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fanin.torch.audit(model.named_parameters(), optimizer, every=1) as audit:
+        for _ in range(2):
+            with fanin.torch.accumulate(model.parameters(), mean=mean) as block:
+                for _ in range(3):
+                    with contextlib.nullcontext() if weight is None else block.weight(weight):
+                        model(torch.randn(5, 20)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    verdicts = {row.parameter: row.verdict for row in audit.rows}
+    assert set(verdicts.values()) == {"not judged"}, verdicts
 
 
 # ---------------------------------------------------------------- beside target and last

@@ -207,6 +207,25 @@ def recorded() -> Any:
 LARGE = np.ones(1 << 18, F)  #: 1 MiB: summed in recycled memory, handed through as it came
 EYE = sp.csr_array(np.eye(3, dtype=F))
 EXACT = fanin.Slot(accumulate="exact")
+
+
+def part(first: int, end: int, dtype: Any = F) -> fanin.Partial:
+    return fanin.Partial(np.ones(end - first, dtype), slice(first, end), 4)
+
+
+SPARSE_BYTES = fanin.Sparse("coo", (np.array([[0, 3]]), np.ones(2, np.int8)), (4,))
+
+
+class Adds:
+    def __radd__(self, other: Any) -> Any:
+        return Word(str(other.tolist()))
+
+
+def rows(accumulate: Any = None) -> Any:
+    yield lambda: fanin.add_rows([1, 0, 1], np.ones((3, 2), F), 3, accumulate=accumulate).tolist()
+    yield lambda: fanin.add_rows([1, 0, 1], np.ones((3, 2), np.float64)[:, ::-1], 3, accumulate=accumulate).tolist()
+
+
 SCENARIOS: dict[str, Callable[[], Any]] = {
     "made": made,
     "made again": made_again,
@@ -232,6 +251,17 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "csr": terms(EYE, EYE),
     "coo": terms(EYE.tocoo(), EYE.tocoo(), budget=0),
     "two kinds of sparse": terms(EYE, EYE.tocsc()),
+    "partial": terms(*[part(k, k + 1) for k in range(3)]),
+    "partial, that meet": terms(part(0, 2), part(1, 3), part(0, 1, np.float64)),
+    "partial, integers and then floats": terms(part(0, 2, np.int8), SPARSE_BYTES, part(1, 3)),
+    "partial, eager, and dense": terms(part(0, 2), np.ones(4, F), part(1, 3), budget=0),
+    "partial, exact": terms(part(0, 2), part(1, 3), slots=[EXACT]),
+    "partial, to a shape": terms(part(0, 2), slots=[fanin.Slot(shape=(1,))]),
+    "partial, cast": terms(part(0, 2, np.float64), part(1, 3), slots=[fanin.Slot(dtype="float32")]),
+    "partial, alone, taken as it is": terms(part(0, 2), slots=[fanin.Slot(partial=True)]),
+    "partial and an object": terms(part(0, 2), Adds()),
+    "rows": rows,
+    "rows, exact": lambda: rows("exact"),
     "exact": terms(np.ones(3, F), np.ones(3, F), np.ones(3, F), slots=[EXACT], budget=30),
     "exact, csr": terms(EYE, EYE, slots=[EXACT]),
     "exact, two kinds of sparse": terms(EYE, EYE.tocoo(), EYE.tocsc().astype(np.float64), slots=[EXACT]),

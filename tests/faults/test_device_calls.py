@@ -121,3 +121,49 @@ def test_a_batch_that_fails_adds_nothing_or_poisons_a_slot() -> None:
             assert found == [1] * 3 or "poisoned" in found, (fail, found)
         outcomes.add(f"raised, {found}" if raised else str(found))
     assert {"[5.0, 5.0, 5.0]", "raised, ['poisoned', 5.0, 5.0]"} <= outcomes, outcomes
+
+
+def partial_pass(m: fanin.sim.Machine, fail: int, memory: bool) -> str:
+    """Partial gradients that meet, and a dense one behind them; device call `fail` fails. Returns the outcome."""
+    p, c = m.stream(), m.stream()
+    buf = fanin.InputBuffer([fanin.Slot(dtype="float32")], stream=c)
+    parts = [fanin.Partial(m.array(np.full(2, k, np.float32)), at, 4) for k, at in ((1, np.s_[:2]), (2, np.s_[1:3]))]
+    last = m.array(np.full(4, 4, np.float32))
+    happened = "nothing"
+    hooks.fail_call(m, fail, memory)
+    try:
+        for k, x in enumerate([*parts, last]):
+            buf.add(0, x, key=k, stream=p)
+        result = buf.take()[0]
+    except fanin.DeviceOutOfMemoryError:
+        happened = "no memory"
+    except fanin.DeviceError:
+        happened = "failed"
+    finally:
+        hooks.fail_call(m, -1)
+    if happened == "nothing":
+        with fanin.stream(c):
+            assert result.numpy().tolist() == [5, 7, 6, 4]
+        return happened
+    buf.clear()
+    buf.add(0, parts[0], stream=p)
+    buf.add(0, parts[1], stream=p)
+    with fanin.stream(c):
+        assert buf.take()[0].numpy().tolist() == [1, 3, 2, 0]
+    return happened
+
+
+@pytest.mark.rule("P1")
+@pytest.mark.parametrize("memory", [False, True], ids=["a call fails", "no device memory"])
+def test_a_device_call_of_a_partial_sum_that_fails_loses_nothing_else(memory: bool) -> None:
+    gc.collect()
+    baseline, outcomes = hooks.memory()[0], []
+    for fail in range(60):
+        with fanin.sim.Machine() as m:
+            outcomes.append(partial_pass(m, fail, memory))
+        if outcomes[-1] == "nothing":
+            break
+    del m
+    gc.collect()
+    assert outcomes[-1] == "nothing" and len(outcomes) > 3, outcomes
+    assert hooks.memory()[0] == baseline

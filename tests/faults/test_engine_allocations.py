@@ -41,7 +41,7 @@ class Graph:
                    slots=[Slot(shape=(3,), dtype="float32"), None], name="low")  # fmt: skip
         sparse = Node(self.says("sparse", lambda g: (sp.coo_array(np.ones((1, 3), F)), g[None])),
                       edges=[(rows, 0), (rows, 0)], name="sparse")  # fmt: skip
-        deep = Node(self.says("deep", self.deep), edges=[(low, 0), (low, 1)], name="deep")
+        deep = Node(self.says("deep", self.deep), edges=[(low, 0), (low, 1)], name="deep", boxed=True)
         low.register_hook(lambda g: g * 2)
         low.register_prehook(lambda sums: (sums[0], sums[1].astype(np.float16).astype(F)))
         low.register_posthook(lambda sums, gradients: gradients)
@@ -58,7 +58,8 @@ class Graph:
 
         return said
 
-    def deep(self, g: Any) -> Any:
+    def deep(self, sums: Any) -> Any:
+        g = sums.pop()
         w = Leaf(np.zeros(3, F))
         fanin.backward([(Node(lambda g: (g, g), edges=[(w, 0), (w, 0)]), 0, g)])
         return w.grad, g
@@ -90,11 +91,25 @@ def grad(g: Graph) -> Any:
 def by_hand(g: Graph) -> Any:
     p = fanin.walk([(g.top, 0, ROOT)])
     for node, sums in p:
-        p.give(node.fn(*sums))
+        p.give(node.fn(sums) if node.boxed else node.fn(*sums))
 
 
 def scheduled(g: Graph) -> Any:
     fanin.backward([(g.top, 0, ROOT)], schedule=lambda ready: ready[-1])
+
+
+def ordered(g: Graph) -> Any:
+    """The order of the pass, and then the pass."""
+    order = fanin.order([(g.top, 0), g.top])
+    names = [node.name for node in order]
+    assert order.explain().count("\n") + 1 == len(names)
+    backward(g)
+    return names
+
+
+def with_digests(g: Graph) -> Any:
+    with fanin.trace(digests=True):
+        backward(g)
 
 
 PASSES: dict[str, Callable[[Graph], Any]] = {
@@ -104,6 +119,8 @@ PASSES: dict[str, Callable[[Graph], Any]] = {
     "grad": grad,
     "by hand": by_hand,
     "a schedule": scheduled,
+    "an order": ordered,
+    "digests": with_digests,
 }
 
 

@@ -119,3 +119,55 @@ def test_a_recording_that_is_broken_is_ended_and_made_the_next_time(m: Any) -> N
                 assert value_of(g(x)) == 2
     assert g.last.did == "replayed"
     tree.close()
+
+
+def test_a_pipeline_reads_on_the_host_between_pieces_that_are_replayed_after_late_work(m: Any) -> None:
+    """What the host reads, the branch that it takes, and a held output, which is copied when the step ends."""
+    s = m.stream()
+    tree = fanin.GraphTree(m.place(), memory=1 << 20)
+    double = tree.function(lambda x: fanin.add_n([x, x]), keep="held")
+    add = tree.function(lambda y, w: fanin.add_n([y, w]), roles=("auto", "static"))
+    triple = tree.function(lambda y: fanin.add_n([y, y, y]))
+    w, x, held = full(m, 1), full(m, 0), []
+
+    def body(x: Any) -> Any:
+        y = double(x)
+        seen = yield y
+        assert (seen == seen[0]).all()
+        if seen[0] == 4:
+            held.append(y)
+            return None
+        m.delay(s)
+        m.fill(s, w, seen[0] * 10)
+        z = add(y, w) if seen[0] > 4 else triple(y)
+        del y
+        both = yield (z,)
+        assert (both[0] == both[0][0]).all()
+        return z
+
+    step = tree.pipeline(body)
+    got = []
+    with fanin.stream(s):
+        for i in (0, 3, 1, 4, 2, 5, 0, 2, 6):
+            m.delay(s)
+            m.fill(s, x, i)
+            got.append(step(x))
+        want = [None if i == 2 else 22 * i if i > 2 else 6 * i for i in (0, 3, 1, 4, 2, 5, 0, 2, 6)]
+        assert [None if y is None else value_of(y) for y in got] == want
+        assert [value_of(y) for y in held] == [4, 4]
+    assert {did for _, did in step.last} == {"replayed"}
+    tree.close()
+
+
+def test_pieces_of_few_kernels_run_plainly(m: Any) -> None:
+    tree = fanin.GraphTree(m.place(), memory=1 << 20)
+    f = tree.function(lambda x: fanin.add_n([x, x]), min_kernels=4)
+    g = tree.function(
+        lambda x: fanin.add_n([fanin.add_n([fanin.add_n([fanin.add_n([x, x]), x]), x]), x]), min_kernels=4
+    )
+    for i in range(6):
+        with tree.step():
+            assert value_of(g(f(full(m, i)))) == 10 * i
+    assert (f.last.did, g.last.did) == ("raw", "replayed")
+    assert [(r.function, r.kernels) for r in tree.recordings] == [("<lambda>", 4)]
+    tree.close()

@@ -1051,3 +1051,37 @@ def test_pieces_with_held_outputs_give_what_host_parts_keep(m: Any) -> None:
     for i in range(5):
         assert np_of(step(m.array(np.full(3, float(i))))) == [6.0 * i] * 3
     assert [np_of(y) for y in kept] == [[2.0 * i] * 3 for i in range(5)]
+
+
+@pytest.mark.rule("R8")
+def test_two_threads_in_one_pipeline_are_explored_in_every_order() -> None:
+    """Each order gives both results, or one and the refusal by name; a pipeline for each thread gives both always."""
+
+    def scene(m: Any, shared: bool) -> Any:
+        tree, x = fanin.GraphTree("sim:0", memory=1 << 14), m.array(np.ones(2))
+
+        def double(x: Any) -> Any:
+            y = m.empty(x.shape, x.dtype)
+            m.launch(fanin.current_stream("sim:0"), lambda a, b: np.multiply(a, 2, out=b), reads=[x], writes=[y])
+            return y
+
+        functions = [tree.function(double, roles="static") for _ in range(2)]
+        made = [tree.pipeline([f, lambda y: float(np_of(y)[0])]) for f in functions]
+        got: list[Any] = []
+
+        def work(step: Any) -> None:
+            try:
+                got.append(step(x))
+            except RuntimeError as e:
+                got.append("refused" if "runs on another thread" in str(e) else str(e))
+
+        m.spawn(lambda: work(made[0]))
+        m.spawn(lambda: work(made[0] if shared else made[1]))
+        m.join()
+        return sorted(map(str, got))
+
+    for shared in (True, False):
+        found = fanin.sim.explore(lambda m, shared=shared: scene(m, shared), limit=60, samples=30)
+        assert not found.errors and not found.races and not found.deadlocks, found
+        results = {tuple(r) for r in found.results}
+        assert results == ({("2.0", "2.0"), ("2.0", "refused")} if shared else {("2.0", "2.0")})

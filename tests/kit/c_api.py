@@ -544,9 +544,9 @@ class Buffer:
         return dropped(sums) if slot is not None else [dropped(v) for v in sums]
 
     @contextlib.contextmanager
-    def target(self, slot: int, key: int | None = None) -> Iterator[Any]:
+    def target(self, slot: int, key: int | None = None, weight: Any = None) -> Iterator[Any]:
         t, v = ANY(), Value()
-        call("buffer_target", self.at, slot, self._options(key, False, False, None), ct.byref(t), ct.byref(v))
+        call("buffer_target", self.at, slot, self._options(key, False, False, None, weight), ct.byref(t), ct.byref(v))
         good = 0
         try:
             raw = (ct.c_char * (v.size * NUMPY[v.dtype].itemsize)).from_address(v.data)

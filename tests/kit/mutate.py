@@ -116,6 +116,9 @@ NEAR = {
     ],
     "buffer/fold_exact": ["buffer/sim/test_exact_buffer.py", "array/sim/test_exact_sparse.py"],
     "buffer/fold_sparse": ["buffer/test_kinds.py", "spec/test_aliasing.py"],
+    "buffer/fold_partial": ["buffer/test_partial.py"],
+    "array/patch": ["buffer/test_partial.py"],
+    "array/rows": ["buffer/test_add_rows.py"],
     "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"]
     + ["buffer/sim/test_keys.py"],
     "buffer/stats": ["buffer/test_stats.py", "buffer/sim/test_stats_devices.py"],

@@ -1080,11 +1080,15 @@ static fan_status target_open(fanin_buffer *b, size_t slot, const fanin_add_opti
     FAN_UNINITIALIZED api_call call;
     fanin_add_options o;
     fan_stream *stream;
+    fan_weight weight = {.on = false};
     FAN_TRY(add_options(options, true, &o, err));
+    if (o.flags & FANIN_ADD_WEIGHT)
+        FAN_TRY(weight_of(o.weight, o.weight_imag, &weight, err));
     FAN_TRY(fan_api_stream(o.stream, NULL, &stream, err));
     fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, err);
     if (status == FAN_OK) {
-        status = fan_buffer_target(b->core, slot, key_of(&o), stream, FAN_DT_NONE, NULL, out, err);
+        status = fan_buffer_target(b->core, slot, key_of(&o), stream, FAN_DT_NONE, &weight, out,
+                                   err);
         call_end(b, &call, status, err);
     }
     fan_stream_drop(stream);

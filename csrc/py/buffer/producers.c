@@ -191,23 +191,32 @@ static PyObject *fan_ins(PyObject *Py_UNUSED(m), PyObject *roots)
 /* Items of what the hooks of a pass share. BUFFER: has the sums. TASK: a list of one: the number of
  * the pass. CURRENT: returns the number of the pass that runs on this thread. COMING, KEPT: lists,
  * an int for each slot: how many gradients have not come yet, and how many are in the buffer.
+ * PLACES: a dict: the memory for the sum of each slot that has a gradient. EMPTY_LIKE: makes such
+ * memory. ADD, TAKE: of the buffer.
  * ACQUIRE, RELEASE: of a lock, as nodes of several devices run on several threads. ARRIVE: a
- * function of a slot, a key and a gradient, which returns what goes on to torch. KEY: the names for
- * add. */
+ * function of a slot, a key and a gradient, which returns what goes on to torch. KEY, OUT: the
+ * names for add and take. */
 enum {
     BUFFER,
     TASK,
     CURRENT,
     COMING,
     KEPT,
+    PLACES,
+    EMPTY_LIKE,
+    ADD,
+    TAKE,
     ACQUIRE,
     RELEASE,
     ARRIVE,
-    KEY,
+    N_GIVEN,
+    KEY = N_GIVEN,
+    OUT,
     N_SHARED
 };
 
-/* Items of an edge: its index, the slot that its gradient belongs to, the key there, the dtype. */
+/* Items of an edge: its index, the slot that its gradient belongs to, the key there, the dtype;
+ * None in its place: each gradient goes to `arrive`. */
 enum {
     EDGE,
     EDGE_SLOT,
@@ -233,7 +242,7 @@ static int has_dtype(PyObject *gradient, PyObject *dtype)
 {
     if (!fan_is_tensor(gradient) || !fan_plain_is_detached(gradient))
         return 0;
-    PyObject *own = PyObject_GetAttrString(gradient, "dtype");
+    PyObject *own = PyObject_GetAttr(gradient, fan_state_get()->str_dtype);
     if (!own)
         return -1;
     int same = own == dtype;
@@ -241,37 +250,102 @@ static int has_dtype(PyObject *gradient, PyObject *dtype)
     return same;
 }
 
-/* middle_add: adds a gradient that is neither the first nor the last of its slot. 1: done; 0: it is
- * another one, or no plain contribution; -1 with an exception. */
-static int middle_add(PyObject *shared, PyObject *edge, PyObject *gradient)
+/* edge_count: a gradient of an edge is in the buffer. */
+static int edge_count(PyObject *shared, PyObject *edge)
 {
     Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(edge, EDGE_SLOT));
-    Py_ssize_t coming = count_of(shared, COMING, slot);
-    Py_ssize_t kept = count_of(shared, KEPT, slot);
-    if (coming < 2 || kept < 1 || fan_sched_active())
-        return 0;
-    int fits = has_dtype(gradient, PyTuple_GET_ITEM(edge, EDGE_DTYPE));
-    if (fits <= 0)
-        return fits;
+    if (count_set(shared, COMING, slot, count_of(shared, COMING, slot) - 1) < 0)
+        return -1;
+    return count_set(shared, KEPT, slot, count_of(shared, KEPT, slot) + 1);
+}
+
+/* edge_add: adds a gradient to the sum of its slot. 1: done; 0: it is no plain contribution; -1
+ * with an exception. */
+static int edge_add(PyObject *shared, PyObject *edge, PyObject *gradient)
+{
     PyObject *args[] = {PyTuple_GET_ITEM(edge, EDGE_SLOT), gradient,
                         PyTuple_GET_ITEM(edge, EDGE_KEY)};
     buffer_object *buffer = fan_buffer_self(PyTuple_GET_ITEM(shared, BUFFER));
     int added = fan_buffer_add_plain(buffer, args, PyTuple_GET_ITEM(shared, KEY));
     if (added <= 0)
         return added;
-    if (count_set(shared, COMING, slot, coming - 1) < 0)
+    return edge_count(shared, edge) < 0 ? -1 : 1;
+}
+
+/* first_arrive: the first gradient of a slot, which memory for the sum replaces. Returns that
+ * memory. NULL without an exception: it is no plain contribution. */
+static PyObject *first_arrive(PyObject *shared, PyObject *edge, PyObject *gradient)
+{
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    char *data = NULL;
+    if (!fan_plain_import_as(gradient, true, &kind, &data))
+        return NULL;
+    PyObject *slot = PyTuple_GET_ITEM(edge, EDGE_SLOT);
+    PyObject *memory = PyObject_CallOneArg(PyTuple_GET_ITEM(shared, EMPTY_LIKE), gradient);
+    if (!memory)
+        return NULL;
+    /* A new buffer takes its first contribution by its general path. */
+    PyObject *args[] = {slot, gradient, PyTuple_GET_ITEM(edge, EDGE_KEY)};
+    PyObject *add = PyTuple_GET_ITEM(shared, ADD);
+    int status = fan_drop_result(PyObject_Vectorcall(add, args, 2, PyTuple_GET_ITEM(shared, KEY)));
+    if (status == 0)
+        status = edge_count(shared, edge);
+    if (status == 0)
+        status = PyDict_SetItem(PyTuple_GET_ITEM(shared, PLACES), slot, memory);
+    if (status < 0)
+        Py_CLEAR(memory);
+    return memory;
+}
+
+/* last_write: writes the sum of a slot where torch keeps its first gradient. */
+static int last_write(PyObject *shared, PyObject *edge)
+{
+    PyObject *slot = PyTuple_GET_ITEM(edge, EDGE_SLOT);
+    PyObject *places = PyTuple_GET_ITEM(shared, PLACES);
+    PyObject *memory = Py_XNewRef(PyDict_GetItemWithError(places, slot));
+    if (!memory)
         return -1;
-    if (count_set(shared, KEPT, slot, kept + 1) < 0)
-        return -1;
-    return 1;
+    int status = PyDict_DelItem(places, slot);
+    if (status == 0) {
+        PyObject *args[] = {slot, memory};
+        PyObject *names = PyTuple_GET_ITEM(shared, OUT);
+        PyObject *take = PyTuple_GET_ITEM(shared, TAKE);
+        status = fan_drop_result(PyObject_Vectorcall(take, args, 0, names));
+    }
+    Py_DECREF(memory);
+    return status;
+}
+
+/* plain_arrive: what goes on to torch in the place of a gradient that is a plain contribution. NULL
+ * without an exception: it is another one, or the only one of its slot. */
+static PyObject *plain_arrive(PyObject *shared, PyObject *edge, PyObject *gradient)
+{
+    PyObject *places = PyTuple_GET_ITEM(shared, PLACES);
+    Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(edge, EDGE_SLOT));
+    Py_ssize_t kept = count_of(shared, KEPT, slot);
+    bool is_last = count_of(shared, COMING, slot) == 1;
+    bool is_only = is_last && kept == 0;
+    if (kept < 0 || is_only || fan_sched_active())
+        return NULL;
+    if (has_dtype(gradient, PyTuple_GET_ITEM(edge, EDGE_DTYPE)) <= 0)
+        return NULL;
+    if (kept == 0)
+        return first_arrive(shared, edge, gradient);
+    if (is_last && PyDict_Contains(places, PyTuple_GET_ITEM(edge, EDGE_SLOT)) <= 0)
+        return NULL;
+    if (edge_add(shared, edge, gradient) <= 0)
+        return NULL;
+    if (is_last && last_write(shared, edge) < 0)
+        return NULL;
+    return Py_NewRef(Py_None);
 }
 
 /* edge_arrive: what goes on to torch in the place of a gradient. */
 static PyObject *edge_arrive(PyObject *shared, PyObject *edge, PyObject *gradient)
 {
-    int added = middle_add(shared, edge, gradient);
-    if (added)
-        return added > 0 ? Py_NewRef(Py_None) : NULL;
+    PyObject *goes_on = plain_arrive(shared, edge, gradient);
+    if (goes_on || PyErr_Occurred())
+        return goes_on;
     return PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(shared, ARRIVE),
                                         PyTuple_GET_ITEM(edge, EDGE_SLOT),
                                         PyTuple_GET_ITEM(edge, EDGE_KEY), gradient, NULL);
@@ -348,7 +422,7 @@ static PyMethodDef produced_def = {"produced", (PyCFunction)(void (*)(void))prod
 static PyObject *producers(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     const fan_state *state = fan_state_get();
-    PyObject *each = a[N_SHARED - 1];
+    PyObject *each = a[N_GIVEN];
     if (Py_TYPE(a[BUFFER]) != state->buffer_type)
         return PyErr_Format(PyExc_TypeError, "_producers: expected an InputBuffer, got %s",
                             FAN_TYPE_TEXT(a[BUFFER]));
@@ -356,10 +430,16 @@ static PyObject *producers(PyObject *Py_UNUSED(m), PyObject *const *a)
     if ((size_t)PyList_GET_SIZE(a[COMING]) != n || (size_t)PyList_GET_SIZE(a[KEPT]) != n)
         return PyErr_Format(PyExc_ValueError, "_producers: expected one item for each slot");
     PyObject *key = Py_BuildValue("(O)", state->str_key);
+    PyObject *out = PyTuple_Pack(2, state->str_slot, state->str_out);
     PyObject *shared = NULL;
-    if (key)
-        shared = PyTuple_Pack(N_SHARED, a[BUFFER], a[TASK], a[CURRENT], a[COMING], a[KEPT],
-                              a[ACQUIRE], a[RELEASE], a[ARRIVE], key);
+    if (key && out)
+        shared = PyTuple_New(N_SHARED);
+    if (shared) {
+        for (Py_ssize_t i = 0; i < N_GIVEN; i++)
+            PyTuple_SET_ITEM(shared, i, Py_NewRef(a[i]));
+        PyTuple_SET_ITEM(shared, KEY, Py_NewRef(key));
+        PyTuple_SET_ITEM(shared, OUT, Py_NewRef(out));
+    }
     PyObject *hooks = NULL;
     if (shared)
         hooks = PyList_New(0);
@@ -372,6 +452,7 @@ static PyObject *producers(PyObject *Py_UNUSED(m), PyObject *const *a)
         fan_list_add(&hooks, hook);
     }
     Py_XDECREF(key);
+    Py_XDECREF(out);
     Py_XDECREF(shared);
     return hooks;
 }

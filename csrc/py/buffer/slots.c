@@ -120,8 +120,9 @@ enum {
 static int slot_words_of(PyObject *item, PyObject **words)
 {
     const fan_state *st = fan_state_get();
-    PyObject *const names[WORDS] = {st->str_shape,   st->str_dtype, st->str_device, st->str_accumulate,
-                                    st->str_combine, st->str_name,  st->str_partial};
+    PyObject *const names[WORDS] = {st->str_shape,      st->str_dtype,   st->str_device,
+                                    st->str_accumulate, st->str_combine, st->str_name,
+                                    st->str_partial};
 #ifndef Py_GIL_DISABLED /* another thread may write into the dict */
     if ((PyObject *)Py_TYPE(item) == st->slot_type) {
         PyObject *name, *word, *said = PyObject_GenericGetDict(item, NULL);

@@ -379,6 +379,48 @@ static PyObject *call_boxed(PyObject *fn, void **sums, uint32_t n)
     return result;
 }
 
+/* drop_line: called where the last reference to a sum goes, inside the node's function: a line for
+ * traces. `self`: (slot, bytes). */
+static PyObject *drop_line(PyObject *self, PyObject *Py_UNUSED(reference))
+{
+    fan_trace_line line = {
+        .kind = FAN_TRACE_DROP, .device = -1, .key = -1, .start_us = -1, .end_us = -1};
+    line.slot = (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(self, 0));
+    line.bytes = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(self, 1));
+    fan_trace_put(&line);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef drop_def = {"drop", drop_line, METH_O, NULL};
+
+/* drops_of: under a trace, weak references to the ndarrays among the sums, whose end drop_line
+ * writes; they live as long as the list. NULL: no trace is on, or there is no memory: the trace
+ * then shows that they live until the function ends. */
+static PyObject *drops_of(void *const *sums, uint32_t n)
+{
+    if (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on())
+        return NULL;
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < n; i++) {
+        PyObject *sum = sums[i];
+        if (!sum || !PyArray_Check(sum))
+            continue;
+        PyObject *self = Py_BuildValue("(IK)", (unsigned int)i,
+                                       (unsigned long long)PyArray_NBYTES((PyArrayObject *)sum));
+        PyObject *fn = NULL;
+        PyObject *reference = NULL;
+        if (self)
+            fn = PyCFunction_New(&drop_def, self);
+        if (fn)
+            reference = PyWeakref_NewRef(sum, fn);
+        Py_XDECREF(self);
+        Py_XDECREF(fn);
+        fan_list_add(&list, reference);
+    }
+    PyErr_Clear();
+    return list;
+}
+
 /* run_boxed: as run_in_python, of a node with boxed=True. A sum that other code holds stays guarded
  * until the function ends, and so it is held as long (H1). */
 static int run_boxed(node_object *self, void **sums, void **gradients, uint32_t ngradients)
@@ -388,12 +430,14 @@ static int run_boxed(node_object *self, void **sums, void **gradients, uint32_t 
     if (fan_box_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
         return -1;
     PyObject *shared = fan_guards_shared(&guards);
+    PyObject *drops = drops_of(sums, n);
     PyObject *fn = Py_NewRef(self->fn);
     PyObject *result = NULL;
     if (shared)
         result = call_boxed(fn, sums, n);
     if (fan_guards_end(&guards, &self->node) < 0)
         Py_CLEAR(result);
+    Py_XDECREF(drops); /* before the gradients are used: a weak reference counts as another user */
     Py_XDECREF(shared);
     int bad = -1;
     if (result)
@@ -549,6 +593,25 @@ void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *li
     fan_exception_put(live);
 }
 
+/* gradient_memory: of what is no array of fanin's or NumPy's, whatever its import says. */
+static void gradient_memory(void *gradient, fan_trace_line *line)
+{
+    PyObject *live = fan_exception_take();
+    fan_value v = fan_value_none();
+    if (fan_is_unboxed(gradient))
+        v = fan_value_dense(fan_array_hold(fan_unboxed_array(gradient)), fan_cpu());
+    else if (fan_import(gradient, false, true, &v) < 0)
+        PyErr_Clear();
+    line->bytes = fan_value_bytes(&v);
+    if (v.form == FAN_FORM_DENSE)
+        line->other = (uint64_t)(uintptr_t)v.array->data;
+    else if (v.form == FAN_FORM_SPARSE)
+        line->other = (uint64_t)(uintptr_t)v.sparse->values->data;
+    if (v.form != FAN_FORM_UNDEFINED)
+        fan_value_release(&v);
+    fan_exception_put(live);
+}
+
 static fan_status release(fan_node *n, fan_error *err)
 {
     return status_of(fan_node_release(fan_node_object(n)), err);
@@ -627,6 +690,7 @@ const fan_engine_frontend fan_python_engine = {
     .leaf_is_diverted = leaf_is_diverted,
     .slot_has_hooks = slot_has_hooks,
     .digest = fan_digest,
+    .memory = gradient_memory,
     .release = release,
     .check_signals = check_signals,
     .group = group,

@@ -323,7 +323,8 @@ static PyObject *pipeline_new(PyTypeObject *type, PyObject *const *a)
 
 static PyObject *pipeline_get_calls(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyList_GetSlice(pipeline_self(o)->calls, 0, PY_SSIZE_T_MAX);
+    PyObject *calls = pipeline_self(o)->calls;
+    return PyList_GetSlice(calls, 0, PyList_GET_SIZE(calls)); /* a copy: a call may go on */
 }
 
 static PyObject *pipeline_get_tree(PyObject *o, void *Py_UNUSED(closure))

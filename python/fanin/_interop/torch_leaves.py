@@ -41,6 +41,7 @@ class Taking:
     def __init__(self, call: str, parameters: list[torch.Tensor], names: Names) -> None:
         refuse_sharded(call, parameters, names)
         self.call, self.parameters, self.names = call, parameters, names
+        self.weighs: list[object] = []  # not empty: gradients have weights, or a mean is made
         self._slots = {id(p): slot for slot, p in enumerate(parameters)}
         self._reference = weakref.ref(self)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -138,6 +139,12 @@ def taker(p: torch.Tensor) -> str | None:
         if taking is not None and id(p) in taking._slots:
             return taking.call
     return None
+
+
+def is_weighed(p: torch.Tensor) -> bool:
+    """Whether what takes the gradients of a parameter multiplies them by weights, or makes their mean."""
+    takings = [reference() for reference in _takings]
+    return any(taking is not None and id(p) in taking._slots and taking.weighs for taking in takings)
 
 
 def recorded(name: str | int) -> str:

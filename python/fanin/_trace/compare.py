@@ -386,7 +386,7 @@ def cause(
         return "It was not taken: the pass or the take ended before."
     return (
         "Equal contributions with equal keys gave another sum: a race (fanin.sim finds it), memory that was written in"
-        " place meanwhile (debug=True finds it), or another accumulate=."
+        " place meanwhile (debug=True finds it), another accumulate=, or other weights at the take."
     )
 
 

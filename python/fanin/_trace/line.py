@@ -21,7 +21,8 @@ class Line:
     kind: str
     """add, fold, take: of a buffer. node, gradient: a node of a pass ran, and passed on a gradient. bucket, send: a
     step of a sum over ranks, and a message to a rank. record, wait, mark, kernel, copy, free, sync: of a device;
-    elided: a wait that was left out because it already held. digest: the digest of a gradient or a sum.
+    elided: a wait that was left out because it already held. digest: the digest of a gradient or a sum. drop: the
+    last reference to a sum of a boxed node went.
     """
     how: str
     """The case letter of the plan (rules S8-S11), or "". Of a digest what it is of: "c" a contribution, "s" a sum,
@@ -35,7 +36,7 @@ class Line:
     key: int  #: -1: none. Of a sum over ranks: the number of the group's pass
     rules: tuple[str, ...]
     stream: int  #: The handle of the stream; 0: none
-    other: int  #: Of a wait: the handle of the awaited stream
+    other: int  #: Of a wait: the handle of the awaited stream. Of a gradient: the address of its memory
     event: int
     bytes: int
     host_ns: int  #: The time of the call, in nanoseconds of a monotonic clock

@@ -530,6 +530,7 @@ class accumulate(_core.Block):
         self._undivided.clear()
         self._left_open.clear()
         self._aliases.clear()
+        self._taking.weighs = self._passes.now
         self._taking.begin(self._collectors())
         self._firsts = [getattr(p, self.into, None) for p in self._parameters]
         for slot, first in enumerate(self._firsts):

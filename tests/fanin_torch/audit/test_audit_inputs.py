@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import fanin.torch  # noqa: E402
 from kit.child import in_child  # noqa: E402
+from kit.torch_classes import Two  # noqa: E402
 
 pytestmark = pytest.mark.partners
 
@@ -155,38 +156,21 @@ def test_layouts_and_dtypes_that_are_not_followed_are_named() -> None:
     assert row(audit, "q").verdict == "not judged" and "sparse, of torch.bfloat16" in row(audit, "q").happened
 
 
-class Wrapper(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A tensor that has another one and no memory of its own."""
-
-    @staticmethod
-    def __new__(cls, inner: Any) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = [x.inner if isinstance(x, Wrapper) else x for x in args]
-        found = func(*args, **(kwargs or {}))
-        return Wrapper(found) if isinstance(found, torch.Tensor) else found
-
-
 @pytest.mark.parametrize("of", ["gradient", "sum"])
 def test_a_subclass_that_makes_its_operations_itself_is_named(of: str) -> None:
-    p = torch.nn.Parameter(torch.ones(300) if of == "sum" else Wrapper(torch.ones(300)))
+    p = torch.nn.Parameter(torch.ones(300) if of == "sum" else Two(torch.ones(300), torch.ones(300)))
     optimizer = torch.optim.SGD([p], 0.1)
     with fanin.torch.audit([("p", p)], optimizer, every=1) as audit:
         for i in range(2):
-            torch.autograd.backward([p], [torch.ones(300) if of == "sum" else Wrapper(torch.ones(300))])
+            torch.autograd.backward([p], [torch.ones(300) if of == "sum" else Two(torch.ones(300), torch.ones(300))])
             if of == "sum" and i == 0:
                 p.grad = None
-                p.__dict__["main_grad"] = Wrapper(torch.ones(300))
+                p.__dict__["main_grad"] = Two(torch.ones(300), torch.ones(300))
         optimizer.step()
     found = row(audit, "p")
     assert (found.verdict, found.happened) == (
         "not judged",
-        f"its {of} is a Wrapper, a subclass with a __torch_dispatch__ of its own",
+        f"its {of} is a Two, a subclass with a __torch_dispatch__ of its own",
     )
 
 

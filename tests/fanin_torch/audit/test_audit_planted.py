@@ -1,4 +1,4 @@
-"""Planted loops: what `fanin.torch.audit` says of each, and what it cannot see."""
+"""Planted loops: the rows that `fanin.torch.audit` has for each, and the faults that it cannot detect."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ class MainGradIsNotRead(MainGrad):
         self.weight.grad = torch.zeros_like(self.weight)
 
 
-#: The loop; the row; its verdict; how its text begins; what sees it.
+#: The loop; the row; its verdict; how its text begins; which part of the audit detects it.
 PLANTED: list[tuple[type[Loop], str, str, str, str]] = [
     (OnlyTheLast, "0.weight", "fault", "only the last of 4 arrivals counts", "arrivals"),
     (OnlyTheFirst, "0.weight", "fault", "", "arrivals"),
@@ -354,7 +354,7 @@ def test_a_strict_audit_raises_before_the_optimizer_reads_and_grad_stays(loop: t
     assert not one.model[0].weight._backward_hooks
 
 
-# What cannot be seen
+# Faults that it cannot detect
 
 
 def test_a_fault_outside_of_the_sampled_elements_is_not_seen_unless_full() -> None:

@@ -1,4 +1,4 @@
-"""Random right loops raise no alarm, and a gradient that is taken out of one is seen."""
+"""Random right loops raise no alarm, and a gradient that is taken out of one is detected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_right_loops_raise_no_alarm(count: int) -> None:
         failed = [row for row in loop.rows if "the audit failed" in row.happened]
         wrong += [f"seed {seed}: {row}" for row in failed]
     assert not wrong, "\n".join(wrong)
-    assert verdicts["right"] > 0.7 * verdicts.total(), verdicts  # else it would see nothing
+    assert verdicts["right"] > 0.7 * verdicts.total(), verdicts  # else it would judge nothing
 
 
 def lose(loop: Any, i: int) -> None:

@@ -231,7 +231,7 @@ WRONG: dict[str, Planted] = {
     ),
     "another snapshot": (
         "bits",
-        lambda o, c, way: bool(o.seen) and o.error is None and dense(o.seen[-1]),
+        lambda o, c, way: o.error is None and bool(o.seen) and dense(o.seen[-1]),
         lambda o: {"seen": [changed(o.seen[-1])]},
     ),
     "no statistics": (

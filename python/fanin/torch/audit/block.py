@@ -15,7 +15,7 @@ import torch
 
 from ... import _core
 from ..._checks import sequence
-from ..._interop.torch_leaves import accumulators, leaves_of, sharded, taker, word
+from ..._interop.torch_leaves import accumulators, is_weighed, leaves_of, sharded, taker, word
 from ..._words import names_nearest, type_of
 from ...audit import Ledger, Row
 from ...audit.record import Record
@@ -349,6 +349,8 @@ class audit(_core.Block):
             self.ledger.losses.pass_runs(torch._C._current_graph_task_id())
         if taken == "Reducer":
             raise Unlike("fanin.dist sums it over ranks")
+        if taken is not None and is_weighed(one.parameter):
+            raise Unlike("a block of accumulate weighs its gradients, or makes their mean")
         refuse_dispatching("gradient", gradient)
         if record is None or samples is None:
             record, samples = self._follow(one, gradient if total is None or gradient.is_sparse else total, gradient)

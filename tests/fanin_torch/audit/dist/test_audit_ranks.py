@@ -88,7 +88,7 @@ def halved(state, bucket):  # type: ignore[no-untyped-def] # torch checks annota
 
 def test_faults_of_ranks_are_named(tmp_path: Path) -> None:
     first, second = on_processes(2, planted, tmp_path)
-    # Rank 0 changes what it has after the average, which only it sees.
+    # Rank 0 changes its sum after the average, which its own audit alone detects.
     assert any(row.startswith("bias: warning: changed by other code") for row in first["alone"]), first
     # A rank that normalizes by its own tokens gives its micro-batches too large or too small a share.
     for rows, share in ((first, "0.25"), (second, "0.75")):
