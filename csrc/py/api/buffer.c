@@ -1087,8 +1087,8 @@ static fan_status target_open(fanin_buffer *b, size_t slot, const fanin_add_opti
     FAN_TRY(fan_api_stream(o.stream, NULL, &stream, err));
     fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, err);
     if (status == FAN_OK) {
-        status = fan_buffer_target(b->core, slot, key_of(&o), stream, FAN_DT_NONE, &weight, out,
-                                   err);
+        status =
+            fan_buffer_target(b->core, slot, key_of(&o), stream, FAN_DT_NONE, &weight, out, err);
         call_end(b, &call, status, err);
     }
     fan_stream_drop(stream);
