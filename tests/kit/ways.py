@@ -352,8 +352,10 @@ def drawn(draw: random.Random, case: Case, place: str, entry: str) -> Way:
     budget, one = draw.choice(BUDGETS), draw.random() < 0.4
     late = case.wanted.weights and row.keyed and not entry.startswith("target") and draw.random() < 0.3
     if late:  # all wait until the take; a snapshot before it would have other weights
-        seen = ("snapshots", "a failed take")
-        budget, look, life = "inf", "nothing" if look in seen else look, "second" if life == "beside" else life
+        budget, life = "inf", "second" if life == "beside" else life
+        empty = all(x.kind == "none" for x in case.terms)  # whose take with a wrong out= does not fail
+        if look == "snapshots" or (look == "a failed take" and empty):
+            look = "nothing"
     return Way(entry, order, keys, budget, draw.choice(holds), look, life, place, one, late)
 
 

@@ -447,7 +447,8 @@ class Sum:
         acc = self.slot.accumulate or accumulation(self.dtype, None)
         last = acc if scale is None else scale_dtype(scale, acc)
         last = last if divisor is None else np.promote_types(last, divisor_dtype(divisor, acc))
-        value, _ = self.widened(last)
+        numbers = all(g.scalar == "python" for g in self.main)  # with symbolic zeros: they keep their value
+        value, _ = self.widened(last if numbers else acc)
         if not isinstance(value, Entries):
             dense = value.dense() if isinstance(value, Reached) else array_in(value)
             if divisor is not None:
