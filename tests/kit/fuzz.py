@@ -363,6 +363,9 @@ class Program:
         self.keep(node.register_hook(lambda g: None))
         self.keep(fanin.walk([(node, 0, np.ones(3))]))
         self.keep(fanin.order([node]))
+        with fanin.trace(digests=True) as digests:
+            fanin.grad([(node, 0, np.ones(3))], [leaf], keep_graph=True)
+        self.keep(digests)
         self.keep(fanin.overlap(np.ones(3), np.ones(3)))
         self.keep(fanin.sharing.overlaps([np.ones(3)] * 2))
         self.keep(fanin.sim.explore(lambda m: 1))
