@@ -142,10 +142,6 @@ graph memory {
 picture: ...
 """
     ),
-}
-
-#: The output of those that need torch, with torch; without it they report that.
-WITH_TORCH = {
     "22_pipeline.py": (
         """\
 step  0: loss 11.0132: gradient warmed, norm warmed, update warmed
@@ -164,6 +160,10 @@ norm: 57 replays of 1 recording
 update: 57 replays of 1 recording
 """
     ),
+}
+
+#: The output of those that need torch, with torch; without it they report that.
+WITH_TORCH = {
     "21_audit.py": (
         """\
 parameter ... verdict  what happened

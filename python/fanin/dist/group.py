@@ -597,9 +597,10 @@ def _group(x: object) -> Group:
                 "group: expected torch.distributed to be initialised, or mpi4py (pip install 'fanin[mpi]'), or a group"
                 " by fanin.dist.threads; found none"
             ) from None
-        x = MPI.COMM_WORLD
+        everyone: Any = MPI.COMM_WORLD
         if MPI.Is_initialized() and not MPI.Is_finalized():  # else its engine refuses it
-            _all_launched(x.Get_size(), "MPI.COMM_WORLD", "MPI.COMM_WORLD")
+            _all_launched(everyone.Get_size(), "MPI.COMM_WORLD", "MPI.COMM_WORLD")
+        x = everyone
     if isinstance(x, Group):
         return x
     known = _known.setdefault(id(x), _Known(x))
