@@ -51,7 +51,7 @@ DEALINGS = (in_runs, round_robin, uneven)
 
 
 def on(ranks: int, fn: Callable[..., Any], *args: Any, nodes: int = 1, **options: Any) -> list[Any]:
-    return dist.threads(ranks, lambda group: fn(group, *args, **options), nodes=nodes)
+    return dist.threads(ranks, lambda group: fn(group, *args, **options), nodes=nodes, timeout=None)
 
 
 def bits(x: Any) -> bytes:
@@ -158,8 +158,8 @@ def test_undefined_arrays_count_with_their_weights() -> None:
             return dist.add_n([np.full(2, 12.0), None], group, weights=[3, 4], mean=True)
         return dist.add_n([None], group, weights=[5], mean=True)
 
-    assert [x.tolist() for x in dist.threads(2, run)] == [[3, 3]] * 2
-    without = dist.threads(2, lambda group: dist.add_n([np.ones(2) * 3, None, None], group, mean=True))
+    assert [x.tolist() for x in dist.threads(2, run, timeout=None)] == [[3, 3]] * 2
+    without = dist.threads(2, lambda group: dist.add_n([np.ones(2) * 3, None, None], group, mean=True), timeout=None)
     assert without[0].tolist() == [1, 1]
 
 
@@ -195,7 +195,7 @@ def test_a_product_that_a_rank_cannot_send_exactly_is_refused_on_every_rank() ->
         except (ValueError, fanin.PeerError) as e:
             return str(e)
 
-    first, second = dist.threads(2, run)
+    first, second = dist.threads(2, run, timeout=None)
     assert "2**-958" in second and "2**-958" in first and "rank 1" in first
 
 
@@ -266,7 +266,7 @@ def test_a_contribution_counts_for_leaves_that_it_does_not_reach() -> None:
         fanin.backward(roots, reducer=reducer, weight=5)
         return often.grad.tolist(), rare.grad.tolist()
 
-    assert dist.threads(2, run) == [([13, 13], [10, 10])] * 2
+    assert dist.threads(2, run, timeout=None) == [([13, 13], [10, 10])] * 2
 
 
 def test_a_mean_is_added_to_an_earlier_gradient_on_every_rank() -> None:
@@ -276,7 +276,7 @@ def test_a_mean_is_added_to_an_earlier_gradient_on_every_rank() -> None:
         fanin.backward([(w, 0, np.full(2, 4.0))], reducer=dist.Reducer([w], group, mean=True), weight=group.rank + 1)
         return w.grad.tolist()
 
-    assert dist.threads(3, run) == [[104, 104]] * 3
+    assert dist.threads(3, run, timeout=None) == [[104, 104]] * 3
 
 
 def test_explain_has_weights_and_the_divisor() -> None:
@@ -287,7 +287,7 @@ def test_explain_has_weights_and_the_divisor() -> None:
         fanin.backward([(w, 0, np.ones(2, "f4"))], reducer=reducer, weight=3 + group.rank)
         return before, reducer.explain(w)
 
-    before, after = dist.threads(2, run)[0]
+    before, after = dist.threads(2, run, timeout=None)[0]
     assert "by that of the weights of all ranks, before it rounds (N10)" in before
     assert "multiplied by their weights: 3 of rank 0, 4 of rank 1 (N10)" in after
     assert "by that of the weights of all ranks, 7, before it rounds (N10)" in after
@@ -376,7 +376,7 @@ def test_what_is_no_weight_is_refused_before_the_pass_runs(bad: Any, kind: str, 
         one_pass(w, reducer, 3)
         return w.grad.tolist()
 
-    assert dist.threads(1, run) == [[1, 1]]
+    assert dist.threads(1, run, timeout=None) == [[1, 1]]
 
 
 def test_a_weight_of_add_n_that_is_none_on_one_rank_is_an_error_on_the_others() -> None:
@@ -387,7 +387,7 @@ def test_a_weight_of_add_n_that_is_none_on_one_rank_is_an_error_on_the_others() 
             return type(e).__name__, "weight: expected a real number" in str(e)
         return None
 
-    assert dist.threads(2, run) == [("PeerError", True), ("TypeError", True)]
+    assert dist.threads(2, run, timeout=None) == [("PeerError", True), ("TypeError", True)]
 
 
 def test_integers_take_integer_weights_and_no_mean() -> None:
@@ -403,7 +403,7 @@ def test_integers_take_integer_weights_and_no_mean() -> None:
                 found.append(str(e))
         return found
 
-    first, _ = dist.threads(2, run)
+    first, _ = dist.threads(2, run, timeout=None)
     assert first[:3] == [[9], [9], [9]]
     assert "integer" in first[3] and "floats" in first[4]
 
@@ -420,7 +420,7 @@ def test_a_weight_at_two_places_is_refused() -> None:
         one_pass(w, reducer, 3)
         return w.grad.tolist()
 
-    assert dist.threads(1, run) == [[1, 1]]
+    assert dist.threads(1, run, timeout=None) == [[1, 1]]
 
 
 # ---------------------------------------------------------------- planted faults
