@@ -336,7 +336,7 @@ def as_numpy(x: Term) -> Term:
 
 def kind_of(value: Any, terms: list[Term]) -> str:
     """D15: the kind of the first contribution that is an array."""
-    first = next((x for x in terms if x.kind in ("dense", "sparse")), None)
+    first = next((x for x in terms if x.kind in ("dense", "sparse", "partial")), None)
     own = type(value).__name__
     if first is not None and first.family == "torch" and own in ("ndarray", "Sparse"):
         return "Tensor"
