@@ -147,8 +147,10 @@ PyObject *fan_guards_shared(const fan_guards *all)
 {
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < all->n; i++) {
-        const fan_guard *guard = &all->inside[i];
-        if (i >= FAN_GUARDS_INSIDE)
+        const fan_guard *guard;
+        if (i < FAN_GUARDS_INSIDE)
+            guard = &all->inside[i];
+        else
             guard = &all->more[i - FAN_GUARDS_INSIDE];
         fan_list_add(&list, Py_NewRef(guard->object));
     }
