@@ -109,8 +109,8 @@ static void several_callers_at_once(void)
 }
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-/* The thread sanitizer ends such a child; in it the allocator of the address sanitizer may be locked
- * for ever, by the thread beside. */
+/* The thread sanitizer ends such a child; in it the allocator of the address sanitizer may be
+ * locked for ever, by the thread beside. */
 static void a_child_of_a_fork_beside_the_first_start_ends(void)
 {
 }
