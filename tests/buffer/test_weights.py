@@ -323,6 +323,8 @@ def test_an_add_that_fails_leaves_no_weight() -> None:
         (True, ValueError, "bool"),
         (np.True_, ValueError, "bool"),
         (2**53 + 1, ValueError, "exactly"),
+        (np.int64(2**53 + 1), ValueError, "exactly"),
+        (np.uint64(2**64 - 1), ValueError, "exactly"),
         (10**400, ValueError, "more than a float"),
         (1e39, ValueError, "not finite in float32"),
         (1j, ValueError, "real weight"),
