@@ -202,6 +202,7 @@ typedef struct fan_take {
      * Sorted by key. NULL: none. */
     struct fan_late_weight *late;
     size_t nlate;
+    bool late_places; /* keys of late are places in the order of arrival */
     bool writable;
     /* show: called with each sum once it is made and its consumer is ordered, before any `out` is
      * written and anything is let go. sum NULL: the sum of this slot will be written into its

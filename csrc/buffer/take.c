@@ -260,6 +260,11 @@ static fan_status late_apply(const take_op *op, take_slot *part, fan_weight_sum 
     fan_fold *fold = &gathered->fold;
     const fan_slot_state *state = b->slots[part->slot].state;
     bool keyed = state->keyed > 0;
+    if (keyed && op->options->late_places) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, part->slot, -1),
+                           "weights= is a list, and the contributions have keys: give a dict from "
+                           "keys to weights (W5)");
+    }
     if (!gathered->weights)
         gathered->weights = fan_calloc((gathered->n + 1) * sizeof *gathered->weights);
     if (!gathered->weights)
@@ -351,9 +356,15 @@ static fan_status late_check_used(const take_op *op, fan_error *err)
         fan_place place = fan_buffer_place(op->b);
         if (options->one)
             place = fan_slot_place(op->b, options->slot, -1);
+        int64_t key = options->late[i].key;
+        if (options->late_places) {
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
+                               "weights= has %zu weights, and nothing was added at place %" PRId64
+                               " (W5)",
+                               options->nlate, key);
+        }
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "weights= has key %" PRId64 ", with which nothing was added (W5)",
-                           options->late[i].key);
+                           "weights= has key %" PRId64 ", with which nothing was added (W5)", key);
     }
     return FAN_OK;
 }

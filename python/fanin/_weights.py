@@ -51,7 +51,8 @@ def weight_of(call: str, given: Any, accumulate: Iterable[str] = ()) -> Weight:
         if not _is_finite(made, dtype):
             place = "" if dtype == "float64" and isinstance(made, float) else f" in {dtype}, in which the sum runs"
             raise ValueError(f"{call}: weight: expected a finite number{place}, got {given!r} (W4)")
-    if float(made) != given:
+    exact = made if isinstance(made, int) else given  # NumPy compares its integers with a float as two floats
+    if float(made) != exact:
         raise ValueError(f"{call}: weight: {given!r} is no float exactly, and would be rounded: give float(w) (W4)")
     return made
 

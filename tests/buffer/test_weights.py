@@ -323,6 +323,8 @@ def test_an_add_that_fails_leaves_no_weight() -> None:
         (True, ValueError, "bool"),
         (np.True_, ValueError, "bool"),
         (2**53 + 1, ValueError, "exactly"),
+        (np.int64(2**53 + 1), ValueError, "exactly"),
+        (np.uint64(2**64 - 1), ValueError, "exactly"),
         (10**400, ValueError, "more than a float"),
         (1e39, ValueError, "not finite in float32"),
         (1j, ValueError, "real weight"),
@@ -458,6 +460,23 @@ def test_late_weights_count_a_none_with_a_key_and_refuse_one_without() -> None:
     buf.add(0, np.ones(2))
     with pytest.raises(ValueError, match="None came without a key"):
         buf.take(weights=[1, 1])
+
+
+@pytest.mark.rule("W5")
+def test_a_list_of_late_weights_is_for_slots_without_keys() -> None:
+    """By place of arrival, a list could be meant for other contributions than those that the keys name."""
+    buf = fanin.InputBuffer(1, budget=math.inf)
+    for key, x in ((1, 1.0), (0, 5.0)):
+        buf.add(0, np.array([x]), key=key)
+    for weights in ([3, 1], (3, 1), []):
+        with pytest.raises(ValueError, match="a list, and the contributions have keys: give a dict"):
+            buf.take(weights=weights, mean=True)
+    assert buf.take(weights={1: 3, 0: 1}, mean=True)[0].tolist() == [2]
+    for x in (1.0, 5.0):
+        buf.add(0, np.array([x]))
+    with pytest.raises(ValueError, match="has 3 weights, and nothing was added at place 2"):
+        buf.take(weights=[3, 1, 2])
+    assert buf.take(weights=[3, 1], mean=True)[0].tolist() == [2]
 
 
 @pytest.mark.rule("W5")

@@ -265,11 +265,21 @@ FAILS: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (
         lambda g: dist.add_n([None, np.ma.ones(3)], g),
         TypeError,
-        r"arrays\[0\]: .*MaskedArray, which sums by its own \+",
+        r"arrays\[1\]: .*MaskedArray, which sums by its own \+",
     ),
     (lambda g: dist.add_n([np.zeros((1, 3)).view(np.matrix)], g), TypeError, r"matrix.*: give np.asarray\(x\)"),
     (lambda g: dist.add_n([OfItsOwn()], g), TypeError, r"arrays\[0\]: .*OfItsOwn, which sums by its own \+"),
     (lambda g: dist.add_n([np.ones(3), np.ones(4)], g), ValueError, r"arrays\[1\]"),
+    (
+        lambda g: dist.add_n([None, np.ones(3), np.ones(4)], g),
+        ValueError,
+        r"arrays\[2\]: .* as arrays\[1\] has",
+    ),
+    (
+        lambda g: dist.add_n([fanin.Partial(np.ones(2), np.s_[:2], 3)], g),
+        TypeError,
+        r"arrays\[0\]: .*got a fanin\.Partial: give x\.dense\(\)",
+    ),
     (lambda g: dist.add_n([np.ones(3)], g, "sorted"), ValueError, 'expected order="key"'),
     (lambda g: dist.add_n([np.ones(3)], g, into="none"), TypeError, "into="),
     (lambda g: dist.add_n([np.ones(3)], g, into=3), ValueError, "there are ranks 0 to 2"),

@@ -351,6 +351,7 @@ def test_weights_of_another_kind_on_one_rank_are_an_error_on_every_rank() -> Non
         (float("nan"), "ValueError", "finite"),
         (float("inf"), "ValueError", "finite"),
         (True, "ValueError", "bool"),
+        (np.int64(2**53 + 1), "ValueError", "would be rounded"),
         ("3", "TypeError", "str"),
         (np.ones(1), "TypeError", "ndarray"),
         (1j, "TypeError", "complex"),

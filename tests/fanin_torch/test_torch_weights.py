@@ -484,6 +484,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (True, ValueError, "got the bool True"),
     (np.True_, ValueError, "got the bool"),
     (2**53 + 1, ValueError, "would be rounded"),
+    (np.int64(2**53 + 1), ValueError, "would be rounded"),
     ("3", TypeError, "got a str"),
     (None, TypeError, "got None"),
     (1j, TypeError, "got a complex"),

@@ -50,3 +50,23 @@ def test_rows_are_those_of_index_add_where_no_step_rounds() -> None:
     rows = torch.randint(-8, 8, (50, 3)).to(torch.float32)
     got = fanin.add_rows(ids, rows, 8)
     assert isinstance(got, torch.Tensor) and torch.equal(got, torch.zeros(8, 3).index_add_(0, ids, rows))
+
+
+@pytest.mark.rule("P5")
+def test_values_that_require_a_gradient_are_refused_in_a_pass_that_records_itself() -> None:
+    """Their sum would lack its grad_fn, and a second derivative a term."""
+    v = torch.ones(2, requires_grad=True)
+    buf = fanin.InputBuffer(1, create_graph=True)
+    with pytest.raises(NotImplementedError, match="Partial of a Tensor that requires a gradient"):
+        buf.add(0, fanin.Partial(v * 2, np.s_[:2], 3))
+    buf.add(0, fanin.Partial(v.detach() * 2, np.s_[:2], 3))
+    buf.add(0, torch.cat([v, v[:1]]))
+    total = buf.take(slot=0)
+    assert total.tolist() == [3, 3, 1]
+    assert torch.autograd.grad(total.sum(), v)[0].tolist() == [2, 1]
+    leaf = fanin.Leaf(torch.zeros(3))
+    node = fanin.Node(lambda g: fanin.Partial(g * v, np.s_[:2], 3), edges=[(leaf, 0)])
+    with pytest.raises(NotImplementedError, match="requires a gradient"):
+        fanin.backward([(node, 0, torch.ones(2))], create_graph=True)
+    fanin.backward([(node, 0, torch.ones(2))])
+    assert leaf.grad.tolist() == [1, 1, 0]

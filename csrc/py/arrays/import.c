@@ -485,8 +485,31 @@ static int import_patch(PyObject *shape, PyObject *place, fan_patch **out)
     return FAN_CHECK(fan_patch_new(ndim, whole, start, step, from, values, extent, out, &err));
 }
 
+/* check_records: a pass that records itself sums the values alone, so what they record would be
+ * lost. */
+static int check_records(PyObject *values)
+{
+    PyObject *
+        requires
+    = PyObject_GetAttrString(values, "requires_grad");
+    if (!requires) {
+        PyErr_Clear();
+        return 0;
+    }
+    bool records =
+        requires ==
+    Py_True;
+    Py_DECREF(requires);
+    if (!records)
+        return 0;
+    return fan_refuse(PyExc_NotImplementedError,
+                      "create_graph: a Partial of %s that requires a gradient: the sum could not "
+                      "be differentiated; give the whole array, made by the library's own calls",
+                      FAN_TYPE_TEXT(values));
+}
+
 /* import_partial: values, and where they lie. */
-static int import_partial(PyObject *o, fan_value *out)
+static int import_partial(PyObject *o, bool recording, fan_value *out)
 {
     char has[160], wants[160];
     fan_patch *patch = NULL;
@@ -499,6 +522,8 @@ static int import_partial(PyObject *o, fan_value *out)
     if (shape)
         place = PyObject_GetAttrString(o, "_place");
     if (!place || import_patch(shape, place, &patch) < 0)
+        goto done;
+    if (recording && check_records(values) < 0)
         goto done;
     if (fan_import(values, false, false, out) < 0)
         goto done;
@@ -674,7 +699,7 @@ static int import_other(PyObject *o, bool recording, bool has_combine, fan_value
     if ((PyObject *)Py_TYPE(o) == st->zero_type)
         return import_zero(o, out);
     if ((PyObject *)Py_TYPE(o) == st->partial_type)
-        return import_partial(o, out);
+        return import_partial(o, recording, out);
     return import_described(o, recording, has_combine, out);
 }
 

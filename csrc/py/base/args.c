@@ -454,6 +454,18 @@ static int weight_exactly(PyObject *o, PyObject *number, const char *name, fan_w
     return 0;
 }
 
+/* weight_integer: as weight_exactly, of a Python int or a NumPy integer. NumPy compares its own
+ * with a float as two floats, Python compares both exactly. */
+static int weight_integer(PyObject *o, const char *name, fan_weight *out)
+{
+    PyObject *whole = PyNumber_Index(o);
+    if (!whole)
+        return -1;
+    int bad = weight_exactly(whole, PyNumber_Float(whole), name, out);
+    Py_DECREF(whole);
+    return bad;
+}
+
 int fan_weight_arg(PyObject *o, const char *name, fan_weight *out)
 {
     *out = (fan_weight){.on = o != Py_None};
@@ -465,9 +477,8 @@ int fan_weight_arg(PyObject *o, const char *name, fan_weight *out)
     } else if (PyFloat_Check(o)) {
         out->re = PyFloat_AS_DOUBLE(o);
     } else if (PyLong_Check(o) || PyArray_IsScalar(o, Integer)) {
-        PyObject *number = PyNumber_Float(o);
         out->integer = true;
-        bad = weight_exactly(o, number, name, out);
+        bad = weight_integer(o, name, out);
     } else if (PyComplex_Check(o) || PyArray_IsScalar(o, ComplexFloating)) {
         Py_complex c = PyComplex_AsCComplex(o);
         if (c.real == -1.0 && PyErr_Occurred())

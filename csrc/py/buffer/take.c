@@ -165,6 +165,7 @@ PyObject *fan_take_weighted(fan_buffer *core, const size_t *only, PyObject *slot
     fan_memory_leave_begin();
     if (!to.list || fan_scale_arg(scale, &options) < 0)
         goto done;
+    options.late_places = !PyDict_Check(weights);
     if (fan_late_arg(weights, &options.late, &options.nlate) < 0)
         goto done;
     bool is_list = PyList_Check(out) || PyTuple_Check(out);

@@ -33,6 +33,7 @@ from fanin._interop.arrays import object_text
 from fanin._interop.protocols import NDArray
 from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
+from fanin.partial import Partial as PartOf
 
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
@@ -709,15 +710,18 @@ def add_n(
         counted = Counted([None] * len(given) if weights is None else list(weights_of(weights, len(given))))
         each = zip(given, numbers, counted.weights, strict=True)
         present = [(key, w, x) for x, key, w in each if not _core.is_no_gradient(x)]
+        places = [i for i, x in enumerate(given) if not _core.is_no_gradient(x)]
         leaf = None
-        for i, (_, _, x) in enumerate(present):
+        for i, (_, _, x) in zip(places, present, strict=True):
+            if isinstance(x, PartOf):
+                raise TypeError(f"add_n: arrays[{i}]: expected an array, got a fanin.Partial: give x.dense()")
             one = leaf_of(x, f"arrays[{i}]")._replace(name="")
             if (text := object_text(x)) is not None:
                 raise TypeError(f"add_n: arrays[{i}]: expected an array, got {text}")
             leaf = leaf or one
             if one != leaf:
                 raise ValueError(
-                    f"add_n: arrays[{i}]: expected {leaf.dtype} of shape {leaf.shape}, as arrays[0] has, got"
+                    f"add_n: arrays[{i}]: expected {leaf.dtype} of shape {leaf.shape}, as arrays[{places[0]}] has, got"
                     f" {one.dtype} of shape {one.shape}"
                 )
         layout = None if leaf is None else Layout([leaf], ranks.size)
