@@ -421,3 +421,37 @@ def test_wrong_arguments_of_compare() -> None:
         fanin.compare(t, ranks=True)
     with pytest.raises(TypeError, match="compare: ranks: expected"):
         fanin.compare(t, t, ranks=3)  # type: ignore[arg-type]
+
+
+def leaf_alone(
+    c: float = 1.0, before: float | None = None, weight: float | None = None, hook_raises: bool = False
+) -> Any:
+    """A trace of a pass into one leaf."""
+
+    def raises(g: Any) -> None:
+        if hook_raises:
+            raise OSError("planted")
+
+    w = fanin.Leaf(np.zeros(2), name="w")
+    w.grad = None if before is None else np.full(2, before)
+    w.register_hook(raises)
+    low = fanin.Node(lambda g: c * g, edges=[(w, 0)], name="low")
+    with fanin.trace(digests=True) as trace:
+        try:
+            fanin.backward([(low, 0, np.ones(2))], weight=weight)
+        except OSError:
+            assert hook_raises
+    return trace
+
+
+def test_a_leaf_that_differs_says_only_what_is_true_of_its_sum() -> None:
+    equal = "The sum of this pass is equal"
+    for other in (leaf_alone(before=1.0), leaf_alone(weight=2.0)):
+        found = fanin.compare(leaf_alone(), other)
+        assert found.difference is not None and found.difference.what == "leaf"
+        assert equal in str(found) and "weight=" in str(found)
+    found = fanin.compare(leaf_alone(), leaf_alone(c=3.0), leaves=True)
+    assert "The sum of this pass differs, too" in str(found) and equal not in str(found)
+    found = fanin.compare(leaf_alone(), leaf_alone(hook_raises=True))
+    assert found.difference is not None and found.difference.reason == "missing"
+    assert "It was not accumulated" in str(found) and equal not in str(found)
