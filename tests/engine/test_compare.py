@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import fanin
 from fanin._trace import compare as under_test
-from fanin._trace.digests import CONTRIBUTION, SUM
+from fanin._trace.digests import CONTRIBUTION, SUM, run_of
 from kit.sample import sizes
 from kit.two_runs import PLANTS, Net, Plant, drawn, run
 
@@ -455,3 +456,49 @@ def test_a_leaf_that_differs_says_only_what_is_true_of_its_sum() -> None:
     found = fanin.compare(leaf_alone(), leaf_alone(hook_raises=True))
     assert found.difference is not None and found.difference.reason == "missing"
     assert "It was not accumulated" in str(found) and equal not in str(found)
+
+
+class Counted(int):
+    """A number of a node or buffer that counts how often it is looked up."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        Counted.lookups += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Counted.lookups += 1
+        return super().__eq__(other)
+
+
+def lookups(run: Any, n: int) -> int:
+    """Of reading the digests of a trace of `run(n)`."""
+    with fanin.trace(digests=True) as trace:
+        run(n)
+    lines = [
+        replace(line, node=Counted(line.node), to=Counted(line.to), buffer=Counted(line.buffer)) for line in trace.lines
+    ]
+    Counted.lookups = 0
+    run_of(lines)
+    return Counted.lookups
+
+
+def chain(n: int) -> None:
+    at: Any = fanin.Leaf(np.zeros(1))
+    for _ in range(n):
+        at = fanin.Node(lambda g: g, edges=[(at, 0)])
+    fanin.backward([(at, 0, np.ones(1))])
+
+
+def buffers(n: int) -> None:
+    for _ in range(n):
+        fanin.add_n([np.ones(1), np.ones(1)])
+        buffer = fanin.InputBuffer(1)
+        buffer.add(0, np.ones(1))
+        buffer.take()
+
+
+@pytest.mark.parametrize("run", [chain, buffers])
+def test_the_digests_of_a_long_trace_are_read_in_linear_time(run: Any) -> None:
+    assert lookups(run, 400) < 5 * lookups(run, 100)

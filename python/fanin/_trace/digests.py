@@ -91,10 +91,13 @@ def run_of(lines: Sequence[Line], dropped: int = 0) -> Run:
     for mine in passes.values():
         if any(line.kind == "digest" for line in mine):
             first.append((mine[0].host_ns, pass_of(mine)))
-    names = {(line.buffer, line.slot): line.label for line in lines if line.kind in ("add", "take")}
+    names: dict[int, dict[int, str]] = {}  # of each buffer those of its slots
+    for line in lines:
+        if line.kind in ("add", "take"):
+            names.setdefault(line.buffer, {})[line.slot] = line.label
     for number, lives in buffers.items():
         for life in lives:
-            first.append((life[0].host_ns, buffer_of(life, {slot: n for (b, slot), n in names.items() if b == number})))
+            first.append((life[0].host_ns, buffer_of(life, names.get(number, {}))))
     return Run(tuple(unit for _, unit in sorted(first, key=lambda pair: pair[0])), dropped)
 
 
@@ -103,7 +106,7 @@ def pass_of(lines: Sequence[Line]) -> Unit:
     ran = list(dict.fromkeys(line.node for line in lines if line.kind == "node"))
     digests = [line for line in lines if line.kind == "digest"]
     begun = [n for line in digests for n in (line.node, line.to) if n != CALLER]
-    ran += [n for n in dict.fromkeys(begun) if n not in set(ran)]  # the pass ended before them
+    ran = list(dict.fromkeys([*ran, *begun]))  # the pass ended before those that are begun alone
     places = place_all({line.node: line.label for line in lines if line.kind == "node"}, ran)
     order = {n: i for i, n in enumerate(ran)}
     made = []
