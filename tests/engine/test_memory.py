@@ -149,3 +149,14 @@ def test_many_gradients_of_one_slot_are_counted_once_each(monkeypatch: pytest.Mo
     found = traced([(node, 0, np.ones(1)) for node in nodes], budget=1 << 30)
     assert found.peak >= 300 * 8
     assert len(counted) < 4 * 300 + 20  # to and fro, on the way and for the holders at the peak
+
+
+def test_a_trace_that_lost_lines_has_no_figures() -> None:
+    at: Any = leaves(1)[0]
+    for _ in range(9):
+        at = fanin.Node(lambda g: g * 2, edges=[(at, 0)])
+    with fanin.trace(capacity=3) as t:
+        fanin.backward([(at, 0, np.ones(N))])
+    assert t.dropped
+    with pytest.raises(ValueError, match=r"^trace\.memory: \d+ lines? did not fit and are lost: .* larger capacity="):
+        t.memory()
