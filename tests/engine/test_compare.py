@@ -502,3 +502,16 @@ def buffers(n: int) -> None:
 @pytest.mark.parametrize("run", [chain, buffers])
 def test_the_digests_of_a_long_trace_are_read_in_linear_time(run: Any) -> None:
     assert lookups(run, 400) < 5 * lookups(run, 100)
+
+
+def test_slots_of_a_buffer_may_be_filled_in_any_order() -> None:
+    def filled(*order: int) -> Any:
+        buffer = fanin.InputBuffer([fanin.Slot(name="weight"), fanin.Slot(name="bias")], name="linear")
+        with fanin.trace(digests=True) as trace:
+            for slot in order:
+                buffer.add(slot, np.full(2, slot + 1.0))
+            buffer.take()
+        return trace
+
+    found = fanin.compare(filled(0, 1), filled(1, 0))
+    assert found and (found.compared, found.buffers) == (4, 1)

@@ -143,7 +143,7 @@ def buffer_of(lines: Sequence[Line], names: Mapping[int, str]) -> Unit:
             arrived[line.slot] += 1
         records.append(Record(line.how, THE_CALLER, edge, node, line.slot, line.key, line.digest, line.label))
     late = sorted(records, key=lambda r: r.what == SUM)
-    return Unit(names.get(lines[0].slot, "buffer"), (), tuple(late))
+    return Unit(names[min(names)] if names else "buffer", (), tuple(late))
 
 
 # JSON
