@@ -515,3 +515,22 @@ def test_slots_of_a_buffer_may_be_filled_in_any_order() -> None:
 
     found = fanin.compare(filled(0, 1), filled(1, 0))
     assert found and (found.compared, found.buffers) == (4, 1)
+
+
+def test_a_name_that_ends_with_the_number_of_the_node_is_a_name() -> None:
+    first = fanin.Leaf(np.zeros(1)).sequence_nr + 2
+
+    def chained() -> Any:
+        """The first time each name ends with the node's own number."""
+        at: Any = fanin.Leaf(np.zeros(2))
+        for i in range(3):
+            at = fanin.Node(lambda g: g, edges=[(at, 0)], name=f"layer {first + i}")
+        at = fanin.Node(lambda g: g, edges=[(at, 0)])
+        with fanin.trace(digests=True) as trace:
+            fanin.backward([(at, 0, np.ones(2))])
+        return trace
+
+    one = chained()
+    names = [line.label for line in one.lines if line.kind == "node" and not line.in_place]
+    assert names == [f"layer {first + i}" for i in (2, 1, 0)]
+    assert fanin.compare(one, chained())

@@ -107,7 +107,7 @@ def pass_of(lines: Sequence[Line]) -> Unit:
     digests = [line for line in lines if line.kind == "digest"]
     begun = [n for line in digests for n in (line.node, line.to) if n != CALLER]
     ran = list(dict.fromkeys([*ran, *begun]))  # the pass ended before those that are begun alone
-    places = place_all({line.node: line.label for line in lines if line.kind == "node"}, ran)
+    places = place_all({line.node: name_of(line) for line in lines if line.kind == "node"}, ran)
     order = {n: i for i, n in enumerate(ran)}
     made = []
     for line in digests:
@@ -120,13 +120,17 @@ def pass_of(lines: Sequence[Line]) -> Unit:
     return Unit("", tuple(places[n] for n in ran), records)
 
 
-def place_all(labels: Mapping[int, str], numbers: Iterable[int]) -> dict[int, Place]:
-    """The places of nodes: a number that is no more than the order of creation is no part of a name."""
+def name_of(line: Line) -> str:
+    """Of the line of a node. The number of one that was given no name is no part of it."""
+    return line.label.removesuffix(f" {line.node}") if line.in_place else line.label
+
+
+def place_all(names: Mapping[int, str], numbers: Iterable[int]) -> dict[int, Place]:
+    """The places of nodes: of those of one name the one that was made last is first."""
     count: Counter[str] = Counter()
     places: dict[int, Place] = {}
     for n in sorted(numbers, reverse=True):
-        name = labels.get(n, "")
-        name = name.removesuffix(f" {n}")
+        name = names.get(n, "")
         places[n] = name, count[name]
         count[name] += 1
     return places
