@@ -534,3 +534,18 @@ def test_a_name_that_ends_with_the_number_of_the_node_is_a_name() -> None:
     names = [line.label for line in one.lines if line.kind == "node" and not line.in_place]
     assert names == [f"layer {first + i}" for i in (2, 1, 0)]
     assert fanin.compare(one, chained())
+
+
+def test_a_buffer_of_a_node_is_no_buffer_outside_of_passes() -> None:
+    """Roots that meet in a slot, a sparse root, and a leaf whose wider sum is read."""
+    w = fanin.Leaf(np.zeros(2, "f2"), accumulate="float32", name="w")
+    low = fanin.Node(lambda g: g, edges=[(w, 0)], name="low")
+    wide = fanin.Leaf(np.zeros((2, 2)), name="wide")
+    part = fanin.Partial(np.ones(2), 1, (2, 2))
+    with fanin.trace(digests=True) as trace:
+        for _ in range(2):
+            fanin.backward([(low, 0, np.ones(2, "f2")), (low, 0, np.ones(2, "f2"))], keep_graph=True)
+            fanin.backward([(wide, 0, part), (wide, 0, part)])
+            assert w.grad is not None
+    found = fanin.compare(trace, trace)
+    assert found and (found.passes, found.buffers) == (4, 0)
