@@ -48,7 +48,7 @@ typedef struct fan_trace_work {
 typedef struct fan_trace_line {
     uint8_t kind;     /* fan_trace_kind */
     char how;         /* the case letter of the sync plan, what a digest is of, or 0 */
-    uint8_t in_place; /* 1: the sum was written into an operand */
+    uint8_t in_place; /* 1: the sum was written into an operand; a node has no name */
     int16_t device;   /* ordinal; -1 for the CPU */
     int32_t slot;     /* -1: none */
     uint32_t count;   /* contributions in a fold */

@@ -88,6 +88,7 @@ typedef struct fan_buffer_config {
     const char *name; /* NULL: "InputBuffer" */
     /* of a call whose user sees one sum and no slots: messages name none */
     bool hides_slots;
+    bool of_node; /* the engine's own: passes write the digests of what it gets */
     const fan_frontend *frontend;
 } fan_buffer_config;
 

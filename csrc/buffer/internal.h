@@ -146,7 +146,7 @@ struct fan_buffer {
     uint64_t fold_threshold;
     fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream;     /* held */
-    bool leaf, create_graph, hides_slots;
+    bool leaf, create_graph, hides_slots, of_node;
     fan_sum_stats *sum_stats; /* with stats: of each slot's last sum; else NULL */
     fan_slot_spec undeclared;
     size_t nslots;

@@ -206,6 +206,7 @@ static fan_status buffer_init(fan_buffer *b, const fan_buffer_config *config, fa
     b->leaf = config->leaf;
     b->create_graph = config->create_graph;
     b->hides_slots = config->hides_slots;
+    b->of_node = config->of_node;
     if (config->stats) {
         b->sum_stats = fan_calloc((config->slots + 1) * sizeof *b->sum_stats);
         if (!b->sum_stats)

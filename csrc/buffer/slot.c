@@ -420,7 +420,7 @@ static void digest_weigh(const fan_weight *weight, fan_trace_line *line)
 void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
                      const fan_weight *weight, fan_stream *on)
 {
-    if (!fan_trace_digests() || fan_trace_work_now().pass)
+    if (b->of_node || !fan_trace_digests() || fan_trace_work_now().pass)
         return;
     bool is_sum = key == FAN_DIGEST_OF_SUM;
     fan_trace_line line = {.kind = FAN_TRACE_DIGEST,

@@ -324,6 +324,7 @@ static void timeline_end(fan_task_timeline *timeline, const fan_task_worker *wor
             line.stream = own->handle;
         }
         node->ops->text(node, line.label, sizeof line.label);
+        line.in_place = node->ops->is_numbered && node->ops->is_numbered(node);
         fan_trace_put(&line);
     }
     if (timeline->thread == fan_thread_id())

@@ -31,6 +31,9 @@ typedef struct fan_node_ops {
     void (*free)(fan_node *n);
     /* text: writes the node's name, for messages. */
     void (*text)(const fan_node *n, char *buf, size_t size);
+    /* is_numbered: whether that name ends with the node's number, because it was given none; NULL:
+     * it was given one. */
+    bool (*is_numbered)(const fan_node *n);
 } fan_node_ops;
 
 typedef struct fan_edge {

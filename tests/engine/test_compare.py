@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import fanin
 from fanin._trace import compare as under_test
-from fanin._trace.digests import CONTRIBUTION, SUM
+from fanin._trace.digests import CONTRIBUTION, SUM, run_of
 from kit.sample import sizes
 from kit.two_runs import PLANTS, Net, Plant, drawn, run
 
@@ -421,3 +422,130 @@ def test_wrong_arguments_of_compare() -> None:
         fanin.compare(t, ranks=True)
     with pytest.raises(TypeError, match="compare: ranks: expected"):
         fanin.compare(t, t, ranks=3)  # type: ignore[arg-type]
+
+
+def leaf_alone(
+    c: float = 1.0, before: float | None = None, weight: float | None = None, hook_raises: bool = False
+) -> Any:
+    """A trace of a pass into one leaf."""
+
+    def raises(g: Any) -> None:
+        if hook_raises:
+            raise OSError("planted")
+
+    w = fanin.Leaf(np.zeros(2), name="w")
+    w.grad = None if before is None else np.full(2, before)
+    w.register_hook(raises)
+    low = fanin.Node(lambda g: c * g, edges=[(w, 0)], name="low")
+    with fanin.trace(digests=True) as trace:
+        try:
+            fanin.backward([(low, 0, np.ones(2))], weight=weight)
+        except OSError:
+            assert hook_raises
+    return trace
+
+
+def test_a_leaf_that_differs_says_only_what_is_true_of_its_sum() -> None:
+    equal = "The sum of this pass is equal"
+    for other in (leaf_alone(before=1.0), leaf_alone(weight=2.0)):
+        found = fanin.compare(leaf_alone(), other)
+        assert found.difference is not None and found.difference.what == "leaf"
+        assert equal in str(found) and "weight=" in str(found)
+    found = fanin.compare(leaf_alone(), leaf_alone(c=3.0), leaves=True)
+    assert "The sum of this pass differs, too" in str(found) and equal not in str(found)
+    found = fanin.compare(leaf_alone(), leaf_alone(hook_raises=True))
+    assert found.difference is not None and found.difference.reason == "missing"
+    assert "It was not accumulated" in str(found) and equal not in str(found)
+
+
+class Counted(int):
+    """A number of a node or buffer that counts how often it is looked up."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        Counted.lookups += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Counted.lookups += 1
+        return super().__eq__(other)
+
+
+def lookups(run: Any, n: int) -> int:
+    """Of reading the digests of a trace of `run(n)`."""
+    with fanin.trace(digests=True) as trace:
+        run(n)
+    lines = [
+        replace(line, node=Counted(line.node), to=Counted(line.to), buffer=Counted(line.buffer)) for line in trace.lines
+    ]
+    Counted.lookups = 0
+    run_of(lines)
+    return Counted.lookups
+
+
+def chain(n: int) -> None:
+    at: Any = fanin.Leaf(np.zeros(1))
+    for _ in range(n):
+        at = fanin.Node(lambda g: g, edges=[(at, 0)])
+    fanin.backward([(at, 0, np.ones(1))])
+
+
+def buffers(n: int) -> None:
+    for _ in range(n):
+        fanin.add_n([np.ones(1), np.ones(1)])
+        buffer = fanin.InputBuffer(1)
+        buffer.add(0, np.ones(1))
+        buffer.take()
+
+
+@pytest.mark.parametrize("run", [chain, buffers])
+def test_the_digests_of_a_long_trace_are_read_in_linear_time(run: Any) -> None:
+    assert lookups(run, 400) < 5 * lookups(run, 100)
+
+
+def test_slots_of_a_buffer_may_be_filled_in_any_order() -> None:
+    def filled(*order: int) -> Any:
+        buffer = fanin.InputBuffer([fanin.Slot(name="weight"), fanin.Slot(name="bias")], name="linear")
+        with fanin.trace(digests=True) as trace:
+            for slot in order:
+                buffer.add(slot, np.full(2, slot + 1.0))
+            buffer.take()
+        return trace
+
+    found = fanin.compare(filled(0, 1), filled(1, 0))
+    assert found and (found.compared, found.buffers) == (4, 1)
+
+
+def test_a_name_that_ends_with_the_number_of_the_node_is_a_name() -> None:
+    first = fanin.Leaf(np.zeros(1)).sequence_nr + 2
+
+    def chained() -> Any:
+        """The first time each name ends with the node's own number."""
+        at: Any = fanin.Leaf(np.zeros(2))
+        for i in range(3):
+            at = fanin.Node(lambda g: g, edges=[(at, 0)], name=f"layer {first + i}")
+        at = fanin.Node(lambda g: g, edges=[(at, 0)])
+        with fanin.trace(digests=True) as trace:
+            fanin.backward([(at, 0, np.ones(2))])
+        return trace
+
+    one = chained()
+    names = [line.label for line in one.lines if line.kind == "node" and not line.in_place]
+    assert names == [f"layer {first + i}" for i in (2, 1, 0)]
+    assert fanin.compare(one, chained())
+
+
+def test_a_buffer_of_a_node_is_no_buffer_outside_of_passes() -> None:
+    """Roots that meet in a slot, a sparse root, and a leaf whose wider sum is read."""
+    w = fanin.Leaf(np.zeros(2, "f2"), accumulate="float32", name="w")
+    low = fanin.Node(lambda g: g, edges=[(w, 0)], name="low")
+    wide = fanin.Leaf(np.zeros((2, 2)), name="wide")
+    part = fanin.Partial(np.ones(2), 1, (2, 2))
+    with fanin.trace(digests=True) as trace:
+        for _ in range(2):
+            fanin.backward([(low, 0, np.ones(2, "f2")), (low, 0, np.ones(2, "f2"))], keep_graph=True)
+            fanin.backward([(wide, 0, part), (wide, 0, part)])
+            assert w.grad is not None
+    found = fanin.compare(trace, trace)
+    assert found and (found.passes, found.buffers) == (4, 0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin._trace import memory as memory_of
 
 pytestmark = [pytest.mark.core, pytest.mark.rule("H2")]
 
@@ -132,3 +133,30 @@ def test_workers_and_nested_passes_end_with_nothing_held() -> None:
         found = traced([(top, 0, np.ones(N))], workers=workers, keep_graph=True)
         assert found.curve[-1].bytes == 0 and found.peak >= 4 * B
         w.grad = None
+
+
+def test_many_gradients_of_one_slot_are_counted_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    count = memory_of._Held.count
+
+    def counting(held: Any, item: Any, by: int) -> None:
+        counted.append(by)
+        count(held, item, by)
+
+    monkeypatch.setattr(memory_of._Held, "count", counting)
+    w = fanin.Leaf(np.zeros(1))
+    nodes = [fanin.Node(lambda g: g * 2, edges=[(w, 0)]) for _ in range(300)]
+    found = traced([(node, 0, np.ones(1)) for node in nodes], budget=1 << 30)
+    assert found.peak >= 300 * 8
+    assert len(counted) < 4 * 300 + 20  # to and fro, on the way and for the holders at the peak
+
+
+def test_a_trace_that_lost_lines_has_no_figures() -> None:
+    at: Any = leaves(1)[0]
+    for _ in range(9):
+        at = fanin.Node(lambda g: g * 2, edges=[(at, 0)])
+    with fanin.trace(capacity=3) as t:
+        fanin.backward([(at, 0, np.ones(N))])
+    assert t.dropped
+    with pytest.raises(ValueError, match=r"^trace\.memory: \d+ lines? did not fit and are lost: .* larger capacity="):
+        t.memory()

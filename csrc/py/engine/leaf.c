@@ -690,7 +690,8 @@ static const fan_node_ops leaf_ops = {.leaf = true,
                                       .hold = fan_node_hold,
                                       .drop = fan_node_drop,
                                       .free = leaf_free,
-                                      .text = fan_node_text};
+                                      .text = fan_node_text,
+                                      .is_numbered = fan_node_is_numbered};
 
 static int leaf_traverse(PyObject *o, visitproc visit, void *arg)
 {

@@ -20,6 +20,11 @@ static node_object *node_cast(PyObject *o)
 
 /* ---- names, creation, end ---- */
 
+bool fan_node_is_numbered(const fan_node *n)
+{
+    return !fan_node_object(n)->name;
+}
+
 void fan_node_text(const fan_node *n, char *buf, size_t size)
 {
     node_object *self = fan_node_object(n);
@@ -83,7 +88,12 @@ static void node_free_parts(fan_node *n)
 }
 
 static const fan_node_ops node_ops = {
-    .hold = fan_node_hold, .drop = fan_node_drop, .free = node_free_parts, .text = fan_node_text};
+    .hold = fan_node_hold,
+    .drop = fan_node_drop,
+    .free = node_free_parts,
+    .text = fan_node_text,
+    .is_numbered = fan_node_is_numbered,
+};
 
 void fan_node_dealloc(PyObject *o)
 {

@@ -20,6 +20,7 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config config)
     const fan_node_label name = fan_node_name(&n->node);
     config.name = name.text;
     config.leaf = config.stream && is_leaf;
+    config.of_node = true;
     buffer_object *made = (buffer_object *)fan_buffer_declared(slots, names, config);
     bool in_place = is_leaf && !config.create_graph;
     if (made && in_place && ((const leaf_object *)n)->arrays)

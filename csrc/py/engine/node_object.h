@@ -198,6 +198,7 @@ node_object *fan_node_arg(PyObject *o);
 int fan_node_release(node_object *self);
 /* Shared by Node and Leaf: */
 void fan_node_text(const fan_node *n, char *buf, size_t size);
+bool fan_node_is_numbered(const fan_node *n); /* it was given no name */
 /* fan_node_new: for the C API: edges to Nodes, Leaves or NULL; new reference. */
 PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedges, PyObject *name);
 void fan_node_hold(fan_node *n);

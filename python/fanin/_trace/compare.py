@@ -335,6 +335,15 @@ def shown(record: Record | None) -> str:
     return f"{record.text} {record.digest:016x}" if record.digest else record.text
 
 
+def differing_sums(units: Sequence[Unit], leaf: Record, usual: int, odd: int) -> bool:
+    """Whether what the two runs added to the leaf differs, which is so only where sums were not compared."""
+    added = [
+        {r.what: (r.digest, r.kind) for r in units[i].records if r.what in (SUM, HOOKED) and r.node == leaf.node}
+        for i in (usual, odd)
+    ]
+    return added[0] != added[1]
+
+
 def cause(
     unit: Unit,
     units: Sequence[Unit],
@@ -358,10 +367,14 @@ def cause(
         return f"{named(of.source)} made it at index {of.edge}: {got}, so look at its function, its hooks and its data."
     if of.what == HOOKED:
         return f"A hook of slot {of.slot} of {named(of.node)} made it: the sum before the hooks is equal."
+    if of.what == LEAF and reason == "missing":
+        return "It was not accumulated: the pass ended before, or a hook raised."
+    if of.what == LEAF and differing_sums(units, of, usual, odd):
+        return "The sum of this pass differs, too; with leaves=True it was not compared."
     if of.what == LEAF:
         return (
-            "The sum of this pass is equal: the leaf's gradient before the pass differs, or other code changed it"
-            " (a reducer, a hook after accumulation)."
+            "The sum of this pass is equal: the leaf's gradient before the pass differs, or weight= of the"
+            " pass does, or other code changed it (a reducer, a hook after accumulation)."
         )
     if reason == "order":
         orders = [keys_of(units[i], of) for i in (usual, odd)]

@@ -91,10 +91,13 @@ def run_of(lines: Sequence[Line], dropped: int = 0) -> Run:
     for mine in passes.values():
         if any(line.kind == "digest" for line in mine):
             first.append((mine[0].host_ns, pass_of(mine)))
-    names = {(line.buffer, line.slot): line.label for line in lines if line.kind in ("add", "take")}
+    names: dict[int, dict[int, str]] = {}  # of each buffer those of its slots
+    for line in lines:
+        if line.kind in ("add", "take"):
+            names.setdefault(line.buffer, {})[line.slot] = line.label
     for number, lives in buffers.items():
         for life in lives:
-            first.append((life[0].host_ns, buffer_of(life, {slot: n for (b, slot), n in names.items() if b == number})))
+            first.append((life[0].host_ns, buffer_of(life, names.get(number, {}))))
     return Run(tuple(unit for _, unit in sorted(first, key=lambda pair: pair[0])), dropped)
 
 
@@ -103,8 +106,8 @@ def pass_of(lines: Sequence[Line]) -> Unit:
     ran = list(dict.fromkeys(line.node for line in lines if line.kind == "node"))
     digests = [line for line in lines if line.kind == "digest"]
     begun = [n for line in digests for n in (line.node, line.to) if n != CALLER]
-    ran += [n for n in dict.fromkeys(begun) if n not in set(ran)]  # the pass ended before them
-    places = place_all({line.node: line.label for line in lines if line.kind == "node"}, ran)
+    ran = list(dict.fromkeys([*ran, *begun]))  # the pass ended before those that are begun alone
+    places = place_all({line.node: name_of(line) for line in lines if line.kind == "node"}, ran)
     order = {n: i for i, n in enumerate(ran)}
     made = []
     for line in digests:
@@ -117,13 +120,17 @@ def pass_of(lines: Sequence[Line]) -> Unit:
     return Unit("", tuple(places[n] for n in ran), records)
 
 
-def place_all(labels: Mapping[int, str], numbers: Iterable[int]) -> dict[int, Place]:
-    """The places of nodes: a number that is no more than the order of creation is no part of a name."""
+def name_of(line: Line) -> str:
+    """Of the line of a node. The number of one that was given no name is no part of it."""
+    return line.label.removesuffix(f" {line.node}") if line.in_place else line.label
+
+
+def place_all(names: Mapping[int, str], numbers: Iterable[int]) -> dict[int, Place]:
+    """The places of nodes: of those of one name the one that was made last is first."""
     count: Counter[str] = Counter()
     places: dict[int, Place] = {}
     for n in sorted(numbers, reverse=True):
-        name = labels.get(n, "")
-        name = name.removesuffix(f" {n}")
+        name = names.get(n, "")
         places[n] = name, count[name]
         count[name] += 1
     return places
@@ -140,7 +147,7 @@ def buffer_of(lines: Sequence[Line], names: Mapping[int, str]) -> Unit:
             arrived[line.slot] += 1
         records.append(Record(line.how, THE_CALLER, edge, node, line.slot, line.key, line.digest, line.label))
     late = sorted(records, key=lambda r: r.what == SUM)
-    return Unit(names.get(lines[0].slot, "buffer"), (), tuple(late))
+    return Unit(names[min(names)] if names else "buffer", (), tuple(late))
 
 
 # JSON

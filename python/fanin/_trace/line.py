@@ -28,7 +28,7 @@ class Line:
     """The case letter of the plan (rules S8-S11), or "". Of a digest what it is of: "c" a contribution, "s" a sum,
     "h" a sum that a hook replaced, "l" what a leaf has.
     """
-    in_place: bool
+    in_place: bool  #: Of a node: it was given no name, so that its label ends with its number
     device: int  #: The ordinal of the device; -1 for the CPU
     slot: int  #: -1: none. Of a sum over ranks: the number of the bucket
     count: int  #: The number of contributions that a fold summed. Of a contribution's digest: the edge of its node

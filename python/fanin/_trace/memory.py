@@ -79,7 +79,7 @@ class _Held:
     def __init__(self) -> None:
         self.slots: dict[_Place, list[_Item]] = {}
         self.mine: dict[tuple[int, int], set[_Place]] = {}  # the slots of each node
-        self.shared: dict[int, list[int]] = {}  # of each address the bytes of those that hold it
+        self.shared: dict[int, Counter[int]] = {}  # of each address how many hold how many bytes there
         self.total = 0
         #: Of each thread: who added last, and the folds since, before the line of the gradient itself.
         self.pending: dict[int, tuple[Line, list[Line]]] = {}
@@ -92,22 +92,24 @@ class _Held:
         for item in self.slots.pop(place, ()):
             self.count(item, -1)
         for item in items:
-            self.count(item, 1)
-        if items:
-            self.slots[place] = list(items)
-            self.mine.setdefault(place[:2], set()).add(place)
+            self.append(place, item)
+
+    def append(self, place: _Place, item: _Item) -> None:
+        """The slot holds this, too."""
+        self.count(item, 1)
+        self.slots.setdefault(place, []).append(item)
+        self.mine.setdefault(place[:2], set()).add(place)
 
     def count(self, item: _Item, by: int) -> None:
         """Memory that two slots share counts once."""
         if not item.address:
             self.total += by * item.bytes
             return
-        holders = self.shared.setdefault(item.address, [])
+        holders = self.shared.setdefault(item.address, Counter())
         before = max(holders, default=0)
-        if by > 0:
-            holders.append(item.bytes)
-        else:
-            holders.remove(item.bytes)
+        holders[item.bytes] += by
+        if not holders[item.bytes]:
+            del holders[item.bytes]
         self.total += max(holders, default=0) - before
         if not holders:
             del self.shared[item.address]
@@ -123,7 +125,7 @@ class _Held:
 
     def gradient(self, line: Line) -> None:
         place = line.pass_number, line.to, line.slot
-        self.put(place, [*self.slots.get(place, ()), _Item(line.key, line.bytes, line.other)])
+        self.append(place, _Item(line.key, line.bytes, line.other))
         add, folds = self.pending.pop(line.thread, (None, []))
         if add is not None:
             self.roots[add.buffer, add.slot] -= 1
