@@ -322,7 +322,7 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
 #: Plain arrays only: from the buffer's making to its end nothing of the core's is allocated once there was one before
 #: it.
 PLAIN = {"array and object", "bounded", "copied", "donated", "eager", "fused", "low precision", "scaled", "writable"}
-PLAIN |= {"large, alone", "large, alone, behind an undefined one"}
+PLAIN |= {"large, alone", "large, alone, behind an undefined one", "weights"}
 #: One allocation that fails sends the step to the general path, which finds memory.
 ANOTHER_WAY = {"keys out of order", "many terms in a wider dtype", "many terms with statistics"}
 
