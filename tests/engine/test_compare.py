@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import fanin
 from fanin._trace import compare as under_test
 from fanin._trace.digests import CONTRIBUTION, SUM, run_of
+from fanin.cli import main
 from kit.sample import sizes
 from kit.two_runs import PLANTS, Net, Plant, drawn, run
 
@@ -549,3 +551,18 @@ def test_a_buffer_of_a_node_is_no_buffer_outside_of_passes() -> None:
             assert w.grad is not None
     found = fanin.compare(trace, trace)
     assert found and (found.passes, found.buffers) == (4, 0)
+
+
+def test_runs_without_a_digest_are_not_called_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for name in "xy":
+        with fanin.trace(digests=True) as trace:
+            buf = fanin.InputBuffer([fanin.Slot(combine=lambda a, b: a + b)])
+            buf.add(0, Fraction(1 if name == "x" else 2))
+            buf.take()
+        files.append(str(tmp_path / f"{name}.json"))
+        trace.save(files[-1])
+    found = fanin.compare(*files)
+    assert found.difference is None and not found and str(found).startswith("nothing was compared: ")
+    assert main(["compare", *files]) == 2
+    assert "nothing was compared" in capsys.readouterr().out

@@ -42,7 +42,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `fanin.compare`; prints as sentences, and is true where nothing differs."""
+    """The result of `fanin.compare`; prints as sentences, and is true where digests were compared and none differs."""
 
     difference: Difference | None  #: The first one; None: there is none
     compared: int  #: Digests that were equal, up to the first difference
@@ -51,7 +51,7 @@ class Comparison:
     buffers: int  #: Buffers that were taken outside of passes
 
     def __bool__(self) -> bool:
-        return self.difference is None
+        return self.difference is None and self.compared > 0
 
     def __str__(self) -> str:
         if self.difference is not None:

@@ -33,4 +33,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"fanin: {e}", file=sys.stderr)
         return 2
     print(found)
+    if found.difference is None and not found.compared:
+        return 2
     return 0 if found else 1
