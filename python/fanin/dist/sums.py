@@ -708,9 +708,13 @@ def add_n(
         given = sequence("add_n: arrays", arrays, "arrays")
         numbers = [None] * len(given) if keys is None else check_keys(keys, len(given))
         counted = Counted([None] * len(given) if weights is None else list(weights_of(weights, len(given))))
-        each = zip(given, numbers, counted.weights, strict=True)
-        present = [(key, w, x) for x, key, w in each if not _core.is_no_gradient(x)]
-        places = [i for i, x in enumerate(given) if not _core.is_no_gradient(x)]
+        present: list[tuple[int | None, Weight | None, Any]] = []
+        places: list[int] = []
+        for i, x in enumerate(given):
+            if _core.is_no_gradient(x):
+                continue
+            present.append((numbers[i], counted.weights[i], x))
+            places.append(i)
         leaf = None
         for i, (_, _, x) in zip(places, present, strict=True):
             if isinstance(x, PartOf):
