@@ -420,7 +420,7 @@ def summing(quick: bool, where: str) -> tuple[Result, dict[str, float]]:
     pack, merge = "an exact partial sum, packed", "packed sums, added and rounded"
 
     def packed() -> Any:
-        return Partial(segment, [x.view(np.uint8) for x in terms]).pack(other, 0)[0]
+        return Partial(segment, [(x.view(np.uint8), None) for x in terms]).pack(other, 0)[0]
 
     message = packed()
 

@@ -165,36 +165,40 @@ static bool add_weight_of(PyObject *value, fan_weight *weight)
     return isfinite(weight->re);
 }
 
-/* add_options_of: false: another option, or a wrong one: for the general path. */
+/* add_option_of: false: another option, or a wrong one. */
+static inline __attribute__((always_inline)) bool add_option_of(const fan_state *st, PyObject *name,
+                                                                PyObject *value,
+                                                                add_options *options)
+{
+    bool may_be_none = name == st->str_key || name == st->str_weight || name == st->str_stream;
+    if (may_be_none && value == Py_None)
+        return true;
+    if (name == st->str_key) {
+        options->key = fan_small_index(value);
+        return options->key >= 0 && options->key <= FAN_ENTRY_KEY_MAX;
+    }
+    if (name == st->str_weight) {
+        options->weight = (fan_weight){.on = true};
+        options->weighted = true;
+        return add_weight_of(value, &options->weight);
+    }
+    if (value != Py_True && value != Py_False)
+        return false;
+    if (name == st->str_donate) {
+        options->donate = value == Py_True;
+        return true;
+    }
+    options->copy = value == Py_True;
+    return name == st->str_copy;
+}
+
+/* add_options_of: false: it is for the general path. */
 static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_options *options)
 {
     const fan_state *st = fan_state_get();
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
-        PyObject *name = PyTuple_GET_ITEM(kwnames, i);
-        PyObject *value = values[i];
-        if (name == st->str_key) {
-            if (value == Py_None)
-                continue;
-            options->key = fan_small_index(value);
-            if (options->key < 0 || options->key > FAN_ENTRY_KEY_MAX)
-                return false;
-        } else if (name == st->str_weight) {
-            if (value == Py_None)
-                continue;
-            options->weight = (fan_weight){.on = true};
-            options->weighted = true;
-            if (!add_weight_of(value, &options->weight))
-                return false;
-        } else if (name == st->str_donate || name == st->str_copy) {
-            if (value != Py_True && value != Py_False)
-                return false;
-            if (name == st->str_donate)
-                options->donate = value == Py_True;
-            else
-                options->copy = value == Py_True;
-        } else if (name != st->str_stream || value != Py_None) {
+        if (!add_option_of(st, PyTuple_GET_ITEM(kwnames, i), values[i], options))
             return false;
-        }
     }
     return !(options->donate && options->copy);
 }
