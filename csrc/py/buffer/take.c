@@ -316,37 +316,44 @@ static bool scale_of(PyObject *value, fan_take *options)
     return false;
 }
 
-/* take_options_of: the options of take that plain contributions need; false: another option, or a
- * wrong one. */
+/* take_flag_of: false: it is no bool. */
+static bool take_flag_of(PyObject *value, bool *flag)
+{
+    *flag = value == Py_True;
+    return *flag || value == Py_False;
+}
+
+/* take_option_of: false: another option than plain contributions need, or a wrong one. */
+static bool take_option_of(PyObject *name, PyObject *value, PyObject **out, fan_take *options)
+{
+    const fan_state *st = fan_state_get();
+    if (name == st->str_out) {
+        *out = fan_given(value);
+        return true;
+    }
+    if (name == st->str_scale)
+        return scale_of(value, options);
+    if (name == st->str_writable)
+        return take_flag_of(value, &options->writable);
+    if (name == st->str_mean)
+        return take_flag_of(value, &options->mean);
+    if (name != st->str_slot)
+        return name == st->str_stream && value == Py_None;
+    if (value == Py_None)
+        return true;
+    Py_ssize_t slot = fan_small_index(value);
+    options->one = slot >= 0;
+    options->slot = (size_t)slot;
+    return slot >= 0;
+}
+
+/* take_options_of: false: the general path takes them. */
 static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out,
                             fan_take *options)
 {
-    const fan_state *st = fan_state_get();
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
-        PyObject *name = PyTuple_GET_ITEM(kwnames, i);
-        PyObject *value = values[i];
-        if (name == st->str_out) {
-            *out = fan_given(value);
-        } else if (name == st->str_scale) {
-            if (!scale_of(value, options))
-                return false;
-        } else if (name == st->str_writable) {
-            if (value != Py_True && value != Py_False)
-                return false;
-            options->writable = value == Py_True;
-        } else if (name == st->str_mean) {
-            if (value != Py_True && value != Py_False)
-                return false;
-            options->mean = value == Py_True;
-        } else if (name == st->str_slot && value != Py_None) {
-            Py_ssize_t slot = fan_small_index(value);
-            if (slot < 0)
-                return false;
-            options->one = true;
-            options->slot = (size_t)slot;
-        } else if (name != st->str_slot && (name != st->str_stream || value != Py_None)) {
+        if (!take_option_of(PyTuple_GET_ITEM(kwnames, i), values[i], out, options))
             return false;
-        }
     }
     if (options->one || !*out)
         return true;
