@@ -413,32 +413,28 @@ void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_sca
         if (weighted)
             fan_weight_as(weights[i].on ? &weights[i] : &none, acc, numbers + i * size);
     }
-    if (scale->on)
-        fan_scale_as(scale, acc, factor);
-    if (scale->divisor)
-        fan_divisor_as(scale->divisor, acc, divisor);
-    (void)fan_sum_flat_weighted(out, src, n, fan_plain_elements(&list->kind), list->kind.dtype, acc,
-                                weighted ? numbers : NULL, scale->divisor ? divisor : NULL,
-                                scale->on ? factor : NULL);
-}
-
-void fan_plain_fold_mean(const fan_list *list, size_t n, fan_dtype acc, const fan_divisor *divisor,
-                         char *out)
-{
-    FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
-    _Alignas(8) char number[8];
-    fan_dtype dtype = list->kind.dtype;
-    bool wide = list->entries[0].wide;
+    fan_dtype from = list->kind.dtype;
     size_t elements = fan_plain_elements(&list->kind);
-    fan_divisor_as(divisor, acc, number);
-    for (size_t i = 0; i < n; i++)
-        src[i] = list->entries[i].data;
-    if (wide) { /* the quotient takes the place of the sum, and is rounded from there */
+    const char *by = NULL;
+    const char *over = NULL;
+    const char *times = NULL;
+    if (weighted)
+        by = numbers;
+    if (scale->divisor) {
+        fan_divisor_as(scale->divisor, acc, divisor);
+        over = divisor;
+    }
+    if (scale->on) {
+        fan_scale_as(scale, acc, factor);
+        times = factor;
+    }
+    if (list->entries[0]
+            .wide) { /* the result takes the place of the sum, and is rounded from there */
         char *sum = list->entries[0].data;
-        (void)fan_sum_flat_weighted(sum, src, 1, elements, acc, acc, NULL, number, NULL);
+        (void)fan_sum_flat_weighted(sum, src, 1, elements, acc, acc, NULL, over, times);
         plain_round_wide(list, n, acc, NULL, out);
     } else {
-        (void)fan_sum_flat_weighted(out, src, n, elements, dtype, acc, NULL, number, NULL);
+        (void)fan_sum_flat_weighted(out, src, n, elements, from, acc, by, over, times);
     }
 }
 

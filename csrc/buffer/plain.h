@@ -231,10 +231,6 @@ void fan_plain_fold_wide(fan_buffer *b, const fan_list *list, size_t n, fan_dtyp
  */
 void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_scale *scale,
                              char *out);
-/* fan_plain_fold_mean: of up to FAN_PLAIN_TERMS small gap-free entries, or of one that is `wide`,
- * over a divisor. */
-void fan_plain_fold_mean(const fan_list *list, size_t n, fan_dtype acc, const fan_divisor *divisor,
-                         char *out);
 /* fan_plain_sum_size: bytes of a sum. fan_plain_count: counts one; `wide`: it was made so. */
 uint64_t fan_plain_sum_size(const fan_list *list, bool wide);
 void fan_plain_count(fan_buffer *b, const fan_list *list, size_t n, bool in_place, bool copied,

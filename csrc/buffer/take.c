@@ -1194,11 +1194,13 @@ static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype ac
     return !complex_wider && fan_scale_dtype(&options->scale, acc) == acc;
 }
 
-/* take_plain_few: whether a slot has a few small arrays of one kind, and nothing else. */
+/* take_plain_few: whether a slot has a few small arrays of one kind, or a small wide sum, and
+ * nothing else. */
 static bool take_plain_few(const fan_buffer *b, const fan_list *list)
 {
     const fan_plain_kind *kind = &list->kind;
-    if (list->undefined || list->entries[0].wide || b->sum_stats)
+    bool followed = list->entries[0].wide && list->n > 1;
+    if (list->undefined || followed || b->sum_stats)
         return false;
     if (list->n > FAN_PLAIN_TERMS || list->size > FAN_PLAIN_BYTES)
         return false;
@@ -1214,12 +1216,13 @@ static bool take_plain_weighs(const fan_buffer *b, const fan_slot *s)
         return false;
     if (list->n == 1 && !fan_weight_multiplies(&s->weights->plain[0].weight))
         return false;
-    return take_plain_few(b, list);
+    return !list->entries[0].wide && take_plain_few(b, list);
 }
 
-/* take_plain_divisor: W3: of the mean of a slot of plain entries; false: it has none, or the
- * general path divides in another dtype. */
-static bool take_plain_divisor(const fan_buffer *b, size_t slot, fan_divisor *out)
+/* take_plain_divisor: W3: of the mean of a slot of plain entries: the one that the caller counted,
+ * or the sum of the weights; false: it has none, or the general path divides in another dtype. */
+static bool take_plain_divisor(const fan_buffer *b, size_t slot, const fan_take *options,
+                               fan_divisor *out)
 {
     const fan_slot *s = &b->slots[slot];
     fan_weight_sum sum = {.whole = 0};
@@ -1228,7 +1231,10 @@ static bool take_plain_divisor(const fan_buffer *b, size_t slot, fan_divisor *ou
         sum = s->weights->sum;
         ones -= s->weights->given;
     }
-    if (fan_divisor_of(b, slot, &sum, ones, out, NULL) != FAN_OK)
+    const fan_divisor *counted = options->scale.divisor;
+    if (counted)
+        *out = *counted;
+    else if (fan_divisor_of(b, slot, &sum, ones, out, NULL) != FAN_OK)
         return false;
     const fan_scale scale = {.divisor = out};
     fan_dtype acc = fan_plain_accum(b, slot);
@@ -1251,20 +1257,7 @@ static bool take_plain_fits(const fan_buffer *b, size_t slot, const fan_take *op
         return true;
     if (!weighted && !take_plain_few(b, list))
         return false;
-    return take_plain_divisor(b, slot, &divisor);
-}
-
-/* take_plain_divides: whether the mean of a slot is made here: of small floats without weights, of
- * which the caller counts the divisor. */
-static bool take_plain_divides(const fan_buffer *b, size_t slot, const fan_list *list)
-{
-    const fan_plain_kind *kind = &list->kind;
-    bool small = list->n <= FAN_PLAIN_TERMS && list->size <= FAN_PLAIN_BYTES;
-    bool counted = list->undefined || fan_slot_weighted(&b->slots[slot]) || b->sum_stats;
-    bool apart = list->n > 1 && list->entries[0].wide;
-    if (!small || counted || apart)
-        return false;
-    return fan_dtype_kind(kind->dtype) == 'f' && !kind->scalar && !fan_plain_pitch(kind);
+    return take_plain_divisor(b, slot, options, &divisor);
 }
 
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
@@ -1279,8 +1272,6 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
     if (list && list->n) {
         bool scaled = options->scale.on && fan_list_defined(list);
         if (scaled && !take_plain_scales(options, list->kind.dtype, fan_plain_accum(b, slot)))
-            return false;
-        if (options->scale.divisor && !take_plain_divides(b, slot, list))
             return false;
         fan_list_sort(list);
         if (list->undefined)
@@ -1350,7 +1341,7 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
     bool product = weighted && n == 1;
     fan_take_facts facts = {.terms = n,
                             .dense = n,
-                            .scaled = fan_scale_acts(&options->scale) || product,
+                            .scaled = options->scale.on || product,
                             .writable = options->writable,
                             .widened = acc != list->kind.dtype,
                             .whole = n == 1 || take_keys_whole(list),
@@ -1455,7 +1446,7 @@ static bool take_reads_all(const take_plain *take)
     const fan_take *options = take->options;
     if (take->outs || take->b->sum_stats)
         return true;
-    return fan_scale_acts(&options->scale) || options->writable || options->mean;
+    return options->scale.on || options->writable || options->mean;
 }
 
 /* take_is_far: no near cache holds the slots. */
@@ -1602,7 +1593,7 @@ static void take_plain_weigh(fan_buffer *b, size_t slot, size_t n, const fan_tak
     fan_divisor divisor;
     fan_scale scale = options->scale;
     scale.divisor = NULL;
-    if (options->mean && take_plain_divisor(b, slot, &divisor))
+    if (options->mean && take_plain_divisor(b, slot, options, &divisor))
         scale.divisor = &divisor;
     fan_plain_fold_weighted(b, slot, n, &scale, out);
 }
@@ -1624,17 +1615,15 @@ static void take_plain_sum_slot(take_plain *take, size_t slot)
     bool number = list->kind.scalar;
     bool first = !number && take->results[at] == list->entries[0].object;
     bool is_out = take->outs && take->given[at];
-    bool divides = fan_scale_acts(&options->scale) || options->mean;
-    bool lone = n == 1 && !divides && !list->entries[0].weighted;
+    bool anew = options->scale.on || options->mean;
+    bool lone = n == 1 && !anew && !list->entries[0].weighted;
     bool is_there = is_out && first && lone;
     char *out = list->out;
     if (!out)
         out = number ? take->number : list->entries[0].data;
     bool made = list->out && !is_there;
     bool weighs = options->mean || fan_slot_weighted(&b->slots[slot]);
-    if (made && options->scale.divisor) {
-        fan_plain_fold_mean(list, n, fan_plain_accum(b, slot), options->scale.divisor, out);
-    } else if (made && weighs) {
+    if (made && weighs) {
         take_plain_weigh(b, slot, n, options, out);
     } else if (stats || (!number && made)) {
         fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options), out,
@@ -1793,7 +1782,7 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
     if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return false;
     bool one = !outs && span.end - span.first == 1;
-    if (one && !options->scale.divisor && !options->mean) {
+    if (one && !options->mean) {
         bool good = take_plain_one(b, span.first, options, results);
         if (!good || results[0])
             return good;

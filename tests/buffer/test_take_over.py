@@ -70,6 +70,18 @@ def test_an_exact_mean_over_a_divisor_is_rounded_once(divisor: Any) -> None:
     assert np.array_equal(out, weighted.exact(terms, each, total))
 
 
+@pytest.mark.rule("W3")
+@pytest.mark.parametrize("divisor", [1e-42, 1e-50, 1e300])
+def test_a_divisor_that_the_dtype_of_the_sum_does_not_hold_divides_in_float64(divisor: float) -> None:
+    terms = [np.full(4, 1e-44, "f4"), np.full(4, 2e-44, "f4")]
+    expected = ((terms[0] + terms[1]).astype("f8") / divisor).astype("f4")
+    for budget in (0, math.inf):
+        buf = fanin.InputBuffer([fanin.Slot(dtype="float32")], budget=budget)
+        for x in terms:
+            buf.add(0, x)
+        assert _core._take_over(buf, 0, None, (divisor,)).tobytes() == expected.tobytes()
+
+
 def test_what_a_caller_holds_is_not_divided() -> None:
     for donate in (False, True):
         x = np.full(4, 8.0)

@@ -415,7 +415,7 @@ static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject
 PyObject *fan_plain_take_over(buffer_object *self, const size_t *only, PyObject *out,
                               const fan_divisor *divisor)
 {
-    fan_take options = {.one = only != NULL, .scale = {.divisor = divisor}};
+    fan_take options = {.one = only != NULL, .mean = true, .scale = {.divisor = divisor}};
     out_args to = {fan_given(out), only != NULL};
     fan_plain_outs all = {outs_at, &to};
     const fan_plain_outs *places = NULL;
