@@ -415,9 +415,10 @@ void fan_exact_weighted(const fan_array *out, const fan_operand *in, size_t n, f
         return;
     weighted_job j = {.in = in, .n = n, .d = d, .factor = 1.0};
     j.parts = fan__exact_parts(d);
-    bool turns = j.parts == 2 && scale && scale->on && scale->im != 0;
+    bool scaled = scale && scale->on;
+    bool turns = scaled && j.parts == 2 && scale->im != 0;
     j.odd = !fan__exact_is_wide(out->dtype) && !turns;
-    if (scale && scale->on && !turns)
+    if (scaled && !turns)
         j.factor = scale->re;
     if (scale && scale->divisor)
         weighted_set_divisor(&j, scale->divisor);

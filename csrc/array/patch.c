@@ -89,7 +89,9 @@ fan_status fan_patch_new(int ndim, const int64_t *shape, const int64_t *start, c
 {
     int64_t whole;
     int64_t size;
-    if (ndim < 0 || ndim > FAN_MAX_NDIM || values < 0 || values > FAN_MAX_NDIM)
+    bool has_axes = ndim >= 0 && ndim <= FAN_MAX_NDIM;
+    bool patch_has_axes = values >= 0 && values <= FAN_MAX_NDIM;
+    if (!has_axes || !patch_has_axes)
         return fan_fail(err, FAN_ERR_VALUE, "a partial gradient has 0 to %d axes", FAN_MAX_NDIM);
     FAN_TRY(fan_shape_check(ndim, shape, 16, &whole, err));
     FAN_TRY(fan_shape_check(values, extent, 16, &size, err));

@@ -183,8 +183,9 @@ fan_status fan_rows_sum(const fan_array *out, const int64_t *ids, const fan_arra
     bool gapless = fan_array_in_c_order(&target) && out->dtype == rows->dtype;
     uintptr_t places = (uintptr_t)rows->data | (uintptr_t)rows->strides[0];
     bool aligned = places % (uintptr_t)fan_dtype_size(rows->dtype) == 0;
-    bool single = exact && gapless && aligned && rows->dtype == FAN_DT_FLOAT32;
-    bool flat = gapless && aligned && !exact && fan_sum_flat_fits(rows->dtype, acc);
+    bool plain = gapless && aligned;
+    bool single = exact && plain && rows->dtype == FAN_DT_FLOAT32;
+    bool flat = !exact && plain && fan_sum_flat_fits(rows->dtype, acc);
     FAN_GO(order_make(&order, ids, rows->shape[0], numbers, bad, err));
     if (!scratch_make(&scratch, order.most, flat || single, !flat))
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory"));

@@ -702,7 +702,8 @@ static fan_fold_loop *sum_fold(const job *j)
 static fan_watch *sum_watch(const job *j)
 {
     const fan_loops *loops = fan_loops_of(j->out->dtype);
-    if (!j->fold || j->n > MANY || j->weighted || j->divisor)
+    bool weighs = j->weighted || j->divisor;
+    if (!j->fold || j->n > MANY || weighs)
         return NULL;
     if (j->fold == loops->own)
         return loops->own_watch;

@@ -1338,6 +1338,20 @@ static void *add_plain_copy(fan_buffer *b, const fan_plain_kind *kind, fan_entry
     return copy;
 }
 
+/* The statistics, the counters, and a fold that is due, once a contribution is parked. */
+static inline __attribute__((always_inline)) fan_status add_plain_end(fan_buffer *b, size_t slot,
+                                                                      const fan_plain_kind *kind,
+                                                                      const fan_entry *one,
+                                                                      fan_error *err)
+{
+    if (b->sum_stats)
+        b->sum_stats[slot] = (fan_sum_stats){.valid = false};
+    if (!add_plain_count(b, slot, kind, one->owned, false))
+        return FAN_OK;
+    fan_sched_stepped();
+    return fan_plain_fold_due(b, slot, one->object, one->alone, err);
+}
+
 fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one,
                          bool *added, fan_error *err)
 {
@@ -1367,12 +1381,7 @@ fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
         b->frontend->drop(copy);
     if (!*added)
         return FAN_OK;
-    if (b->sum_stats)
-        b->sum_stats[slot] = (fan_sum_stats){.valid = false};
-    if (!add_plain_count(b, slot, kind, one->owned, false))
-        return FAN_OK;
-    fan_sched_stepped();
-    return fan_plain_fold_due(b, slot, one->object, one->alone, err);
+    return add_plain_end(b, slot, kind, one, err);
 }
 
 /* add_plain_weight_fits: whether a plain contribution takes this weight: the general path reports
@@ -1421,12 +1430,7 @@ fan_status fan_plain_add_weighted(fan_buffer *b, size_t slot, const fan_plain_ki
         b->frontend->drop(copy);
     if (!*added)
         return FAN_OK;
-    if (b->sum_stats)
-        b->sum_stats[slot] = (fan_sum_stats){.valid = false};
-    if (!add_plain_count(b, slot, kind, one->owned, false))
-        return FAN_OK;
-    fan_sched_stepped();
-    return fan_plain_fold_due(b, slot, one->object, one->alone, err);
+    return add_plain_end(b, slot, kind, one, err);
 }
 
 /* ---- many plain contributions ---- */

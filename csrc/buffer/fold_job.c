@@ -115,6 +115,29 @@ fan_status fan_fold_into(fan_fold *fold, fan_job_kind kind, const char *label, c
     return fan_fold_job(fold, &job, err);
 }
 
+fan_status fan_fold_replace(fan_array **sum, fan_array *to, fan_status status)
+{
+    fan_array_drop(status == FAN_OK ? *sum : to);
+    if (status == FAN_OK)
+        *sum = to;
+    return status;
+}
+
+fan_status fan_fold_finish(fan_fold *fold, fan_array **sum, fan_error *err)
+{
+    const fan_scale *scale = fan_fold_scale(fold);
+    fan_dtype wanted = fold->plan.dtype;
+    const fan_array *from = *sum;
+    fan_array *last = NULL;
+    if (wanted == from->dtype && !scale)
+        return FAN_OK;
+    FAN_TRY(fan_fold_fresh(fold, wanted, from->ndim, from->shape, from, &last, err));
+    const fan_operand in = {.array = from, .acc = fan_fold_last(fold)};
+    fan_job job = {
+        .kind = FAN_JOB_SUM, .out = last, .in = &in, .n = 1, .scale = scale, .label = "finish"};
+    return fan_fold_replace(sum, last, fan_fold_job(fold, &job, err));
+}
+
 void fan_fold_sparse_operands(const fan_fold *fold, size_t n, fan_sparse_operand *in)
 {
     for (size_t i = 0; i < n; i++) {

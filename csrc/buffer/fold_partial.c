@@ -368,15 +368,6 @@ static fan_status partial_convert(fan_fold *fold, partial_sum *sum, const fan_ar
     return FAN_OK;
 }
 
-/* *sum->cur is what it was, or `to` from now on, as the work ended. */
-static fan_status partial_replace(partial_sum *sum, fan_array *to, fan_status status)
-{
-    fan_array_drop(status == FAN_OK ? sum->cur : to);
-    if (status == FAN_OK)
-        sum->cur = to;
-    return status;
-}
-
 /* The sum so far, in a wider dtype (D3). */
 static fan_status partial_widen(fan_fold *fold, partial_sum *sum, fan_dtype acc, fan_error *err)
 {
@@ -389,7 +380,7 @@ static fan_status partial_widen(fan_fold *fold, partial_sum *sum, fan_dtype acc,
         status = partial_copy(fold, "widen", wider, sum->cur, err);
     else
         status = partial_convert(fold, sum, wider, err);
-    return partial_replace(sum, wider, status);
+    return fan_fold_replace(&sum->cur, wider, status);
 }
 
 static fan_status partial_more(fan_fold *fold, partial_sum *sum, fan_error *err)
@@ -445,21 +436,6 @@ static fan_status partial_start(fan_fold *fold, partial_sum *sum, fan_error *err
     return fan_order_wait_users(fold, sum->cur, err);
 }
 
-/* The sum in the dtype in which it is wanted, scaled. */
-static fan_status partial_finish(fan_fold *fold, partial_sum *sum, fan_error *err)
-{
-    const fan_scale *scale = fan_fold_scale(fold);
-    fan_dtype wanted = fold->plan.dtype;
-    fan_array *last = NULL;
-    if (wanted == sum->cur->dtype && !scale)
-        return FAN_OK;
-    FAN_TRY(fan_fold_fresh(fold, wanted, sum->ndim, sum->shape, sum->cur, &last, err));
-    fan_operand in = {.array = sum->cur, .acc = fan_fold_last(fold)};
-    fan_job job = {
-        .kind = FAN_JOB_SUM, .out = last, .in = &in, .n = 1, .scale = scale, .label = "finish"};
-    return partial_replace(sum, last, fan_fold_job(fold, &job, err));
-}
-
 /* *begun: a part of the sum is in its place. */
 static fan_status partial_make(fan_fold *fold, partial_sum *sum, bool *begun, fan_error *err)
 {
@@ -470,7 +446,7 @@ static fan_status partial_make(fan_fold *fold, partial_sum *sum, bool *begun, fa
         FAN_TRY(partial_more(fold, sum, err));
         *begun = true;
     }
-    return partial_finish(fold, sum, err);
+    return fan_fold_finish(fold, &sum->cur, err);
 }
 
 fan_status fan_fold_partial(fan_fold *fold, fan_error *err)

@@ -129,15 +129,6 @@ static fan_status mixed_begin(fan_fold *fold, mixed *sum, fan_error *err)
     return mixed_scatter(fold, sum->cur, first->sparse, err);
 }
 
-/* *sum->cur is what it was, or `to` from now on, as the work ended. */
-static fan_status mixed_replace(mixed *sum, fan_array *to, fan_status status)
-{
-    fan_array_drop(status == FAN_OK ? sum->cur : to);
-    if (status == FAN_OK)
-        sum->cur = to;
-    return status;
-}
-
 /* Terms i to `end`, all dense, added to scratch[0], into `to`. */
 static fan_status mixed_add_dense(fan_fold *fold, size_t i, size_t end, const fan_array *to,
                                   fan_error *err)
@@ -180,7 +171,7 @@ static fan_status mixed_more(fan_fold *fold, mixed *sum, fan_error *err)
     sum->next = end;
     if (!wider)
         return status;
-    return mixed_replace(sum, wider, status);
+    return fan_fold_replace(&sum->cur, wider, status);
 }
 
 /* Where the sum is made: in the first term or the second, or in fresh memory. */
@@ -199,25 +190,6 @@ static fan_status mixed_place(fan_fold *fold, mixed *sum, fan_error *err)
     return fan_fold_fresh(fold, acc, sum->ndim, sum->shape, first->v->array, &sum->cur, err);
 }
 
-/* The sum in the dtype in which it is wanted, scaled. */
-static fan_status mixed_finish(fan_fold *fold, mixed *sum, fan_error *err)
-{
-    const fan_scale *scale = fan_fold_scale(fold);
-    fan_dtype wanted = fold->plan.dtype;
-    if (wanted == sum->cur->dtype && !scale)
-        return FAN_OK;
-    fan_array *last = NULL;
-    FAN_TRY(fan_fold_fresh(fold, wanted, sum->ndim, sum->shape, sum->cur, &last, err));
-    fold->scratch[0] = (fan_operand){.array = sum->cur, .acc = fan_fold_last(fold)};
-    fan_job job = {.kind = FAN_JOB_SUM,
-                   .out = last,
-                   .in = fold->scratch,
-                   .n = 1,
-                   .scale = scale,
-                   .label = "finish"};
-    return mixed_replace(sum, last, fan_fold_job(fold, &job, err));
-}
-
 /* *begun: a part of the sum is in its place. */
 static fan_status mixed_make(fan_fold *fold, mixed *sum, bool *begun, fan_error *err)
 {
@@ -229,7 +201,7 @@ static fan_status mixed_make(fan_fold *fold, mixed *sum, bool *begun, fan_error 
         FAN_TRY(mixed_more(fold, sum, err));
         *begun = true;
     }
-    return mixed_finish(fold, sum, err);
+    return fan_fold_finish(fold, &sum->cur, err);
 }
 
 fan_status fan_fold_mixed(fan_fold *fold, fan_error *err)

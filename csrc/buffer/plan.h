@@ -235,7 +235,8 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
             return FAN_TAKE_LATE;
         bool same_dtype = objects || !f->widened;
         bool unreached = f->partial && f->partial + f->sparse == f->terms;
-        bool apart = f->sparse == f->terms || (f->writable && f->expanded) || unreached;
+        bool written_out = f->writable && f->expanded;
+        bool apart = f->sparse == f->terms || written_out || unreached;
         if (!whole || !same_dtype || apart)
             return FAN_TAKE_FINISH;
         return FAN_TAKE_COMMIT;

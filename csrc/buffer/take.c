@@ -205,7 +205,8 @@ static fan_status late_check_parked(const fan_buffer *b, size_t slot, fan_error 
     char name[64];
     bool summed = s->list && s->list->summed;
     bool lost = state->count > (int64_t)fan_slot_entries(s);
-    bool folded = state->exact || (summed && (lost || s->list->summed > 1));
+    bool several = summed && (lost || s->list->summed > 1);
+    bool folded = state->exact || several;
     if (folded) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
                            "weights= needs every contribution, and %s was summed already: make the "

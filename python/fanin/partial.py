@@ -102,10 +102,10 @@ def _of_slice(at: slice, shape: Extents) -> Place:
     return (begin if n else 0, *starts), (stride if n > 1 else 1, *steps), along, (n, *shape[1:])
 
 
-def _of_index(at: object, shape: Extents) -> Place:
+def _of_index(at: Any, shape: Extents) -> Place:
     simple = type(at) is slice and shape
-    if simple and type(at.start) is int and type(at.stop) is int and at.step is None:  # type: ignore[attr-defined]
-        return _of_slice(at, shape)  # type: ignore[arg-type]
+    if simple and type(at.start) is int and type(at.stop) is int and at.step is None:
+        return _of_slice(at, shape)
     entries = at if type(at) is tuple else (at,)
     used = sum(1 for i in entries if i is not None and i is not Ellipsis)
     if used > len(shape):

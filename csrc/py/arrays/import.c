@@ -489,17 +489,13 @@ static int import_patch(PyObject *shape, PyObject *place, fan_patch **out)
  * lost. */
 static int check_records(PyObject *values)
 {
-    PyObject *
-        requires
-    = PyObject_GetAttrString(values, "requires_grad");
-    if (!requires) {
+    PyObject *flag = PyObject_GetAttrString(values, "requires_grad");
+    if (!flag) {
         PyErr_Clear();
         return 0;
     }
-    bool records =
-        requires ==
-    Py_True;
-    Py_DECREF(requires);
+    bool records = flag == Py_True;
+    Py_DECREF(flag);
     if (!records)
         return 0;
     return fan_refuse(PyExc_NotImplementedError,

@@ -331,6 +331,20 @@ static int warn_undefined(const fan_node *n, PyObject *fn, void *const *gradient
     return fan_drop_result(none);
 }
 
+/* gradients_returned: what a node's function returned, as gradients; -1 with an exception. Takes
+ * both holds; result: NULL with an exception. */
+static int gradients_returned(node_object *self, PyObject *fn, PyObject *result, void **gradients,
+                              uint32_t ngradients)
+{
+    int bad = -1;
+    if (result)
+        bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
+    if (!bad)
+        bad = warn_undefined(&self->node, fn, gradients, ngradients);
+    Py_DECREF(fn);
+    return bad;
+}
+
 static int run_in_python(node_object *self, void **sums, void **gradients, uint32_t ngradients)
 {
     FAN_UNINITIALIZED PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
@@ -354,13 +368,7 @@ static int run_in_python(node_object *self, void **sums, void **gradients, uint3
         fan_free(args);
     if (fan_guards_end(&guards, &self->node) < 0)
         Py_CLEAR(result);
-    int bad = -1;
-    if (result)
-        bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
-    if (!bad)
-        bad = warn_undefined(&self->node, fn, gradients, ngradients);
-    Py_DECREF(fn);
-    return bad;
+    return gradients_returned(self, fn, result, gradients, ngradients);
 }
 
 /* call_boxed: calls the function with a list that has the only holds on the sums, which become
@@ -439,13 +447,7 @@ static int run_boxed(node_object *self, void **sums, void **gradients, uint32_t 
         Py_CLEAR(result);
     Py_XDECREF(drops); /* before the gradients are used: a weak reference counts as another user */
     Py_XDECREF(shared);
-    int bad = -1;
-    if (result)
-        bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
-    if (!bad)
-        bad = warn_undefined(&self->node, fn, gradients, ngradients);
-    Py_DECREF(fn);
-    return bad;
+    return gradients_returned(self, fn, result, gradients, ngradients);
 }
 
 static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradients,

@@ -461,7 +461,8 @@ static PyObject *object_of(const graph_call *call, fan_array *a)
         if (call->in[i] == a)
             return Py_NewRef(call->args[i]);
     PyObject *made = fan_array_wrap(a, self->tree->d);
-    if (made && self->holds && fan_tree_memory_under(a) && output_hold(self->tree, made) < 0)
+    bool held = made && self->holds && fan_tree_memory_under(a);
+    if (held && output_hold(self->tree, made) < 0)
         Py_CLEAR(made);
     return made;
 }

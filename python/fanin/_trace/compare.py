@@ -75,7 +75,7 @@ class Named(NamedTuple):
 # Reading
 
 
-def runs_in(given: object, what: str) -> list[Run]:
+def runs_in(given: Any, what: str) -> list[Run]:
     """The runs of a trace, or of a file that one was saved to: one for each rank."""
     if isinstance(given, Trace):
         if not given._digests:
@@ -83,7 +83,7 @@ def runs_in(given: object, what: str) -> list[Run]:
         return whole([run_of(given.lines, given.dropped)], what)
     if isinstance(given, RanksTrace):
         return whole([run_of(mine) for mine in given.lines], what)
-    path = path_text(given, what)  # type: ignore[arg-type]
+    path = path_text(given, what)
     with open(path, "rb") as file:
         text = file.read()
     try:

@@ -65,10 +65,10 @@ class Pipeline(_core.CorePipeline):
         self,
         tree: GraphTree,
         body: Callable[..., Generator[Any, Any, Any]] | None,
-        parts: tuple[Callable[..., Any], ...],
+        parts: tuple[Any, ...],
         stop: type,
     ) -> None:
-        pieces: list[GraphFunction[..., Any]] = [*parts[::2]]  # type: ignore[list-item]
+        pieces: list[GraphFunction[..., Any]] = [*parts[::2]]
         self.name = " -> ".join(f.name for f in pieces) if body is None else getattr(body, "__name__", "pipeline")
         self._known = dict.fromkeys(pieces)  # the pieces, in order; of a generator function, of their first calls
 
@@ -184,7 +184,7 @@ class Pipeline(_core.CorePipeline):
 # ---- parts
 
 
-def _part(tree: GraphTree, i: int, part: Any, min_kernels: int) -> Callable[..., Any]:
+def _part(tree: GraphTree, i: int, part: Any, min_kernels: int) -> Any:
     """A piece, in an even place, as a function of the tree; or a host part."""
     of_tree = isinstance(part, _core.GraphFunction)
     if i % 2:
@@ -194,13 +194,13 @@ def _part(tree: GraphTree, i: int, part: Any, min_kernels: int) -> Callable[...,
                 " host parts are in turn, [piece, host, piece, ..]; two pieces without a host part between them are one"
             )
         _check_callable(i, part, "a host part, a function of outputs")
-        return part  # type: ignore[no-any-return]
+        return part
     if not of_tree:
         _check_callable(i, part, "a piece, a function of arrays")
         return tree.function(part, min_kernels=min_kernels)
     if part._tree is not tree:
         raise ValueError(f"pipeline: part {i} ({part.name}) is a function of another graph tree")
-    return part  # type: ignore[no-any-return]
+    return part
 
 
 def _check_callable(i: int, part: Any, what: str) -> None:
