@@ -27,7 +27,7 @@ import fanin
 from fanin import _core
 from fanin.dist import layout
 from fanin.dist.layout import Layout, Leaf
-from fanin.dist.sums import Partial
+from fanin.dist.sums import ExactSum
 
 from .common import size_text
 from .timing import Result, at_most, cores, measure, peer, pinned
@@ -420,12 +420,12 @@ def summing(quick: bool, where: str) -> tuple[Result, dict[str, float]]:
     pack, merge = "an exact partial sum, packed", "packed sums, added and rounded"
 
     def packed() -> Any:
-        return Partial(segment, [(x.view(np.uint8), None) for x in terms]).pack(other, 0)[0]
+        return ExactSum(segment, [(x.view(np.uint8), None) for x in terms]).pack(other, 0)[0]
 
     message = packed()
 
     def merged() -> None:
-        partial = Partial(segment)
+        partial = ExactSum(segment)
         partial.packed = [message] * len(terms)
         for start, stop, window in partial.windows(0):
             _core.window_round(window, out[start:stop], None)

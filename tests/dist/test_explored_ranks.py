@@ -16,7 +16,7 @@ from fanin.dist import sums
 from fanin.dist.group import Call, Group
 from fanin.dist.layout import Level
 from fanin.dist.reducer import Reducer
-from fanin.dist.sums import Partial, Sum
+from fanin.dist.sums import ExactSum, Sum
 from fanin.dist.threads import World
 from fanin.sim import Machine, Report, explore
 from kit.sample import sizes
@@ -396,33 +396,33 @@ def test_sums_that_travel_back_inside_nodes_before_those_of_other_nodes_are_ther
 
 
 def test_an_owner_without_the_terms_of_its_own_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dropped(self: Partial, owner: int) -> None:
+    def dropped(self: ExactSum, owner: int) -> None:
         for _ in self.windows(owner):
             pass
 
-    monkeypatch.setattr(Partial, "keep", dropped)
+    monkeypatch.setattr(ExactSum, "keep", dropped)
     assert explore(exact).ok, "in one level nothing is kept"
     assert explore(partial(exact, nodes=2)).failed
 
 
 def test_sums_of_a_node_in_another_order_than_its_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner makes its own windows last, so it reads the messages of its node out of order."""
-    real = Partial.pack
+    real = ExactSum.pack
 
-    def last(self: Partial, level: Any, rank: int, received: bool = False) -> Any:
+    def last(self: ExactSum, level: Any, rank: int, received: bool = False) -> Any:
         mine = level.team.index(rank)
         order = [k for k in range(len(level.team)) if k != mine] + [mine]
         turned = Level(tuple(level.team[k] for k in order), tuple(level.shards[k] for k in order))
         made = real(self, turned if received else level, rank, received)
         return [made[order.index(k)] for k in range(len(order))] if received else made
 
-    monkeypatch.setattr(Partial, "pack", last)
+    monkeypatch.setattr(ExactSum, "pack", last)
     assert explore(partial(exact, nodes=2)).failed
 
 
 def test_a_node_that_is_summed_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second level adds the contributions of the first one again."""
-    monkeypatch.setattr(Partial, "end", lambda self: None)
+    monkeypatch.setattr(ExactSum, "end", lambda self: None)
     assert explore(partial(exact, nodes=2), stop_at_first=True).failed
 
 

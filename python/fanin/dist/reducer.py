@@ -66,7 +66,7 @@ class _Bucket:
         self.closed = _core.EventCount()  #: the passes in which it was closed
         self.terms: list[Term] = []
         self.masks: list[int] = []  #: for each term: the leaves that it has, as bits
-        self.partials: dict[int, sums.Partial] = {}  #: exact sums of the terms so far, by segment
+        self.partials: dict[int, sums.ExactSum] = {}  #: exact sums of the terms so far, by segment
         self.total: list[NDArray] | None = None
         self.anywhere = 0  #: the leaves that any rank has, as bits
         self.bad: list[int] | None = None  #: the first contribution with an inf or NaN, its leaf, how many elements
@@ -169,7 +169,7 @@ class _Bucket:
         term = self.terms[-1]
         for i, segment in enumerate(self.layout.segments if order == "exact" else ()):
             if is_inexact(segment.dtype):
-                self.partials.setdefault(i, sums.Partial(segment)).wait(term.flats[i], term.weight)
+                self.partials.setdefault(i, sums.ExactSum(segment)).wait(term.flats[i], term.weight)
                 term.flats[i] = term.flats[i][:0]
         for one in self.partials.values():
             one.settle()
@@ -183,7 +183,7 @@ class _Bucket:
             settled = not len(last.flats[i])
             packs = i in self.partials or sums.must_pack(self.terms, segment, options, group)
             if is_inexact(segment.dtype) and packs and not settled:
-                self.partials.setdefault(i, sums.Partial(segment)).wait(last.flats[i], last.weight)
+                self.partials.setdefault(i, sums.ExactSum(segment)).wait(last.flats[i], last.weight)
         weigh = sums.weighed(self.terms, kind, total, options, self.partials)
         return Sent(self.terms, sums.packed(group, self.layout, options, self.partials), weigh)
 

@@ -33,7 +33,7 @@ from fanin._interop.arrays import object_text
 from fanin._interop.protocols import NDArray
 from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
-from fanin.partial import Partial as PartOf
+from fanin.partial import Partial
 
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
@@ -159,7 +159,7 @@ def levels_for(group: Group, segment: Segment, options: Options) -> tuple[Level,
     return levels
 
 
-class Partial:
+class ExactSum:
     """The exact sum of this rank's contributions to a segment, in windows of CHUNK numbers of each owner's shard.
 
     Contributions and messages of other ranks wait, and are added to a window when it is used; `settle` adds
@@ -282,7 +282,7 @@ class Sent:
 
     terms: list[Term]
     #: For each segment of which several terms are summed exactly: this rank's sum, and its messages.
-    packed: dict[int, tuple[Partial, list[NDArray]]] = field(default_factory=dict)
+    packed: dict[int, tuple[ExactSum, list[NDArray]]] = field(default_factory=dict)
     #: What travels of weights; None: no weight was given, and there is no mean.
     weigh: Header | None = None
 
@@ -297,7 +297,7 @@ class Sent:
 
 
 def weighed(
-    terms: Sequence[Term], kind: Kind, total: Fraction, options: Options, partials: dict[int, Partial]
+    terms: Sequence[Term], kind: Kind, total: Fraction, options: Options, partials: dict[int, ExactSum]
 ) -> Header | None:
     """`Sent.weigh`: the weights of this rank's terms, whether all that it gave are integers, what it counts, and which
     segments it sends as wide windows.
@@ -334,7 +334,7 @@ def divisor_of(call: Call, headers: Sequence[Header], options: Options) -> Fract
 _KINDS = {"integer": "integers", "float": "floats"}
 
 
-def packed(group: Group, layout: Layout, options: Options, partials: dict[int, Partial]) -> dict[int, Any]:
+def packed(group: Group, layout: Layout, options: Options, partials: dict[int, ExactSum]) -> dict[int, Any]:
     """`Sent.packed` of exact sums, by segment."""
     return {
         i: (one, one.pack(levels_for(group, layout.segments[i], options)[0], group.rank)) for i, one in partials.items()
@@ -369,7 +369,7 @@ def prepare(layout: Layout, terms: list[Term], options: Options, group: Group, c
     options.check_dtypes(layout)
     check_weights(layout, [t.weight for t in terms])
     partials = {
-        i: Partial(segment, [(t.flats[i], t.weight) for t in terms])
+        i: ExactSum(segment, [(t.flats[i], t.weight) for t in terms])
         for i, segment in enumerate(layout.segments if options.order == "exact" else ())
         if is_inexact(segment.dtype) and must_pack(terms, segment, options, group)
     }
@@ -489,7 +489,7 @@ class Sum:
             partial, messages = self.sent.packed[i]
         else:
             weight = self.weights[self.rank][0] if flats else None
-            partial = Partial(segment, [] if weight is not None else [(flat, None) for flat in flats])
+            partial = ExactSum(segment, [] if weight is not None else [(flat, None) for flat in flats])
             messages = [
                 natural.take(flats[0], owners) if flats and r != self.rank else NOTHING
                 for r, owners in zip(level.team, level.shards, strict=True)
@@ -717,7 +717,7 @@ def add_n(
             places.append(i)
         leaf = None
         for i, (_, _, x) in zip(places, present, strict=True):
-            if isinstance(x, PartOf):
+            if isinstance(x, Partial):
                 raise TypeError(f"add_n: arrays[{i}]: expected an array, got a fanin.Partial: give x.dense()")
             one = leaf_of(x, f"arrays[{i}]")._replace(name="")
             if (text := object_text(x)) is not None:

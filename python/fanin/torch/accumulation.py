@@ -303,9 +303,9 @@ class accumulate(_core.Block):
         Raises
         ------
         TypeError
-            Not a number, or a bool, an array or a tensor (give `x.item()`), or a complex number.
+            Not a number, or an array or a tensor (give `x.item()`), or a complex number.
         ValueError
-            NaN or inf, or inf in the dtype of the sum.
+            A bool, NaN or inf, or inf in the dtype of the sum; an int that is no float exactly.
         RuntimeError
             Outside of the block, or within another weight of it; over ranks, after `last()`. In a backward pass: a
             gradient of a pass that began within a `with` that has ended.
