@@ -226,12 +226,13 @@ def worth(name: str, where: object, rounds: int) -> Result:
     return measure(title, {NUMPY: lambda: fn(x, w), STEP: replayed}, base=STEP, rounds=rounds, longest=5.0)
 
 
+EAGER = "NumPy, without a tree"
 THREE, GENERATOR, LIST = "three functions in a step", "a pipeline, a generator function", "a pipeline, a list"
 HELD, NOT_HELD = "a step with the call, keep='held', nothing held", "a step with the call"
 
 
 def three_pieces(kernels: int, where: object, rounds: int) -> Result:
-    """A number is read on the host after two of the pieces."""
+    """A number is read on the host after two of the pieces; without a tree, as ordinary Python."""
     tree, x, w = fanin.GraphTree("cpu"), np.ones(16), np.ones(16)
 
     def chain(x: Any, w: Any) -> Any:
@@ -263,8 +264,17 @@ def three_pieces(kernels: int, where: object, rounds: int) -> Result:
     def host(y: Any) -> Any:
         return fanin.graph.Stop() if np.isnan(y.numpy()[0]) else (y, w)
 
+    def eager() -> None:
+        y = chain(x, w)
+        if np.isnan(y[0]):
+            return
+        y = chain(y, w)
+        if np.isnan(y[0]):
+            return
+        chain(y, w)
+
     pipeline, parts = tree.pipeline(body), tree.pipeline([first, host, second, host, third, lambda y: None])
-    work = {THREE: by_hand, GENERATOR: lambda: pipeline(x, w), LIST: lambda: parts(x, w)}
+    work = {THREE: by_hand, GENERATOR: lambda: pipeline(x, w), LIST: lambda: parts(x, w), EAGER: eager}
     for _ in range(3):
         for one in work.values():
             one()
@@ -302,6 +312,6 @@ def results(quick: bool) -> Iterator[Result]:
             yield on_the_cpu(kernels, operands, core, 3 if quick else 30)
         for name in WORTH:
             yield worth(name, core, 3 if quick else 30)
-        for kernels in (10, 100):
+        for kernels in (1, 2, 3, 5, 10, 100):
             yield three_pieces(kernels, core, 3 if quick else 300)
         yield held(core, 3 if quick else 300)
