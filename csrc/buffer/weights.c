@@ -4,6 +4,7 @@
 
 #include "base/float_mode.h"
 #include "base/mem.h"
+#include "buffer/slot.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -70,13 +71,12 @@ static int weight_parts_of(uint64_t *limbs, double *parts)
     return n;
 }
 
-fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum *sum, int64_t ones,
-                          fan_divisor *out, fan_error *err)
+/* The divisor of a sum with `whole` in the place of its integers; *imaginary: the other part. */
+static void divisor_of_limbs(const fan_weight_sum *sum, int64_t whole, fan_divisor *out,
+                             double *imaginary)
 {
-    FAN_DEFAULT_FLOAT_MODE;
     const fan_exact_kind kind = fan__exact_kind_of(FAN_DT_FLOAT64);
     fan_weight_sum all = *sum;
-    int64_t whole = all.whole + ones;
     /* its two halves are float64 numbers */
     const fan_weight high = {.on = true, .re = (double)(whole & ~INT64_C(0xffffffff))};
     const fan_weight low = {.on = true, .re = (double)(whole & INT64_C(0xffffffff))};
@@ -84,8 +84,37 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
     fan__weight_sum_add(&all, &low, false);
     if (!all.spilled)
         weight_sum_spill(&all, &kind);
+    *imaginary = fan__superacc_value(all.limbs[1], &kind, NULL, false);
+    out->nearest = fan__superacc_value(all.limbs[0], &kind, NULL, false);
+    out->odd = fan__superacc_value(all.limbs[0], &kind, NULL, true);
+    out->n = weight_parts_of(all.limbs[0], out->parts);
+}
+
+/* The same of a sum that is one float64, as mostly. False: it is none. */
+static bool divisor_of_one(const fan_weight_sum *sum, int64_t whole, fan_divisor *out)
+{
+    double one = sum->re;
+    bool small = whole < INT64_C(1) << 53 && whole > -(INT64_C(1) << 53);
+    if (sum->spilled || sum->im != 0 || !small)
+        return false;
+    if (!weight_sum_is_exact(&one, (double)whole))
+        return false;
+    out->nearest = one;
+    out->odd = one;
+    out->n = one != 0;
+    out->parts[0] = one;
+    return true;
+}
+
+fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum *sum, int64_t ones,
+                          fan_divisor *out, fan_error *err)
+{
+    FAN_DEFAULT_FLOAT_MODE;
     fan_place place = fan_slot_place(b, slot, -1);
-    double imaginary = fan__superacc_value(all.limbs[1], &kind, NULL, false);
+    int64_t whole = sum->whole + ones;
+    double imaginary = 0;
+    if (!divisor_of_one(sum, whole, out))
+        divisor_of_limbs(sum, whole, out, &imaginary);
     if (imaginary != 0) {
         return fan_fail_at(
             err, FAN_ERR_VALUE, 0, place,
@@ -93,9 +122,6 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
             "one; take the sum, and divide it yourself (W3)",
             imaginary);
     }
-    memset(out, 0, sizeof *out);
-    out->nearest = fan__superacc_value(all.limbs[0], &kind, NULL, false);
-    out->odd = fan__superacc_value(all.limbs[0], &kind, NULL, true);
     if (out->nearest == 0) {
         return fan_fail_at(err, FAN_ERR_ZERO_DIVISION, 0, place,
                            "the sum of its weights is 0: there is no mean; take the sum, or give "
@@ -105,8 +131,20 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
                            "the sum of its weights exceeds float64: give smaller weights (W3)");
     }
-    out->n = weight_parts_of(all.limbs[0], out->parts);
     return FAN_OK;
+}
+
+fan_status fan_slot_divisor(const fan_buffer *b, size_t slot, fan_divisor *out, fan_error *err)
+{
+    static const fan_weight_sum nothing;
+    const fan_slot *s = &b->slots[slot];
+    const fan_weight_sum *sum = &nothing;
+    int64_t ones = fan_slot_count(s);
+    if (fan_slot_weighted(s)) {
+        sum = &s->weights->sum;
+        ones -= s->weights->given;
+    }
+    return fan_divisor_of(b, slot, sum, ones, out, err);
 }
 
 /* ---- the weights of a slot ---- */
