@@ -229,6 +229,15 @@ void fan_slot_weights_drop_plain(fan_slot *s, const fan_entry *entries, size_t n
 
 /* ---- which weights fit (W4) ---- */
 
+/* The part of a weight that is nearest to 0, and not 0. */
+static double weight_least(const fan_weight *weight)
+{
+    if (weight->im == 0)
+        return weight->re;
+    bool imaginary = weight->re == 0 || fabs(weight->im) < fabs(weight->re);
+    return imaginary ? weight->im : weight->re;
+}
+
 fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const fan_weight *weight,
                             fan_dtype d, fan_dtype acc, fan_error *err)
 {
@@ -251,8 +260,18 @@ fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const
                            "gradient, or declare the slot's dtype (W4)",
                            weight->re, name, fits_int64 ? "" : " that fits int64");
     }
-    if (acc == FAN_DT_NONE || fan_weight_fits(weight, acc))
+    if (acc == FAN_DT_NONE)
         return FAN_OK;
+    fan_weight_fit fit = fan_weight_fit_of(weight, acc);
+    if (fit == FAN_WEIGHT_FITS)
+        return FAN_OK;
+    if (fit == FAN_WEIGHT_TOO_SMALL) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
+                           "weight=%.12g is below the smallest normal number of %s, in which the "
+                           "slot sums, and would lose digits; multiply all weights by one number, "
+                           "which a mean does not change, or give accumulate= (W4)",
+                           weight_least(weight), fan_dtype_name(acc));
+    }
     return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
                        "weight=%.12g is not finite in %s, in which the slot sums; give a smaller "
                        "one, or accumulate= (W4)",

@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse as sp
 
 import fanin
-from kit import c_api, hooks
+from kit import c_api, hooks, weighted
 from reference.numbers import nearest
 
 pytestmark = pytest.mark.core
@@ -327,6 +327,8 @@ def test_an_add_that_fails_leaves_no_weight() -> None:
         (np.uint64(2**64 - 1), ValueError, "exactly"),
         (10**400, ValueError, "more than a float"),
         (1e39, ValueError, "not finite in float32"),
+        (1e-42, ValueError, "below the smallest normal number of float32"),
+        (-1e-50, ValueError, "below the smallest normal number of float32"),
         (1j, ValueError, "real weight"),
         ("2", TypeError, "expected a number"),
         (np.ones(2), TypeError, "expected a number"),
@@ -675,6 +677,55 @@ def test_targets_with_weights_have_exact_sums_and_means() -> None:
 
 
 @pytest.mark.rule("W4")
+@pytest.mark.parametrize(
+    ("dtype", "accumulate", "number", "fits"),
+    [
+        ("float32", None, 2.0**-126, True),
+        ("float32", None, 2.0**-149, True),
+        ("float32", None, 3 * 2.0**-149, True),
+        ("float32", None, 2.0**-150, False),
+        ("float32", None, 2.0**-126 * (1 - 2.0**-24), False),
+        ("float32", None, -(2.0**-127) * (1 + 2.0**-23), False),
+        ("float32", "float64", 1e-42, True),
+        ("float32", "exact", 5e-324, True),
+        ("float64", None, 5e-324, True),
+        ("float16", None, 1e-6, True),
+        ("float16", "float16", 1e-6, False),
+        ("float16", "float16", 2.0**-24, True),
+        ("bfloat16", "bfloat16", 1e-39, False),
+        ("bfloat16", "bfloat16", 1e-3, True),
+        ("complex64", None, 1e-42, False),
+        ("complex64", None, 1 + 1e-42j, False),
+        ("complex64", None, 1e-42 + 1j, False),
+        ("complex128", None, 1 + 1e-42j, True),
+    ],
+)
+def test_a_weight_keeps_its_digits_or_is_refused(dtype: str, accumulate: Any, number: complex, fits: bool) -> None:
+    """By each way in: a small gradient, a large one, a batch, add_n, and weights at the take."""
+    made = weighted.dtype_of(dtype)
+    message = r"weight=-?\d\S* is below the smallest normal number of \w+, in which the slot sums"
+    for size, late in itertools.product((1, 40_000), (False, True)):
+        g = np.ones(size, "f4").astype(made)
+        buf = fanin.InputBuffer([fanin.Slot(shape=size, dtype=dtype, accumulate=accumulate)], budget=math.inf)
+        ways: list[Any] = [
+            lambda g=g, buf=buf: buf.add(0, g, weight=number),
+            lambda g=g, buf=buf: buf.add_many([0], [g], weights=[number]),
+            lambda g=g: fanin.add_n([g], weights=[number], accumulate=accumulate),
+        ]
+        if late:
+            buf.add(0, g)
+            ways = [lambda buf=buf: buf.take(weights=[number])]
+        for way in ways:
+            if fits:
+                way()
+            else:
+                with pytest.raises(ValueError, match=message):
+                    way()
+        if not fits:
+            assert buf.take(slot=0) is None if not late else buf.take(slot=0) is g
+
+
+@pytest.mark.rule("W4")
 def test_a_target_takes_the_weights_that_add_takes_and_a_body_that_raises_counts_nothing() -> None:
     buf = fanin.InputBuffer([fanin.Slot(shape=2, dtype="float32")], budget=0)
     buf.add(0, np.ones(2, f32))
@@ -684,6 +735,7 @@ def test_a_target_takes_the_weights_that_add_takes_and_a_body_that_raises_counts
         ("3", TypeError),
         (1j, ValueError),
         (1e39, ValueError),
+        (1e-42, ValueError),
     ):
         with pytest.raises(kind), buf.target(0, weight=bad) as out:
             out += 1
