@@ -190,6 +190,61 @@ def test_ten_thousand_exact_weighted_means_are_the_fractions_rounded_once() -> N
     exact_means(range(1000, 11_000))
 
 
+def real_and_imaginary(x: Any) -> list[tuple[Fraction, Fraction]]:
+    return [(Fraction(float(z.real)), Fraction(float(z.imag))) for z in x.tolist()]
+
+
+@pytest.mark.rule("W2", "W3", "D10")
+@pytest.mark.parametrize(("dtype", "part"), [("complex64", "float32"), ("complex128", "float64")])
+@pytest.mark.parametrize("scale", [None, 0.1, -3.0, 2.5 - 0.75j])
+def test_an_exact_complex_sum_with_complex_weights_is_that_of_fractions(dtype: str, part: str, scale: Any) -> None:
+    """A complex scale multiplies the sum as float64 has it; a real one is exact, too. 150 numbers are several tiles."""
+    rng = np.random.default_rng(7)
+    for n, mean in itertools.product((1, 3, 5), (False, True)):
+        size = 150 if n == 3 else 3
+        terms, weights = [], []
+        for k in range(n):
+            numbers = rng.standard_normal(2 * size) * 10.0 ** rng.integers(-12, 12, 2 * size)
+            terms.append(numbers.astype(part).view(dtype))
+            weights.append(complex(rng.uniform(-2, 2), rng.uniform(-2, 2) if k % 2 == 0 else 0.0))
+        if mean:  # their sum is real
+            weights[0] = complex(weights[0].real, -sum(w.imag for w in weights[1:]))
+        divisor = sum((Fraction(w.real) for w in weights), Fraction(0)) if mean else Fraction(1)
+        assert not mean or sum((Fraction(w.imag) for w in weights), Fraction(0)) == 0
+        buf = fanin.InputBuffer([fanin.Slot(shape=size, dtype=dtype, accumulate="exact")])
+        for x, w in zip(terms, weights, strict=True):
+            buf.add(0, x, weight=w)
+        [got] = buf.take(mean=mean, scale=scale)
+        each = [real_and_imaginary(x) for x in terms]
+        expected = []
+        for i in range(size):
+            re = im = Fraction(0)
+            for numbers_of, w in zip(each, weights, strict=True):
+                x, y = numbers_of[i]
+                u, v = Fraction(w.real), Fraction(w.imag)
+                re, im = re + x * u - y * v, im + x * v + y * u
+            re, im = re / divisor, im / divisor
+            if isinstance(scale, complex):
+                a, b = weighted.nearest(re, "float64"), weighted.nearest(im, "float64")
+                turned = (a * scale.real - b * scale.imag, a * scale.imag + b * scale.real)
+                expected += [weighted.nearest(Fraction(z), part) for z in turned]
+            else:
+                by = Fraction(1 if scale is None else scale)
+                expected += [weighted.nearest(z * by, part) for z in (re, im)]
+        assert got.view(part).astype("f8").tolist() == expected, (n, mean, weights)
+
+
+@pytest.mark.rule("W2", "D10")
+def test_an_exact_product_with_a_scale_rounds_halves_to_even() -> None:
+    for tie, expected in ((1 + Fraction(1, 2**24), 1.0), (1 + Fraction(3, 2**24), 1 + 2.0**-22)):
+        buf = fanin.InputBuffer([fanin.Slot(shape=1, dtype="float32", accumulate="exact")])
+        rest = float(tie - 1)
+        for factor, weight in ((0.5, 2), (0.25, 4), (2.0, 0.5)):
+            buf.add(0, np.float32([1]), weight=weight)
+            buf.add(0, np.float32([rest]), weight=weight)
+            assert buf.take(scale=factor)[0].tolist() == [expected], (factor, weight)
+
+
 @pytest.mark.rule("W2")
 def test_an_exact_sum_has_infinities_and_zeros_of_its_products() -> None:
     def taken(*pairs: tuple[float, Any], mean: bool = False) -> float:
