@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "buffer/slot.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -241,7 +242,8 @@ static double weight_least(const fan_weight *weight)
 fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const fan_weight *weight,
                             fan_dtype d, fan_dtype acc, fan_error *err)
 {
-    if (!fan_weight_multiplies(weight) || d == FAN_DT_NONE)
+    assert(d != FAN_DT_NONE);
+    if (!fan_weight_multiplies(weight))
         return FAN_OK;
     fan_place place = fan_slot_place(b, slot, key);
     char kind = fan_dtype_kind(d);

@@ -234,6 +234,35 @@ def test_an_exact_complex_sum_with_complex_weights_is_that_of_fractions(dtype: s
         assert got.view(part).astype("f8").tolist() == expected, (n, mean, weights)
 
 
+@pytest.mark.rule("W4")
+@pytest.mark.parametrize(("number", "words"), [(1e39, "not finite in float32"), (1e-42, "below the smallest normal")])
+def test_a_weight_of_a_python_number_must_fit_the_dtype_that_arrays_give_the_sum(number: float, words: str) -> None:
+    """The number alone sums in float64, in which the weight fits."""
+    buf = fanin.InputBuffer(1, budget=math.inf)
+    buf.add(0, 2.0, weight=number)
+    assert buf.take() == [2.0 * number]
+    buf.add(0, 2.0, key=1, weight=number)
+    buf.add(0, np.ones((), f32), key=0)
+    with pytest.raises(ValueError, match=rf"key 1: weight=\S+ is {words}"):
+        buf.take()
+    buf.clear()
+
+
+@pytest.mark.rule("W2", "W3")
+def test_an_exact_mean_keeps_the_lowest_bit_of_a_product() -> None:
+    """The product of the two smallest numbers, over one of them."""
+    least = 5e-324
+    buf = fanin.InputBuffer(1, accumulate="exact")
+    for numbers, weights, expected in (
+        ([least], [least], least),
+        ([3 * least, -least], [least, least], least),
+        ([1e308, least], [1e308, least], 1e308),
+    ):
+        for x, w in zip(numbers, weights, strict=True):
+            buf.add(0, np.array([x]), weight=w)
+        assert buf.take(mean=True)[0].tolist() == [expected]
+
+
 @pytest.mark.rule("W2", "D10")
 def test_an_exact_product_with_a_scale_rounds_halves_to_even() -> None:
     for tie, expected in ((1 + Fraction(1, 2**24), 1.0), (1 + Fraction(3, 2**24), 1 + 2.0**-22)):

@@ -123,6 +123,22 @@ static void what_leaves_the_whole_or_has_an_element_twice_is_refused(void)
     }
 }
 
+/* A whole has as many elements as 16 bytes each can be addressed. */
+static void the_largest_whole_has_patches_and_a_larger_one_none(void)
+{
+    const int64_t zero = 0;
+    const int64_t one = 1;
+    const int8_t along = 0;
+    const int64_t most = INT64_MAX / 16;
+    for (int64_t n = most; n <= most + 1; n++) {
+        fan_patch *p = NULL;
+        fan_error err = {FAN_OK};
+        fan_status status = fan_patch_new(1, &n, &zero, &one, &along, 1, &one, &p, &err);
+        CHECK((status == FAN_OK) == (n == most));
+        fan_patch_drop(p);
+    }
+}
+
 static void patches_that_are_called_disjoint_are(void)
 {
     uint64_t seed = 40;
@@ -218,6 +234,7 @@ static void sums_of_rows_free_what_they_allocate(void)
 int main(void)
 {
     what_leaves_the_whole_or_has_an_element_twice_is_refused();
+    the_largest_whole_has_patches_and_a_larger_one_none();
     patches_that_are_called_disjoint_are();
     patches_that_interleave_are_disjoint();
     sums_of_rows_free_what_they_allocate();
