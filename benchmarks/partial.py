@@ -149,4 +149,5 @@ def results(quick: bool) -> Iterator[Result]:
             yield split(size, parts, quick, where)
         for parts in (4, 64):
             yield slices(size, parts, quick, where)
-        yield embedding(1000 if quick else 100_000, 100 if quick else 10_000, quick, where)
+        for count, n in ((1000, 100), (10_000, 500)) if quick else ((100_000, 10_000), (1_000_000, 50_000)):
+            yield embedding(count, n, quick, where)

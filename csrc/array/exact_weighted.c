@@ -167,7 +167,7 @@ static int64_t magnitude_bits(const magnitude *m)
     return (int64_t)m->n * 64 - __builtin_clzll(m->words[m->n - 1]);
 }
 
-/* Shifts left by `bits`, into n words. */
+/* Shifts left by `bits`, into n words, of which the last is not needed. */
 static void words_shift(const magnitude *m, int64_t bits, uint64_t *out, int n)
 {
     int whole = (int)(bits >> 6);
@@ -175,7 +175,7 @@ static void words_shift(const magnitude *m, int64_t bits, uint64_t *out, int n)
     memset(out, 0, (size_t)n * sizeof *out);
     for (int i = 0; i < m->n; i++) {
         out[i + whole] |= m->words[i] << part;
-        if (part && i + whole + 1 < n)
+        if (part)
             out[i + whole + 1] |= m->words[i] >> (64 - part);
     }
 }

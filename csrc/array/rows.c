@@ -3,6 +3,7 @@
 
 #include "array/exact.h"
 #include "array/sum.h"
+#include "array/sum_isa.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 
@@ -119,53 +120,119 @@ static void rows_ahead(const fan_array *rows, const int64_t *at, int64_t n, size
     }
 }
 
-/* ---- exact sums of float32, mostly in float64 ---- */
+/* ---- exact sums of float32, mostly in float64 ----
+ *
+ * Numbers of float32 that are added in float64 without an error are an exact sum: the error of each
+ * addition is computed with it, and is 0 unless the exponents are far apart; an inf or a NaN has
+ * none. */
 
-#define COLUMNS 8 /* what the registers hold */
+#define COLUMNS 8 /* that one pass over the rows sums; what the registers hold */
+#define LANES 4
 
-/* Numbers of float32 that are added in float64 without an error are an exact sum: the error of each
- * addition is computed with it, and is 0 unless the exponents are far apart. Returns whether all
- * are; an inf or a NaN has none. */
-static inline __attribute__((always_inline)) bool single_columns(float *out,
-                                                                 const char *const *data, size_t n,
-                                                                 size_t first, size_t columns)
+typedef float singles __attribute__((vector_size(LANES * sizeof(float))));
+typedef double doubles __attribute__((vector_size(LANES * sizeof(double))));
+typedef int64_t bits __attribute__((vector_size(LANES * sizeof(int64_t))));
+
+static inline __attribute__((always_inline)) void single_read(const char *from, doubles *to)
 {
-    double sum[COLUMNS] = {0};
-    double wrong[COLUMNS] = {0};
-    const float *row = (const float *)(const void *)data[0] + first;
-    for (size_t i = 0; i < columns; i++)
-        sum[i] = (double)row[i];
-    for (size_t k = 1; k < n; k++) {
-        row = (const float *)(const void *)data[k] + first;
-        for (size_t i = 0; i < columns; i++) {
-            double x = (double)row[i];
-            double next = sum[i] + x;
-            double back = next - sum[i];
-            double error = (sum[i] - (next - back)) + (x - back);
-            wrong[i] += error * error;
-            sum[i] = next;
-        }
-    }
-    bool exact = true;
-    for (size_t i = 0; i < columns; i++) {
-        exact = exact && wrong[i] == 0.0;
-        out[first + i] = (float)sum[i];
-    }
-    return exact;
+    singles some;
+    memcpy(&some, from, sizeof some);
+    *to = __builtin_convertvector(some, doubles);
 }
+
+static inline __attribute__((always_inline)) void single_add(doubles *sum, const doubles *x,
+                                                             bits *wrong)
+{
+    doubles next = *sum + *x;
+    doubles back = next - *sum;
+    doubles error = (*sum - (next - back)) + (*x - back);
+    *wrong |= (bits)error;
+    *sum = next;
+}
+
+static inline __attribute__((always_inline)) void single_write(char *to, const doubles *sum)
+{
+    singles some = __builtin_convertvector(*sum, singles);
+    memcpy(to, &some, sizeof some);
+}
+
+/* Sums COLUMNS numbers from the byte `at` on; false: some addition had an error. */
+static inline __attribute__((always_inline)) bool single_columns(char *out, const char *const *data,
+                                                                 size_t n, size_t at)
+{
+    const size_t half = sizeof(singles);
+    doubles low;
+    doubles high;
+    doubles x;
+    bits wrong = {0};
+    single_read(data[0] + at, &low);
+    single_read(data[0] + at + half, &high);
+    for (size_t k = 1; k < n; k++) {
+        single_read(data[k] + at, &x);
+        single_add(&low, &x, &wrong);
+        single_read(data[k] + at + half, &x);
+        single_add(&high, &x, &wrong);
+    }
+    single_write(out + at, &low);
+    single_write(out + at + half, &high);
+    int64_t any = wrong[0] | wrong[1] | wrong[2] | wrong[3];
+    return !(any & INT64_MAX); /* -0 is no error */
+}
+
+/* The same of at least COLUMNS numbers. Those of the last pass may be summed twice. */
+static inline __attribute__((always_inline)) bool single_wide(char *out, const char *const *data,
+                                                              size_t n, size_t elements)
+{
+    size_t last = elements - COLUMNS;
+    for (size_t first = 0; first < last; first += COLUMNS) {
+        if (!single_columns(out, data, n, first * sizeof(float)))
+            return false;
+    }
+    return single_columns(out, data, n, last * sizeof(float));
+}
+
+/* The same of fewer. */
+static bool single_few(char *out, const char *const *data, size_t n, size_t elements)
+{
+    for (size_t i = 0; i < elements; i++) {
+        double sum = (double)((const float *)(const void *)data[0])[i];
+        for (size_t k = 1; k < n; k++) {
+            double x = (double)((const float *)(const void *)data[k])[i];
+            double next = sum + x;
+            double back = next - sum;
+            double error = (sum - (next - back)) + (x - back);
+            if (error != 0) /* a NaN too */
+                return false;
+            sum = next;
+        }
+        ((float *)(void *)out)[i] = (float)sum;
+    }
+    return true;
+}
+
+static bool single_baseline(char *out, const char *const *data, size_t n, size_t elements)
+{
+    return single_wide(out, data, n, elements);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static bool single_avx2(char *out, const char *const *data,
+                                                        size_t n, size_t elements)
+{
+    return single_wide(out, data, n, elements);
+}
+#endif
 
 /* false: some numbers are not sums yet. */
 static bool single_sum(char *out, const char *const *data, size_t n, size_t elements)
 {
-    float *to = (float *)(void *)out;
-    size_t first = 0;
-    for (; first + COLUMNS <= elements; first += COLUMNS) {
-        if (!single_columns(to, data, n, first, COLUMNS))
-            return false;
-    }
-    if (first == elements)
-        return true;
-    return single_columns(to, data, n, first, elements - first);
+    if (elements < COLUMNS)
+        return single_few(out, data, n, elements);
+#if defined(__x86_64__)
+    if (fan_sum_isa_rank() > 0)
+        return single_avx2(out, data, n, elements);
+#endif
+    return single_baseline(out, data, n, elements);
 }
 
 fan_status fan_rows_sum(const fan_array *out, const int64_t *ids, const fan_array *rows,

@@ -566,24 +566,6 @@ void fan_divisor_as(const fan_divisor *divisor, fan_dtype d, char *number)
     fan_convert(number, part, 0, (const char *)from, FAN_DT_FLOAT64, 0, 1);
 }
 
-bool fan_weight_fits(const fan_weight *weight, fan_dtype d)
-{
-    FAN_DEFAULT_FLOAT_MODE;
-    fan_dtype part = weight_parts(d);
-    double parts[2] = {weight->re, weight->im};
-    if (fan_dtype_kind(part) != 'f')
-        return true;
-    for (int i = 0; i < 2; i++) {
-        char number[8];
-        double back;
-        fan_convert(number, part, 0, (const char *)&parts[i], FAN_DT_FLOAT64, 0, 1);
-        fan_convert((char *)&back, FAN_DT_FLOAT64, 0, number, part, 0, 1);
-        if (!isfinite(back))
-            return false;
-    }
-    return true;
-}
-
 /* smallest_normal: returns the least number that a float dtype of 32 bits or less has with all of
  * its precision. */
 static double smallest_normal(fan_dtype d)
@@ -599,18 +581,49 @@ static double smallest_normal(fan_dtype d)
     }
 }
 
+/* rounded_to: returns x after a round trip through dtype d. */
+static double rounded_to(double x, fan_dtype d)
+{
+    FAN_DEFAULT_FLOAT_MODE; /* another rounds what is too large to the largest number */
+    _Alignas(16) char number[16];
+    double back;
+    fan_convert(number, d, 0, (const char *)&x, FAN_DT_FLOAT64, 0, 1);
+    fan_convert((char *)&back, FAN_DT_FLOAT64, 0, number, d, 0, 1);
+    return back;
+}
+
+/* weight_part_fit: of one part of a weight, in the dtype of parts `part`. */
+static fan_weight_fit weight_part_fit(double x, fan_dtype part)
+{
+    double size = fabs(x);
+    bool usual = part == FAN_DT_FLOAT32 && size >= FLT_MIN && size < 0x1p127;
+    if (part == FAN_DT_FLOAT64 || usual || x == 0)
+        return FAN_WEIGHT_FITS;
+    double back = rounded_to(x, part);
+    if (!isfinite(back))
+        return FAN_WEIGHT_TOO_LARGE;
+    if (size < smallest_normal(part) && back != x)
+        return FAN_WEIGHT_TOO_SMALL;
+    return FAN_WEIGHT_FITS;
+}
+
+fan_weight_fit fan_weight_fit_of(const fan_weight *weight, fan_dtype d)
+{
+    fan_dtype part = weight_parts(d);
+    if (fan_dtype_kind(part) != 'f')
+        return FAN_WEIGHT_FITS;
+    fan_weight_fit re = weight_part_fit(weight->re, part);
+    if (re != FAN_WEIGHT_FITS)
+        return re;
+    return weight_part_fit(weight->im, part);
+}
+
 /* scale_part_fits: returns whether d has x, rounded, with all of its precision. */
 static bool scale_part_fits(double x, fan_dtype d)
 {
-    _Alignas(16) char rounded[16];
-    double back;
     if (x == 0 || !isfinite(x))
         return true;
-    FAN_DEFAULT_FLOAT_MODE; /* another rounds what is too large to the largest number */
-    int64_t step = (int64_t)sizeof x;
-    fan_convert(rounded, d, 0, (const char *)&x, FAN_DT_FLOAT64, step, 1);
-    fan_convert((char *)&back, FAN_DT_FLOAT64, 0, rounded, d, step, 1);
-    return isfinite(back) && fabs(x) >= smallest_normal(d);
+    return isfinite(rounded_to(x, d)) && fabs(x) >= smallest_normal(d);
 }
 
 fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d)

@@ -108,8 +108,14 @@ bool fan_sum_flat_weighted(char *out, const char *const *src, size_t n, size_t c
 void fan_weight_as(const fan_weight *weight, fan_dtype d, char *number);
 void fan_divisor_as(const fan_divisor *divisor, fan_dtype d, char *number);
 size_t fan_weight_size(fan_dtype d);
-/* fan_weight_fits: whether a weight is finite once it is rounded to dtype d. */
-bool fan_weight_fits(const fan_weight *weight, fan_dtype d);
+/* fan_weight_fit_of: whether a weight is a finite number once it is rounded to dtype d, with all of
+ * its digits: what is below the smallest normal number of d must be a number of d exactly. */
+typedef enum fan_weight_fit {
+    FAN_WEIGHT_FITS,
+    FAN_WEIGHT_TOO_LARGE,
+    FAN_WEIGHT_TOO_SMALL
+} fan_weight_fit;
+fan_weight_fit fan_weight_fit_of(const fan_weight *weight, fan_dtype d);
 
 /* fan_scale_as: writes the scale as one element of dtype d (rounded once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);

@@ -1393,7 +1393,8 @@ static bool add_plain_weight_fits(const fan_buffer *b, size_t slot, const fan_pl
         return false;
     fan_dtype wish = b->slots[slot].spec->accumulate;
     bool is_float = kind->dtype == FAN_DT_FLOAT32 || kind->dtype == FAN_DT_FLOAT64;
-    if (is_float && wish == FAN_DT_NONE && fabs(weight->re) < 0x1p64)
+    bool usual = fabs(weight->re) < 0x1p64 && fabs(weight->re) > 0x1p-64;
+    if (is_float && wish == FAN_DT_NONE && usual)
         return true;
     fan_dtype acc = fan_accum_dtype(kind->dtype, wish);
     return fan_weight_check(b, slot, -1, weight, kind->dtype, acc, NULL) == FAN_OK;

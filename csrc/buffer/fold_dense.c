@@ -392,15 +392,14 @@ void fan_plain_fold(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc
     plain_sum_end(b, left);
 }
 
-void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_scale *scale,
-                             char *out)
+void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const char *divisor,
+                             const fan_scale *scale, char *out)
 {
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
     FAN_UNINITIALIZED fan_weight weights[FAN_PLAIN_TERMS];
     FAN_UNINITIALIZED _Alignas(8) char numbers[8 * FAN_PLAIN_TERMS];
     static const fan_weight none = {.on = true, .re = 1};
     _Alignas(16) char factor[16];
-    _Alignas(8) char divisor[8];
     fan_slot *s = &b->slots[slot];
     const fan_list *list = s->list;
     fan_dtype acc = fan_plain_accum(b, slot);
@@ -416,25 +415,20 @@ void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_sca
     fan_dtype from = list->kind.dtype;
     size_t elements = fan_plain_elements(&list->kind);
     const char *by = NULL;
-    const char *over = NULL;
     const char *times = NULL;
     if (weighted)
         by = numbers;
-    if (scale->divisor) {
-        fan_divisor_as(scale->divisor, acc, divisor);
-        over = divisor;
-    }
-    if (scale->on) {
+    if (scale) {
         fan_scale_as(scale, acc, factor);
         times = factor;
     }
-    if (list->entries[0]
-            .wide) { /* the result takes the place of the sum, and is rounded from there */
+    if (list->entries[0].wide) {
+        /* the result takes the place of the sum, and is rounded from there */
         char *sum = list->entries[0].data;
-        (void)fan_sum_flat_weighted(sum, src, 1, elements, acc, acc, NULL, over, times);
+        (void)fan_sum_flat_weighted(sum, src, 1, elements, acc, acc, NULL, divisor, times);
         plain_round_wide(list, n, acc, NULL, out);
     } else {
-        (void)fan_sum_flat_weighted(out, src, n, elements, from, acc, by, over, times);
+        (void)fan_sum_flat_weighted(out, src, n, elements, from, acc, by, divisor, times);
     }
 }
 

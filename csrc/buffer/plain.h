@@ -226,11 +226,10 @@ bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *list, size_t n
 void fan_plain_fold(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc,
                     const fan_scale *scale, char *out, void *scratch, fan_stats *stats);
 void fan_plain_fold_wide(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc, char *out);
-/* fan_plain_fold_weighted: with weights, or, where the scale has a divisor, as a mean: of up to
- * FAN_PLAIN_TERMS small gap-free entries, each times its weight.
- */
-void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const fan_scale *scale,
-                             char *out);
+/* fan_plain_fold_weighted: of up to FAN_PLAIN_TERMS small gap-free entries, each times its weight,
+ * where it has one; over a divisor, of fan_divisor_as (NULL: none), and then scaled (NULL: not). */
+void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const char *divisor,
+                             const fan_scale *scale, char *out);
 /* fan_plain_sum_size: bytes of a sum. fan_plain_count: counts one; `wide`: it was made so. */
 uint64_t fan_plain_sum_size(const fan_list *list, bool wide);
 void fan_plain_count(fan_buffer *b, const fan_list *list, size_t n, bool in_place, bool copied,

@@ -252,8 +252,8 @@ static fan_status late_weight_of(const take_op *op, take_slot *part, size_t i, b
     return FAN_OK;
 }
 
-/* W5: the terms get the weights of the call; *sum and *ones become those of the slot's divisor. */
-static fan_status late_apply(const take_op *op, take_slot *part, fan_weight_sum *sum, int64_t *ones,
+/* W5: the terms get the weights of the call, which are added to *sum. */
+static fan_status late_apply(const take_op *op, take_slot *part, fan_weight_sum *sum,
                              fan_error *err)
 {
     fan_buffer *b = op->b;
@@ -276,7 +276,6 @@ static fan_status late_apply(const take_op *op, take_slot *part, fan_weight_sum 
     FAN_TRY(status);
     for (size_t i = 0; i < gathered->n; i++)
         FAN_TRY(late_weight_of(op, part, i, keyed, sum, err));
-    *ones = 0; /* each has one */
     for (size_t i = 0; i < fold->n; i++) {
         fan_term *term = &fold->terms[i];
         const fan_weight *weight = &gathered->weights[term->entry];
@@ -321,21 +320,15 @@ static fan_status take_weigh(const take_op *op, take_slot *part, fan_error *err)
     fan_buffer *b = op->b;
     const fan_slot *s = &b->slots[part->slot];
     fan_gathered *gathered = &part->gathered;
-    fan_weight_sum sum = {.re = 0};
-    int64_t ones = s->state->count;
-    if (fan_slot_weighted(s)) {
-        sum = s->weights->sum;
-        ones -= s->weights->given;
-    }
+    fan_weight_sum late = {.re = 0};
+    if (fan_slot_weighted(s))
+        late = s->weights->sum;
     if (options->late)
-        FAN_TRY(late_apply(op, part, &sum, &ones, err));
-    if (options->over) {
-        sum = (fan_weight_sum){.re = 0};
-        ones = 0;
-    }
+        FAN_TRY(late_apply(op, part, &late, err));
+    fan_weight_sum over = {.re = 0};
     for (size_t i = 0; i < options->nover; i++) {
         const fan_weight one = {.on = true, .re = options->over[i]};
-        fan_weight_sum_add(&sum, &one, false);
+        fan_weight_sum_add(&over, &one, false);
     }
     bool some = gathered->fold.n || gathered->fold.state || gathered->zero;
     if (!options->mean || !some)
@@ -344,7 +337,11 @@ static fan_status take_weigh(const take_op *op, take_slot *part, fan_error *err)
     gathered->divisor = fan_alloc(sizeof *gathered->divisor);
     if (!gathered->divisor)
         return fan_slot_fail_memory(b, part->slot, err);
-    return fan_divisor_of(b, part->slot, &sum, ones, gathered->divisor, err);
+    if (options->over)
+        return fan_divisor_of(b, part->slot, &over, 0, gathered->divisor, err);
+    if (options->late) /* each has a weight */
+        return fan_divisor_of(b, part->slot, &late, 0, gathered->divisor, err);
+    return fan_slot_divisor(b, part->slot, gathered->divisor, err);
 }
 
 /* W5: each weight of the call is that of some contribution. */
@@ -1147,6 +1144,11 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
 #define TAKE_FEW_OUTS 8
 #define TAKE_FAR 500 /* slots that no near cache holds */
 
+/* What divides a sum, as one number of the parts of its accumulation dtype. */
+typedef struct take_divisor {
+    _Alignas(8) char number[8];
+} take_divisor;
+
 /* One take of such slots. */
 typedef struct take_plain {
     fan_buffer *b;
@@ -1158,7 +1160,8 @@ typedef struct take_plain {
     /* of each slot: the caller named an array for its sum */
     bool inline_given[TAKE_FEW_OUTS], *given;
     size_t nwritten;
-    void *scratch; /* for the sum that needs the most of it; owned */
+    take_divisor inline_divisor, *divisors; /* of a mean: of each slot */
+    void *scratch;                          /* for the sum that needs the most of it; owned */
     size_t nscratch;
     _Alignas(16) char number[16]; /* a sum of numbers, before it is made an object */
     bool calls;                   /* some entries are of a kind that is checked at use */
@@ -1220,45 +1223,15 @@ static bool take_plain_weighs(const fan_buffer *b, const fan_slot *s)
     return !list->entries[0].wide && take_plain_few(b, list);
 }
 
-/* take_plain_divisor: W3: of the mean of a slot of plain entries: the one that the caller counted,
- * or the sum of the weights; false: it has none, or the general path divides in another dtype. */
-static bool take_plain_divisor(const fan_buffer *b, size_t slot, const fan_take *options,
-                               fan_divisor *out)
-{
-    const fan_slot *s = &b->slots[slot];
-    fan_weight_sum sum = {.whole = 0};
-    int64_t ones = fan_list_count(s->list);
-    if (fan_slot_weighted(s)) {
-        sum = s->weights->sum;
-        ones -= s->weights->given;
-    }
-    const fan_divisor *counted = options->scale.divisor;
-    if (counted)
-        *out = *counted;
-    else if (fan_divisor_of(b, slot, &sum, ones, out, NULL) != FAN_OK)
-        return false;
-    const fan_scale scale = {.divisor = out};
-    fan_dtype acc = fan_plain_accum(b, slot);
-    char kind = fan_dtype_kind(acc);
-    return (kind == 'f' || kind == 'c') && fan_scale_dtype(&scale, acc) == acc;
-}
-
 /* take_plain_fits: whether weights and the mean of a slot are no affair of the general path. */
 static bool take_plain_fits(const fan_buffer *b, size_t slot, const fan_take *options)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_list *list = s->list;
-    fan_divisor divisor;
-    bool weighted = fan_slot_weighted(s);
-    if (weighted && !take_plain_weighs(b, s))
-        return false;
-    if (!options->mean || fan_slot_has_state(s))
+    if (fan_slot_weighted(s))
+        return take_plain_weighs(b, s);
+    if (!options->mean || fan_slot_has_state(s) || !take_defined(s->list))
         return true;
-    if (!take_defined(list))
-        return true;
-    if (!weighted && !take_plain_few(b, list))
-        return false;
-    return take_plain_divisor(b, slot, options, &divisor);
+    return take_plain_few(b, s->list);
 }
 
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
@@ -1467,6 +1440,29 @@ static bool take_plain_grow(take_plain *take, size_t bytes)
     return take->scratch != NULL;
 }
 
+/* W3: the divisor of the mean of a slot: the one that the caller counted, or the sum of the
+ * weights. False: there is none, or the general path divides in another dtype. */
+static bool take_plain_divisor(take_plain *take, size_t slot)
+{
+    FAN_UNINITIALIZED fan_divisor sum;
+    const fan_buffer *b = take->b;
+    const fan_divisor *divisor = take->options->scale.divisor;
+    fan_dtype acc = fan_plain_accum(b, slot);
+    char kind = fan_dtype_kind(acc);
+    if (kind != 'f' && kind != 'c')
+        return false;
+    if (!divisor) {
+        if (fan_slot_divisor(b, slot, &sum, NULL) != FAN_OK)
+            return false;
+        divisor = &sum;
+    }
+    const fan_scale scale = {.divisor = divisor};
+    if (fan_scale_dtype(&scale, acc) != acc)
+        return false;
+    fan_divisor_as(divisor, acc, take->divisors[slot - take->span.first].number);
+    return true;
+}
+
 /* Where the sum of one slot goes, with the caller's hold. False: it is for the general path. */
 static bool take_plain_gather_slot(take_plain *take, size_t slot)
 {
@@ -1484,6 +1480,8 @@ static bool take_plain_gather_slot(take_plain *take, size_t slot)
         return false;
     bool ints = kind->weak && kind->dtype == FAN_DT_INT64;
     if (ints && !take_stays_in_int64(list, take->options))
+        return false;
+    if (take->options->mean && !take_plain_divisor(take, slot))
         return false;
     if (*result)
         return true;
@@ -1587,18 +1585,6 @@ static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
         fan_sum_stats_blame(kept, take_list(b, slot)->entries[stats->bad].key);
 }
 
-/* The sum of products, or the mean. */
-static void take_plain_weigh(fan_buffer *b, size_t slot, size_t n, const fan_take *options,
-                             char *out)
-{
-    fan_divisor divisor;
-    fan_scale scale = options->scale;
-    scale.divisor = NULL;
-    if (options->mean && take_plain_divisor(b, slot, options, &divisor))
-        scale.divisor = &divisor;
-    fan_plain_fold_weighted(b, slot, n, &scale, out);
-}
-
 static void take_plain_sum_slot(take_plain *take, size_t slot)
 {
     FAN_UNINITIALIZED fan_stats sum_stats;
@@ -1625,7 +1611,8 @@ static void take_plain_sum_slot(take_plain *take, size_t slot)
     bool made = list->out && !is_there;
     bool weighs = options->mean || fan_slot_weighted(&b->slots[slot]);
     if (made && weighs) {
-        take_plain_weigh(b, slot, n, options, out);
+        const char *divisor = options->mean ? take->divisors[at].number : NULL;
+        fan_plain_fold_weighted(b, slot, n, divisor, take_scale(options), out);
     } else if (stats || (!number && made)) {
         fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options), out,
                        take->scratch, stats);
@@ -1706,9 +1693,14 @@ static void take_plain_hand_over(fan_buffer *b, fan_span span)
         fan_free(drops.all);
 }
 
-static bool take_plain_outs_begin(take_plain *take)
+/* Room for what is known of each slot. */
+static bool take_plain_begin(take_plain *take)
 {
     size_t n = take->span.end - take->span.first;
+    if (take->options->mean && n > 1)
+        take->divisors = fan_alloc(n * sizeof *take->divisors);
+    if (!take->divisors)
+        return false;
     if (!take->outs)
         return true;
     memset(take->inline_given, 0, sizeof take->inline_given);
@@ -1804,12 +1796,12 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
     take.written = take.inline_outs;
     take.given = take.inline_given;
     take.nwritten = 0;
+    take.divisors = &take.inline_divisor;
     take.calls = false;
     take.announce = false;
     take.scratch = NULL;
     take.nscratch = 0;
-    bool good =
-        take_plain_outs_begin(&take) && take_plain_gather(&take) && take_plain_readable(&take);
+    bool good = take_plain_begin(&take) && take_plain_gather(&take) && take_plain_readable(&take);
     if (good) {
         take_plain_sum(&take);
         for (size_t i = span.first; i < span.end; i++)
@@ -1819,6 +1811,8 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
         take_plain_undo(&take);
     }
     fan_free(take.scratch);
+    if (take.divisors != &take.inline_divisor)
+        fan_free(take.divisors);
     if (take.written != take.inline_outs) {
         fan_free(take.written);
         fan_free(take.given);

@@ -4,7 +4,9 @@
 
 #include "base/float_mode.h"
 #include "base/mem.h"
+#include "buffer/slot.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,13 +72,12 @@ static int weight_parts_of(uint64_t *limbs, double *parts)
     return n;
 }
 
-fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum *sum, int64_t ones,
-                          fan_divisor *out, fan_error *err)
+/* The divisor of a sum with `whole` in the place of its integers; *imaginary: the other part. */
+static void divisor_of_limbs(const fan_weight_sum *sum, int64_t whole, fan_divisor *out,
+                             double *imaginary)
 {
-    FAN_DEFAULT_FLOAT_MODE;
     const fan_exact_kind kind = fan__exact_kind_of(FAN_DT_FLOAT64);
     fan_weight_sum all = *sum;
-    int64_t whole = all.whole + ones;
     /* its two halves are float64 numbers */
     const fan_weight high = {.on = true, .re = (double)(whole & ~INT64_C(0xffffffff))};
     const fan_weight low = {.on = true, .re = (double)(whole & INT64_C(0xffffffff))};
@@ -84,8 +85,37 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
     fan__weight_sum_add(&all, &low, false);
     if (!all.spilled)
         weight_sum_spill(&all, &kind);
+    *imaginary = fan__superacc_value(all.limbs[1], &kind, NULL, false);
+    out->nearest = fan__superacc_value(all.limbs[0], &kind, NULL, false);
+    out->odd = fan__superacc_value(all.limbs[0], &kind, NULL, true);
+    out->n = weight_parts_of(all.limbs[0], out->parts);
+}
+
+/* The same of a sum that is one float64, as mostly. False: it is none. */
+static bool divisor_of_one(const fan_weight_sum *sum, int64_t whole, fan_divisor *out)
+{
+    double one = sum->re;
+    bool small = whole < INT64_C(1) << 53 && whole > -(INT64_C(1) << 53);
+    if (sum->spilled || sum->im != 0 || !small)
+        return false;
+    if (!weight_sum_is_exact(&one, (double)whole))
+        return false;
+    out->nearest = one;
+    out->odd = one;
+    out->n = one != 0;
+    out->parts[0] = one;
+    return true;
+}
+
+fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum *sum, int64_t ones,
+                          fan_divisor *out, fan_error *err)
+{
+    FAN_DEFAULT_FLOAT_MODE;
     fan_place place = fan_slot_place(b, slot, -1);
-    double imaginary = fan__superacc_value(all.limbs[1], &kind, NULL, false);
+    int64_t whole = sum->whole + ones;
+    double imaginary = 0;
+    if (!divisor_of_one(sum, whole, out))
+        divisor_of_limbs(sum, whole, out, &imaginary);
     if (imaginary != 0) {
         return fan_fail_at(
             err, FAN_ERR_VALUE, 0, place,
@@ -93,9 +123,6 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
             "one; take the sum, and divide it yourself (W3)",
             imaginary);
     }
-    memset(out, 0, sizeof *out);
-    out->nearest = fan__superacc_value(all.limbs[0], &kind, NULL, false);
-    out->odd = fan__superacc_value(all.limbs[0], &kind, NULL, true);
     if (out->nearest == 0) {
         return fan_fail_at(err, FAN_ERR_ZERO_DIVISION, 0, place,
                            "the sum of its weights is 0: there is no mean; take the sum, or give "
@@ -105,8 +132,20 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
                            "the sum of its weights exceeds float64: give smaller weights (W3)");
     }
-    out->n = weight_parts_of(all.limbs[0], out->parts);
     return FAN_OK;
+}
+
+fan_status fan_slot_divisor(const fan_buffer *b, size_t slot, fan_divisor *out, fan_error *err)
+{
+    static const fan_weight_sum nothing;
+    const fan_slot *s = &b->slots[slot];
+    const fan_weight_sum *sum = &nothing;
+    int64_t ones = fan_slot_count(s);
+    if (fan_slot_weighted(s)) {
+        sum = &s->weights->sum;
+        ones -= s->weights->given;
+    }
+    return fan_divisor_of(b, slot, sum, ones, out, err);
 }
 
 /* ---- the weights of a slot ---- */
@@ -191,10 +230,20 @@ void fan_slot_weights_drop_plain(fan_slot *s, const fan_entry *entries, size_t n
 
 /* ---- which weights fit (W4) ---- */
 
+/* The part of a weight that is nearest to 0, and not 0. */
+static double weight_least(const fan_weight *weight)
+{
+    if (weight->im == 0)
+        return weight->re;
+    bool imaginary = weight->re == 0 || fabs(weight->im) < fabs(weight->re);
+    return imaginary ? weight->im : weight->re;
+}
+
 fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const fan_weight *weight,
                             fan_dtype d, fan_dtype acc, fan_error *err)
 {
-    if (!fan_weight_multiplies(weight) || d == FAN_DT_NONE)
+    assert(d != FAN_DT_NONE);
+    if (!fan_weight_multiplies(weight))
         return FAN_OK;
     fan_place place = fan_slot_place(b, slot, key);
     char kind = fan_dtype_kind(d);
@@ -213,8 +262,18 @@ fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const
                            "gradient, or declare the slot's dtype (W4)",
                            weight->re, name, fits_int64 ? "" : " that fits int64");
     }
-    if (acc == FAN_DT_NONE || fan_weight_fits(weight, acc))
+    if (acc == FAN_DT_NONE)
         return FAN_OK;
+    fan_weight_fit fit = fan_weight_fit_of(weight, acc);
+    if (fit == FAN_WEIGHT_FITS)
+        return FAN_OK;
+    if (fit == FAN_WEIGHT_TOO_SMALL) {
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
+                           "weight=%.12g is below the smallest normal number of %s, in which the "
+                           "slot sums, and would lose digits; multiply all weights by one number, "
+                           "which a mean does not change, or give accumulate= (W4)",
+                           weight_least(weight), fan_dtype_name(acc));
+    }
     return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
                        "weight=%.12g is not finite in %s, in which the slot sums; give a smaller "
                        "one, or accumulate= (W4)",

@@ -104,8 +104,8 @@ static inline bool fan_weight_multiplies(const fan_weight *weight)
     return weight->on && (weight->re != 1 || weight->im != 0);
 }
 
-/* fan_weight_check: W4: whether a weight is one for terms of dtype d (FAN_DT_NONE: of an object) in
- * the accumulation dtype acc. */
+/* fan_weight_check: W4: whether a weight is one for terms of dtype d, which are no objects, in the
+ * accumulation dtype acc (FAN_DT_NONE: of an exact sum). */
 fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const fan_weight *weight,
                             fan_dtype d, fan_dtype acc, fan_error *err);
 /* fan_weight_check_value: the same of a contribution, and whether its form takes a weight. `d`: the
@@ -118,5 +118,7 @@ fan_status fan_weight_check_value(const fan_buffer *b, size_t slot, int64_t key,
  * FAN_ERR_ZERO_DIVISION: it is 0. */
 fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum *sum, int64_t ones,
                           fan_divisor *out, fan_error *err);
+/* fan_slot_divisor: the same of the contributions of a slot, by the weights that came with them. */
+fan_status fan_slot_divisor(const fan_buffer *b, size_t slot, fan_divisor *out, fan_error *err);
 
 #endif

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from ._files import path_text, write_whole
+from ._words import printable
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -137,19 +138,6 @@ def wrapped(text: str, width: float, size: float, most: int) -> list[str]:
         room = fitting(last, width - text_width(" …", size), size)
         lines[most - 1 :] = [last[:room].rstrip() + " …"]
     return lines
-
-
-def printable(text: str) -> str:
-    """The text, with each character that XML cannot hold or a line cannot show as Python writes it: \\n, \\x00."""
-    if text.isprintable():
-        return text
-    return "".join(letter if is_shown(letter) else letter.encode("unicode_escape").decode() for letter in text)
-
-
-def is_shown(letter: str) -> bool:
-    if letter in "\u200c\u200d":  # they join or part the letters beside them
-        return True
-    return unicodedata.category(letter) not in ("Cc", "Cf", "Cn", "Cs", "Zl", "Zp")
 
 
 def escaped(text: str) -> str:

@@ -18,8 +18,9 @@ Weight: TypeAlias = int | float
 #: Of several weights: no weight was given, all are integers, or some are floats.
 Kind = Literal["none", "integer", "float"]
 
-#: The largest finite number of the dtypes in which sums run, in which a weight must be finite.
-_LARGEST = {"float32": float(np.finfo(np.float32).max), "complex64": float(np.finfo(np.float32).max)}
+#: The dtypes in which sums run that hold fewer numbers than float64.
+_NARROW = ("float32", "complex64")
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 def weight_of(call: str, given: Any, accumulate: Iterable[str] = ()) -> Weight:
@@ -39,7 +40,8 @@ def weight_of(call: str, given: Any, accumulate: Iterable[str] = ()) -> Weight:
     TypeError
         Not a number, or an array or a complex number.
     ValueError
-        A bool, NaN, inf, a number that is no float exactly, or one that a dtype rounds to inf.
+        A bool, NaN, inf, a number that is no float exactly, or one that a dtype rounds to inf, or to a number with
+        fewer digits because it is below the smallest normal one.
     """
     if isinstance(given, bool | np.bool_):
         raise ValueError(f"{call}: weight: expected a number, got the bool {given!r} (W4)")
@@ -51,6 +53,11 @@ def weight_of(call: str, given: Any, accumulate: Iterable[str] = ()) -> Weight:
         if not _is_finite(made, dtype):
             place = "" if dtype == "float64" and isinstance(made, float) else f" in {dtype}, in which the sum runs"
             raise ValueError(f"{call}: weight: expected a finite number{place}, got {given!r} (W4)")
+        if not _has_its_digits(made, dtype):
+            raise ValueError(
+                f"{call}: weight: {given!r} is below the smallest normal number of {dtype}, in which the sum runs, and"
+                " would lose digits: multiply all weights by one number, which a mean does not change (W4)"
+            )
     exact = made if isinstance(made, int) else given  # NumPy compares its integers with a float as two floats
     if float(made) != exact:
         raise ValueError(f"{call}: weight: {given!r} is no float exactly, and would be rounded: give float(w) (W4)")
@@ -62,12 +69,19 @@ def _is_finite(weight: Weight, dtype: str) -> bool:
         as_float = float(weight)
     except OverflowError:
         return False
-    if not math.isfinite(as_float):
-        return False
-    if dtype in _LARGEST and abs(as_float) > _LARGEST[dtype]:
-        with np.errstate(over="ignore"):
-            return bool(np.isfinite(np.float32(as_float)))
-    return True
+    return math.isfinite(as_float if dtype not in _NARROW else _in_float32(as_float))
+
+
+def _has_its_digits(weight: Weight, dtype: str) -> bool:
+    """Whether a number below the smallest normal one of the dtype is a number of it."""
+    if dtype not in _NARROW or abs(weight) >= _SMALLEST_NORMAL:
+        return True
+    return _in_float32(float(weight)) == weight
+
+
+def _in_float32(number: float) -> float:
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(number))
 
 
 def kind_of(weights: Iterable[Weight]) -> Kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -105,3 +106,18 @@ def names_nearest(f: Callable[P, R]) -> Callable[P, R]:
         return f(*args, **named)
 
     return checked
+
+
+def printable(text: str) -> str:
+    """The text on one line: each character that XML cannot hold, that ends a line or that steers a terminal as Python
+    writes it: \\n, \\x1b.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if is_shown(letter) else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def is_shown(letter: str) -> bool:
+    if letter in "\u200c\u200d":  # they join or part the letters beside them
+        return True
+    return unicodedata.category(letter) not in ("Cc", "Cf", "Cn", "Cs", "Zl", "Zp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, SupportsIndex
 
@@ -26,6 +27,7 @@ Index = SupportsIndex | slice | EllipsisType | None
 ROWS = "for rows by their numbers call fanin.add_rows(ids, rows, n)"
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagonal:
     """The place of a diagonal, as `numpy.diagonal(x, offset, axis1, axis2)` reads it: the last axis of the values goes
     along it.
@@ -34,24 +36,16 @@ class Diagonal:
     np.float64(3.0)
     """
 
-    __slots__ = ("axis1", "axis2", "offset")
+    offset: int = 0
+    axis1: int = 0
+    axis2: int = 1
 
-    def __init__(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> None:
-        self.offset = integer("Diagonal: offset", offset)
-        self.axis1 = integer("Diagonal: axis1", axis1)
-        self.axis2 = integer("Diagonal: axis2", axis2)
+    def __post_init__(self) -> None:
+        for name in ("offset", "axis1", "axis2"):
+            object.__setattr__(self, name, integer(f"Diagonal: {name}", getattr(self, name)))
 
     def __repr__(self) -> str:
         return f"fanin.Diagonal({self.offset}, {self.axis1}, {self.axis2})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Diagonal) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[int, int, int]:
-        return self.offset, self.axis1, self.axis2
 
 
 #: Where a patch lies (`csrc/array/patch.h`): for each axis of the whole its start, its step, and the axis of the
@@ -149,7 +143,8 @@ def _of_index(at: Any, shape: Extents) -> Place:
 
 
 class Partial:
-    """The gradient of a part of an array: `values` where `at` points, and zero in the rest of `shape`.
+    """The gradient of a part of an array: `values` where `at` points, and zero in the rest of `shape`. Its attributes
+    cannot be changed.
 
     A slot adds it in its place: nothing of the size of `shape` is made or read for it, but the sum itself, once. An
     element of the sum is the left fold of the contributions that reach it, and +0 where none does (rules P).
@@ -186,6 +181,7 @@ class Partial:
     values: Any  #: of any library
     at: Any
     shape: tuple[int, ...]
+    _place: Place
 
     def __init__(self, values: object, at: Index | tuple[Index, ...] | Diagonal, shape: Shape) -> None:
         whole = shape_of(shape, "Partial")
@@ -198,18 +194,31 @@ class Partial:
                 f"Partial: values: expected an array of shape {place[3]}, as x[at] of an array of shape {whole} has,"
                 f" got one of shape {tuple(own)}"
             )
-        self.values = values
-        self.at = at
-        self.shape = whole
-        self._place: Place = place
+        _put_values(self, values)
+        _put_at(self, at)
+        _put_shape(self, whole)
+        _put_place(self, place)
 
     @classmethod
     def _made(cls, values: object, place: Place, shape: Extents) -> Partial:
         """Of the core: values in a place that was checked before."""
         self = cls.__new__(cls)
-        self.values, self.shape, self._place = values, shape, place
-        self.at = _index_of(place, shape)
+        _put_values(self, values)
+        _put_at(self, _index_of(place, shape))
+        _put_shape(self, shape)
+        _put_place(self, place)
         return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"Partial: {name}: a partial gradient cannot be changed: make another, fanin.Partial(values, at, shape)"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Partial: {name}: a partial gradient cannot be changed")
+
+    def __reduce__(self) -> tuple[type[Partial], tuple[object, ...]]:
+        return Partial, (self.values, self.at, self.shape)
 
     @property
     def dtype(self) -> Any:
@@ -226,6 +235,12 @@ class Partial:
 
     def __repr__(self) -> str:
         return f"<fanin.Partial at {self.at!r} of shape {self.shape}: {tuple(self.values.shape)}, {self.values.dtype}>"
+
+
+#: What writes an attribute of a new one.
+_put_values, _put_at, _put_shape, _put_place = (
+    vars(Partial)[name].__set__ for name in ("values", "at", "shape", "_place")
+)
 
 
 def _index_of(place: Place, shape: Extents) -> object:

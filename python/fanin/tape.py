@@ -31,6 +31,7 @@ The module reads from top to bottom:
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import operator
 import threading
@@ -39,7 +40,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
 from types import MethodType
 from typing import Any, Generic, TypeVar, cast
 
@@ -808,7 +808,7 @@ def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Va
     stream, me, edges = device.current(), Me(), [x.edge for x in wanted]
     arrays = [x.needed_on(stream) for x in inputs]
     with at(device, _here.name if _here.back else name, stream, _here.back):
-        made = [Var(y, device.of(y)).made_on(stream) for y in forward(*arrays)]
+        made = [made_var(y, device, stream) for y in forward(*arrays)]
     lie, shapes, there = [x.device for x in wanted], [x.shape for x in wanted], [y.device for y in made]
 
     def fn(*grads: object) -> object:
@@ -830,12 +830,31 @@ def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Va
             return [g if g is None or d is cpu else moved(g, d) for g, d in zip(data, lie, strict=True)]
 
     if any(edges):
-        slots = [fanin.Slot(y.shape, y.dtype, None if y.device != device else device.name) for y in made]
-        node = fanin.Node(fn, edges=edges, slots=slots, name=name, stream=stream)
+        node = fanin.Node(fn, edges=edges, slots=slots_of(made, device), name=name, stream=stream)
         me.append(weakref.ref(node))
         for slot, y in enumerate(made):
             y.edge = node, slot
     return made
+
+
+def made_var(y: Array, device: Device, stream: Stream) -> Var:
+    """A result of work on `stream` of `device`."""
+    if device is cpu:
+        return Var(y, cpu)
+    return Var(y, device.of(y)).made_on(stream)
+
+
+def slots_of(made: Sequence[Var], device: Device) -> list[fanin.Slot]:
+    """The slots of a node with these results; results that are alike share one declaration."""
+    known: dict[tuple[Shape, DType, str | None], fanin.Slot] = {}
+    slots, name = [], device.name
+    for y in made:
+        there = y.device is device or y.device == device
+        key = y.shape, y.dtype, name if there else None
+        if key not in known:
+            known[key] = fanin.Slot(*key)
+        slots.append(known[key])
+    return slots
 
 
 def custom(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Var],
@@ -1023,16 +1042,21 @@ def concatenate(xs: Sequence[Var], axis: int = 0) -> Var:
         raise ValueError("concatenate: expected at least one value")
     first = given[0]
     [k] = axes_of(first, integer("concatenate: axis", axis), "concatenate: axis")
-    for x in given:
-        if x.shape[:k] + x.shape[k + 1 :] != first.shape[:k] + first.shape[k + 1 :] or len(x.shape) != len(first.shape):
-            raise ValueError(f"concatenate: shapes {first.shape} and {x.shape} differ beside axis {k}")
-    ends = np.cumsum([x.shape[k] for x in given]).tolist()
-    places = [(slice(None),) * k + (slice(end - x.shape[k], end),) for x, end in zip(given, ends, strict=True)]
-    shape = (*first.shape[:k], ends[-1], *first.shape[k + 1 :])
+    shapes = [x.shape for x in given]
+    before, behind = shapes[0][:k], shapes[0][k + 1 :]
+    for one in shapes:
+        if len(one) != len(shapes[0]) or one[:k] != before or one[k + 1 :] != behind:
+            raise ValueError(f"concatenate: shapes {shapes[0]} and {one} differ beside axis {k}")
+    ends = list(itertools.accumulate(one[k] for one in shapes))
+    places = [(slice(None),) * k + (slice(end - one[k], end),) for one, end in zip(shapes, ends, strict=True)]
+    shape = (*before, ends[-1], *behind)
 
     def back(grads: Sequence[Any], need: Sequence[bool]) -> list[object]:
-        g = dense(grads[0])
-        return [sliced(g, at) if n else None for at, n in zip(places, need, strict=True)]
+        g = cast(Var, dense(grads[0]))
+        plain = _here.back and g.device is cpu and not _in_graph_tree()
+        read: Callable[[Any, At], object] = operator.getitem if plain else sliced
+        whole = g.data if plain else g
+        return [read(whole, at) if n else None for at, n in zip(places, need, strict=True)]
 
     dtype = np.result_type(*(x.dtype for x in given))
 
@@ -1679,9 +1703,9 @@ class Compiled(Generic[R]):
         _at_once(
             map(
                 _invoke,
-                (*repeat(setattr, n), *repeat(operator.setitem, m), setattr),
+                (*itertools.repeat(setattr, n), *itertools.repeat(operator.setitem, m), setattr),
                 (*[self._leaves[i] for i in grads], *[call.grads[i] for i, _ in form.adds], self),
-                (*repeat("grad", n), *repeat(..., m), "_call"),
+                (*itertools.repeat("grad", n), *itertools.repeat(..., m), "_call"),
                 (*grads.values(), *[values[k] for _, k in form.adds], None),
             )
         )

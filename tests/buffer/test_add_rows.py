@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from fractions import Fraction
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 import fanin
+from kit.isa import isas
 from kit.recipes import values
 from kit.values import DTYPES, bits
+from kit.weighted import nearest
 from reference.numbers import accumulation, plus, rounded
 
 NAMES = [d.name for d in DTYPES]
@@ -95,3 +98,40 @@ def test_a_wrong_argument_is_an_error_that_names_it(ids: Any, rows: Any, error: 
         fanin.add_rows(ids, rows, 3)
     with pytest.raises(ValueError, match="accumulate=int8 cannot hold rows of dtype float64"):
         fanin.add_rows([0], np.ones((1, 2)), 1, accumulate="int8")
+
+
+@pytest.mark.rule("P4")
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 20])
+def test_exact_sums_of_each_width_are_those_of_the_fractions(width: int) -> None:
+    """Rows that float64 adds without an error, and rows with one number that it does not."""
+    draw = np.random.default_rng(width)
+    for far in (False, True):
+        ids = draw.integers(0, 4, 40)
+        rows = draw.standard_normal((40, width)).astype(np.float32)
+        if far:
+            rows[draw.integers(0, 40, 6), draw.integers(0, width, 6)] = np.float32(
+                [1e-30, 3e38, -1e-45, 1e20, -0.0, 7e-20]
+            )
+        expected = np.zeros((4, width), np.float32)
+        for i, k in np.ndindex(4, width):
+            total = sum((Fraction(float(x)) for x in rows[ids == i, k]), Fraction(0))
+            expected[i, k] = nearest(total, "float32")
+        for isa in isas():
+            with fanin.set_options(isa=isa):
+                got = fanin.add_rows(ids, rows, 4, accumulate="exact")
+            assert bits(got + 0) == bits(expected), (far, isa)
+
+
+@pytest.mark.rule("P4")
+@pytest.mark.parametrize("width", [3, 8, 19])
+def test_exact_sums_keep_infinities_nans_and_signs_of_zeros(width: int) -> None:
+    ids = np.repeat(np.arange(5), 2)
+    pairs = [(math.inf, 1.0), (math.inf, -math.inf), (math.nan, 1.0), (-0.0, -0.0), (1.0, -1.0)]
+    numbers = np.float32(pairs).reshape(10)
+    for place in range(width):
+        rows = np.ones((10, width), np.float32)
+        rows[:, place] = numbers
+        got = fanin.add_rows(ids, rows, 5, accumulate="exact")
+        rest = np.delete(got, place, 1)
+        assert (rest == 2).all(), place
+        assert str(got[:, place].tolist()) == "[inf, nan, nan, -0.0, 0.0]", place

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import math
+import pickle
 import random
 from typing import Any
 
@@ -366,3 +369,23 @@ def test_the_oracle_finds_a_planted_fault(fault: str) -> None:
     finally:
         hooks.fault(None)
     assert wrong > 0, fault
+
+
+def test_the_attributes_of_a_partial_gradient_cannot_be_changed() -> None:
+    x = np.ones(2)
+    part = Partial(x, np.s_[:2], 5)
+    for name, value in (("values", np.zeros(2)), ("at", 0), ("shape", (9,)), ("_place", ()), ("other", 1)):
+        with pytest.raises(
+            AttributeError, match=rf"Partial: {name}: a partial gradient cannot be changed: make another"
+        ):
+            setattr(part, name, value)
+    with pytest.raises(AttributeError, match=r"Partial: at: a partial gradient cannot be changed"):
+        del part.at
+    assert (part.values is x, part.at, part.shape) == (True, s_[:2], (5,))
+    assert part.dense().tolist() == [1, 1, 0, 0, 0]
+    for again in (copy.copy(part), copy.deepcopy(part), pickle.loads(pickle.dumps(part))):
+        assert again.at == part.at and again.dense().tolist() == [1, 1, 0, 0, 0]
+    diagonal = Diagonal(1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        diagonal.offset = 2  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(diagonal)) == diagonal == Diagonal(np.int64(1))  # type: ignore[arg-type]

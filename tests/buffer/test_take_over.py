@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 from fractions import Fraction
@@ -12,7 +13,7 @@ import pytest
 
 import fanin
 from fanin import _core
-from kit import weighted
+from kit import sample, weighted
 
 pytestmark = pytest.mark.core
 
@@ -80,6 +81,82 @@ def test_a_divisor_that_the_dtype_of_the_sum_does_not_hold_divides_in_float64(di
         for x in terms:
             buf.add(0, x)
         assert _core._take_over(buf, 0, None, (divisor,)).tobytes() == expected.tobytes()
+
+
+#: Of a slot its dtype, that of its sums, and that of their parts.
+SLOTS = [
+    ("float16", None, "float32"),
+    ("float16", "float16", "float16"),
+    ("bfloat16", None, "float32"),
+    ("bfloat16", "bfloat16", "bfloat16"),
+    ("float32", None, "float32"),
+    ("float32", "float64", "float64"),
+    ("float64", None, "float64"),
+    ("complex64", None, "float32"),
+    ("complex64", "complex128", "float64"),
+    ("complex128", None, "float64"),
+]
+PARTS = {"complex64": "float32", "complex128": "float64"}
+#: Where formats end, and what lies beside.
+ENDS = [1e-42, 1e-50, 1e38, 2.0**-126, 2.0**-127, 2.0**-14, 2.0**-15, 2.0**128, 65504.0, 65520.0, 5e-324, 1e-310, 1e308]
+ENDS += [float(np.finfo("f4").max), float(np.finfo("f4").max) * (1 + 2.0**-26), 1.0]
+
+
+def divisor_at_an_end(rng: np.random.Generator) -> tuple[float, ...]:
+    """The parts of a divisor, the largest first."""
+    first = float(rng.choice(ENDS)) * float(rng.choice([1, -1, 1 + 2.0**-52, 1 - 2.0**-53]))
+    if rng.random() < 0.3:
+        first = math.ldexp(rng.uniform(1, 2), int(rng.integers(-1074, 1023)))
+    second = math.ldexp(first, -int(rng.integers(53, 120)))
+    return (first, second) if second and rng.random() < 0.3 else (first,)
+
+
+def number_at_an_end(rng: np.random.Generator, dtype: str) -> float:
+    least = weighted.FORMATS[dtype][1]
+    exponent = rng.integers(least, weighted.ABOVE[dtype]) if rng.random() < 0.6 else rng.integers(-12, 6)
+    return float(rng.choice([-1, 1])) * weighted.nearest(Fraction(math.ldexp(rng.uniform(1, 2), int(exponent))), dtype)
+
+
+def parts_as_floats(x: Any, own: str) -> Any:
+    """The parts of the numbers of an array as float64."""
+    return x.view(weighted.dtype_of(own)).astype("f8")
+
+
+@pytest.mark.rule("W3")
+@pytest.mark.parametrize("lists", sample.sizes(1000, 10_000))
+def test_quotients_at_the_ends_of_each_format_are_those_of_fractions(lists: int) -> None:
+    """Every dtype of a slot and of its sums; divisors and sums over the whole range."""
+    rng = np.random.default_rng(40)
+    seen: collections.Counter[str] = collections.Counter()
+    for k in range(lists):
+        dtype, accumulate, part = SLOTS[k % len(SLOTS)]
+        own = PARTS.get(dtype, dtype)
+        lanes = 1 + (own != dtype)
+        numbers = np.array([[number_at_an_end(rng, own) for _ in range(3 * lanes)] for _ in range(2)])
+        terms = [x.astype(weighted.dtype_of(own)) for x in numbers]
+        divisor = divisor_at_an_end(rng)
+        exact = sum(map(Fraction, divisor), Fraction(0))
+        with np.errstate(all="ignore"):
+            wide = weighted.dtype_of(part)
+            total = (terms[0].astype(wide) + terms[1].astype(wide)).astype("f8")
+            made = np.array([weighted.quotient(float(x), exact, part, own) for x in total])
+            expected = parts_as_floats(made.astype(weighted.dtype_of(own)), own)
+        slots = int(rng.integers(1, 4))
+        budget = (0, 100, math.inf)[k % 3]
+        buf = fanin.InputBuffer([fanin.Slot(dtype=dtype, accumulate=accumulate)] * slots, budget=budget)
+        for slot, x in itertools.product(range(slots), terms):
+            buf.add(slot, x.copy().view(weighted.dtype_of(dtype)))
+        only = 0 if slots == 1 else None
+        sums = _core._take_over(buf, only, None, divisor)
+        for one in [sums] if slots == 1 else sums:
+            got = parts_as_floats(one, own)
+            assert np.array_equal(got, expected, equal_nan=True), (k, dtype, accumulate, terms, divisor)
+            signed = ~np.isnan(expected)
+            assert np.array_equal(np.signbit(got[signed]), np.signbit(expected[signed])), (k, dtype, terms, divisor)
+        seen["inf"] += int(np.isinf(expected).sum())
+        seen["zero"] += int((expected == 0).sum())
+        seen["finite"] += int(np.isfinite(expected).sum())
+    assert min(seen["inf"], seen["zero"]) > lists / 10 and seen["finite"] > 2 * lists, seen
 
 
 def test_what_a_caller_holds_is_not_divided() -> None:

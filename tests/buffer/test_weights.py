@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse as sp
 
 import fanin
-from kit import c_api, hooks
+from kit import c_api, hooks, weighted
 from reference.numbers import nearest
 
 pytestmark = pytest.mark.core
@@ -190,6 +190,90 @@ def test_ten_thousand_exact_weighted_means_are_the_fractions_rounded_once() -> N
     exact_means(range(1000, 11_000))
 
 
+def real_and_imaginary(x: Any) -> list[tuple[Fraction, Fraction]]:
+    return [(Fraction(float(z.real)), Fraction(float(z.imag))) for z in x.tolist()]
+
+
+@pytest.mark.rule("W2", "W3", "D10")
+@pytest.mark.parametrize(("dtype", "part"), [("complex64", "float32"), ("complex128", "float64")])
+@pytest.mark.parametrize("scale", [None, 0.1, -3.0, 2.5 - 0.75j])
+def test_an_exact_complex_sum_with_complex_weights_is_that_of_fractions(dtype: str, part: str, scale: Any) -> None:
+    """A complex scale multiplies the sum as float64 has it; a real one is exact, too. 150 numbers are several tiles."""
+    rng = np.random.default_rng(7)
+    for n, mean in itertools.product((1, 3, 5), (False, True)):
+        size = 150 if n == 3 else 3
+        terms, weights = [], []
+        for k in range(n):
+            numbers = rng.standard_normal(2 * size) * 10.0 ** rng.integers(-12, 12, 2 * size)
+            terms.append(numbers.astype(part).view(dtype))
+            weights.append(complex(rng.uniform(-2, 2), rng.uniform(-2, 2) if k % 2 == 0 else 0.0))
+        if mean:  # their sum is real
+            weights[0] = complex(weights[0].real, -sum(w.imag for w in weights[1:]))
+        divisor = sum((Fraction(w.real) for w in weights), Fraction(0)) if mean else Fraction(1)
+        assert not mean or sum((Fraction(w.imag) for w in weights), Fraction(0)) == 0
+        buf = fanin.InputBuffer([fanin.Slot(shape=size, dtype=dtype, accumulate="exact")])
+        for x, w in zip(terms, weights, strict=True):
+            buf.add(0, x, weight=w)
+        [got] = buf.take(mean=mean, scale=scale)
+        each = [real_and_imaginary(x) for x in terms]
+        expected = []
+        for i in range(size):
+            re = im = Fraction(0)
+            for numbers_of, w in zip(each, weights, strict=True):
+                x, y = numbers_of[i]
+                u, v = Fraction(w.real), Fraction(w.imag)
+                re, im = re + x * u - y * v, im + x * v + y * u
+            re, im = re / divisor, im / divisor
+            if isinstance(scale, complex):
+                a, b = weighted.nearest(re, "float64"), weighted.nearest(im, "float64")
+                turned = (a * scale.real - b * scale.imag, a * scale.imag + b * scale.real)
+                expected += [weighted.nearest(Fraction(z), part) for z in turned]
+            else:
+                by = Fraction(1 if scale is None else scale)
+                expected += [weighted.nearest(z * by, part) for z in (re, im)]
+        assert got.view(part).astype("f8").tolist() == expected, (n, mean, weights)
+
+
+@pytest.mark.rule("W4")
+@pytest.mark.parametrize(("number", "words"), [(1e39, "not finite in float32"), (1e-42, "below the smallest normal")])
+def test_a_weight_of_a_python_number_must_fit_the_dtype_that_arrays_give_the_sum(number: float, words: str) -> None:
+    """The number alone sums in float64, in which the weight fits."""
+    buf = fanin.InputBuffer(1, budget=math.inf)
+    buf.add(0, 2.0, weight=number)
+    assert buf.take() == [2.0 * number]
+    buf.add(0, 2.0, key=1, weight=number)
+    buf.add(0, np.ones((), f32), key=0)
+    with pytest.raises(ValueError, match=rf"key 1: weight=\S+ is {words}"):
+        buf.take()
+    buf.clear()
+
+
+@pytest.mark.rule("W2", "W3")
+def test_an_exact_mean_keeps_the_lowest_bit_of_a_product() -> None:
+    """The product of the two smallest numbers, over one of them."""
+    least = 5e-324
+    buf = fanin.InputBuffer(1, accumulate="exact")
+    for numbers, weights, expected in (
+        ([least], [least], least),
+        ([3 * least, -least], [least, least], least),
+        ([1e308, least], [1e308, least], 1e308),
+    ):
+        for x, w in zip(numbers, weights, strict=True):
+            buf.add(0, np.array([x]), weight=w)
+        assert buf.take(mean=True)[0].tolist() == [expected]
+
+
+@pytest.mark.rule("W2", "D10")
+def test_an_exact_product_with_a_scale_rounds_halves_to_even() -> None:
+    for tie, expected in ((1 + Fraction(1, 2**24), 1.0), (1 + Fraction(3, 2**24), 1 + 2.0**-22)):
+        buf = fanin.InputBuffer([fanin.Slot(shape=1, dtype="float32", accumulate="exact")])
+        rest = float(tie - 1)
+        for factor, weight in ((0.5, 2), (0.25, 4), (2.0, 0.5)):
+            buf.add(0, np.float32([1]), weight=weight)
+            buf.add(0, np.float32([rest]), weight=weight)
+            assert buf.take(scale=factor)[0].tolist() == [expected], (factor, weight)
+
+
 @pytest.mark.rule("W2")
 def test_an_exact_sum_has_infinities_and_zeros_of_its_products() -> None:
     def taken(*pairs: tuple[float, Any], mean: bool = False) -> float:
@@ -327,6 +411,8 @@ def test_an_add_that_fails_leaves_no_weight() -> None:
         (np.uint64(2**64 - 1), ValueError, "exactly"),
         (10**400, ValueError, "more than a float"),
         (1e39, ValueError, "not finite in float32"),
+        (1e-42, ValueError, "below the smallest normal number of float32"),
+        (-1e-50, ValueError, "below the smallest normal number of float32"),
         (1j, ValueError, "real weight"),
         ("2", TypeError, "expected a number"),
         (np.ones(2), TypeError, "expected a number"),
@@ -675,6 +761,55 @@ def test_targets_with_weights_have_exact_sums_and_means() -> None:
 
 
 @pytest.mark.rule("W4")
+@pytest.mark.parametrize(
+    ("dtype", "accumulate", "number", "fits"),
+    [
+        ("float32", None, 2.0**-126, True),
+        ("float32", None, 2.0**-149, True),
+        ("float32", None, 3 * 2.0**-149, True),
+        ("float32", None, 2.0**-150, False),
+        ("float32", None, 2.0**-126 * (1 - 2.0**-24), False),
+        ("float32", None, -(2.0**-127) * (1 + 2.0**-23), False),
+        ("float32", "float64", 1e-42, True),
+        ("float32", "exact", 5e-324, True),
+        ("float64", None, 5e-324, True),
+        ("float16", None, 1e-6, True),
+        ("float16", "float16", 1e-6, False),
+        ("float16", "float16", 2.0**-24, True),
+        ("bfloat16", "bfloat16", 1e-39, False),
+        ("bfloat16", "bfloat16", 1e-3, True),
+        ("complex64", None, 1e-42, False),
+        ("complex64", None, 1 + 1e-42j, False),
+        ("complex64", None, 1e-42 + 1j, False),
+        ("complex128", None, 1 + 1e-42j, True),
+    ],
+)
+def test_a_weight_keeps_its_digits_or_is_refused(dtype: str, accumulate: Any, number: complex, fits: bool) -> None:
+    """By each way in: a small gradient, a large one, a batch, add_n, and weights at the take."""
+    made = weighted.dtype_of(dtype)
+    message = r"weight=-?\d\S* is below the smallest normal number of \w+, in which the slot sums"
+    for size, late in itertools.product((1, 40_000), (False, True)):
+        g = np.ones(size, "f4").astype(made)
+        buf = fanin.InputBuffer([fanin.Slot(shape=size, dtype=dtype, accumulate=accumulate)], budget=math.inf)
+        ways: list[Any] = [
+            lambda g=g, buf=buf: buf.add(0, g, weight=number),
+            lambda g=g, buf=buf: buf.add_many([0], [g], weights=[number]),
+            lambda g=g: fanin.add_n([g], weights=[number], accumulate=accumulate),
+        ]
+        if late:
+            buf.add(0, g)
+            ways = [lambda buf=buf: buf.take(weights=[number])]
+        for way in ways:
+            if fits:
+                way()
+            else:
+                with pytest.raises(ValueError, match=message):
+                    way()
+        if not fits:
+            assert buf.take(slot=0) is None if not late else buf.take(slot=0) is g
+
+
+@pytest.mark.rule("W4")
 def test_a_target_takes_the_weights_that_add_takes_and_a_body_that_raises_counts_nothing() -> None:
     buf = fanin.InputBuffer([fanin.Slot(shape=2, dtype="float32")], budget=0)
     buf.add(0, np.ones(2, f32))
@@ -684,6 +819,7 @@ def test_a_target_takes_the_weights_that_add_takes_and_a_body_that_raises_counts
         ("3", TypeError),
         (1j, ValueError),
         (1e39, ValueError),
+        (1e-42, ValueError),
     ):
         with pytest.raises(kind), buf.target(0, weight=bad) as out:
             out += 1

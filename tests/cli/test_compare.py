@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -48,3 +49,21 @@ def test_what_cannot_be_compared_has_status_2_and_a_reason(
     said = capsys.readouterr()
     assert status == 2 and not said.out
     assert said.err.startswith("fanin: ") and len(said.err.splitlines()) == 1
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(
+    files: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name in a trace of somebody else's could steer the terminal, or write lines of its own."""
+    hostile = json.dumps("\x1b]0;owned\x07\x1b[2J\nno difference: 9 digests \u202e\x85")[1:-1]
+    for path in (files[0], files[2]):
+        text = Path(path).read_text().replace('"top"', f'"{hostile}"').replace('"float64', f'"{hostile} float64')
+        Path(path).write_text(text)
+    assert main(["compare", files[0], files[2]]) == 1
+    out = capsys.readouterr().out
+    assert r"node \x1b]0;owned\x07\x1b[2J\nno difference: 9 digests \u202e\x85 made it" in out
+    assert len(out.splitlines()) == 2 and all(line.isprintable() for line in out.splitlines())
+    other = Path(files[1])  # of the same graph but for the name
+    assert main(["compare", files[0], str(other)]) == 2
+    err = capsys.readouterr().err
+    assert r"\x1b]0;owned" in err and len(err.splitlines()) == 1 and err.rstrip("\n").isprintable()

@@ -506,6 +506,33 @@ def test_the_digests_of_a_long_trace_are_read_in_linear_time(run: Any) -> None:
     assert lookups(run, 400) < 5 * lookups(run, 100)
 
 
+def merged_by_insertion(orders: list[list[str]]) -> list[str]:
+    """Each item that is missing is put behind the one that it follows in its own order."""
+    made: list[str] = []
+    for order in orders:
+        for i, item in enumerate(order):
+            if item not in made:
+                made.insert(made.index(order[i - 1]) + 1 if i else 0, item)
+    return made
+
+
+def test_orders_are_merged_as_by_insertion() -> None:
+    draw = random.Random(5)
+    for _ in range(300):
+        orders = [draw.sample("abcdefghij", draw.randrange(11)) for _ in range(draw.randint(1, 4))]
+        assert under_test.merged(orders) == merged_by_insertion(orders), orders
+
+
+def test_orders_without_a_common_item_are_merged_in_linear_time() -> None:
+    def lookups_of(n: int) -> int:
+        orders = [[Counted(first + i) for i in range(n)] for first in (0, n)]
+        Counted.lookups = 0
+        assert len(under_test.merged(orders)) == 2 * n
+        return Counted.lookups
+
+    assert 0 < lookups_of(400) < 5 * lookups_of(100)
+
+
 def test_slots_of_a_buffer_may_be_filled_in_any_order() -> None:
     def filled(*order: int) -> Any:
         buffer = fanin.InputBuffer([fanin.Slot(name="weight"), fanin.Slot(name="bias")], name="linear")

@@ -480,6 +480,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (math.inf, ValueError, "finite"),
     (-math.inf, ValueError, "finite"),
     (1e39, ValueError, "finite number in float32"),
+    (1e-42, ValueError, "below the smallest normal number of float32"),
     (10**400, ValueError, "finite"),
     (True, ValueError, "got the bool True"),
     (np.True_, ValueError, "got the bool"),

@@ -478,7 +478,7 @@ def weight(draw: random.Random, x: Term, flavour: str) -> Any:
     dtype = np.dtype(x.dtype) if x.kind in ("dense", "sparse", "numpy") else None
     integers = dtype is not None and dtype.kind in "bui" and dtype not in LOW
     if flavour == "wrong" and draw.random() < 0.2:
-        return draw.choice([0.5, 1j, 1e39, 1e300])
+        return draw.choice([0.5, 1j, 1e39, 1e300, 1e-42, 1e-6])
     if x.kind == "python" and isinstance(x.numbers[0], int):
         return draw.choice([None, None, None, None, 2])
     if x.kind == "object":

@@ -118,6 +118,8 @@ NEAR = {
     "buffer/fold_sparse": ["buffer/test_kinds.py", "spec/test_aliasing.py"],
     "buffer/fold_partial": ["buffer/test_partial.py"],
     "array/patch": ["buffer/test_partial.py"],
+    "array/exact_weighted": ["buffer/test_weights.py"],
+    "buffer/weights": ["buffer/test_weights.py", "buffer/test_take_over.py"],
     "array/rows": ["buffer/test_add_rows.py"],
     "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"]
     + ["buffer/sim/test_keys.py"],
@@ -276,6 +278,8 @@ NEAR = {
 }
 #: .. and the programs tests/c/test_*.c, by the same rule.
 NEAR_IN_C = {
+    "array/patch": ["patch"],
+    "array/rows": ["patch"],
     "array/sum": ["sum"],
     "array/window": ["window"],
     "array/reduce": ["sum"],

@@ -13,10 +13,12 @@ from kit.values import BFLOAT16
 
 #: The digits of a number, and the exponent of its smallest step.
 FORMATS = {"float64": (53, -1074), "float32": (24, -149), "float16": (11, -24), "bfloat16": (8, -133)}
+#: The power of two above the largest number.
+ABOVE = {"float64": 1024, "float32": 128, "float16": 16, "bfloat16": 128}
 
 
 def nearest(q: Fraction, dtype: str) -> float:
-    """A fraction rounded once, to the nearest number of the dtype; of two the even one."""
+    """A fraction rounded once, to the nearest number of the dtype; of two the even one; inf beyond the largest."""
     digits, least = FORMATS[dtype]
     if q == 0:
         return 0.0
@@ -24,7 +26,26 @@ def nearest(q: Fraction, dtype: str) -> float:
     if abs(q) < Fraction(2) ** exponent:
         exponent -= 1
     step = Fraction(2) ** max(exponent - digits + 1, least)
-    return float(round(q / step) * step)
+    rounded = round(q / step) * step
+    if abs(rounded) >= Fraction(2) ** ABOVE[dtype]:
+        return math.inf if q > 0 else -math.inf
+    return float(rounded)
+
+
+def quotient(total: float, divisor: Fraction, wide: str, dtype: str) -> float:
+    """W3: a sum of the dtype `wide` over a divisor, which that dtype may not hold, rounded to `dtype`."""
+    digits, least = FORMATS[wide]
+    by = nearest(divisor, wide)
+    if math.isinf(by) or abs(divisor) < Fraction(2) ** (least + digits - 1):
+        wide = "float64"
+        by = nearest(divisor, wide)
+    sign = math.copysign(1, total) * math.copysign(1, by)
+    if math.isinf(total) or math.isnan(total):
+        return total * math.copysign(1, by)
+    first = nearest(Fraction(total) / Fraction(by), wide)
+    if math.isinf(first):
+        return first
+    return math.copysign(nearest(Fraction(first), dtype), sign)
 
 
 def dtype_of(name: str) -> Any:

@@ -56,6 +56,7 @@ from reference.numbers import (
     rounded,
     scale_dtype,
     scaled,
+    smallest_normal,
     sum_to,
     weighed,
 )
@@ -238,9 +239,12 @@ def check_weight(g: Gradient, slot: Slot, exact: bool) -> None:
     need(floats or whole, ValueError, f"expected an integer as weight, got {g.weight}")
     if floats and not exact:
         acc = part_of(accumulation(dtype, slot.accumulate))
+        parts = np.array([weight.real, weight.imag])
         with np.errstate(all="ignore"):
-            fits = np.isfinite(rounded(np.array([weight.real, weight.imag]), acc).astype(float)).all()
-        need(fits, ValueError, f"the weight {g.weight} is not finite in {acc.name}")
+            held = rounded(parts, acc).astype(float)
+        need(np.isfinite(held).all(), ValueError, f"the weight {g.weight} is not finite in {acc.name}")
+        small = np.abs(parts) < smallest_normal(acc)
+        need((~small | (held == parts)).all(), ValueError, f"the weight {g.weight} loses digits in {acc.name}")
 
 
 def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:

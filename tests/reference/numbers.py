@@ -158,6 +158,11 @@ def put_plus(into: Array, index: Array | tuple[Array, ...], values: Array) -> No
         (np.logical_or if into.dtype == np.bool_ else np.add).at(into, index, values)
 
 
+def smallest_normal(dtype: DType) -> float:
+    """The smallest number of a float dtype that has all of its digits."""
+    return float(ml_dtypes.finfo(dtype).smallest_normal)  # type: ignore[no-untyped-call]
+
+
 def scale_dtype(scale: Any, dtype: DType) -> DType:
     """D10: the dtype in which a sum is multiplied: its own, unless that has no such factor, or not all of its bits."""
     if kind(dtype) not in "fc" or name_of(dtype) in ("float64", "complex128"):
@@ -166,8 +171,7 @@ def scale_dtype(scale: Any, dtype: DType) -> DType:
     parts = [float(x) for x in (scale.real, scale.imag)] if dtype.kind == "c" else [float(scale)]
     with np.errstate(all="ignore"):
         large = any(math.isfinite(x) and not np.isfinite(rounded(np.asarray(x), one).astype(float)) for x in parts)
-    least = float(ml_dtypes.finfo(one).smallest_normal)  # type: ignore[no-untyped-call]
-    small = any(0 < abs(x) < least for x in parts)
+    small = any(0 < abs(x) < smallest_normal(one) for x in parts)
     if not (large or small):
         return dtype
     return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)

@@ -387,56 +387,47 @@ static PyObject *take_each(buffer_object *self, const fan_take *options,
     return list;
 }
 
+/* The sums of all slots, or of one, into `out` (NULL: none). NULL: the general path takes them. */
+static PyObject *take_plain_sums(buffer_object *self, const fan_take *options, PyObject *out)
+{
+    out_args to = {out, options->one};
+    fan_plain_outs all = {outs_at, &to};
+    const fan_plain_outs *places = NULL;
+    PyObject *sums;
+    if (options->one && options->slot >= self->n)
+        return NULL;
+    if (out && !options->one && (size_t)PySequence_Fast_GET_SIZE(out) != self->n)
+        return NULL;
+    if (out)
+        places = &all;
+    if (options->one)
+        sums = take_one(self->core, options, places);
+    else
+        sums = take_each(self, options, places);
+    if (!sums && PyErr_Occurred())
+        PyErr_Clear(); /* the general path raises the error again, if it is one */
+    return sums;
+}
+
 static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
     PyObject *out = NULL;
     fan_take options = {.stream = NULL};
     if (kwnames && !take_options_of(args, kwnames, &out, &options))
         return NULL;
-    if (options.one && options.slot >= self->n)
-        return NULL;
-    if (out && !options.one && (size_t)PySequence_Fast_GET_SIZE(out) != self->n)
-        return NULL;
-    out_args to = {out, options.one};
-    fan_plain_outs all = {outs_at, &to};
-    const fan_plain_outs *places = NULL;
-    PyObject *sums;
-    if (out)
-        places = &all;
-    if (options.one)
-        sums = take_one(self->core, &options, places);
-    else
-        sums = take_each(self, &options, places);
-    if (!sums && PyErr_Occurred())
-        PyErr_Clear(); /* the general path raises the error again, if it is one */
-    return sums;
+    return take_plain_sums(self, &options, out);
 }
 
 PyObject *fan_plain_take_over(buffer_object *self, const size_t *only, PyObject *out,
                               const fan_divisor *divisor)
 {
     fan_take options = {.one = only != NULL, .mean = true, .scale = {.divisor = divisor}};
-    out_args to = {fan_given(out), only != NULL};
-    fan_plain_outs all = {outs_at, &to};
-    const fan_plain_outs *places = NULL;
-    PyObject *sums;
-    if (to.out)
-        places = &all;
+    PyObject *into = fan_given(out);
     if (only)
         options.slot = *only;
-    if (only && *only >= self->n)
+    if (into && !only && !PyList_CheckExact(into))
         return NULL;
-    if (to.out && !only && !PyList_CheckExact(to.out))
-        return NULL;
-    if (to.out && !only && (size_t)PyList_GET_SIZE(to.out) != self->n)
-        return NULL;
-    if (only)
-        sums = take_one(self->core, &options, places);
-    else
-        sums = take_each(self, &options, places);
-    if (!sums && PyErr_Occurred())
-        PyErr_Clear(); /* as above */
-    return sums;
+    return take_plain_sums(self, &options, into);
 }
 
 PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from .._checks import flag
 from .._files import path_text
-from .._words import counted, names_nearest, ordinal, type_of
+from .._words import counted, names_nearest, ordinal, printable, type_of
 from .digests import CONTRIBUTION, HOOKED, LEAF, SUM, THE_CALLER, Place, Record, Run, Unit, from_json, run_of
 from .ranks import RanksTrace
 from .recording import Trace
@@ -143,7 +143,7 @@ def refuse(first: Named, other: Named, why: str) -> NoReturn:
 
 def named(place: Place) -> str:
     name, at = place
-    label = name or "a node that did not run"
+    label = printable(name) or "a node that did not run"
     return f"node {label}" + (f" (the {ordinal(at + 1)} of that name, the last made first)" if at else "")
 
 
@@ -154,7 +154,7 @@ def of_edge(source: Place, edge: int) -> str:
 def where_of(place: Place) -> str:
     """A unit: the name of a buffer, or "" for a pass, and which one of that name."""
     name, at = place
-    return f"buffer {name}, taken the {ordinal(at + 1)} time" if name else f"pass {at + 1}"
+    return f"buffer {printable(name)}, taken the {ordinal(at + 1)} time" if name else f"pass {at + 1}"
 
 
 def placed(run: Run, passes_alone: bool) -> dict[Place, Unit]:
@@ -223,10 +223,10 @@ class Walk:
 
     def in_buffer(self, units: Sequence[Unit]) -> Found | None:
         """Contributions are equal in whatever order, so that an exact sum of them is; then come the sums."""
-        slots = dict.fromkeys(r.slot for unit in units for r in unit.records)
+        of_slots = [by_slot(unit) for unit in units]
         at = 0
-        for slot in slots:
-            mine = [[r for r in unit.records if r.slot == slot] for unit in units]
+        for slot in dict.fromkeys(itertools.chain.from_iterable(of_slots)):
+            mine = [some.get(slot, []) for some in of_slots]
             given = [[r for r in records if r.what == CONTRIBUTION] for records in mine]
             bags = [Counter((r.digest, r.text) for r in records) for records in given]
             if any(bag != bags[0] for bag in bags):
@@ -276,19 +276,30 @@ class Walk:
         return "dtype" if words[0] != words[1] else "shape"
 
 
+def by_slot(unit: Unit) -> dict[int, list[Record]]:
+    """The records of each slot, in their order."""
+    found: dict[int, list[Record]] = {}
+    for record in unit.records:
+        found.setdefault(record.slot, []).append(record)
+    return found
+
+
 def merged(orders: Sequence[Sequence[Any]]) -> list[Any]:
     """The items of all orders: those of the first in its order, each other one after what it follows in its own."""
-    made = list(orders[0])
-    there = set(made)
-    for order in orders[1:]:
-        if there.issuperset(order):
-            continue
-        before: Any = None
+    begin = object()
+    after: dict[Any, Any] = {}  # of each item the one behind it
+    for order in orders:
+        before: Any = begin
         for item in order:
-            if item not in there:
-                made.insert(made.index(before) + 1 if before is not None else 0, item)
-                there.add(item)
+            if item not in after:
+                after[item] = after.get(before, begin)
+                after[before] = item
             before = item
+    made = []
+    item = after.get(begin, begin)
+    while item is not begin:
+        made.append(item)
+        item = after[item]
     return made
 
 
@@ -332,7 +343,8 @@ def slot_of(unit: Unit, of: Record) -> str:
 def shown(record: Record | None) -> str:
     if record is None:
         return "missing"
-    return f"{record.text} {record.digest:016x}" if record.digest else record.text
+    text = printable(record.text)
+    return f"{text} {record.digest:016x}" if record.digest else text
 
 
 def differing_sums(units: Sequence[Unit], leaf: Record, usual: int, odd: int) -> bool:

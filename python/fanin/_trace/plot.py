@@ -17,12 +17,11 @@ from .._svg import (
     WHITE,
     Canvas,
     Svg,
-    printable,
     shortened,
     text_width,
     wrapped,
 )
-from .._words import counted
+from .._words import counted, printable
 from .line import HOST
 from .part import NUMBERS, Chooser, Follows, Part, follows_of
 from .passes import amount, critical_paths

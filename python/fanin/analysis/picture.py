@@ -20,13 +20,12 @@ from .._svg import (
     Svg,
     Writable,
     axis,
-    printable,
     save,
     svg_path,
     text_width,
 )
 from .._trace.graphviz import quoted
-from .._words import type_of
+from .._words import printable, type_of
 from ..sharing import Overlaps, overlaps
 from .arrays import Array, Geometry
 

@@ -15,13 +15,12 @@ from .._svg import (
     Svg,
     legend,
     paragraph,
-    printable,
     save,
     shortened,
     svg_path,
     text_width,
 )
-from .._words import counted
+from .._words import counted, printable
 
 if TYPE_CHECKING:
     from .._core import GraphTree

@@ -14,6 +14,7 @@ import pytest
 import fanin
 from fanin import _core
 from kit import hooks
+from kit.isa import isas
 from kit.support import run_python
 
 pytestmark = pytest.mark.core
@@ -21,13 +22,6 @@ pytestmark = pytest.mark.core
 #: Those that are their own accumulation dtype.
 DTYPES = ["bool", *(k + b for k in ("int", "uint") for b in ("8", "16", "32", "64"))]
 DTYPES += ["float32", "float64", "complex64", "complex128"]
-
-
-def isas() -> list[str]:
-    """The instruction sets of this machine."""
-    with pytest.raises(ValueError, match=r"this machine has") as caught:
-        fanin.set_options(isa="none of them")
-    return [word.strip(" '") for word in str(caught.value).partition("has")[2].split(",")]
 
 
 ISAS = isas()

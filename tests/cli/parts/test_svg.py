@@ -13,8 +13,9 @@ import pytest
 
 from fanin import _layers, _svg
 from fanin._layers import Arrow, Box
-from fanin._svg import Canvas, Svg, number, printable, shortened, svg_path, text_width, wrapped
+from fanin._svg import Canvas, Svg, number, shortened, svg_path, text_width, wrapped
 from fanin._trace import plot
+from fanin._words import printable
 from kit.pictures import Read, left_and_right, outside
 from kit.prepared import NUMPY, run_prepared
 from kit.sample import sizes
