@@ -638,7 +638,7 @@ class Reducer(_core.Block):
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
-        alone = self._keeps and not bucket.terms
+        alone = self._keeps and not bucket.terms and bucket.weight is None
         if bucket.begun:
             bucket.finish(self._key, alone)
         counts: Counted | Passes = self._passes or self._counted
