@@ -95,9 +95,9 @@ class accumulate(_core.Block):
         in the block. Sums of 16-bit gradients run in float32. If a block raises, no rank's `.grad` changes, and the
         other ranks raise a PeerError.
     order : "key", "exact" or "rank", optional
-        For ranks, as for `fanin.dist.Reducer`. "exact" keeps 8 bytes an element, the others every gradient. The key of
-        a pass is its place, those of rank 0 first, or set by `at`. Default: "key" if no rank runs more than one pass,
-        else "rank".
+        For ranks, as for `fanin.dist.Reducer`. "exact" keeps 8 bytes an element, "rank" a sum in the accumulation
+        dtype, "key" every gradient. The key of a pass is its place, those of rank 0 first, or set by `at`. Default:
+        "key" if no rank runs more than one pass, else "rank".
     scale : number, optional
         For ranks: multiplies each sum before the rounding.
     missing : "error" or "skip", optional
