@@ -5,8 +5,6 @@ with the number of contributions.
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +12,11 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core, dist
+from fanin import dist
 from fanin.dist import layout, sums
 from fanin.dist.group import Group
 from fanin.dist.reducer import Reducer, _Bucket
+from kit.messages import Messages
 from kit.values import bits
 
 pytestmark = pytest.mark.core
@@ -218,28 +217,6 @@ def test_a_contribution_that_raises_is_in_no_running_sum() -> None:
 
 KB = 1 << 10
 LEAVES = 256 * KB  #: bytes of all leaves
-
-
-class Messages:
-    """Counts the bytes of messages that are alive: what a reducer has of gradients, sums and messages, but for exact
-    sums.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lock, self.now, self.most = threading.Lock(), 0, 0
-        self.new = _core.message_new
-        monkeypatch.setattr(_core, "message_new", self.counted)
-
-    def counted(self, size: int) -> Any:
-        made = self.new(size)
-        self.add(size)
-        weakref.finalize(made, self.add, -size)
-        return made
-
-    def add(self, size: int) -> None:
-        with self.lock:
-            self.now += size
-            self.most = max(self.most, self.now)
 
 
 def passes(group: Group, order: Any, contributions: int, leaves: int, bucket: int) -> tuple[Reducer, list[fanin.Leaf]]:

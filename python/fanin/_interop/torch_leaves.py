@@ -49,6 +49,11 @@ class Taking:
         self._later: list[torch.Tensor] = []  # those whose hooks after accumulation are replaced
         self.grads: list[torch.Tensor | None] = []  # .grad at the beginning
 
+    def take(self, parameters: list[torch.Tensor]) -> None:
+        """Have the same parameters again, after a reducer has let them go."""
+        refuse_sharded(self.call, parameters, self.names)
+        self.parameters = parameters
+
     def begin(self, collectors: Sequence[Collector]) -> None:
         """Install a collector for each parameter; ValueError if another takes the gradient of one."""
         for p, name in zip(self.parameters, self.names, strict=True):
@@ -388,6 +393,11 @@ def refuse_sharded(call: str, leaves: list[torch.Tensor], names: Names) -> None:
         )
 
 
+def facts_of(p: torch.Tensor) -> tuple[object, ...]:
+    """What a leaf was made of: of another one it is made anew."""
+    return p.shape, p.dtype, getattr(p, "grad_dtype", p.dtype), p.device, p.layout, p.requires_grad, p.is_leaf, type(p)
+
+
 class TorchLeaf:
     """A parameter, as a leaf of `fanin.dist.Reducer`."""
 
@@ -400,9 +410,23 @@ class TorchLeaf:
                 f"Reducer: {word(name)}: expected a tensor whose elements lie in memory, got {type_of(p)} on"
                 f" {p.device} without: make the reducer of the tensors inside of it, or after it was materialized"
             )
-        dtype = gradient_dtype("Reducer", p, name)
-        #: What the gradient is like.
-        self.array = p if dtype is p.dtype else torch.empty(p.shape, dtype=dtype, device=p.device)
+        self.facts = facts_of(p)
+        self.dtype = gradient_dtype("Reducer", p, name)
+        self.array = self.example()
+
+    def example(self) -> torch.Tensor:
+        """What the gradient is like."""
+        p = self.tensor
+        return p if self.dtype is p.dtype else torch.empty(p.shape, dtype=self.dtype, device=p.device)
+
+    def rest(self) -> None:
+        """Let the parameter go, until `wake`."""
+        del self.tensor, self.array
+
+    def wake(self, p: torch.Tensor) -> None:
+        """Take the same parameter again, which has the same `facts`."""
+        self.tensor = p
+        self.array = self.example()
 
     @property
     def grad(self) -> torch.Tensor | None:

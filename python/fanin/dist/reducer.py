@@ -117,6 +117,11 @@ class _Bucket:
         self.kept.clear()
         self.start()
 
+    def free(self) -> None:
+        """Drop all memory."""
+        self.reset(keep=False)
+        self.memory = None
+
     def forget(self) -> None:
         """Drop the terms and the running sums, but the memory of one term."""
         self.spare = next((one for one in (self.spare, *self.used.values()) if one is not None), None)
@@ -242,6 +247,9 @@ class Reducer(_core.Block):
     travel while the pass runs, and are added to `.grad` at its end. If the block raises, no rank's `.grad` changes.
 
     Every rank makes it with the same leaves, in the same order, and the same options.
+
+    It has buckets, and a thread from its first pass on. They end with its last reference, or by `close()`; not at the
+    end of a `with` block, which is a pass.
 
     Parameters
     ----------
@@ -379,7 +387,35 @@ class Reducer(_core.Block):
         self._error: BaseException | None = None  # by which the pass ended here
         self._failed: BaseException | None = None  # .. or its sums
         self._sender = Sender(self, "fanin.dist")
+        self._closed = False
         self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
+
+    def close(self) -> None:
+        """End the reducer's thread, and free its buckets. Closing it twice does nothing.
+
+        A pass after it is a RuntimeError on this rank, and a PeerError on the others; `explain` and `norm` still work.
+        The end of its last reference closes it, too. `with reducer:` is a pass, and does not close it.
+
+        Raises
+        ------
+        RuntimeError
+            Inside a pass of the reducer.
+
+        >>> def train(group):
+        ...     w = fanin.Leaf(np.zeros(2), name="w")
+        ...     reducer = fanin.dist.Reducer([w], group)
+        ...     fanin.backward([(w, 0, np.ones(2))], reducer=reducer)
+        ...     reducer.close()
+        ...     return w.grad
+        >>> fanin.dist.threads(2, train)[0]
+        array([2., 2.])
+        """
+        if "now" in self._holder or self._passing:
+            raise RuntimeError("Reducer: close() inside a pass of the reducer: call it after the pass")
+        self._closed = True
+        self._sender.close()
+        for bucket in self._buckets:
+            bucket.free()
 
     def at(self, key: int | None, weight: float | None = None) -> Self:
         """Set the key of the next pass's contribution (order="key") and its weight, and return the reducer."""
@@ -427,6 +463,8 @@ class Reducer(_core.Block):
 
     def _divert(self, holder: _core.Block) -> None:
         """The leaves' sums go to the buckets until `_undivert(holder)`."""
+        if self._closed:
+            raise RuntimeError("Reducer: it was closed by close(): make a new one for this pass")
         for name, tensor in self._frozen:
             if tensor.requires_grad:
                 raise RuntimeError(
@@ -633,6 +671,27 @@ class Reducer(_core.Block):
         self._each, self._name, self._taking.call = True, "accumulate", "accumulate"
         self._passes = passes
         return _Collecting(self)
+
+    def _rest(self) -> None:
+        """Let the parameters and the group go, until `_wake`."""
+        for leaf in self._tensors:
+            leaf.rest()
+        self._passes = None
+        self._taking.parameters = []
+        del self.group
+
+    def _fits(self, parameters: list[Any]) -> bool:
+        """Whether nothing of the parameters has changed that a reducer at rest was made of."""
+        from fanin._interop.torch_leaves import facts_of
+
+        return all(leaf.facts == facts_of(p) for leaf, p in zip(self._tensors, parameters, strict=True))
+
+    def _wake(self, group: Group, parameters: list[Any]) -> None:
+        """Take the same parameters and group again."""
+        for leaf, p in zip(self._tensors, parameters, strict=True):
+            leaf.wake(p)
+        self._taking.take(parameters)
+        self.group = group
 
     def _collect_at(self, key: int) -> None:
         """The gradients that come next have this key."""

@@ -187,10 +187,12 @@ class accumulate(_core.Block):
             if value is not None:
                 raise ValueError(f"accumulate: {option}= is for sums {'over' if group is None else 'without'} ranks")
         if group is not None:
-            from ..dist import Reducer
+            from . import resting
 
-            named = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
-            self._reducer = Reducer(named, group, order=order, scale=scale, missing=missing or "error", mean=mean)
+            self._named_parameters = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
+            self._options = {"order": order, "scale": scale, "missing": missing or "error", "mean": mean}
+            self._reducer = resting.awake(self._named_parameters, group, self._options)
+            self._group, self._rests = self._reducer.group, False
             self._weighed = [] if order == "exact" else self._reducer._sums_run_in()
             return
         self._taking = Taking("accumulate", self._parameters, self._names)
@@ -502,7 +504,7 @@ class accumulate(_core.Block):
 
     def __repr__(self) -> str:
         if self._reducer is not None:
-            return f"<fanin.torch.accumulate: {len(self._parameters)} parameters over {self._reducer.group!r}>"
+            return f"<fanin.torch.accumulate: {len(self._parameters)} parameters over {self._group!r}>"
         dtypes = sorted({str(d).removeprefix("torch.") for d in self._sums})
         state = f"{self._buffer.counters.adds} gradients so far" if self._active else "not collecting"
         many = f"{len(self._parameters)} parameter{'' if len(self._parameters) == 1 else 's'}"
@@ -520,6 +522,11 @@ class accumulate(_core.Block):
         self._began = self._dropped = False
         self._passes.start()
         if self._reducer is not None:
+            if self._rests:
+                from . import resting
+
+                self._reducer = resting.awake(self._named_parameters, self._group, self._options)
+                self._rests = False
             self._collecting = self._reducer._collect(self._passes)
             self._collecting.__enter__()
             return self
@@ -562,6 +569,11 @@ class accumulate(_core.Block):
                     collecting.__exit__(None, error, None)
             finally:
                 self._active = collecting is not None and not collecting.over
+            if error is None and not self._active:
+                from . import resting
+
+                self._rests = True
+                resting.rest(self._reducer, self._named_parameters, self._options)
             return
         came = bytes(self._came)
         self._leave_all(self._began)
