@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.graph import Node
@@ -16,8 +18,11 @@ from .. import _core
 from .._checks import sequence
 from .._words import type_of
 from .protocols import DTypeLike
+from .sharing import memory_counts
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
+
+R = TypeVar("R")
 
 #: The name of each parameter; a number: its index among those given, if it has no name.
 Names = list[str | int]
@@ -218,6 +223,55 @@ def chosen_from(leaf: torch.Tensor) -> torch.Tensor:
     if leaf.ndim:
         return leaf.index_select(0, torch.empty(0, dtype=torch.int64, device=leaf.device))
     return torch.where(torch.zeros((), dtype=torch.bool, device=leaf.device), leaf, 0)
+
+
+def counts_of(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
+    """The references that Python and torch count to a tensor, to the tensor that it is a view of, and to its memory."""
+    base = gradient._base
+    held: Any = gradient
+    return (
+        references,
+        weakref.getweakrefcount(gradient),
+        gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        *memory_counts(held),
+    )
+
+
+@functools.cache
+def counts_alone() -> set[tuple[int, ...]]:
+    """What `counts_of` returns in a hook of `_core._collectors` for new gradients, to which only the pass refers. Empty
+    where torch does not count, or no thread can start, as when Python ends: then every gradient is copied.
+    """
+    seen: set[tuple[int, ...]] = set()
+
+    def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None, weight: object) -> None:
+        seen.add(counts_of(gradient, references))
+
+    def measure() -> None:
+        p = torch.zeros(2, 2, requires_grad=True)
+        [collector] = hooks(1, collect)
+        [node] = accumulators("accumulate", [p], [0])
+        node.register_prehook(collector)
+        torch.autograd.backward((p * 2).sum())
+        torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor
+
+    with contextlib.suppress(AttributeError, RuntimeError):
+        on_new_thread(measure)
+    return seen
+
+
+def hooks(n: int, collect: Callable[..., None]) -> list[Any]:
+    """Hooks of `AccumulateGrad` that call `collect(i, gradient, references, None, None)`, where only C code has counted
+    the references.
+    """
+    return _core._collectors(_core.InputBuffer(n), [False] * n, bytearray(n + 1), collect, [], int, lambda *_: None)
+
+
+def on_new_thread(measure: Callable[[], R]) -> R:
+    """Call a function where torch has no modes and Python no trace function, which would refer to its objects."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(measure).result()
 
 
 def gradient_dtype(call: str, p: torch.Tensor, name: str | int, into: str = "grad") -> torch.dtype:
