@@ -1176,25 +1176,26 @@ def test_norms_of_a_block_that_has_not_ended_are_refused(call: Callable[[Any], A
     dist.threads(2, train, timeout=None)
 
 
-def test_a_block_leaves_no_reducer_and_no_thread() -> None:
-    """Without a collection of cycles: each step would keep buckets and a thread until the next one."""
+def test_blocks_of_one_model_share_a_reducer_and_a_thread_that_end_with_the_model() -> None:
+    """Without a collection of cycles."""
 
-    def rank(group: Any) -> list[bool]:
-        model, gone = net(), []
+    def rank(group: Any) -> tuple[bool, list[Any]]:
+        model, used = net(), []
         for k in range(3):
             with fanin.torch.accumulate(model.parameters(), group=group) as block:
                 loss_of(model, 2 * k).backward()
                 loss_of(model, 2 * k + 1).backward()
-            alive = weakref.ref(block._reducer)
+            used.append(weakref.ref(block._reducer))
             del block
-            gone.append(alive() is None)
             step(model)
-        return gone
+        shared = len({id(one()) for one in used}) == 1 and used[0]() is not None
+        del model
+        return shared, [one() for one in used]
 
     before = set(threading.enumerate())
     gc.disable()
     try:
-        assert dist.threads(2, rank, timeout=None) == [[True] * 3] * 2
+        assert dist.threads(2, rank, timeout=None) == [(True, [None] * 3)] * 2
     finally:
         gc.enable()
     for thread in set(threading.enumerate()) - before:

@@ -254,6 +254,17 @@ def test_a_reducer_without_mean_sums_the_products(order: Any) -> None:
     assert bits(got[0][0]) == bits(expected)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("order", [None, "key", "rank", "exact"])
+def test_the_only_contribution_of_a_rank_is_multiplied_by_its_weight(order: Any, ranks: int) -> None:
+    def rank(group: Group) -> Any:
+        w = fanin.Leaf(np.zeros(2), name="w")
+        one_pass(w, dist.Reducer([w], group, order=order), 3)
+        return w.grad.tolist()
+
+    assert on(ranks, rank) == [[3.0 * ranks] * 2] * ranks
+
+
 def test_a_contribution_counts_for_leaves_that_it_does_not_reach() -> None:
     def run(group: Group) -> Any:
         often, rare = (fanin.Leaf(np.zeros(2, "f4"), name=n) for n in ("often", "rare"))

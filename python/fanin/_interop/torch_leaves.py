@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.graph import Node
@@ -16,8 +18,11 @@ from .. import _core
 from .._checks import sequence
 from .._words import type_of
 from .protocols import DTypeLike
+from .sharing import memory_counts
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
+
+R = TypeVar("R")
 
 #: The name of each parameter; a number: its index among those given, if it has no name.
 Names = list[str | int]
@@ -48,6 +53,11 @@ class Taking:
         self._nodes: list[Node] = []  # the nodes that have the hooks, which live as long as references to them
         self._later: list[torch.Tensor] = []  # those whose hooks after accumulation are replaced
         self.grads: list[torch.Tensor | None] = []  # .grad at the beginning
+
+    def take(self, parameters: list[torch.Tensor]) -> None:
+        """Have the same parameters again, after a reducer has let them go."""
+        refuse_sharded(self.call, parameters, self.names)
+        self.parameters = parameters
 
     def begin(self, collectors: Sequence[Collector]) -> None:
         """Install a collector for each parameter; ValueError if another takes the gradient of one."""
@@ -213,6 +223,55 @@ def chosen_from(leaf: torch.Tensor) -> torch.Tensor:
     if leaf.ndim:
         return leaf.index_select(0, torch.empty(0, dtype=torch.int64, device=leaf.device))
     return torch.where(torch.zeros((), dtype=torch.bool, device=leaf.device), leaf, 0)
+
+
+def counts_of(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
+    """The references that Python and torch count to a tensor, to the tensor that it is a view of, and to its memory."""
+    base = gradient._base
+    held: Any = gradient
+    return (
+        references,
+        weakref.getweakrefcount(gradient),
+        gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        *memory_counts(held),
+    )
+
+
+@functools.cache
+def counts_alone() -> set[tuple[int, ...]]:
+    """What `counts_of` returns in a hook of `_core._collectors` for new gradients, to which only the pass refers. Empty
+    where torch does not count, or no thread can start, as when Python ends: then every gradient is copied.
+    """
+    seen: set[tuple[int, ...]] = set()
+
+    def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None, weight: object) -> None:
+        seen.add(counts_of(gradient, references))
+
+    def measure() -> None:
+        p = torch.zeros(2, 2, requires_grad=True)
+        [collector] = hooks(1, collect)
+        [node] = accumulators("accumulate", [p], [0])
+        node.register_prehook(collector)
+        torch.autograd.backward((p * 2).sum())
+        torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor
+
+    with contextlib.suppress(AttributeError, RuntimeError):
+        on_new_thread(measure)
+    return seen
+
+
+def hooks(n: int, collect: Callable[..., None]) -> list[Any]:
+    """Hooks of `AccumulateGrad` that call `collect(i, gradient, references, None, None)`, where only C code has counted
+    the references.
+    """
+    return _core._collectors(_core.InputBuffer(n), [False] * n, bytearray(n + 1), collect, [], int, lambda *_: None)
+
+
+def on_new_thread(measure: Callable[[], R]) -> R:
+    """Call a function where torch has no modes and Python no trace function, which would refer to its objects."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(measure).result()
 
 
 def gradient_dtype(call: str, p: torch.Tensor, name: str | int, into: str = "grad") -> torch.dtype:
@@ -388,6 +447,11 @@ def refuse_sharded(call: str, leaves: list[torch.Tensor], names: Names) -> None:
         )
 
 
+def facts_of(p: torch.Tensor) -> tuple[object, ...]:
+    """What a leaf was made of: of another one it is made anew."""
+    return p.shape, p.dtype, getattr(p, "grad_dtype", p.dtype), p.device, p.layout, p.requires_grad, p.is_leaf, type(p)
+
+
 class TorchLeaf:
     """A parameter, as a leaf of `fanin.dist.Reducer`."""
 
@@ -400,9 +464,23 @@ class TorchLeaf:
                 f"Reducer: {word(name)}: expected a tensor whose elements lie in memory, got {type_of(p)} on"
                 f" {p.device} without: make the reducer of the tensors inside of it, or after it was materialized"
             )
-        dtype = gradient_dtype("Reducer", p, name)
-        #: What the gradient is like.
-        self.array = p if dtype is p.dtype else torch.empty(p.shape, dtype=dtype, device=p.device)
+        self.facts = facts_of(p)
+        self.dtype = gradient_dtype("Reducer", p, name)
+        self.array = self.example()
+
+    def example(self) -> torch.Tensor:
+        """What the gradient is like."""
+        p = self.tensor
+        return p if self.dtype is p.dtype else torch.empty(p.shape, dtype=self.dtype, device=p.device)
+
+    def rest(self) -> None:
+        """Let the parameter go, until `wake`."""
+        del self.tensor, self.array
+
+    def wake(self, p: torch.Tensor) -> None:
+        """Take the same parameter again, which has the same `facts`."""
+        self.tensor = p
+        self.array = self.example()
 
     @property
     def grad(self) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from fractions import Fraction
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from .counters import BadTerm, SumStats
 from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
-from .layout import Layout, Leaf, accumulation, digest, host, is_inexact, itemsize, leaf_of
+from .layout import Layout, Leaf, Segment, accumulation, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, merged, root, values_of
 from .sender import Sender
 from .sums import Counted, Into, Options, Order, Sent, Term
@@ -58,8 +58,19 @@ class Passes(Protocol):
         """Whether all are integers."""
 
 
+class _Memory(NamedTuple):
+    """Where a contribution lies."""
+
+    flats: list[NDArray]  #: bytes, for each segment
+    places: list[Any]  #: of each leaf in them
+
+
 class _Bucket:
-    """Some leaves, and the contributions of this rank to their next sum."""
+    """Some leaves, and the contributions of this rank to their next sum.
+
+    A contribution lies in memory of its own until it is complete; then it is added to the running sums of its segments
+    (`settle`), or kept as a term where there are none. So what raises amid a contribution is in no running sum.
+    """
 
     def __init__(self, number: int, indices: Sequence[int], layout: Layout) -> None:
         self.number, self.indices, self.layout = number, indices, layout
@@ -67,43 +78,56 @@ class _Bucket:
         self.terms: list[Term] = []
         self.masks: list[int] = []  #: for each term: the leaves that it has, as bits
         self.partials: dict[int, sums.ExactSum] = {}  #: exact sums of the terms so far, by segment
+        self.folded: dict[int, sums.Fold] = {}  #: folds of the terms so far, by segment
         self.total: list[NDArray] | None = None
         self.anywhere = 0  #: the leaves that any rank has, as bits
         self.bad: list[int] | None = None  #: the first contribution with an inf or NaN, its leaf, how many elements
         self.headers: list[Header] | None = None  #: of the last sum
         self.kept: dict[int, Any] = {}  #: gradients that came unshared, on a rank alone
         self.weight: Weight | None = None  #: of the contribution at hand; None: 1
-        self.used: list[tuple[list[NDArray], list[Any]]] = []  #: memory of the terms
-        self.spare: list[tuple[list[NDArray], list[Any]]] = []  #: .. and of earlier ones
+        self.used: dict[int, _Memory] = {}  #: memory of terms that are in no running sum
+        self.spare: _Memory | None = None  #: for the next contribution
         self.start()
 
     def start(self) -> None:
         """Begin a contribution."""
-        self.flats, self.places = self.spare.pop() if self.spare else self.memory()
+        self.memory: _Memory | None = self.spare or self.new_memory()
+        self.spare = None
         self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
         self.left = len(self.indices)  #: how many it lacks
         self.weight = None
 
-    def memory(self) -> tuple[list[NDArray], list[Any]]:
-        """Memory for a contribution: flat, and the place of each leaf in it."""
+    def new_memory(self) -> _Memory:
         flats, places = [], [None] * len(self.indices)
         for segment in self.layout.segments:
             raw, elements = segment.empty()
             flats.append(raw)
             for leaf, low, high in segment.places:
                 places[leaf] = elements[low:high].reshape(self.layout.leaves[leaf].shape)
-        return flats, places
+        return _Memory(flats, places)
 
     def reset(self, keep: bool = True) -> None:
-        """Forget all contributions, and unless `keep` also their memory: what was interrupted may have it still."""
-        spare = [*self.spare, *self.used] if keep else []
-        if keep and self.places:
-            spare.append((self.flats, self.places))
-        self.terms, self.masks, self.partials, self.total, self.anywhere, self.used = [], [], {}, None, 0, []
-        self.spare = spare
+        """Forget all contributions, and all memory but that of one; unless `keep`, that too: what was interrupted may
+        have it still.
+        """
+        self.forget()
+        self.spare = self.memory or self.spare if keep else None
+        self.terms, self.masks, self.total, self.anywhere = [], [], None, 0
         self.bad = None
         self.kept.clear()
         self.start()
+
+    def free(self) -> None:
+        """Drop all memory."""
+        self.reset(keep=False)
+        self.memory = None
+
+    def forget(self) -> None:
+        """Drop the terms and the running sums, but the memory of one term."""
+        self.spare = next((one for one in (self.spare, *self.used.values()) if one is not None), None)
+        self.used, self.partials, self.folded = {}, {}, {}
+        for term in self.terms:
+            term.flats = []
 
     @property
     def begun(self) -> bool:
@@ -125,7 +149,9 @@ class _Bucket:
                 f"Reducer: {leaf.name} got a second gradient: open accumulate() anew, or call at(), for each pass; and"
                 " torch.utils.checkpoint, which runs passes of its own, needs use_reentrant=False"
             )
-        place = self.places[i]
+        if self.memory is None:  # complete: the caller refuses the gradient
+            return 0
+        place = self.memory.places[i]
         plain = type(gradient) is type(place) is np.ndarray and not stats
         if plain and gradient.dtype == place.dtype and gradient.shape == place.shape:
             place[...] = gradient
@@ -153,39 +179,64 @@ class _Bucket:
                 self.put(i, self.kept.pop(i), False)
             self.has[i] = 1
             self.left -= 1
+        memory = self.memory
+        assert memory is not None
         for segment in self.layout.segments if self.left and not alone else ():
             for leaf, _, _ in segment.places:
                 if not self.has[leaf]:
-                    segment.leave_out(self.places[leaf])
-        self.terms.append(Term(list(self.flats), key, self.weight))
+                    segment.leave_out(memory.places[leaf])
+        self.terms.append(Term(list(memory.flats), key, self.weight))
         self.masks.append(
             int.from_bytes(np.packbits(np.frombuffer(self.has, np.uint8), bitorder="little").tobytes(), "little")
         )
-        self.used.append((self.flats, self.places))
-        self.places = []
+        self.used[len(self.terms) - 1] = memory
+        self.memory = None
 
     def settle(self, order: Order | None) -> None:
-        """Add the contribution to the exact sums, so that its memory is free."""
+        """Add the contribution to the running sums, so that its memory is free."""
         term = self.terms[-1]
-        for i, segment in enumerate(self.layout.segments if order == "exact" else ()):
-            if is_inexact(segment.dtype):
+        for i, segment in enumerate(self.layout.segments):
+            if order == "exact" and is_inexact(segment.dtype):
                 self.partials.setdefault(i, sums.ExactSum(segment)).wait(term.flats[i], term.weight)
-                term.flats[i] = term.flats[i][:0]
+                term.flats[i] = sums.NOTHING
+            elif sums.folds(order, segment):
+                self.fold(i, segment)
         for one in self.partials.values():
             one.settle()
-        if not any(map(len, term.flats)):
-            self.spare.append(self.used.pop())
+        self.recycle()
+
+    def fold(self, i: int, segment: Segment) -> None:
+        """Add the contribution to a fold, if there is one before: a rank's only contribution travels as it is."""
+        if len(self.terms) < 2:
+            return
+        fold = self.folded.setdefault(i, sums.Fold(segment))
+        pending = self.terms[fold.count :]
+        took = fold.add([term.flats[i] for term in pending], [term.weight for term in pending])
+        if took:
+            self.used.pop(0, None)
+        for term in pending:
+            term.flats[i] = sums.NOTHING
+
+    def recycle(self) -> None:
+        """Keep the memory of one term that is in running sums, and drop that of others."""
+        for k in [*self.used]:
+            if not any(map(len, self.terms[k].flats)):
+                memory = self.used.pop(k)
+                self.spare = self.spare or memory
 
     def sent(self, group: Group, options: Options, kind: Kind, total: Fraction) -> Sent:
         """The messages to the owners; `kind` and `total`: of the weights of this rank."""
-        for i, segment in enumerate(self.layout.segments if self.terms and options.order == "exact" else ()):
+        for i, segment in enumerate(self.layout.segments if self.terms else ()):
             last = self.terms[-1]
-            settled = not len(last.flats[i])
-            packs = i in self.partials or sums.must_pack(self.terms, segment, options, group)
-            if is_inexact(segment.dtype) and packs and not settled:
-                self.partials.setdefault(i, sums.ExactSum(segment)).wait(last.flats[i], last.weight)
+            if options.order == "exact" and is_inexact(segment.dtype):
+                settled = not len(last.flats[i])
+                packs = i in self.partials or sums.must_pack(self.terms, segment, options, group)
+                if packs and not settled:
+                    self.partials.setdefault(i, sums.ExactSum(segment)).wait(last.flats[i], last.weight)
+            elif sums.folds(options.order, segment):
+                self.fold(i, segment)
         weigh = sums.weighed(self.terms, kind, total, options, self.partials)
-        return Sent(self.terms, sums.packed(group, self.layout, options, self.partials), weigh)
+        return Sent(self.terms, sums.packed(group, self.layout, options, self.partials), weigh, self.folded)
 
 
 class Reducer(_core.Block):
@@ -196,6 +247,9 @@ class Reducer(_core.Block):
     travel while the pass runs, and are added to `.grad` at its end. If the block raises, no rank's `.grad` changes.
 
     Every rank makes it with the same leaves, in the same order, and the same options.
+
+    It has buckets, and a thread from its first pass on. They end with its last reference, or by `close()`; not at the
+    end of a `with` block, which is a pass.
 
     Parameters
     ----------
@@ -333,7 +387,35 @@ class Reducer(_core.Block):
         self._error: BaseException | None = None  # by which the pass ended here
         self._failed: BaseException | None = None  # .. or its sums
         self._sender = Sender(self, "fanin.dist")
+        self._closed = False
         self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
+
+    def close(self) -> None:
+        """End the reducer's thread, and free its buckets. Closing it twice does nothing.
+
+        A pass after it is a RuntimeError on this rank, and a PeerError on the others; `explain` and `norm` still work.
+        The end of its last reference closes it, too. `with reducer:` is a pass, and does not close it.
+
+        Raises
+        ------
+        RuntimeError
+            Inside a pass of the reducer.
+
+        >>> def train(group):
+        ...     w = fanin.Leaf(np.zeros(2), name="w")
+        ...     reducer = fanin.dist.Reducer([w], group)
+        ...     fanin.backward([(w, 0, np.ones(2))], reducer=reducer)
+        ...     reducer.close()
+        ...     return w.grad
+        >>> fanin.dist.threads(2, train)[0]
+        array([2., 2.])
+        """
+        if "now" in self._holder or self._passing:
+            raise RuntimeError("Reducer: close() inside a pass of the reducer: call it after the pass")
+        self._closed = True
+        self._sender.close()
+        for bucket in self._buckets:
+            bucket.free()
 
     def at(self, key: int | None, weight: float | None = None) -> Self:
         """Set the key of the next pass's contribution (order="key") and its weight, and return the reducer."""
@@ -381,6 +463,8 @@ class Reducer(_core.Block):
 
     def _divert(self, holder: _core.Block) -> None:
         """The leaves' sums go to the buckets until `_undivert(holder)`."""
+        if self._closed:
+            raise RuntimeError("Reducer: it was closed by close(): make a new one for this pass")
         for name, tensor in self._frozen:
             if tensor.requires_grad:
                 raise RuntimeError(
@@ -588,6 +672,27 @@ class Reducer(_core.Block):
         self._passes = passes
         return _Collecting(self)
 
+    def _rest(self) -> None:
+        """Let the parameters and the group go, until `_wake`."""
+        for leaf in self._tensors:
+            leaf.rest()
+        self._passes = None
+        self._taking.parameters = []
+        del self.group
+
+    def _fits(self, parameters: list[Any]) -> bool:
+        """Whether nothing of the parameters has changed that a reducer at rest was made of."""
+        from fanin._interop.torch_leaves import facts_of
+
+        return all(leaf.facts == facts_of(p) for leaf, p in zip(self._tensors, parameters, strict=True))
+
+    def _wake(self, group: Group, parameters: list[Any]) -> None:
+        """Take the same parameters and group again."""
+        for leaf, p in zip(self._tensors, parameters, strict=True):
+            leaf.wake(p)
+        self._taking.take(parameters)
+        self.group = group
+
     def _collect_at(self, key: int) -> None:
         """The gradients that come next have this key."""
         number = sums.check_keys([key], 1)[0]
@@ -638,7 +743,7 @@ class Reducer(_core.Block):
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
-        alone = self._keeps and not bucket.terms
+        alone = self._keeps and not bucket.terms and bucket.weight is None
         if bucket.begun:
             bucket.finish(self._key, alone)
         counts: Counted | Passes = self._passes or self._counted
@@ -663,9 +768,11 @@ class Reducer(_core.Block):
                 name,
             )
         if alone and bucket.terms:
-            bucket.total, bucket.used = bucket.terms[0].flats, []  # .grad of a tensor may become a view of it
+            bucket.total = bucket.terms[0].flats
+            bucket.used.clear()  # .grad of a tensor may become a view of it
         elif bucket.anywhere:
             bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run()
+        bucket.forget()
 
     # ---- what is known of the sums
 

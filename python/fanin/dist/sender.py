@@ -28,6 +28,11 @@ class Sender:
             self._begun = True  # after Ctrl-C before this line a second thread begins, which does no harm
         self.work.put(work)
 
+    def close(self) -> None:
+        """End the thread after the work that was put, if it has begun. May be repeated."""
+        if self._begun:
+            self.work.put(self.end)
+
 
 def _work_of(queue: SimpleQueue[Any], end: object) -> None:
     """Do what comes in a queue, until `end`."""

@@ -243,7 +243,8 @@ class ExactSum:
         """
         bounds = self.segment.bounds
         ends, at = [0], 0
-        raw = _core.message_new(9 * sum(bounds[o + 1] - bounds[o] for owners in level.shards for o in owners))
+        away = [o for to, owners in zip(level.team, level.shards, strict=True) if to != rank for o in owners]
+        raw = _core.message_new(9 * sum(bounds[o + 1] - bounds[o] for o in away))
         for to, owners in zip(level.team, level.shards, strict=True):
             if to == rank and received:
                 for owner in owners:
@@ -261,6 +262,39 @@ class ExactSum:
         if received:
             self.end()
         return [raw[a:b] for a, b in itertools.pairwise(ends)]
+
+
+class Fold:
+    """The left fold of this rank's contributions to a segment, in the dtype of the sum: a running sum with the bits of
+    a fold of all of them at once.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment, self.dtype = segment, accumulation(segment.dtype)
+        self.total: NDArray | None = None  #: bytes
+        self.count = 0  #: the contributions in it
+
+    def add(self, raws: Sequence[NDArray], weights: Sequence[Weight | None]) -> bool:
+        """Add contributions, of which the first fold takes two or more; return whether the memory of the first one is
+        now the fold's.
+        """
+        takes = self.total is None and self.dtype == self.segment.dtype
+        terms = [typed(raw, self.segment.dtype) for raw in raws]
+        total = self.total
+        if total is None:
+            total = raws[0] if takes else _core.message_new(self.segment.size * itemsize(self.dtype))
+        else:
+            terms, weights = [typed(total, self.dtype), *terms], [None, *weights]
+        self.count += len(raws)
+        if len(total):
+            _core.add_n(terms, out=typed(total, self.dtype), **weighing_of(weights))
+        self.total = total
+        return takes
+
+
+def folds(order: Order | None, segment: Segment) -> bool:
+    """Whether a rank folds its contributions to a segment, if it has several: None is "rank" then."""
+    return order != "key" and not (order == "exact" and is_inexact(segment.dtype))
 
 
 def merge(window: object, messages: list[NDArray]) -> None:
@@ -285,6 +319,8 @@ class Sent:
     packed: dict[int, tuple[ExactSum, list[NDArray]]] = field(default_factory=dict)
     #: What travels of weights; None: no weight was given, and there is no mean.
     weigh: Header | None = None
+    #: For each segment whose terms were folded as they came: the fold.
+    folded: dict[int, Fold] = field(default_factory=dict)
 
     @property
     def header(self) -> Header:
@@ -568,7 +604,11 @@ class Sum:
         folded = self.order != "key" and max(counts) > 1
         dtype = accumulation(segment.dtype) if folded else segment.dtype
         if folded:
-            flats = self.added(flats, segment.dtype, dtype, weights[self.rank])
+            fold = self.sent.folded.get(i)
+            if fold is None or fold.total is None:
+                flats = self.added(flats, segment.dtype, dtype, weights[self.rank])
+            else:
+                flats = [fold.total]
             counts = [min(n, 1) for n in counts]
             weights = [[None] * n for n in counts]
         shards = segment.counts(dtype)

@@ -11,7 +11,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
@@ -19,13 +18,13 @@ import torch
 from .. import _core
 from .._checks import flag
 from .._interop.protocols import DTypeLike
-from .._interop.sharing import memory_counts
 from .._interop.torch_leaves import (
     Names,
     Taking,
-    accumulators,
     after_hooks,
     check_sum,
+    counts_alone,
+    counts_of,
     dense_sum,
     gradient_dtype,
     gradient_strides,
@@ -95,9 +94,9 @@ class accumulate(_core.Block):
         in the block. Sums of 16-bit gradients run in float32. If a block raises, no rank's `.grad` changes, and the
         other ranks raise a PeerError.
     order : "key", "exact" or "rank", optional
-        For ranks, as for `fanin.dist.Reducer`. "exact" keeps 8 bytes an element, the others every gradient. The key of
-        a pass is its place, those of rank 0 first, or set by `at`. Default: "key" if no rank runs more than one pass,
-        else "rank".
+        For ranks, as for `fanin.dist.Reducer`. "exact" keeps 8 bytes an element, "rank" a sum in the accumulation
+        dtype, "key" every gradient. The key of a pass is its place, those of rank 0 first, or set by `at`. Default:
+        "key" if no rank runs more than one pass, else "rank".
     scale : number, optional
         For ranks: multiplies each sum before the rounding.
     missing : "error" or "skip", optional
@@ -187,10 +186,12 @@ class accumulate(_core.Block):
             if value is not None:
                 raise ValueError(f"accumulate: {option}= is for sums {'over' if group is None else 'without'} ranks")
         if group is not None:
-            from ..dist import Reducer
+            from . import resting
 
-            named = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
-            self._reducer = Reducer(named, group, order=order, scale=scale, missing=missing or "error", mean=mean)
+            self._named_parameters = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
+            self._options = {"order": order, "scale": scale, "missing": missing or "error", "mean": mean}
+            self._reducer = resting.awake(self._named_parameters, group, self._options)
+            self._group, self._rests = self._reducer.group, False
             self._weighed = [] if order == "exact" else self._reducer._sums_run_in()
             return
         self._taking = Taking("accumulate", self._parameters, self._names)
@@ -502,7 +503,7 @@ class accumulate(_core.Block):
 
     def __repr__(self) -> str:
         if self._reducer is not None:
-            return f"<fanin.torch.accumulate: {len(self._parameters)} parameters over {self._reducer.group!r}>"
+            return f"<fanin.torch.accumulate: {len(self._parameters)} parameters over {self._group!r}>"
         dtypes = sorted({str(d).removeprefix("torch.") for d in self._sums})
         state = f"{self._buffer.counters.adds} gradients so far" if self._active else "not collecting"
         many = f"{len(self._parameters)} parameter{'' if len(self._parameters) == 1 else 's'}"
@@ -520,6 +521,11 @@ class accumulate(_core.Block):
         self._began = self._dropped = False
         self._passes.start()
         if self._reducer is not None:
+            if self._rests:
+                from . import resting
+
+                self._reducer = resting.awake(self._named_parameters, self._group, self._options)
+                self._rests = False
             self._collecting = self._reducer._collect(self._passes)
             self._collecting.__enter__()
             return self
@@ -562,6 +568,11 @@ class accumulate(_core.Block):
                     collecting.__exit__(None, error, None)
             finally:
                 self._active = collecting is not None and not collecting.over
+            if error is None and not self._active:
+                from . import resting
+
+                self._rests = True
+                resting.rest(self._reducer, self._named_parameters, self._options)
             return
         came = bytes(self._came)
         self._leave_all(self._began)
@@ -595,7 +606,7 @@ class accumulate(_core.Block):
         small = [p.nbytes < LARGE for p in parameters]
         # If the sum has the dtype of .grad, it may be made in the memory of a gradient.
         own = [dtype == total for dtype, total in zip(self._own, self._sums, strict=True)]
-        counts = _counts_alone()
+        counts = counts_alone()
 
         def ended(slot: int) -> RuntimeError:
             return RuntimeError(
@@ -614,7 +625,7 @@ class accumulate(_core.Block):
                     raise ended(slot)
                 if gradient.requires_grad:
                     raise RuntimeError(f"accumulate: {recorded(names[slot])}")
-                alone = gradient.layout == torch.strided and _counts(gradient, references) in counts
+                alone = gradient.layout == torch.strided and counts_of(gradient, references) in counts
                 p = parameters[slot]
                 donate = alone and own[slot] and p.layout == gradient.layout and gradient.stride() == p.stride()
                 # The buffer has the only reference to a new object, so that it sums while the gradient is in the cache.
@@ -859,53 +870,6 @@ def _both(first: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         return dense_sum(mean, first)
     with torch.no_grad():
         return first + mean
-
-
-def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
-    """The references that Python and torch count to a tensor, to the tensor that it is a view of, and to its memory."""
-    base = gradient._base
-    held: Any = gradient
-    return (
-        references,
-        weakref.getweakrefcount(gradient),
-        gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
-        0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
-        *memory_counts(held),
-    )
-
-
-@functools.cache
-def _counts_alone() -> set[tuple[int, ...]]:
-    """What `_counts` returns in a collector for new gradients, to which only the pass refers. Empty where torch does
-    not count, or no thread can start, as when Python ends: then every gradient is copied.
-    """
-    seen: set[tuple[int, ...]] = set()
-
-    def collect(
-        slot: int, gradient: torch.Tensor, references: int, error: Exception | None, weight: Weight | None
-    ) -> None:
-        seen.add(_counts(gradient, references))
-
-    def measure() -> None:
-        p = torch.zeros(2, 2, requires_grad=True)
-        passes = Passes(False)
-        [collector] = _core._collectors(
-            _core.InputBuffer(1), [False], bytearray(2), collect, passes.now, _task, passes.weigh
-        )
-        [node] = accumulators(BUFFER, [p], [0])
-        node.register_prehook(collector)
-        torch.autograd.backward((p * 2).sum())
-        torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor
-
-    with contextlib.suppress(AttributeError, RuntimeError):
-        on_new_thread(measure)
-    return seen
-
-
-def on_new_thread(measure: Callable[[], R]) -> R:
-    """Call a function where torch has no modes and Python no trace function, which would refer to its objects."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(measure).result()
 
 
 def _sum_dtype(own: torch.dtype, accumulate: DTypeLike | None) -> torch.dtype:
