@@ -100,7 +100,8 @@ def values(x: _core.Array, what: str) -> NDArray:
     if _core.cpu_wants_handles():
         raise TypeError(
             f"{x!r} is not made a Python number: what is read while a function is recorded is decided once; compute "
-            "with the array itself (np.where can be recorded), or read x.numpy().item() outside of functions"
+            "with the array itself (np.where can be recorded), or read x.numpy().item() outside of functions, as a "
+            "pipeline does between two of them (tree.pipeline)"
         )
     return x.numpy()
 

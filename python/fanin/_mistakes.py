@@ -18,7 +18,14 @@ EXPECTED = {
     "root": "(node, slot, gradient), with a fanin.Node or fanin.Leaf",
     "input": "a fanin.Leaf, a fanin.Node or (node, slot)",
 }
+#: Of fanin.order, whose roots bring no gradients.
+ORDERED = "a fanin.Node, a fanin.Leaf or (node, slot)"
 OF_TORCH = ": fanin.torch.backward(tensors) runs the graph of torch tensors"
+
+
+def _expected(call: str, what: str) -> str:
+    """What a root or an input of a call is."""
+    return ORDERED if call == "order" and what == "root" else EXPECTED[what]
 
 
 def _advice(what: str, item: object) -> str:
@@ -35,7 +42,7 @@ def _advice(what: str, item: object) -> str:
 
 def no_node(call: str, what: str, index: int, item: object, got: str) -> NoReturn:
     """Refuse a root or an input of a pass (`what`) that has no node."""
-    raise TypeError(f"{call}: {what} {index}: expected {EXPECTED[what]}, got {got}{_advice(what, item)}")
+    raise TypeError(f"{call}: {what} {index}: expected {_expected(call, what)}, got {got}{_advice(what, item)}")
 
 
 def roots_or_inputs(call: str, what: str, given: object, node: object) -> tuple[Any, ...]:
@@ -44,9 +51,10 @@ def roots_or_inputs(call: str, what: str, given: object, node: object) -> tuple[
     `node`: the node, if `given` is a single root or input.
     """
     if node is not None:
-        one = "root: give [(node, slot, gradient)]" if what == "roots" else "input: give [leaf]"
+        root = "[node]" if call == "order" else "[(node, slot, gradient)]"
+        one = f"root: give {root}" if what == "roots" else "input: give [leaf]"
         raise TypeError(f"{call}: {what}: expected a sequence, got one {one}")
-    of = EXPECTED[what[:-1]]
+    of = _expected(call, what[:-1])
     if isinstance(given, np.ndarray) or hasattr(type(given), "__dlpack__"):
         advice = OF_TORCH if is_torch(given) else ""
         raise TypeError(f"{call}: {what}: expected a sequence of {of}, got {type_of(given)}{advice}")

@@ -6,7 +6,7 @@ import functools
 import operator
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -232,6 +232,12 @@ class Partial:
         array([0., 0., 5.], dtype=float32)
         """
         return _core.add_n([self])
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
+        """Refuse what NumPy would make of it: an array of one object."""
+        raise TypeError(
+            f"{self!r} is no array: dense() makes one (unless a slot has partial=True, a node's function gets it dense)"
+        )
 
     def __repr__(self) -> str:
         return f"<fanin.Partial at {self.at!r} of shape {self.shape}: {tuple(self.values.shape)}, {self.values.dtype}>"

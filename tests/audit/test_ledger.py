@@ -235,12 +235,27 @@ def test_wrong_arguments_are_refused_by_name_and_nothing_is_lost() -> None:
     for wrong in (np.ones(3, int), np.ones(3, complex), "x"):
         with pytest.raises(TypeError, match="audit: w: expected an array of float64, float32 or float16"):
             ledger.made("w", wrong)
+    with pytest.raises(ValueError, match=r"audit: w: expected a sum of the gradient's shape \(3,\), got \(4,\)"):
+        ledger.made("w", np.ones(3), np.zeros(4))
+    for bad, kind in (("3", TypeError), ([1], TypeError), (float("nan"), ValueError)):
+        with pytest.raises(kind, match=r"audit: weight: expected a (finite )?number"):
+            ledger.weight(bad)  # type: ignore[arg-type]
+        with pytest.raises(kind, match=r"audit: share: expected a (finite )?number"):
+            ledger.weight(0.5, bad)  # type: ignore[arg-type]
+        with pytest.raises(kind, match=r"audit: weights: expected a (finite )?number"):
+            Ledger(weights=[1, bad])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="audit: weights: expected a sequence of numbers, got an int"):
+        Ledger(weights=3)  # type: ignore[arg-type]
     ledger.made("w", np.ones(3))
     for other in (np.ones(4), np.ones(3, "float32")):
         with pytest.raises(ValueError, match=r"audit: w: expected float64 of shape \(3,\), as before"):
             ledger.arrived("w", other)
     ledger.arrived("w", np.ones(3))
-    assert ledger.read({"w": np.ones(3)})[1].verdict == "right"
+    with pytest.raises(TypeError, match="audit: read: expected a mapping from names to sums, got"):
+        ledger.read(np.ones(3))  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="audit: read: no sum of w: give None"):
+        ledger.read({"W": np.ones(3)})
+    assert ledger.read({"w": np.ones(3), "never used": None})[1].verdict == "right"
 
 
 def test_leaves_of_fanin_show_their_gradients_by_two_hooks() -> None:

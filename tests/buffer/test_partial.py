@@ -322,6 +322,22 @@ def test_a_wrong_place_is_an_error_that_says_what_would_be_right(
         Partial(values, at, shape)
 
 
+@pytest.mark.parametrize(
+    "compute",
+    [
+        np.asarray,
+        np.sum,
+        np.zeros_like,
+        lambda p: np.stack([p, p]),
+        lambda p: np.ones(4) + p,
+        lambda p: np.float64(2) * p,
+    ],
+)
+def test_numpy_makes_no_array_of_an_object_from_it(compute: Any) -> None:
+    with pytest.raises(TypeError, match=r"<fanin.Partial at .*> is no array: dense\(\) makes one"):
+        compute(part([1, 2], s_[:2]))
+
+
 def test_an_error_names_slot_and_key_and_loses_nothing() -> None:
     buf = fanin.InputBuffer([fanin.Slot(shape=4, dtype="int32", name="w")])
     buf.add(0, part([1], s_[:1], dtype="int32"), key=0)

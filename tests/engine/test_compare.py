@@ -268,6 +268,20 @@ def test_a_contribution_of_a_buffer_that_differs_is_named_by_its_key() -> None:
 # Files
 
 
+def test_a_slot_of_a_buffer_is_named_by_its_own_name() -> None:
+    def run(value: float) -> Any:
+        with fanin.trace(digests=True) as trace:
+            buf = fanin.InputBuffer([fanin.Slot(name="weight"), fanin.Slot(name="bias"), fanin.Slot()])
+            for slot, x in ((2, 1.0), (0, 1.0), (1, value)):
+                buf.add(slot, np.full(2, x))
+            buf.take()
+        return trace
+
+    assert "buffer weight, taken the 1st time, slot 1 (bias), the 1st contribution" in str(
+        fanin.compare(run(1.0), run(2.0))
+    )
+
+
 def saved(t: Any, path: Path) -> Path:
     t.save(path)
     return path

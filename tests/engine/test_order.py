@@ -170,8 +170,10 @@ def test_on_several_workers_each_node_runs_after_those_that_give_to_it() -> None
 
 def test_wrong_arguments_are_those_of_a_pass() -> None:
     _, left, right, top = diamond()
-    with pytest.raises(TypeError, match=r"order: roots: expected a sequence, got one root"):
+    with pytest.raises(TypeError, match=r"order: roots: expected a sequence, got one root: give \[node\]"):
         fanin.order(top)
+    with pytest.raises(TypeError, match=r"order: root 0: expected a fanin\.Node, a fanin\.Leaf or \(node, slot\), got"):
+        fanin.order([np.ones(2)])  # type: ignore[list-item]
     with pytest.raises(IndexError, match="order: root 0: expected a slot from 0 to 0 of top, got 3"):
         fanin.order([(top, 3)])
     with pytest.raises(TypeError, match=r"order: input 0: expected a fanin\.Leaf"):

@@ -1334,3 +1334,16 @@ def test_a_sum_has_the_strides_of_its_parameter_whatever_those_of_the_gradients(
                 got = getattr(x, into)
                 assert got.stride() == x.stride() != given.stride() and got.eq(passes).all()
                 setattr(x, into, None)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_rows_of_an_embedding_of_16_bits_are_summed_in_the_block_if_they_are_sparse(sparse: bool) -> None:
+    """torch sums the rows of a pass by itself for a dense gradient, in 16 bits, where 256 + 1 is 256."""
+    table = torch.nn.Embedding(2, 3, sparse=sparse, dtype=torch.bfloat16)
+    row = torch.zeros(1000, dtype=torch.long)
+    with fanin.torch.accumulate(table.parameters()):
+        for _ in range(2):
+            table(row).sum().backward()
+    grad = table.weight.grad
+    dense = grad.to_dense() if sparse else grad
+    assert dense.tolist() == [[2000 if sparse else 512] * 3, [0] * 3]

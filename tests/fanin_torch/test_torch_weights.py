@@ -526,7 +526,7 @@ def test_a_weight_belongs_into_the_block_and_not_into_another_weight() -> None:
     block = fanin.torch.accumulate([w], mean=True)
     with pytest.raises(RuntimeError, match=r"weight\(w\) outside of the block"):
         block.weight(2)
-    with block:
+    with pytest.raises(RuntimeError, match=r"weight\(9\) was called and never entered"), block:
         one = block.weight(2)
         with one:
             with pytest.raises(RuntimeError, match=r"within weight\(w\): a pass has one weight"), block.weight(3):
@@ -544,6 +544,65 @@ def test_a_weight_belongs_into_the_block_and_not_into_another_weight() -> None:
     with pytest.raises(RuntimeError, match="__exit__ of weight"):
         late.__exit__(None, None, None)
     assert w.grad.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_a_pass_after_a_weight_without_a_with_is_refused_and_names_the_call(mean: bool) -> None:
+    w = torch.ones(2, requires_grad=True)
+    with fanin.torch.accumulate([w], mean=mean) as block:
+        with block.weight(2):
+            (w * 3).sum().backward()
+        made = block.weight(5)
+        with pytest.raises(RuntimeError, match=r"weight\(5\), which was not entered: use `with block.weight\(5\):`"):
+            (w * 7).sum().backward()
+        with made:  # called before its pass, and entered: right
+            (w * 4).sum().backward()
+        (w * 2).sum().backward()
+    total = 2 * 3 + 5 * 4 + 2
+    assert w.grad.tolist() == [total / 8 if mean else total] * 2
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_a_weight_after_its_pass_and_a_last_without_a_with_are_errors_at_the_end_of_the_block(mean: bool) -> None:
+    for call, words in (("weight", "weighed no pass"), ("last", "stepped no parameter")):
+        w = torch.ones(2, requires_grad=True)
+        refused = pytest.raises(RuntimeError, match=f"was called and never entered, so it {words}")
+        with refused, fanin.torch.accumulate([w], mean=mean) as block:
+            (w * 3).sum().backward()
+            getattr(block, call)(8 if call == "weight" else print)
+        assert w.grad.tolist() == [3, 3], "the sum is there"
+
+
+def test_a_weight_that_one_thread_is_about_to_enter_stops_no_pass_of_another() -> None:
+    w = torch.ones(2, requires_grad=True)
+    with fanin.torch.accumulate([w], mean=True) as block:
+        made = block.weight(3)
+        other = threading.Thread(target=lambda: (w * 5).sum().backward())
+        other.start()
+        other.join()
+        with made:
+            w.sum().backward()
+    assert w.grad.tolist() == [2, 2]
+
+
+def test_over_ranks_a_weight_that_is_not_entered_is_an_error_of_its_rank_and_no_rank_gets_a_mean() -> None:
+    ended: dict[int, BaseException] = {}
+
+    def train(group: Any) -> None:
+        w = torch.ones(2, requires_grad=True)
+        try:
+            with fanin.torch.accumulate([w], group=group, mean=True) as block:
+                with block.weight(3) if group.rank else contextlib.nullcontext():
+                    w.sum().backward()
+                if not group.rank:
+                    block.weight(4)
+        except RuntimeError as e:
+            ended[group.rank] = e
+        assert w.grad is None
+
+    fanin.dist.threads(2, train)
+    assert "weight(4) was called and never entered" in str(ended[0])
+    assert isinstance(ended[1], fanin.PeerError) and ended[1].rank == 0
 
 
 def test_mean_is_a_bool() -> None:

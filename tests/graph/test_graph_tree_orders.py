@@ -305,7 +305,7 @@ REFUSED: dict[str, tuple[Function, type[Exception], str]] = {
     "float": (
         lambda y: float(y[0]),
         TypeError,
-        r"is not made a Python number: .* or read x.numpy\(\).item\(\) outside",
+        r"is not made a Python number: .* or read x.numpy\(\).item\(\) outside .*\(tree.pipeline\)",
     ),
     "int": (lambda y: int(y[0]), TypeError, "is not made a Python number"),
     "an order": (lambda y: np.ravel(y, "Z"), ValueError, r"order must be one of 'C', 'F', 'A', or 'K' \(got 'Z'\)"),

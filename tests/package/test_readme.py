@@ -205,8 +205,6 @@ def pasted(blocks: Blocks, folder: Path) -> list[str]:
     return [*filter(None, [done.stderr]), *differing(blocks, done.stdout)]
 
 
-#: Pages whose blocks are fragments.
-FRAGMENTS = {"ranks.md"}
 SHOWING = [page for page in PAGES if page.parent == ROOT / "docs" and python_blocks(page.read_text())]
 
 
@@ -216,7 +214,7 @@ def runnable(page: Path) -> Blocks:
     return blocks if importlib.util.find_spec("torch") else [b for b in blocks if "import torch" not in b[1]]
 
 
-@pytest.mark.parametrize("page", [p for p in SHOWING if p.name not in FRAGMENTS], ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", SHOWING, ids=lambda p: p.stem)
 def test_the_code_of_a_page_runs_and_prints_its_output(page: Path, tmp_path: Path) -> None:
     """The blocks of a page go on from each other."""
     blocks = runnable(page)
@@ -235,6 +233,12 @@ NEWCOMERS = (
     "accumulation",
     "checkpointing",
     "debugging",
+    "weights",
+    "parts",
+    "pipelines",
+    "audit",
+    "torch",
+    "ranks",
 )
 PASTED = [README, *(ROOT / "docs" / f"{name}.md" for name in NEWCOMERS)]
 

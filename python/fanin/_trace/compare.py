@@ -337,7 +337,10 @@ def same(a: Record, b: Record) -> bool:
 
 
 def slot_of(unit: Unit, of: Record) -> str:
-    return f"slot {of.slot}" if unit.name else f"slot {of.slot} of {named(of.node)}"
+    if not unit.name:
+        return f"slot {of.slot} of {named(of.node)}"
+    name = of.node[0]  # of a slot that has one, else of its buffer
+    return f"slot {of.slot}" if name in ("", unit.name) else f"slot {of.slot} ({name})"
 
 
 def shown(record: Record | None) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from .._checks import number, sequence
 from .._words import counted, type_of
 from . import rounding
 from .losses import LOSS, Expect, Losses, not_judged
@@ -44,8 +46,10 @@ class Ledger:
 
     Raises
     ------
+    TypeError
+        `weights` is no sequence of numbers.
     ValueError
-        An unknown `expect`.
+        An unknown `expect`; a weight that is not finite.
 
     Notes
     -----
@@ -69,6 +73,8 @@ class Ledger:
     def __init__(self, *, expect: Expect = "mean", weights: Sequence[float] | None = None, full: bool = False) -> None:
         if not isinstance(expect, str) or expect not in ("mean", "sum"):
             raise ValueError(f'audit: expect is "mean" or "sum", not {expect!r}')
+        if weights is not None:
+            weights = [_weight("audit: weights", w) for w in sequence("audit: weights", weights, "numbers")]
         self.expect: Expect = expect
         self.full = full
         self.losses = Losses(expect, weights)
@@ -142,11 +148,18 @@ class Ledger:
             The factor.
         share : float, optional
             What the micro-batch should count relative to the others, such as its number of tokens.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not a number, or not a finite one.
         """
+        factor = _weight("audit: weight", weight)
+        part = None if share is None else _weight("audit: share", share)
         if self.losses.losses:
             self.losses.ran = True  # each call begins a micro-batch, also where no parameter took part in the last one
-        loss = self.losses.add(share)
-        loss.weights.append((0, float(weight)))
+        loss = self.losses.add(part)
+        loss.weights.append((0, factor))
         loss.tolerance = 1e-6
 
     def factor(self, f: float) -> None:
@@ -166,16 +179,28 @@ class Ledger:
         Parameters
         ----------
         totals : mapping
-            The sum of each parameter, or None.
+            The sum of each parameter, or None where there is none.
 
         Returns
         -------
         list of Row
             Of the losses and of each parameter that was named so far.
+
+        Raises
+        ------
+        TypeError
+            Not a mapping.
+        KeyError
+            It lacks a parameter that was named.
         """
+        if not isinstance(totals, Mapping):
+            raise TypeError(f"audit: read: expected a mapping from names to sums, got {type_of(totals)}")
+        for name in self.records:
+            if name not in totals:
+                raise KeyError(f"audit: read: no sum of {name}: give None for a parameter that has none")
         values: dict[str, Vector | None] = {}
         for name, record in self.records.items():
-            total = totals.get(name)
+            total = totals[name]
             if total is not None:
                 array = _array(name, total)
                 self._record(name, array, array)
@@ -272,6 +297,10 @@ class Ledger:
         """The record of a parameter, whose shape and dtype are as they were."""
         known = self._shapes.get(name)
         if known is None:
+            if like.shape != total.shape:
+                raise ValueError(
+                    f"audit: {name}: expected a sum of the gradient's shape {like.shape}, got {total.shape}"
+                )
             dtype = str(total.dtype)
             self._shapes[name] = (total.shape, dtype)
             self.records[name] = Record(name, dtype)
@@ -302,6 +331,14 @@ class Ledger:
     def check(self) -> None:
         """Raise AuditError if a row is a fault, or undecided."""
         check(self._rows)
+
+
+def _weight(what: str, x: object) -> float:
+    """A finite number."""
+    n = number(what, x)
+    if not math.isfinite(n):
+        raise ValueError(f"{what}: expected a finite number, got {n}")
+    return n
 
 
 def _array(name: str, x: object) -> Array:

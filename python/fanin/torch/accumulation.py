@@ -309,7 +309,8 @@ class accumulate(_core.Block):
             A bool, NaN or inf, or inf in the dtype of the sum; an int that is no float exactly.
         RuntimeError
             Outside of the block, or within another weight of it; over ranks, after `last()`. In a backward pass: a
-            gradient of a pass that began within a `with` that has ended.
+            gradient of a pass that began within a `with` that has ended, or that runs after a `weight` without a
+            `with`. At the end of the block: a `weight` that no `with` entered.
 
         Examples
         --------
@@ -436,10 +437,11 @@ class accumulate(_core.Block):
         fanin.PeerError
             Over ranks, at the end: another rank raised, is gone, or has other parameters or options.
         RuntimeError
-            Outside of the block; within another `last`; a step over ranks (`group=`), or a second `last` there; a pass
-            of another thread meanwhile; a parameter whose tensor was replaced
-            within the block. In a backward pass: a second gradient for a parameter after its step, as of a second pass
-            or of reentrant checkpoints that share it; the gradient stays in the sum. A sum that cannot be finished.
+            Outside of the block; within another `last`; without a `with`, at the end of the block; a step over ranks
+            (`group=`), or a second `last` there; a pass of another thread meanwhile; a parameter whose tensor was
+            replaced within the block. In a backward pass: a second gradient for a parameter after its step, as of a
+            second pass or of reentrant checkpoints that share it; the gradient stays in the sum. A sum that cannot be
+            finished.
         BaseException
             What `step` raises, with a note that names the parameter, ends the pass; the sum of this parameter stays in
             `.grad` as `step` left it, and all others are in `.grad` at the end of the block. So it is with Ctrl-C.
@@ -561,25 +563,34 @@ class accumulate(_core.Block):
             return
         if not self._active:
             raise RuntimeError("accumulate: __exit__ without __enter__")
+        unentered = self._passes.why_unentered() if error is None else None
         if self._reducer is not None:
-            collecting = self._collecting
-            try:
-                if collecting is not None:
-                    collecting.__exit__(None, error, None)
-            finally:
-                self._active = collecting is not None and not collecting.over
-            if error is None and not self._active:
-                from . import resting
-
-                self._rests = True
-                resting.rest(self._reducer, self._named_parameters, self._options)
+            self._end_over_ranks(error if unentered is None else RuntimeError(unentered))
+            if unentered is not None:
+                raise RuntimeError(unentered)
             return
         came = bytes(self._came)
         self._leave_all(self._began)
+        if unentered is not None:
+            raise RuntimeError(f"{unentered}; .{self.into} has the sum without it")
         if error is None:
             for p in have_after_hooks(itertools.compress(self._parameters, came)):
                 for after in [*after_hooks(p).values()]:
                     after(p)
+
+    def _end_over_ranks(self, error: BaseException | None) -> None:
+        collecting = self._collecting
+        try:
+            if collecting is not None:
+                collecting.__exit__(None, error, None)
+        finally:
+            self._active = collecting is not None and not collecting.over
+        if error is None and not self._active:
+            from . import resting
+
+            assert self._reducer is not None
+            self._rests = True
+            resting.rest(self._reducer, self._named_parameters, self._options)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

@@ -25,6 +25,7 @@ class Last(_core.Block):
 
     def __init__(self, block: Accumulate, step: Callable[[torch.Tensor], object]) -> None:
         self._block, self._step = block, step
+        self._token = block._passes.announce("last(step)", weighs=False)
         self._began = self._again = False
         self._waits: dict[int, bool] = {}  # the slots that were not stepped yet; threads take them out
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -34,6 +35,7 @@ class Last(_core.Block):
         if self._again:
             raise RuntimeError("accumulate: last(step) is entered once: call last(step) again")
         block = self._block
+        block._passes.enter(self._token)
         block._check_open("last(step)")
         if block._last is not None:
             raise RuntimeError("accumulate: last(step) within last(step): expected the first to end first")

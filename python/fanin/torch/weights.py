@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from fractions import Fraction
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.function as torch_function
@@ -60,12 +60,15 @@ class Passes:
         self.frozen: str | None = None  #: why no other weight can count now
         self.keyed: Entry | None = None  #: of `at(key, weight=)`
         self.threads: dict[torch.device, int] = {}  #: those of torch that run the passes of devices
+        self.unentered: dict[object, Unentered] = {}  #: `weight(w)` and `last(step)` that no `with` has entered yet
 
     def weigh(self, number: int, gradient: torch.Tensor, functions: int = 0) -> Weight | None:
         """The weight of the pass with this number, which runs here and is counted with its first gradient; None: 1.
         `functions`: how many of its functions in Python are running.
         """
         entry = self.here() or self.keyed
+        if entry is None and self.unentered:
+            self._check_entered(threading.get_ident())
         if entry is not None:
             entry.arrive()
         elif self.mean and number not in self.alone:
@@ -142,6 +145,34 @@ class Passes:
             entry.over = entry.over or "last(step), in the same weight(w): begin another one for this pass"
         self.forget()
 
+    def announce(self, call: str, weighs: bool) -> object:
+        """Note a context manager that was made; the result is for `enter`."""
+        token = object()
+        self.unentered[token] = Unentered(call, threading.get_ident(), weighs)
+        if weighs and not self.now:
+            self.now[:] = [NO_PASS, None]
+        return token
+
+    def enter(self, token: object) -> None:
+        """The context manager is entered."""
+        self.unentered.pop(token, None)
+
+    def why_unentered(self) -> str | None:
+        """The error of a block that ends while a context manager was never entered."""
+        for one in [*self.unentered.values()]:
+            done = "weighed no pass" if one.weighs else "stepped no parameter"
+            return f"accumulate: {one.call} was called and never entered, so it {done}: use `with block.{one.call}:`"
+        return None
+
+    def _check_entered(self, thread: int) -> None:
+        """RuntimeError for a pass outside of all weights, where its thread called weight(w) without a `with`."""
+        for one in [*self.unentered.values()]:
+            if one.weighs and one.thread == thread:
+                raise RuntimeError(
+                    f"accumulate: a pass runs after {one.call}, which was not entered: use `with block.{one.call}:`"
+                    " around the pass"
+                )
+
     def _check_frozen(self, what: str) -> None:
         if self.frozen is not None:
             raise RuntimeError(
@@ -160,6 +191,14 @@ class Passes:
                 " checkpoint(use_reentrant=True), and the number of passes is not known: put the micro-batch into"
                 " `with block.weight(1):`"
             )
+
+
+class Unentered(NamedTuple):
+    """A context manager of the block that no `with` has entered yet."""
+
+    call: str
+    thread: int
+    weighs: bool
 
 
 class Entry:
@@ -182,6 +221,7 @@ class Weighted(_core.Block):
 
     def __init__(self, block: Accumulate, weight: Weight) -> None:
         self._block, self._weight = block, weight
+        self._token = block._passes.announce(f"weight({weight})", weighs=True)
         self._entry: Entry | None = None
         self._before: list[tuple[Entry, ...]] = []  # what this thread was inside of, while it is inside of this
         self._again = False
@@ -191,6 +231,7 @@ class Weighted(_core.Block):
         if self._again:
             raise RuntimeError("accumulate: a weight is entered once: call weight(w) again")
         block = self._block
+        block._passes.enter(self._token)
         block._check_weights("weight(w)")
         passes: Passes = block._passes
         here = passes.here()

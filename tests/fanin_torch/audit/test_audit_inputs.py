@@ -68,6 +68,12 @@ def test_wrong_arguments_are_refused_by_name() -> None:
         audit([model[0].weight * 2], optimizer)
     with pytest.raises(TypeError, match="weight"):
         audit(model.parameters(), optimizer, weigths=[1])
+    with pytest.raises(TypeError, match="audit: weights: expected a sequence of numbers, got an int"):
+        audit(model.parameters(), optimizer, weights=3)
+    with pytest.raises(
+        TypeError, match=r"audit: loss: expected a tensor, the one whose backward\(\) runs, got a float"
+    ):
+        audit(model.parameters(), optimizer).loss(0.25)
     with pytest.raises(RuntimeError, match="__exit__ without __enter__"):
         audit(model.parameters(), optimizer).__exit__(None, None, None)
     assert hooks(model) == 0

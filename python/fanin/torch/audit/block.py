@@ -288,7 +288,14 @@ class audit(_core.Block):
             A single number.
         weight : float, optional
             What the micro-batch should count relative to the others, such as its number of tokens.
+
+        Raises
+        ------
+        TypeError
+            Not a tensor, as after `loss.item()`.
         """
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"audit: loss: expected a tensor, the one whose backward() runs, got {type_of(loss)}")
         if not self._on:
             return loss
         with self._lock:
