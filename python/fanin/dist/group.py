@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import math
@@ -20,8 +21,12 @@ from fanin._words import names_nearest, type_of
 from fanin.errors import PeerError
 
 from .counters import GroupCounters, Tally
-from .engine import Engine
+from .engine import Engine, end_reason
 from .layout import digest, levels_of
+from .skip import check_steps, is_skipped, reducers_of, skip
+
+if TYPE_CHECKING:
+    from .reducer import Reducer
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -45,6 +50,13 @@ _here = _Here()
 
 #: Seconds after which a rank no longer waits for another; None: it waits without a limit; "group": the group's.
 TimeLimit = float | Literal["group"] | None
+
+
+def _ends(group: weakref.ref[Group]) -> None:
+    """Python ends."""
+    here = group()
+    if here is not None:
+        here._at_exit()
 
 
 def set_default(group: Group) -> None:
@@ -88,6 +100,7 @@ class Group:
         self._closed: str | None = None
         self._process = os.getpid()
         self._uses: dict[str, Use] = {}  #: "now": the one that has begun
+        atexit.register(_ends, weakref.ref(self))  # after the engine's own, so it runs before that
 
     @property
     def rank(self) -> int:
@@ -187,7 +200,20 @@ class Group:
         """
         if self._closed is None and self._process == os.getpid():
             self._closed = f"it {reason}"
+            others = f"rank {self.rank} {reason}"
+            if reason == "was closed by this rank":
+                others = f"rank {self.rank} closed its group"
+            self._engine.abort(f"{others} {self._after()}")
             self._engine.close()
+
+    def _at_exit(self) -> None:
+        """Python ends: the other ranks may wait for this one."""
+        if self._closed is None and self._process == os.getpid():
+            self._engine.abort(f"rank {self.rank} ended {self._after()}{end_reason()}")
+
+    def _after(self) -> str:
+        """Its last pass, by which the other ranks see whose passes are fewer."""
+        return f"after pass {self._passes}" if self._passes else "before a pass"
 
     def abort(self, reason: str) -> None:
         """Close the group because of an error, and end the other ranks' waits as far as the engine can."""
@@ -205,6 +231,57 @@ class Group:
         """
         with self.call("barrier", timeout) as call:
             call.meet({})
+
+    def skip(
+        self, step: int | None = None, *, reducers: Reducer | Sequence[Reducer] = (), timeout: TimeLimit = "group"
+    ) -> list[Any]:
+        """Take part in all calls of one step without contributions, and return when the other ranks have left the step.
+
+        It is for a rank that has nothing in this step, because its loader or its forward raised. Every rank sets
+        `group.step`. The others' sums go on: they are those of the ranks that bring something, and this rank gets them,
+        too, so that its parameters stay those of the others: each `fanin.dist.add_n` in the list that is returned, each
+        pass of a reducer in `.grad`. What this rank has given to `Reducer.accumulate` since the last sum is dropped.
+
+        Parameters
+        ----------
+        step : int, optional
+            The number of the step, to which `group.step` is set. Default: `group.step`.
+        reducers : Reducer or sequence of Reducer
+            Those whose passes the others run in a step, made with missing="skip".
+        timeout : float or "group", optional
+            Seconds after which this rank no longer waits for the next call of another. None: it waits without a limit.
+            Default: the group's.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a step or reducers that do not fit; without `group.step` if no step is given. On this rank, with a
+            PeerError on the others, for a pass of a reducer with missing="error".
+        RuntimeError
+            On this rank, with a PeerError on the others: for a pass of a reducer that was not given, and for calls in
+            which a rank must have data: `Reducer.norm` of shards, hooks of DDP and FSDP2, `gather_trace`.
+        fanin.PeerError
+            On every rank: another rank has no `group.step`, or is at an earlier step. On this rank: another rank failed
+            or is gone. If the others close the group or end without an error, `skip` returns.
+
+        >>> def train(group):
+        ...     for group.step in range(3):
+        ...         if (group.rank, group.step) == (1, 1):
+        ...             [total] = group.skip()  # its batch could not be read
+        ...         else:
+        ...             total = fanin.dist.add_n([np.full(2, 10.0**group.step)], group)
+        ...         print(total) if group.rank == 1 else None
+        >>> _ = fanin.dist.threads(2, train)
+        [2. 2.]
+        [10. 10.]
+        [200. 200.]
+        """
+        given = reducers_of(self, reducers)
+        limit_of("skip", timeout, None)
+        self.step = self.step if step is None else step
+        if self.step is None:
+            raise ValueError("skip: expected a step, or group.step to be set at the beginning of each step")
+        return skip(self, self.step, given, timeout)
 
     def entered(self, name: str) -> Use:
         """This thread alone uses the group inside."""
@@ -337,6 +414,7 @@ class Call(_core.Block):
             "nodes": group._nodes_text,
         }
         self.title = f"bucket {bucket}"  #: in traces
+        self.options: str | None = None  #: what a rank that skips the call needs to take part in it
         self.data_ns = (0, 0)  #: when its data began and ended to travel
         self._summing = 0  #: since when the owner sums what came
         self._met = self._over = False
@@ -421,6 +499,10 @@ class Call(_core.Block):
         at = self.at
         _core.trace_bucket(f"{self.title}: {step}", self.group._number, at["pass"], at["bucket"], begin_ns, sends)
 
+    def say(self, header: Header) -> list[Header]:
+        """Send every rank a header with this call's place, and return those of all."""
+        return self._exchange({**self.at, **header})
+
     def _exchange(self, header: Header) -> list[Header]:
         data = _encode(header).encode()
         room = FRAME - 8
@@ -439,7 +521,12 @@ class Call(_core.Block):
 
     def meet(self, header: Header, *, digest: str = "", failure: Header | None = None) -> list[Header]:
         """Exchange headers, and return those of all ranks if no rank failed and all are at the same place."""
-        headers = self._exchange({**self.at, "digest": digest, "failure": failure, **header})
+        own = {"digest": digest, "failure": failure, **header}
+        headers = self.say(own)
+        while is_skipped(headers):
+            check_steps(self, headers)
+            self.say({"digest": digest, "options": self.options})
+            headers = self.say(own)
         self._met = True
         for rank, h in enumerate(headers):
             if h["failure"]:

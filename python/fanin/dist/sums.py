@@ -775,6 +775,7 @@ def add_n(
         else:
             sent = Sent([], weigh=weighed([], counted.kind(), counted.total(), options, {}))
         like = like_of(present[0][2]) if present else None
+        call.options = options.text
         headers = call.meet({**sent.header, "leaf": leaf, "like": like}, digest=digest(options.text))
         call.compare(headers, [["", options.text]])
         leaves = [(r, Leaf("", tuple(h["leaf"][1]), h["leaf"][2])) for r, h in enumerate(headers) if h["leaf"]]
