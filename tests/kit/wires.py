@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from fanin import dist
 from kit.values import bits
 
 MICRO = 8  # contributions
+
+Dealing = Callable[[int, int], int]  #: the rank of contribution k, of so many ranks
 
 
 class Format(NamedTuple):
@@ -43,39 +46,27 @@ def to_format(x: Any, form: Format) -> Any:
     return np.copysign(y, x)
 
 
-def of_block(x: Any, form: Format) -> Any:
-    """The numbers of one block, rounded."""
+def in_blocks(x: Any, size: int, form: Format) -> Any:
+    """Numbers in blocks of a size, rounded."""
     assert form.top is not None
-    largest = np.abs(x[np.isfinite(x)]).max(initial=0.0)
-    unbounded = form._replace(low=-5000, largest=np.inf)
-    exponent = int(np.frexp(to_format(np.float64(largest), unbounded))[1]) - 1 if largest else -127
-    exponent = min(max(exponent, -127), 128)
-    return np.ldexp(to_format(np.ldexp(x, form.top - exponent), form), exponent - form.top)
+    blocks = np.zeros((-(-len(x) // size), size))
+    blocks.reshape(-1)[: len(x)] = x
+    largest = np.where(np.isfinite(blocks), np.abs(blocks), 0).max(1, initial=2.0**-300)
+    unbounded = form._replace(low=-300, largest=np.inf)
+    exponents = np.clip(np.frexp(to_format(largest, unbounded))[1] - 1, -127, 128)[:, None]
+    narrow = to_format(np.ldexp(blocks, form.top - exponents), form)
+    return np.ldexp(narrow, exponents - form.top).reshape(-1)[: len(x)]
 
 
 def rounded(x: Any, wire: str) -> Any:
-    """An array as its owners get it."""
-    if np.iscomplexobj(x):
-        return x.astype(x.dtype, copy=True) if wire is None else _complex(x, wire)
-    form, flat = FORMATS[wire], np.asarray(x).reshape(-1).astype("f8")
+    """An array as its owners get it. Both parts of a complex number are in one block."""
+    form, flat = FORMATS[wire], np.array(x).reshape(-1)
+    parts = 2 if np.iscomplexobj(flat) else 1
+    numbers = flat.view(flat.real.dtype) if parts == 2 else flat
     with np.errstate(all="ignore"):
-        if form.top is None:
-            flat = to_format(flat, form)
-        else:
-            blocks = [of_block(flat[k : k + 256], form) for k in range(0, len(flat), 256)]
-            flat = np.concatenate([np.empty(0), *blocks])
-        return flat.astype(x.dtype).reshape(x.shape)
-
-
-def _complex(x: Any, wire: str) -> Any:
-    """Both parts of an element are in one block, so a block has 512 numbers."""
-    flat = np.ascontiguousarray(x).reshape(-1)
-    numbers, form = flat.view(flat.real.dtype), FORMATS[wire]
-    with np.errstate(all="ignore"):
-        step = len(numbers) if form.top is None else 512
-        runs = [numbers[k : k + step].astype("f8") for k in range(0, len(numbers), step or 1)]
-        done = [to_format(run, form) if form.top is None else of_block(run, form) for run in runs]
-        return np.concatenate([np.empty(0), *done]).astype(numbers.dtype).view(x.dtype).reshape(x.shape)
+        wide = numbers.astype("f8")
+        narrow = to_format(wide, form) if form.top is None else in_blocks(wide, 256 * parts, form)
+        return narrow.astype(numbers.dtype).view(flat.dtype).reshape(np.shape(x))
 
 
 def dtype_of(name: str) -> Any:
@@ -110,10 +101,10 @@ def uneven(k: int, ranks: int) -> int:
     return min(ranks - 1, 1 if k == 0 else ranks - 1)
 
 
-DEALINGS: tuple[Callable[[int, int], int], ...] = (in_runs, round_robin, uneven)
+DEALINGS: tuple[Dealing, ...] = (in_runs, round_robin, uneven)
 
 
-def summed(group: dist.Group, arrays: Sequence[Any], order: Any, owner: Callable[[int, int], int], **options: Any) -> Any:
+def summed(group: dist.Group, arrays: Sequence[Any], order: Any, owner: Dealing, **options: Any) -> Any:
     """The sum of arrays of which each rank has those that it owns."""
     mine = [k for k in range(len(arrays)) if owner(k, group.size) == group.rank]
     if order == "key":
@@ -138,17 +129,31 @@ def alone(arrays: Sequence[Any], order: str, wire: str, wire_out: str | None = N
     return total if wire_out is None else rounded(total, wire_out)
 
 
+WEIGHTS = [3.0, 0.5, -1.25, 7.0, 1 / 3, 1e-3, 2.0, 0.0]
+
+#: The options of a sum, but for `wire`.
+VARIANTS: tuple[dict[str, Any], ...] = ({}, {"wire_out": "wire"}, {"scale": 1 / 3, "weights": WEIGHTS, "mean": True})
+
+
+def options_of(variant: int, wire: str) -> dict[str, Any]:
+    """The options of a variant; sums travel as their terms, where `wire_out` is given."""
+    options = dict(VARIANTS[variant])
+    if "wire_out" in options:
+        options["wire_out"] = wire
+    return options
+
+
+@functools.cache
+def expected(wire: str, dtype: str, shape: Any, order: str, variant: int) -> Any:
+    return alone(drawn(shape, dtype), order, wire, **options_of(variant, wire))
+
+
 def wrongs(group: dist.Group, wire: str, dtype: str, shape: Any, orders: Sequence[str] = ("key", "exact")) -> list[str]:
     """The sums of this rank that have other bits than those of one process."""
-    wrong = []
-    arrays = drawn(shape, dtype)
-    for order, owner in itertools.product(orders, DEALINGS):
-        for options in ({}, {"wire_out": wire}, {"scale": 1 / 3, "weights": WEIGHTS, "mean": True}):
-            expected = alone(arrays, order, wire, **options)
-            got = summed(group, arrays, order, owner, wire=wire, **options)
-            if bits(np.asarray(got)) != bits(expected) or got.dtype != expected.dtype:
-                wrong.append(f"{wire} {dtype} {shape} {order} {owner.__name__} {options}")
+    wrong, arrays = [], drawn(shape, dtype)
+    for order, owner, variant in itertools.product(orders, DEALINGS, range(len(VARIANTS))):
+        one = expected(wire, dtype, shape, order, variant)
+        got = summed(group, arrays, order, owner, wire=wire, **options_of(variant, wire))
+        if bits(np.asarray(got)) != bits(one) or got.dtype != one.dtype:
+            wrong.append(f"{wire} {dtype} {shape} {order} {owner.__name__} {VARIANTS[variant]}")
     return wrong
-
-
-WEIGHTS = [3.0, 0.5, -1.25, 7.0, 1 / 3, 1e-3, 2.0, 0.0]

@@ -26,6 +26,7 @@ import numpy as np
 from fanin import _core
 from fanin._interop.protocols import DTypeLike, NDArray
 from fanin._words import type_of
+from fanin.errors import DTypeError
 
 from .layout import BLOCK, Layout, Leaf, Runs, Segment, accumulation, flat_bytes, is_inexact, itemsize, typed
 
@@ -59,11 +60,12 @@ def _name_of(call: str, option: str, dtype: DTypeLike | None) -> str | None:
     expected = f"{call}: {option}: expected {', '.join(map(repr, WIRES[:-1]))} or {WIRES[-1]!r}"
     try:
         name = _core.dtype_name(dtype)
-    except ValueError:  # a name that no dtype has
-        raise ValueError(f"{expected}, got {dtype!r}") from None
+    except DTypeError:  # one that is not summed
+        name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
+    except ValueError:
+        name = repr(dtype)
     except TypeError:
-        given = dtype if isinstance(dtype, str | np.dtype) else type_of(dtype)
-        raise TypeError(f"{expected}, got {given}") from None
+        raise TypeError(f"{expected}, got {type_of(dtype)}") from None
     if name not in WIRES:
         raise ValueError(f"{expected}, got {name}")
     typed(np.empty(0, np.uint8), name)  # raises where neither NumPy nor torch has it
