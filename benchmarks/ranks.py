@@ -35,6 +35,10 @@ from .timing import Result, at_most, cores, measure, peer, pinned
 ALLREDUCE = "MPI_Allreduce"
 KEY, EXACT, RANK = (f'fanin.dist.add_n, order="{order}"' for order in ("key", "exact", "rank"))
 LOW = "fanin.dist.add_n of bfloat16, summed in float32"
+WIRE, BOTH_WAYS, BLOCKS = (
+    f'fanin.dist.add_n, order="key", {how}'
+    for how in ('wire="bfloat16"', 'wire=wire_out="bfloat16"', 'wire=wire_out="float8_e4m3fn"')
+)
 NAMES = {"key": KEY, "exact": EXACT, "rank": RANK}
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -94,6 +98,13 @@ def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
         if ml_dtypes is not None:
             low = x.astype(ml_dtypes.bfloat16)
             work[LOW] = lambda low=low: fanin.dist.add_n([low], group, order="key")
+            for name, wire, wire_out in (
+                (WIRE, "bfloat16", None),
+                (BOTH_WAYS, "bfloat16", "bfloat16"),
+                (BLOCKS, "float8_e4m3fn", "float8_e4m3fn"),
+            ):
+                how = {"order": "key", "wire": wire, "wire_out": wire_out}
+                work[name] = partial(fanin.dist.add_n, [x], group, **how)
         sent = {ALLREDUCE: 2 * size * (comm.size - 1) // comm.size}
         for name in list(work)[1:]:
             before = group._engine.sent
@@ -311,6 +322,85 @@ def a_term(quick: bool, where: str) -> Result:
     )
 
 
+# ---- narrow dtypes on their way
+
+
+def trained_gradients(quick: bool) -> list[list[Any]]:
+    """The gradients of eight micro-batches of a network that has been trained for some steps; of each, all leaves."""
+    from fanin import tape
+
+    rng = np.random.default_rng(0)
+    width, steps, micro = (32, 3, 8) if quick else (256, 200, 8)
+    shapes = [(64, width), (width,), (width, width), (width,), (width, 10)]
+    w = [tape.parameter(rng.standard_normal(s).astype("f4") / np.float32(np.sqrt(s[0]))) for s in shapes]
+    teacher = rng.standard_normal((64, 10)).astype("f4")
+
+    def gradients_of_a_batch() -> list[Any]:
+        x = rng.standard_normal((32, 64)).astype("f4")
+        h = tape.tanh(tape.array(x) @ w[0] + w[1])
+        error = tape.tanh(h @ w[2] + w[3]) @ w[4] - tape.array(np.tanh(x @ teacher))
+        return list(tape.grad((error * error).mean(), w))
+
+    for _ in range(steps):
+        for parameter, g in zip(w, gradients_of_a_batch(), strict=True):
+            parameter.data[...] -= np.float32(0.1) * g
+    return [gradients_of_a_batch() for _ in range(micro)]
+
+
+def travelling(quick: bool) -> Result:
+    """Four ranks that are threads, each with one or two micro-batches: for each narrow dtype and order the bytes of an
+    element that a rank sends, in units of (R - 1) / R, and the error of the sum, relative to its norm.
+    """
+    ranks, found = 4, list[Result]()
+    grads = trained_gradients(quick)
+    flat = [np.concatenate([g.reshape(-1) for g in each]) for each in grads]
+    names = (None, "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+    cases = [(None, None), *((name, back) for name in names[1:] for back in (None, name))]
+
+    def rank(group: fanin.dist.Group) -> None:
+        facts: dict[str, Any] = {}
+        work: dict[str, Callable[[], object]] = {}
+        orders = ((1, "key"), (1, "exact"), (2, "key"), (2, "exact"), (2, "rank"))
+        for (each, order), (wire, back) in itertools.product(orders, cases):
+            exact = np.sum([x.astype("f8") for x in flat[: ranks * each]], axis=0)
+            mine = range(group.rank * each, (group.rank + 1) * each)
+            leaves = [fanin.Leaf(np.zeros(g.shape, "f4")) for g in grads[0]]
+            reducer = fanin.dist.Reducer(leaves, group, order=order, wire=wire, wire_out=back)
+
+            def summed(mine: Any = mine, leaves: Any = leaves, reducer: Any = reducer) -> None:
+                for leaf in leaves:
+                    leaf.grad = None
+                for k in mine[:-1]:
+                    with reducer.accumulate(k):
+                        fanin.backward([(leaf, 0, g) for leaf, g in zip(leaves, grads[k], strict=True)])
+                last = [(leaf, 0, g) for leaf, g in zip(leaves, grads[mine[-1]], strict=True)]
+                fanin.backward(last, reducer=reducer.at(mine[-1]))
+
+            before = group.counters.bytes_sent
+            summed()
+            sent = (group.counters.bytes_sent - before) * ranks / (ranks - 1) / len(exact)
+            total = np.concatenate([leaf.grad.reshape(-1) for leaf in leaves])
+            error = np.linalg.norm(total - exact) / np.linalg.norm(exact)
+            name = f"{order}, {each} a rank, {wire or 'float32'} to owners, {back or 'float32'} back"
+            facts[name] = {"bytes": sent, "error": float(error)}
+            work[name] = summed
+        one = measure(
+            f"gradients of a network, {len(flat[0])} elements of float32, on {ranks} ranks that are threads",
+            in_step(group.barrier, work),
+            base=next(iter(work)),
+            unit="ms",
+            rounds=2 if quick else 5,
+            after=group.barrier,
+            longest=math.inf,
+            more={"travelling": facts},
+        )
+        if group.rank == 0:
+            found.append(one)
+
+    fanin.dist.threads(ranks, rank)
+    return found[0]
+
+
 # ---- the model
 
 
@@ -491,6 +581,7 @@ def results(quick: bool) -> Iterator[Result]:
             quick,
         )
     yield hidden(quick)
+    yield travelling(quick)
     with pinned() as where, fanin.set_options(threads=1):
         one, work = summing(quick, where)
     yield one

@@ -9,8 +9,9 @@ from fractions import Fraction
 from fanin._words import counted, size
 
 from .group import Group, Header
-from .layout import Layout, Segment, accumulation, is_inexact, itemsize
+from .layout import BLOCK, Layout, Segment, accumulation, is_inexact
 from .sums import Options, levels_for, order_of
+from .wire import returned_codec, sent_codec, shard_sizes
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -52,8 +53,8 @@ def explain(
     if options.scale is not None:
         lines.append(f"The owner multiplies the sum by {options.scale} before it rounds (N5).")
     rank = group.rank
-    own = size(sum(s.itemsize * (s.bounds[rank + 1] - s.bounds[rank]) for s in layout.segments))
-    dtypes = listed(s.dtype for s in layout.segments)
+    own = size(sum(shard_sizes(s, returned_codec(s))[rank] for s in layout.segments))
+    dtypes = listed(s.wire_out or s.dtype for s in layout.segments)
     if options.into == "shard":
         lines.append(f'into="shard": each owner keeps its part; this rank {own} (N6).')
     elif options.into == "all":
@@ -64,6 +65,11 @@ def explain(
     else:
         lines.append(f"Each owner sends its part of the sum to rank {options.into}, as {dtypes} (N6).")
     return "\n".join(lines)
+
+
+def of_owners(owners: Iterable[int], sizes: Sequence[int]) -> int:
+    """The sum of some owners' sizes."""
+    return sum(sizes[owner] for owner in owners)
 
 
 def weights(options: Options, headers: Sequence[Header] | None) -> list[str]:
@@ -90,9 +96,13 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
     if counts:
         lines.append(f"Terms: {listed(f'{n} of rank {r}' for r, n in enumerate(counts))}.")
     rank, levels = group.rank, levels_for(group, segment, options)
+    codec = sent_codec(segment)
+    if codec is not None:
+        rounded = "A rank's fold is" if order == "rank" else "Contributions are"
+        scaled = "" if codec.blocks is None else f", with a power of two for each {BLOCK} elements of a leaf"
+        lines.append(f"{rounded} rounded to {codec.dtype}{scaled} (N11).")
     near = zip(levels[0].team, levels[0].shards, strict=True)
-    sizes = segment.counts("uint8")
-    away = sum(sizes[o] for r, owners in near for o in owners if r != rank)
+    away = [owner for r, owners in near if r != rank for owner in owners]
     mine = counts[rank] if counts else 0
     if order == "exact" and is_inexact(segment.dtype):
         to = "owners"
@@ -106,10 +116,12 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
             lines.append("Each rank adds its terms exactly; the owner adds these sums, and rounds once (N3).")
         if headers and str(i) in headers[rank]["sizes"]:
             n = sum(headers[rank]["sizes"][str(i)])
-            each = f", {n / away:.3g} bytes an element" if away else ""
+            elements = of_owners(away, segment.counts("uint8"))
+            each = f", {n / elements:.3g} bytes an element" if elements else ""
             lines.append(f"This rank sent exact sums to {to}, packed: {size(n)}{each}.")
         elif headers:
-            lines.append(f"This rank sent {segment.dtype} to {to}: {size(away * segment.itemsize * mine)}.")
+            wire = segment.wire or segment.dtype
+            lines.append(f"This rank sent {wire} to {to}: {size(mine * of_owners(away, shard_sizes(segment, codec)))}.")
         if len(levels) > 1 and any(counts[r] for r in levels[0].team if headers):
             others = [str(r) for r in levels[1].team if r != rank]
             lines.append(f"It sent sums of its node to rank {listed(others)}, packed.")
@@ -128,6 +140,6 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
         wire = wide if not counts or max(counts) > 1 else segment.dtype  # terms that need no fold travel as they are
         mine = min(mine, 1)
     if headers:
-        n = away * itemsize(wire) * mine
-        lines.append(f"This rank sent {wire} to owners: {size(n)}.")
+        n = mine * of_owners(away, shard_sizes(segment, codec, wire))
+        lines.append(f"This rank sent {segment.wire or wire} to owners: {size(n)}.")
     return lines

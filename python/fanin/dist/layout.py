@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -125,6 +125,10 @@ class Segment:
     dtype: str
     places: tuple[Place, ...]
     bounds: tuple[int, ...]  #: rank r owns elements [bounds[r], bounds[r + 1])
+    wire: str | None = None  #: the narrower dtype as which contributions travel; None: as they are (wire.py)
+    wire_out: str | None = None  #: .. and sums
+    #: Where blocks of leaves begin, and the last one ends, if elements travel in blocks.
+    starts: NDArray | None = field(default=None, compare=False)
 
     @cached_property
     def itemsize(self) -> int:

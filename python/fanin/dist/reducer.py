@@ -19,7 +19,7 @@ from fanin import _core
 from fanin._checks import flag
 from fanin._interop.arrays import object_text
 from fanin._interop.classes import is_tensor
-from fanin._interop.protocols import NDArray
+from fanin._interop.protocols import DTypeLike, NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
 from fanin._weights import Kind, Weight, weight_of
@@ -31,10 +31,11 @@ from .counters import BadTerm, SumStats
 from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
-from .layout import Layout, Leaf, Segment, accumulation, digest, host, is_inexact, itemsize, leaf_of
+from .layout import Layout, Leaf, Segment, accumulation, digest, host, is_inexact, itemsize, leaf_of, typed
 from .norms import Squares, merged, root, values_of
 from .sender import Sender
 from .sums import Counted, Into, Options, Order, Sent, Term
+from .wire import names_of, rounded, sent_codec
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -72,8 +73,8 @@ class _Bucket:
     (`settle`), or kept as a term where there are none. So what raises amid a contribution is in no running sum.
     """
 
-    def __init__(self, number: int, indices: Sequence[int], layout: Layout) -> None:
-        self.number, self.indices, self.layout = number, indices, layout
+    def __init__(self, number: int, indices: Sequence[int], layout: Layout, wire: str | None = None) -> None:
+        self.number, self.indices, self.layout, self.wire = number, indices, layout, wire
         self.closed = _core.EventCount()  #: the passes in which it was closed
         self.terms: list[Term] = []
         self.masks: list[int] = []  #: for each term: the leaves that it has, as bits
@@ -140,8 +141,8 @@ class _Bucket:
         return ((1 << len(self.has)) - 1) & ~reduce(operator.or_, self.masks, here)
 
     def put(self, i: int, gradient: Any, stats: bool, weight: Weight | None = None) -> int:
-        """Copy the gradient of leaf i of the bucket; return how many elements are inf or NaN, times the weight, if they
-        are counted.
+        """Copy the gradient of leaf i of the bucket; return how many elements are inf or NaN, as they travel and times
+        the weight, if they are counted.
         """
         leaf = self.layout.leaves[i]
         if self.has[i] or i in self.kept:
@@ -168,9 +169,15 @@ class _Bucket:
             done = _core.add_n([host(gradient)], out=place, stats=stats)
         except TypeError as e:
             raise TypeError(f"Reducer: {leaf.name}: cannot copy its gradient, {type_of(gradient)}: {e}") from e
-        if stats and weight is not None:
-            done = _core.add_n([place], weights=[weight], stats=True)
-        return done[1].nonfinite if stats else 0
+        if not stats:
+            return 0
+        travels = rounded(place, leaf, self.wire)
+        if weight is not None:
+            done = _core.add_n([travels], weights=[weight], stats=True)
+        elif travels is not place:
+            done = _core.add_n([travels], stats=True)
+        nonfinite: int = done[1].nonfinite
+        return nonfinite
 
     def finish(self, key: int | None, alone: bool = False) -> None:
         """The contribution is complete. alone: it is the sum, and the gradients that were kept stay as they are."""
@@ -211,6 +218,8 @@ class _Bucket:
             return
         fold = self.folded.setdefault(i, sums.Fold(segment))
         pending = self.terms[fold.count :]
+        if not pending:
+            return
         took = fold.add([term.flats[i] for term in pending], [term.weight for term in pending])
         if took:
             self.used.pop(0, None)
@@ -223,6 +232,23 @@ class _Bucket:
             if not any(map(len, self.terms[k].flats)):
                 memory = self.used.pop(k)
                 self.spare = self.spare or memory
+
+    def overflow(self, order: Order | None) -> tuple[int, int] | None:
+        """A leaf of which this rank's fold has inf or NaN when it is rounded for its way, and in how many elements."""
+        folds = order not in ("key", "exact") and len(self.terms) > 1
+        for i, segment in enumerate(self.layout.segments if folds else ()):
+            codec = sent_codec(segment)
+            if codec is None:
+                continue
+            self.fold(i, segment)
+            fold = self.folded[i]
+            assert fold.total is not None
+            travels = typed(codec.rounded(fold.total, fold.dtype), fold.dtype)
+            for leaf, start, stop in segment.places:
+                nonfinite = _core.add_n([travels[start:stop]], stats=True)[1].nonfinite if start < stop else 0
+                if nonfinite:
+                    return leaf, nonfinite
+        return None
 
     def sent(self, group: Group, options: Options, kind: Kind, total: Fraction) -> Sent:
         """The messages to the owners; `kind` and `total`: of the weights of this rank."""
@@ -271,13 +297,17 @@ class Reducer(_core.Block):
         without one, which it does not reach.
     scale : number, optional
         Multiplies each sum, or mean, before the rounding.
+    wire, wire_out : DTypeLike, optional
+        The narrower dtypes as which gradients and sums travel, as for `fanin.dist.add_n`. The bits depend neither on
+        the buckets nor, unless order="rank", on the number of ranks.
     mean : bool
         Divide each sum by that of the weights of all contributions of all ranks (`fanin.backward(reducer=, weight=)`,
         `accumulate(weight=)`, `at(key, weight=)`; without them 1), of those too that have no gradient of a leaf. It is
         added to an earlier `.grad`.
     detect : bool
-        A gradient with an inf or NaN ends the pass: FloatingPointError on its rank, and on the others a PeerError with
-        rank and leaf. `fanin.backward(detect=True)` names the node that made it, too.
+        A gradient with an inf or NaN, or that has one when it is rounded to `wire`, ends the pass: FloatingPointError
+        on its rank, and on the others a PeerError with rank and leaf. `fanin.backward(detect=True)` names the node that
+        made it, too.
     stats : bool
         Count the inf and NaN of each contribution, so that `stats()` names the first bad one.
     timeout : float or "group", optional
@@ -315,6 +345,8 @@ class Reducer(_core.Block):
         missing: Literal["error", "skip"] = "error",
         scale: complex | None = None,
         mean: bool = False,
+        wire: DTypeLike | None = None,
+        wire_out: DTypeLike | None = None,
         detect: bool = False,
         stats: bool = False,
         timeout: TimeLimit = "group",
@@ -333,7 +365,9 @@ class Reducer(_core.Block):
         self._count_bad = stats = flag("Reducer: stats", stats)
         self._bad: BadTerm | None = None  #: of the last pass: the first by key, or by rank and contribution; then leaf
         self.shards: list[Any] = [None] * len(self.leaves)  #: with into="shard": of each leaf the elements owned here
-        self._options = Options(order, scale, into, mean=flag("Reducer: mean", mean))
+        sent_as, returned_as = names_of("Reducer", wire, wire_out)
+        mean = flag("Reducer: mean", mean)
+        self._options = Options(order, scale, into, mean=mean, wire=sent_as, wire_out=returned_as)
         self._options.check("Reducer", self.group.size)
         if not isinstance(missing, str) or missing not in ("error", "skip"):
             raise ValueError(f'Reducer: expected missing="error" or "skip", got {missing!r}')
@@ -352,8 +386,9 @@ class Reducer(_core.Block):
                 room = bucket_bytes
             groups[-1].append(i)
             room -= n
+        layouts = [self._options.layout([specs[i] for i in g], self.group.size) for g in groups]
         self._buckets = made = [
-            _Bucket(b, g, Layout([specs[i] for i in g], self.group.size)) for b, g in enumerate(groups)
+            _Bucket(b, g, layout, sent_as) for b, (g, layout) in enumerate(zip(groups, layouts, strict=True))
         ]
         for bucket in made:
             self._options.check_dtypes(bucket.layout, "Reducer")
@@ -366,7 +401,8 @@ class Reducer(_core.Block):
         #: On a rank alone the only contribution is the sum: a gradient is not copied if nothing else has it. An exact
         #: sum makes signaling NaNs quiet.
         plain = scale is None and not mean and order != "exact" and into != "shard" and not (detect or stats)
-        self._keeps = self.group.size == 1 and plain
+        as_it_is = wire is None and wire_out is None
+        self._keeps = self.group.size == 1 and plain and as_it_is
         self._key: int | None = None
         self._weight: Weight | None = None  # of the contribution at hand, or of the next one; None: 1
         self._counted = Counted()  # the weights of the contributions to the next sum
@@ -556,10 +592,7 @@ class Reducer(_core.Block):
         nonfinite = bucket.put(i, gradient, self.detect or self._count_bad, weight)
         bucket.weight = weight
         if nonfinite and self.detect:
-            name = bucket.layout.leaves[i].name
-            bad = FloatingPointError(f"Reducer: {name}: {counted(nonfinite, 'element')} inf or NaN")
-            bad.leaf = name  # type: ignore[attr-defined]
-            raise bad
+            raise self._nonfinite(bucket.layout.leaves[i].name, nonfinite)
         return nonfinite
 
     def _contribute(self, bucket: _Bucket) -> None:
@@ -746,6 +779,8 @@ class Reducer(_core.Block):
         alone = self._keeps and not bucket.terms and bucket.weight is None
         if bucket.begun:
             bucket.finish(self._key, alone)
+        if self.detect:
+            self._check_fold(bucket)
         counts: Counted | Passes = self._passes or self._counted
         sent = bucket.sent(self.group, self._options, counts.kind(), counts.total())
         call.trace("pack", begin)
@@ -773,6 +808,19 @@ class Reducer(_core.Block):
         elif bucket.anywhere:
             bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run()
         bucket.forget()
+
+    def _check_fold(self, bucket: _Bucket) -> None:
+        """Raise FloatingPointError if this rank's fold overflows in the dtype as which it travels."""
+        found = bucket.overflow(self._options.order)
+        if found is not None:
+            leaf, nonfinite = found
+            name = bucket.layout.leaves[leaf].name
+            raise self._nonfinite(name, nonfinite, f" in this rank's fold as {self._options.wire}")
+
+    def _nonfinite(self, name: str, elements: int, where: str = "") -> FloatingPointError:
+        bad = FloatingPointError(f"Reducer: {name}: {counted(elements, 'element')} inf or NaN{where}")
+        bad.leaf = name  # type: ignore[attr-defined]
+        return bad
 
     # ---- what is known of the sums
 

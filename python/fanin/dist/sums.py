@@ -30,7 +30,7 @@ import numpy as np
 from fanin import _core
 from fanin._checks import flag, sequence
 from fanin._interop.arrays import object_text
-from fanin._interop.protocols import NDArray
+from fanin._interop.protocols import DTypeLike, NDArray
 from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
 from fanin.partial import Partial
@@ -53,6 +53,7 @@ from .layout import (
     typed,
 )
 from .products import check_products, products, wide_dtype, window_parts
+from .wire import layout_of, names_of, returned_codec, sent_codec, shard_sizes, sum_dtype
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -79,6 +80,8 @@ class Options:
     into: Into = "all"
     accumulate: str | None = None  #: the dtype in which owners fold, or "exact"; None: that of rule A11
     mean: bool = False  #: the sum is divided by that of all weights
+    wire: str | None = None  #: the dtype as which contributions travel, if it is narrower (wire.py)
+    wire_out: str | None = None  #: .. and sums
 
     def check(self, call: str, size: int) -> None:
         """Raise ValueError or TypeError for an option that does not exist."""
@@ -113,7 +116,13 @@ class Options:
         scale = self.scale.item() if isinstance(self.scale, np.generic) else self.scale
         sums = "" if self.accumulate is None else f", accumulate={self.accumulate!r}"
         mean = ", mean=True" if self.mean else ""
-        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}{sums}{mean}"
+        sent = "" if self.wire is None else f", wire={self.wire!r}"
+        back = "" if self.wire_out is None else f", wire_out={self.wire_out!r}"
+        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}{sums}{mean}{sent}{back}"
+
+    def layout(self, leaves: Sequence[Leaf], ranks: int) -> Layout:
+        """The layout of leaves that travel so."""
+        return layout_of(leaves, ranks, self.wire, self.wire_out)
 
 
 @dataclass
@@ -181,6 +190,9 @@ class ExactSum:
 
     def wait(self, raw: NDArray, weight: Weight | None) -> None:
         """Add a contribution, later; ValueError for a product that no exact sum has."""
+        codec = sent_codec(self.segment)
+        if codec is not None:
+            raw = codec.rounded(raw, self.segment.dtype)
         if weight is not None:
             check_products("Reducer", typed(raw, self.segment.dtype), weight, self.segment.dtype)
             self.wide = True
@@ -456,24 +468,39 @@ class Sum:
         return [self.segment(i, s) for i, s in enumerate(self.layout.segments)]
 
     def segment(self, i: int, segment: Segment) -> NDArray:
-        into, shards = self.options.into, segment.counts()
+        into, back = self.options.into, returned_codec(segment)
+        shards = shard_sizes(segment, back)
         if self.size > 1 and into != "shard":
             self.check_size(shards)
         natural = Runs(range(self.size), shards)
         whole = _core.message_new(sum(shards) if into in ("all", self.rank) else shards[self.rank])
         own = whole[natural[self.rank]] if into in ("all", self.rank) else whole
-        levels = levels_for(self.call.group, segment, self.options)
-        if is_inexact(segment.dtype) and (len(levels) > 1 or any(str(i) in h["sizes"] for h in self.headers)):
-            self.exact(i, segment, own, levels)
+        if back is None:
+            self.add(i, segment, typed(own, segment.dtype))
+        elif back.is_array:
+            self.add(i, segment, typed(own, back.dtype))
         else:
-            self.fold(i, segment, own, levels)
+            rounded = _core.message_new(segment.counts()[self.rank])
+            self.add(i, segment, typed(rounded, segment.dtype))
+            back.encode(rounded, segment.dtype, self.rank, own)
+        levels = levels_for(self.call.group, segment, self.options)
         if into == "all":
             for level, step in zip(reversed(levels), ("back", "back in node"), strict=False):
                 self.back(level, whole, natural, step)
         elif into != "shard":
             every = {r: whole[natural[r]] for r in range(self.size)} if self.rank == into else {}
             self.travel({} if self.rank == into else {into: own}, every, "back")
-        return whole
+        if back is None or into not in ("all", "shard", self.rank):
+            return whole
+        return back.widened(whole, [self.rank] if into == "shard" else range(self.size), segment.dtype)
+
+    def add(self, i: int, segment: Segment, own: Any) -> None:
+        """Write the sum of this rank's shard into `own`."""
+        levels = levels_for(self.call.group, segment, self.options)
+        if is_inexact(segment.dtype) and (len(levels) > 1 or any(str(i) in h["sizes"] for h in self.headers)):
+            self.exact(i, segment, own, levels)
+        else:
+            self.fold(i, segment, own, levels)
 
     def travel(self, sends: dict[int, NDArray], receives: dict[int, NDArray], step: str) -> None:
         """Send arrays to ranks, and fill arrays from ranks; those of this rank itself are left out."""
@@ -510,11 +537,12 @@ class Sum:
                 " (bucket_bytes=), or MPI 4"
             )
 
-    def exact(self, i: int, segment: Segment, own: NDArray, levels: Sequence[Level]) -> None:
+    def exact(self, i: int, segment: Segment, own: Any, levels: Sequence[Level]) -> None:
         """A rank with several contributions has packed their sum; a rank with one sends it as it is. Between nodes the
         sums of nodes travel packed.
         """
-        flats, shards = [t.flats[i] for t in self.sent.terms], segment.counts()
+        codec = sent_codec(segment)
+        flats, shards = [t.flats[i] for t in self.sent.terms], shard_sizes(segment, codec)
         natural, level = Runs(range(self.size), shards), levels[0]
         sizes: list[list[int] | None] = [h["sizes"].get(str(i)) for h in self.headers]
         brings = [h["terms"] > 0 for h in self.headers]
@@ -525,7 +553,10 @@ class Sum:
             partial, messages = self.sent.packed[i]
         else:
             weight = self.weights[self.rank][0] if flats else None
-            partial = ExactSum(segment, [] if weight is not None else [(flat, None) for flat in flats])
+            if codec is not None:
+                flats = [codec.encoded(flat, segment.dtype) for flat in flats]
+            wait = weight is None and codec is None
+            partial = ExactSum(segment, [(flat, None) for flat in flats] if wait else [])
             messages = [
                 natural.take(flats[0], owners) if flats and r != self.rank else NOTHING
                 for r, owners in zip(level.team, level.shards, strict=True)
@@ -541,6 +572,8 @@ class Sum:
         alone: dict[int, NDArray] = {}
         if i not in self.sent.packed and flats and weight is not None:
             alone[self.rank] = natural.take(flats[0], [self.rank])
+        elif i not in self.sent.packed and flats and codec is not None:
+            partial.shards.append({o: codec.shard(flats[0][natural[o]], o, segment.dtype) for o in level.shards[me]})
         for level in levels:
             if level is not levels[0]:
                 messages = partial.pack(level, self.rank, received=True)
@@ -563,11 +596,16 @@ class Sum:
                 elif len(got) and self.weights[r][0] is not None:
                     alone[r] = got
                 elif len(got):
-                    partial.shards.append({o: got[there[o]] for o in owners})
-        rounded, low = typed(own, segment.dtype), segment.bounds[self.rank]
+                    pieces = {o: got[there[o]] for o in owners}
+                    if codec is not None:
+                        pieces = {o: codec.shard(raw, o, segment.dtype) for o, raw in pieces.items()}
+                    partial.shards.append(pieces)
+        low = segment.bounds[self.rank]
+        if codec is not None:
+            alone = {r: codec.shard(raw, self.rank, segment.dtype) for r, raw in alone.items()}
         terms = [(typed(raw, segment.dtype), self.weights[r][0]) for r, raw in alone.items()]
         for start, stop, window in partial.windows(self.rank):
-            out, scale = rounded[start - low : stop - low], self.options.scale
+            out, scale = own[start - low : stop - low], self.options.scale
             if not terms and self.parts is None:
                 _core.window_round(window, out, scale)
                 continue
@@ -599,19 +637,22 @@ class Sum:
         busy = {node for node, one in zip(nodes, brings, strict=True) if one}
         return [node in busy for node in nodes]
 
-    def fold(self, i: int, segment: Segment, own: NDArray, levels: Sequence[Level]) -> None:
+    def fold(self, i: int, segment: Segment, own: Any, levels: Sequence[Level]) -> None:
         counts, weights, flats = self.counts, self.weights, [t.flats[i] for t in self.sent.terms]
         folded = self.order != "key" and max(counts) > 1
         dtype = accumulation(segment.dtype) if folded else segment.dtype
         if folded:
             fold = self.sent.folded.get(i)
             if fold is None or fold.total is None:
-                flats = self.added(flats, segment.dtype, dtype, weights[self.rank])
+                flats = added(flats, segment.dtype, dtype, weights[self.rank])
             else:
                 flats = [fold.total]
             counts = [min(n, 1) for n in counts]
             weights = [[None] * n for n in counts]
-        shards = segment.counts(dtype)
+        codec = sent_codec(segment)
+        shards = shard_sizes(segment, codec, dtype)
+        if codec is not None:
+            flats = [codec.encoded(f, dtype) for f in flats]
         there = Runs(range(self.size), shards)
         self.check_size(max(counts) * sum(shards[o] for o in owners) for owners in levels[0].shards)
         for level in levels:
@@ -628,29 +669,30 @@ class Sum:
             raws = [receives[r][k * mine : (k + 1) * mine] for r in level.team for k in range(counts[r])]
             if level is not levels[-1]:  # integers, whose sum is the same in any order
                 each = list(itertools.chain.from_iterable(weights[r] for r in level.team))
-                flats, there = self.added(raws, dtype, dtype, each), Runs(owners, shards)
+                flats, there = added(raws, dtype, dtype, each), Runs(owners, shards)
                 counts = [int(one) for one in self.of_nodes([n > 0 for n in counts])]
                 weights = [[None] * n for n in counts]
         if not mine:
             return
-        terms = [typed(raw, dtype) for raw in raws]
+        terms = [typed(raw, dtype) if codec is None else codec.term(raw, self.rank, dtype) for raw in raws]
         each = list(itertools.chain.from_iterable(weights[r] for r in levels[-1].team))
         keys = [k for keys in self.keys for k in keys] if self.order == "key" else list(range(len(terms)))
         places = sorted(range(len(terms)), key=keys.__getitem__)
         ordered, weights_in_order = [terms[k] for k in places], [each[k] for k in places]
         exact = self.order == "exact" and is_inexact(segment.dtype)
-        accumulate = "exact" if exact else self.options.accumulate
-        self.rounded(ordered, weights_in_order, typed(own, segment.dtype), self.options.scale, accumulate)
+        accumulate = "exact" if exact else sum_dtype(codec, dtype, self.options.accumulate)
+        self.rounded(ordered, weights_in_order, own, self.options.scale, accumulate)
 
-    def added(self, flats: Sequence[NDArray], dtype: str, wide: str, weights: Sequence[Weight | None]) -> list[NDArray]:
-        """The sum of arrays of bytes in another dtype; none of none."""
-        if not flats:
-            return []
-        terms = [typed(f, dtype) for f in flats]
-        total = _core.message_new(len(terms[0]) * itemsize(wide))
-        if len(total):
-            _core.add_n(terms, out=typed(total, wide), **weighing_of(weights))
-        return [total]
+
+def added(flats: Sequence[NDArray], dtype: str, wide: str, weights: Sequence[Weight | None]) -> list[NDArray]:
+    """The sum of arrays of bytes in another dtype; none of none."""
+    if not flats:
+        return []
+    terms = [typed(f, dtype) for f in flats]
+    total = _core.message_new(len(terms[0]) * itemsize(wide))
+    if len(total):
+        _core.add_n(terms, out=typed(total, wide), **weighing_of(weights))
+    return [total]
 
 
 def weighing_of(weights: Sequence[Weight | None]) -> dict[str, Any]:
@@ -685,6 +727,8 @@ def add_n(
     mean: bool = False,
     scale: complex | None = None,
     into: Into = "all",
+    wire: DTypeLike | None = None,
+    wire_out: DTypeLike | None = None,
     timeout: TimeLimit = "group",
 ) -> Any:
     """Sum arrays of one shape and dtype over all ranks, with one rounding.
@@ -714,6 +758,13 @@ def add_n(
     into : "all", "shard" or int
         "all" ranks get the sum; each gets its "shard", a flat run of whole blocks of 256 elements; or one rank gets it
         and the others None.
+    wire : DTypeLike, optional
+        "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2": each array of a wider float is rounded to it, on any
+        number of ranks, and travels so; the sum runs as without it. With order="rank" each rank's fold is rounded
+        instead. float8 has a power of two for each 256 elements. Default: arrays travel as they are.
+    wire_out : DTypeLike, optional
+        A dtype as for `wire`, to which the sum is rounded before it travels back; the result has the dtype of the
+        arrays. Default: that one.
     timeout : float or "group", optional
         Seconds after which this rank no longer waits for another. None: it waits without a limit. Default: the group's.
 
@@ -743,7 +794,8 @@ def add_n(
     """
     ranks = group if isinstance(group, Group) else group_of(group)
     with ranks.call("add_n", timeout) as call:
-        options = Options(order, scale, into, mean=flag("add_n: mean", mean))
+        sent_as, returned_as = names_of("add_n", wire, wire_out)
+        options = Options(order, scale, into, mean=flag("add_n: mean", mean), wire=sent_as, wire_out=returned_as)
         options.check("add_n", ranks.size)
         given = sequence("add_n: arrays", arrays, "arrays")
         numbers = [None] * len(given) if keys is None else check_keys(keys, len(given))
@@ -768,7 +820,7 @@ def add_n(
                     f"add_n: arrays[{i}]: expected {leaf.dtype} of shape {leaf.shape}, as arrays[{places[0]}] has, got"
                     f" {one.dtype} of shape {one.shape}"
                 )
-        layout = None if leaf is None else Layout([leaf], ranks.size)
+        layout = None if leaf is None else options.layout([leaf], ranks.size)
         if layout:
             terms = [Term(layout.flatten([x]), key, w) for key, w, x in present]
             sent = prepare(layout, terms, options, ranks, counted)
@@ -790,7 +842,7 @@ def add_n(
                     r,
                 )
         if layout is None:
-            layout = Layout([agreed], ranks.size)
+            layout = options.layout([agreed], ranks.size)
             sent = prepare(layout, [], options, ranks, counted)
         example = present[0][2] if present else example_of(headers[first]["like"])
         return finish(call, layout, sent, headers, options, [example])[0]

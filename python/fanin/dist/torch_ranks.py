@@ -20,6 +20,7 @@ from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
 from fanin.dist.sender import Sender
 from fanin.dist.sums import Options, Order, Term, finish, prepare
+from fanin.dist.wire import names_of, on_wire
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -52,7 +53,14 @@ def _group(call: str, x: object, known: Known) -> Group:
     return known[number][1]
 
 
-def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: complex | None) -> Options:
+def _options(
+    call: str,
+    order: Order,
+    accumulate: DTypeLike | None,
+    scale: complex | None,
+    wire: DTypeLike | None = None,
+    wire_out: DTypeLike | None = None,
+) -> Options:
     """The options of a sum; TypeError or ValueError if they do not fit one another."""
     if not isinstance(order, str) or order not in ("key", "exact", "rank"):
         raise ValueError(f'{call}: expected order="key", "exact" or "rank", got {order!r}')
@@ -62,7 +70,8 @@ def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: compl
         raise ValueError(f'{call}: order="exact" sums exactly and rounds once: leave out accumulate={accumulate!r}')
     if scale is not None and not isinstance(scale, int | float | complex):
         raise TypeError(f"{call}: scale: expected a number, got {type_of(scale)}")
-    return Options(order, scale, accumulate=name)
+    sent, back = names_of(call, wire, wire_out)
+    return Options(order, scale, accumulate=name, wire=sent, wire_out=back)
 
 
 def mean_factor(group: Group) -> float:
@@ -70,16 +79,13 @@ def mean_factor(group: Group) -> float:
     return _core.in_default_modes(lambda: 1 / group.size)
 
 
-def _sum(
-    call: Call, x: torch.Tensor, parts: list[list[str]], options: Options, bounds: Sequence[int] | None = None
-) -> torch.Tensor:
-    """The sum of a flat tensor over ranks, which agree on `parts`, or of the part that `bounds` gives this rank: rank r
-    owns elements [bounds[r], bounds[r + 1]).
-    """
+def _whole(x: torch.Tensor, group: Group) -> Layout:
+    return Layout([leaf_of(x, "the bucket")], group.size)
+
+
+def _sum(call: Call, x: torch.Tensor, parts: list[list[str]], options: Options, layout: Layout) -> torch.Tensor:
+    """The sum of a flat tensor over ranks, which agree on `parts`, or this rank's shard of it."""
     group = call.group
-    layout = Layout([leaf_of(x, "the bucket")], group.size)
-    if bounds is not None:
-        layout.segments = (replace(layout.segments[0], bounds=tuple(bounds)),)
     sent = prepare(layout, [Term(layout.flatten([x]))], options, group)
     parts = [["", options.text], *parts]
     headers = call.meet(sent.header, digest=digest(parts))
@@ -155,8 +161,12 @@ class _Pass:
         limit = limit_of("ddp_hook", self.hook.timeout, self.group.timeout)
         return Call(self.group, "ddp_hook", self.number, bucket, limit)
 
-    def sum(self, bucket: Any, place: Place, x: torch.Tensor, parts: list[list[str]], future: Any) -> None:
-        """Sum a bucket, on the sending thread. After an error the future has this rank's own gradients."""
+    def sum(
+        self, bucket: Any, place: Place, x: torch.Tensor, parts: list[list[str]], sizes: list[int], future: Any
+    ) -> None:
+        """Sum a bucket of gradients of these sizes, on the sending thread. After an error the future has this rank's
+        own gradients.
+        """
         total = bucket
         self.sums, self.over = self.sums + 1, place.last
         try:
@@ -169,7 +179,9 @@ class _Pass:
                         raise TypeError(
                             "ddp_hook: a bucket is a sparse gradient, as of Embedding(sparse=True): expected dense"
                         )
-                    total = _sum(call, x, parts, options).to(bucket.device)
+                    layout = _whole(x, self.group)
+                    layout.segments = (on_wire(layout.segments[0], options.wire, options.wire_out, sizes),)
+                    total = _sum(call, x, parts, options, layout).to(bucket.device)
         except BaseException as e:
             self.error = e
         future.set_result(total)
@@ -222,9 +234,11 @@ class _Hook:
         self.current = run
         x = bucket.buffer()
         place = Place(bucket.index(), bucket.is_last())
-        parts = [_part(f"parameter {i} of the bucket", g) for i, g in enumerate(bucket.gradients())]
+        gradients = bucket.gradients()
+        parts = [_part(f"parameter {i} of the bucket", g) for i, g in enumerate(gradients)]
+        sizes = [g.numel() for g in gradients]
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
-        _sender(run.group).put(partial(run.sum, x, place, host(x), parts, future))
+        _sender(run.group).put(partial(run.sum, x, place, host(x), parts, sizes, future))
         run.complete = place.last
         if not run.watched:
             future.wait()
@@ -245,6 +259,8 @@ def ddp_hook(
     accumulate: DTypeLike | None = None,
     *,
     scale: complex | None = None,
+    wire: DTypeLike | None = None,
+    wire_out: DTypeLike | None = None,
     timeout: TimeLimit = "group",
 ) -> Callable[[Any, Any], Any]:
     """Make a communication hook with which `DistributedDataParallel` sums gradients with one rounding.
@@ -261,6 +277,9 @@ def ddp_hook(
         The dtype in which the sums run. Default: float32 for float16, bfloat16 and float8, else the dtype itself.
     scale : number, optional
         Multiplies each sum before the rounding. Default: 1 / the number of ranks, for DDP's mean.
+    wire, wire_out : DTypeLike, optional
+        The narrower dtypes as which gradients and sums travel, as for `fanin.dist.add_n`. float8 has a power of two
+        for each 256 elements of a parameter, in the order in which DDP's bucket has them.
     timeout : float or "group", optional
         Seconds after which this rank no longer waits for another. None: it waits without a limit. Default: the
         group's, 300.
@@ -293,7 +312,7 @@ def ddp_hook(
     >>> model = torch.nn.parallel.DistributedDataParallel(net)  # doctest: +SKIP
     >>> model.register_comm_hook(None, fanin.torch.ddp_hook(order="exact"))  # doctest: +SKIP
     """
-    return _Hook(_options("ddp_hook", order, accumulate, scale), timeout).ddp_hook
+    return _Hook(_options("ddp_hook", order, accumulate, scale, wire, wire_out), timeout).ddp_hook
 
 
 # ---- FSDP2
@@ -391,5 +410,7 @@ class ReduceScatter:
                     f" {input_tensor.numel()} of {input_tensor.dtype}"
                 )
             parts = [_part("the gradients of a module", input_tensor)]
-            total = _sum(call, input_tensor, parts, options, [n * r for r in range(ranks.size + 1)])
+            layout = _whole(input_tensor, ranks)
+            layout.segments = (replace(layout.segments[0], bounds=tuple(n * r for r in range(ranks.size + 1))),)
+            total = _sum(call, input_tensor, parts, options, layout)
         output_tensor.view(-1).copy_(total)

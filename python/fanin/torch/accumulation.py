@@ -101,6 +101,8 @@ class accumulate(_core.Block):
         For ranks: multiplies each sum before the rounding.
     missing : "error" or "skip", optional
         For ranks, as for `fanin.dist.Reducer`. Default: "error".
+    wire, wire_out : DTypeLike, optional
+        For ranks: the narrower dtypes as which gradients and sums travel, as for `fanin.dist.Reducer`.
     mean : bool
         Divide each sum by the exact sum of the weights of all micro-batches (`weight`), for every parameter alike,
         whether a micro-batch reaches it or not. A pass outside of `weight` weighs 1, if it brings a gradient of the
@@ -168,6 +170,8 @@ class accumulate(_core.Block):
         order: dist.sums.Order | None = None,
         scale: complex | None = None,
         missing: Literal["error", "skip"] | None = None,
+        wire: DTypeLike | None = None,
+        wire_out: DTypeLike | None = None,
         mean: bool = False,
     ) -> None:
         self._active = self._began = self._dropped = self._again = False
@@ -181,7 +185,7 @@ class accumulate(_core.Block):
         self._parameters, self._names = leaves_of("accumulate", parameters)
         self._reducer: dist.Reducer | None = None
         here = (("dtype", dtype), ("budget", budget), ("into", None if into == "grad" else into))
-        over = (("order", order), ("scale", scale), ("missing", missing))
+        over = (("order", order), ("scale", scale), ("missing", missing), ("wire", wire), ("wire_out", wire_out))
         for option, value in over if group is None else here:
             if value is not None:
                 raise ValueError(f"accumulate: {option}= is for sums {'over' if group is None else 'without'} ranks")
@@ -189,7 +193,14 @@ class accumulate(_core.Block):
             from . import resting
 
             self._named_parameters = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
-            self._options = {"order": order, "scale": scale, "missing": missing or "error", "mean": mean}
+            self._options = {
+                "order": order,
+                "scale": scale,
+                "missing": missing or "error",
+                "wire": wire,
+                "wire_out": wire_out,
+                "mean": mean,
+            }
             self._reducer = resting.awake(self._named_parameters, group, self._options)
             self._group, self._rests = self._reducer.group, False
             self._weighed = [] if order == "exact" else self._reducer._sums_run_in()
