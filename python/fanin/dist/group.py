@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fanin import _core
@@ -24,6 +25,7 @@ from .counters import GroupCounters, Tally
 from .engine import Engine, end_reason
 from .layout import digest, levels_of
 from .skip import check_steps, is_skipped, reducers_of, skip
+from .survivors import agreed
 
 if TYPE_CHECKING:
     from .reducer import Reducer
@@ -64,6 +66,11 @@ def set_default(group: Group) -> None:
     _here.default = group
 
 
+def get_default() -> Group | None:
+    """The group of this thread."""
+    return _here.default
+
+
 class Group:
     """The ranks that make sums together (`fanin.dist.group`).
 
@@ -98,6 +105,8 @@ class Group:
         self._step: int | None = None
         self._tally = Tally()
         self._closed: str | None = None
+        self._left = False  #: this rank has closed it
+        self.former_ranks: tuple[int, ...] = tuple(range(engine.size))
         self._process = os.getpid()
         self._uses: dict[str, Use] = {}  #: "now": the one that has begun
         atexit.register(_ends, weakref.ref(self))  # after the engine's own, so it runs before that
@@ -198,13 +207,16 @@ class Group:
         >>> fanin.dist.threads(2, lambda group: (group.close(), group.closed))[0]
         (None, 'it was closed by this rank')
         """
-        if self._closed is None and self._process == os.getpid():
+        if self._process != os.getpid():
+            return
+        if self._closed is None:
             self._closed = f"it {reason}"
             others = f"rank {self.rank} {reason}"
             if reason == "was closed by this rank":
                 others = f"rank {self.rank} closed its group"
             self._engine.abort(f"{others} {self._after()}")
-            self._engine.close()
+        self._left = True
+        self._engine.close()
 
     def _at_exit(self) -> None:
         """Python ends: the other ranks may wait for this one."""
@@ -282,6 +294,69 @@ class Group:
         if self.step is None:
             raise ValueError("skip: expected a step, or group.step to be set at the beginning of each step")
         return skip(self, self.step, given, timeout)
+
+    def survivors(self, timeout: TimeLimit = "group") -> Group:
+        """Make a new group of the ranks that are left, after a PeerError that closed this one.
+
+        Every rank that is left calls it, and gets a group of the same ranks, numbered anew in their order. Each rank is
+        waited for that is not known to be gone: because its connection was lost, or because it closed this group or
+        ended. `former_ranks` of the new group has for each rank its number in this one. `fanin.dist.group(x)` returns
+        the new group, for the `x` of this one, too. Reducers and blocks are made anew, with the new group.
+
+        Parameters
+        ----------
+        timeout : float or "group", optional
+            Seconds after which ranks that have not come are left out. None: they are waited for without a limit.
+            Default: the group's.
+
+        Raises
+        ------
+        RuntimeError
+            If this group is open, was closed by this rank, or was made before fork(); if another thread uses it; for
+            an engine whose groups cannot go on without a rank, such as MPI's.
+        fanin.PeerError
+            On every rank that has come: a rank was lost meanwhile; call it again. On this rank: the others have made
+            the new group without it, as it came late; or the store of torch.distributed is gone, which is in the
+            process of one of the ranks.
+
+        >>> def train(group):
+        ...     if group.rank == 1:
+        ...         raise OSError("no disk")
+        ...     try:
+        ...         fanin.dist.add_n([np.ones(2)], group)
+        ...     except fanin.PeerError as e:
+        ...         group = group.survivors()
+        ...         print(group.former_ranks, fanin.dist.add_n([np.ones(2)], group)) if group.rank == 0 else None
+        >>> fanin.dist.threads(3, train)
+        Traceback (most recent call last):
+        OSError: no disk
+        """
+        limit = limit_of("survivors", timeout, self.timeout)
+        if self._process != os.getpid():
+            raise RuntimeError(f"survivors: the group {self.name} was made before fork(): a child makes its own")
+        if self._closed is None:
+            raise RuntimeError(f"survivors: the group {self.name} is open: expected a PeerError that closed it before")
+        if self._left:
+            raise RuntimeError(f"survivors: this rank has closed the group {self.name} itself: it takes no part")
+        if self._uses:
+            raise RuntimeError(f"survivors: a thread uses the group {self.name}: expected its call to end first")
+        if not hasattr(self._engine, "remade"):
+            why = getattr(self._engine, "no_survivors", "its engine has no survivors")
+            raise RuntimeError(f"survivors: {self.name} cannot go on without a rank: {why}")
+        engine, members = agreed(self._engine, self.rank, self.size, limit)
+        made = Group(engine, nodes=[self.nodes[rank] for rank in members], timeout=self.timeout)
+        made.former_ranks = tuple(members)
+        made._step = self._step
+        self._replace(made)
+        return made
+
+    def _replace(self, made: Group) -> None:
+        """Make `fanin.dist.group` return another group in the place of this one."""
+        if _here.default is self:
+            _here.default = made
+        for known in list(_known.values()):
+            if known.group is self:
+                known.group = made
 
     def entered(self, name: str) -> Use:
         """This thread alone uses the group inside."""
@@ -679,10 +754,12 @@ def _group(x: object) -> Group:
     if x is None:
         try:
             from mpi4py import MPI
-        except ImportError:
+        except ImportError as e:
+            installed = find_spec("mpi4py") is not None
+            found = f"mpi4py that cannot be imported: {e}" if installed else "none"
             raise RuntimeError(
                 "group: expected torch.distributed to be initialised, or mpi4py (pip install 'fanin[mpi]'), or a group"
-                " by fanin.dist.threads; found none"
+                f" by fanin.dist.threads; found {found}"
             ) from None
         everyone: Any = MPI.COMM_WORLD
         if MPI.Is_initialized() and not MPI.Is_finalized():  # else its engine refuses it

@@ -104,6 +104,7 @@ class MPIEngine:
         #: For each rank the node that it runs on, as the first rank there.
         self.nodes: list[int] = comm.allgather(node.bcast(self.rank))
         node.Free()
+        self.no_survivors = "mpiexec ends all ranks where one is killed: start them again, from a checkpoint"
         self._sent: list[Any] = []
         self.open: list[_Request] = []  #: operations that are not complete
         self._gone: dict[int, str] = {}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
@@ -45,9 +46,14 @@ class _Works:
     """Operations in progress, and the rank at the other end of each if it has one; `keep`: their buffers."""
 
     def __init__(
-        self, works: Sequence[Any], result: Callable[[], Any], keep: tuple[Any, ...], peers: Sequence[int] = ()
+        self,
+        engine: TorchEngine,
+        works: Sequence[Any],
+        result: Callable[[], Any],
+        keep: tuple[Any, ...],
+        peers: Sequence[int] = (),
     ) -> None:
-        self.works, self.result, self.keep, self.peers = works, result, keep, peers
+        self.engine, self.works, self.result, self.keep, self.peers = engine, works, result, keep, peers
 
     def wait(self, timeout: float | None) -> Any:
         end = end_of(timeout)
@@ -56,9 +62,12 @@ class _Works:
                 left = min(end - time.monotonic(), _NO_LIMIT)
                 came = self.one(work, max(left, 1e-3))
             except RuntimeError as e:
-                if self.peers:
-                    raise PeerError(f"rank {self.peers[i]} cannot be reached: {said(e)}", self.peers[i]) from e
-                raise
+                if not self.peers:
+                    raise
+                e.with_traceback(None)  # its frames hold operations, and these the connections that `abort` ends
+                del work
+                self.works = []
+                raise self.engine.unreachable(self.peers[i], e) from e
             if not came:
                 raise Late(self.peers[i : i + 1])
         return self.result()
@@ -79,10 +88,6 @@ class _Header(_Works):
     wait of point-to-point operations that times out closes the connection, so those wait in one piece.)
     """
 
-    def __init__(self, engine: TorchEngine, work: Any, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
-        super().__init__([work], result, keep)
-        self.engine = engine
-
     def wait(self, timeout: float | None) -> Any:
         engine = self.engine
         try:
@@ -92,7 +97,11 @@ class _Header(_Works):
         except RuntimeError as e:
             if re.search(r"[Cc]onnection|[Pp]ipe|by peer", str(e)) is None:
                 raise
+            e.with_traceback(None)  # as above
+            self.works = []
+            engine._in_header = False
             raise engine.lost(e) from e
+        engine._in_header = False
         if time.monotonic() - engine.since > _SLICE:  # this rank may be late: then the others have ended
             engine.check()
         engine.met += 1
@@ -111,20 +120,72 @@ class _Header(_Works):
         return True
 
 
+class _Store:
+    """The store of a process group, until a call of it fails: each later call would print torch's backtrace again."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.error: RuntimeError | None = None
+
+    def call(self, operation: str, *args: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        try:
+            return getattr(self.store, operation)(*args)
+        except RuntimeError as e:
+            self.error = e
+            raise
+
+
 class _Notes:
     """What ranks write to the process group's store, and all others read: only where something goes wrong."""
 
-    def __init__(self, pg: Any) -> None:
-        self.store, self.read = pg.get_group_store(), 0
+    def __init__(self, store: _Store) -> None:
+        self.store, self.read = store, 0
 
     def write(self, *note: Any) -> None:
-        self.store.set(f"fanin {self.store.add('fanin', 1)}", json.dumps(note))
+        number = self.store.call("add", "fanin", 1)
+        self.store.call("set", f"fanin {number}", json.dumps(note))
 
     def new(self) -> Iterator[list[Any]]:
         """The notes since the last call."""
-        while self.store.check([f"fanin {self.read + 1}"]):
+        while self.store.call("check", [f"fanin {self.read + 1}"]):
             self.read += 1
-            yield json.loads(self.store.get(f"fanin {self.read}"))
+            yield json.loads(self.store.call("get", f"fanin {self.read}"))
+
+
+class _StoreBoard:
+    """The board of survivors, in the store of a process group."""
+
+    def __init__(self, store: _Store, size: int) -> None:
+        self.store, self.size = store, size
+
+    def call(self, operation: str, *args: Any) -> Any:
+        """A call of the store; PeerError if it cannot be reached."""
+        try:
+            return self.store.call(operation, *args)
+        except RuntimeError as e:
+            raise PeerError(
+                "survivors: the store of torch.distributed is gone: the rank that held it, rank 0 but under torchrun,"
+                f" has ended: start the ranks again, from a checkpoint ({said(e)[:200]})"
+            ) from e
+
+    def put(self, name: str, text: str) -> None:
+        self.call("set", f"fanin survivors {name}", text)
+
+    def get(self, name: str) -> str | None:
+        key = f"fanin survivors {name}"
+        return self.call("get", key).decode() if self.call("check", [key]) else None
+
+    def first(self, name: str, text: str) -> str:
+        found: str = self.call("compare_set", f"fanin survivors {name}", "", text).decode()
+        return found
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def left(self) -> list[int]:
+        return [rank for rank in range(self.size) if self.get(f"left {rank}") is not None]
 
 
 _engines: weakref.WeakSet[TorchEngine] = weakref.WeakSet()
@@ -141,10 +202,8 @@ def _at_exit() -> None:
     why = end_reason()
     for engine in list(_engines):
         engine.abort(f"rank {engine.rank} ended{why}")
-        pg, engine._pg, engine._ended = engine._pg, None, True
-        if pg is not None and dist.is_initialized() and engine.device.type == "cpu":
-            with suppress(Exception):  # it was destroyed before
-                dist.destroy_process_group(pg)
+        engine.leave()
+        engine._drop()
 
 
 class TorchEngine:
@@ -161,15 +220,22 @@ class TorchEngine:
         self.rank, self.size = dist.get_rank(pg), dist.get_world_size(pg)
         self.name = f"torch.distributed ({backend})"
         self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        self._ended = False
         self._pg = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
-        self._ranks = ranks
         names: list[Any] = [None] * self.size
         first: dict[str, int] = {}
         dist.all_gather_object(names, socket.gethostname(), group=self._pg)
         #: For each rank the node that it runs on, as the first rank with the same host name.
         self.nodes = [first.setdefault(name, r) for r, name in enumerate(names)]
-        self._notes = _Notes(self._pg)
+        self._start()
+
+    def _start(self) -> None:
+        self._ended = False
+        self._in_header = False  #: a header is on its way: a process group that is dropped would wait for it
+        self._failed = False  #: a connection was lost
+        self._suspects: set[int] = set()  #: to these ranks
+        store = _Store(self._pg.get_group_store())
+        self._notes = _Notes(store)
+        self._board = _StoreBoard(store, self.size)
         self.met, self.since = 0, 0.0  #: headers that all ranks have sent, and the time of the last one
         self._gone: dict[int, tuple[int, str]] = {}  #: how many headers ranks had met as they ended, and why
         self._here: set[int] = set()  #: ranks that wait, as they have answered a roll call
@@ -191,6 +257,7 @@ class TorchEngine:
 
     def lost(self, error: RuntimeError) -> PeerError:
         """The error of an operation that Gloo ended because a rank is gone: it names the ranks that answer no more."""
+        self._failed = True
         self._alive()  # else this rank itself has ended its operations
         try:
             late = self.roll_call(_ANSWER_LOST, self.size - 1)
@@ -198,10 +265,23 @@ class TorchEngine:
             return e
         except RuntimeError:
             return PeerError(f"the store of torch.distributed cannot be reached: {said(error)}")
+        self._suspects |= set(late)
         if len(late) == 1:
             return PeerError(f"rank {late[0]} cannot be reached: {said(error)}", late[0])
         ranks = f"ranks {', '.join(map(str, late))}" if late else "a rank"
         return PeerError(f"{ranks} cannot be reached: {said(error)}")
+
+    def unreachable(self, rank: int, error: RuntimeError) -> PeerError:
+        """The error of a message to or from a rank: it names that which this one blames, if it has ended for that."""
+        self._failed = True
+        try:
+            self.check()
+        except PeerError as e:
+            return e
+        except RuntimeError:
+            pass  # the store cannot be reached
+        self._suspects.add(rank)
+        return PeerError(f"rank {rank} cannot be reached: {said(error)}", rank)
 
     def roll_call(self, seconds: float, enough: int) -> list[int]:
         """The ranks that do not wait for others now: after so many seconds, or when so many ranks have answered."""
@@ -225,11 +305,12 @@ class TorchEngine:
     def exchange(self, data: bytes) -> _Works:
         send = self._tensor(np.frombuffer(data, np.uint8))
         receive = [torch.empty_like(send) for _ in range(self.size)]
-        work = dist.all_gather(receive, send, group=self._alive(), async_op=True)
+        work = self._alive().allgather([receive], [send])
         keep = (send, receive)
         if self.device.type != "cpu":
-            return _Works([work], lambda: [bytes(x.cpu().numpy()) for x in receive], keep)
-        return _Header(self, work, lambda: [bytes(x.numpy()) for x in receive], keep)
+            return _Works(self, [work], lambda: [bytes(x.cpu().numpy()) for x in receive], keep)
+        self._in_header = True
+        return _Header(self, [work], lambda: [bytes(x.numpy()) for x in receive], keep)
 
     def all_to_all(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Works:
         pg = self._alive()
@@ -241,25 +322,63 @@ class TorchEngine:
                 for host, x in zip(receives, received, strict=True):
                     host[:] = x.cpu().numpy()
 
-            return _Works([dist.all_to_all(received, sent, group=pg, async_op=True)], done, (sent, received))
+            return _Works(self, [dist.all_to_all(received, sent, group=pg, async_op=True)], done, (sent, received))
         works: list[Any] = []
         peers: list[int] = []
         for step in range(1, self.size):  # Gloo's own all-to-all takes longer than these
             to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
             if len(receives[origin]):
-                works.append(dist.irecv(received[origin], self._ranks[origin], group=pg))
+                works.append(pg.recv([received[origin]], origin, 0))
                 peers.append(origin)
             if len(sends[to]):
-                works.append(dist.isend(sent[to], self._ranks[to], group=pg))
+                works.append(pg.send([sent[to]], to, 0))
                 peers.append(to)
-        return _Works(works, lambda: None, (sent, received), peers)
+        return _Works(self, works, lambda: None, (sent, received), peers)
 
     def abort(self, reason: str) -> None:
-        if not self._ended:
-            self._ended = True
-            with suppress(RuntimeError):  # the store may be gone; then the other ranks' time limit ends their waits
-                self._notes.write("end", self.rank, self.met, reason)
+        if self._ended:
+            return
+        self._ended = True
+        with suppress(RuntimeError):  # the store may be gone; then the other ranks' time limit ends their waits
+            self._notes.write("end", self.rank, self.met, reason)
+        if self._failed and not self._in_header:
+            self._drop()  # ends the others' waits for data of this rank
+
+    def _drop(self) -> None:
+        """Drop the process group, and so its connections."""
+        pg, self._pg = self._pg, None
+        if pg is not None and dist.is_initialized() and self.device.type == "cpu":
+            with suppress(Exception):  # it was destroyed before, or is one of survivors
+                dist.destroy_process_group(pg)
+
+    def leave(self) -> None:
+        """This rank takes part in nothing more."""
+        with suppress(PeerError):
+            self._board.put(f"left {self.rank}", "")
 
     def close(self) -> None:
         # Destroying a process group is collective: it is left to destroy_process_group.
         self.abort(f"rank {self.rank} closed its group")
+        self.leave()
+
+    def board(self) -> _StoreBoard:
+        return self._board
+
+    def suspects(self) -> set[int]:
+        return self._suspects
+
+    def remade(self, members: Sequence[int], attempt: int, timeout: float | None) -> TorchEngine:
+        if self.device.type != "cpu":
+            raise RuntimeError("a process group of NCCL is made by torch: make a new one, and fanin.dist.group of it")
+        rank, size = members.index(self.rank), len(members)
+        store = PrefixStore(f"fanin survivors {attempt}", self._board.store.store)
+        limit = timedelta(seconds=_NO_LIMIT if timeout is None else timeout)
+        backend = dist.ProcessGroupGloo(store, rank, size, limit)
+        pg = dist.ProcessGroup(store, rank, size)
+        pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        pg._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        made = object.__new__(TorchEngine)
+        made._pg, made.rank, made.size, made.name, made.device = pg, rank, size, self.name, self.device
+        made.nodes = [self.nodes[r] for r in members]
+        made._start()
+        return made

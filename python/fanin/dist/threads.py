@@ -16,7 +16,7 @@ from fanin._words import names_nearest, note
 from fanin.errors import PeerError
 
 from .engine import Late, blamed, end_of
-from .group import Group, nodes_of, seconds, set_default
+from .group import Group, get_default, nodes_of, seconds, set_default
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -37,6 +37,14 @@ class World:
         #: .. and how many of rank r's messages rank s has copied: copied[r][s].
         self.copied = [[_core.EventCount() for _ in range(size)] for _ in range(size)]
         self.gone: dict[int, str] = {}  #: why ranks have left, in their order
+        self.ended: dict[int, bool] = {}  #: those of them that call nothing more
+        self.texts: dict[str, str] = {}  #: what survivors agree on
+        self.changes = _core.EventCount()  #: of both
+        self.next: dict[int, World] = {}  #: of the survivors, by attempt
+
+    def end(self, rank: int) -> None:
+        self.ended[rank] = True
+        self.changes.advance()
 
     def leave(self, rank: int, reason: str) -> None:
         self.gone.setdefault(rank, reason)
@@ -81,6 +89,32 @@ class _Operation:
         return result
 
 
+class _ThreadBoard:
+    """The texts of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.seen = world, 0
+
+    def put(self, name: str, text: str) -> None:
+        self.world.texts[name] = text
+        self.world.changes.advance()
+
+    def get(self, name: str) -> str | None:
+        return self.world.texts.get(name)
+
+    def first(self, name: str, text: str) -> str:
+        found = self.world.texts.setdefault(name, text)
+        self.world.changes.advance()
+        return found
+
+    def pause(self, seconds: float) -> None:
+        if self.world.changes.wait(self.seen + 1, seconds):
+            self.seen = self.world.changes.value
+
+    def left(self) -> list[int]:
+        return list(self.world.ended)
+
+
 class ThreadEngine:
     """An engine whose ranks are threads (fanin.dist.threads)."""
 
@@ -103,6 +137,29 @@ class ThreadEngine:
 
     def close(self) -> None:
         self.world.leave(self.rank, f"rank {self.rank} closed its group")
+        self.world.end(self.rank)
+
+    def board(self) -> _ThreadBoard:
+        return _ThreadBoard(self.world)
+
+    def suspects(self) -> list[int]:
+        return []
+
+    def remade(self, members: Sequence[int], attempt: int, timeout: float | None) -> ThreadEngine:
+        world = self.world.next.setdefault(attempt, World(len(members)))
+        return ThreadEngine(world, members.index(self.rank))
+
+
+class _Last:
+    """At its end the group of this thread is closed, which may be one of survivors."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        last = get_default()
+        if last is not None:
+            last.__exit__(kind, error, where)
 
 
 @names_nearest
@@ -149,7 +206,8 @@ def threads(
         try:
             with Group(ThreadEngine(world, rank), nodes=placed, timeout=timeout) as group:
                 set_default(group)
-                results[rank] = fn(group)
+                with _Last():
+                    results[rank] = fn(group)
         except BaseException as e:
             errors[rank] = e
             reason = f"rank {rank} failed: {type(e).__name__}: {e}"
