@@ -895,10 +895,18 @@ def order_steps(
 ) -> list[tuple[Node | Leaf, int, bool]]:  # step
     """The nodes of a pass in their order: (node, the step after which it is ready or -1, whether its function runs)."""
 
-def leaf_divert(leaf: Leaf, fn: Callable[[Any], object], kept: dict[int, Any] | None, i: int, /) -> None:
+def leaf_divert(
+    leaf: Leaf,
+    fn: Callable[[Any], object],
+    kept: dict[int, Any] | None,
+    i: int,
+    own: Callable[[Any], object] | None,
+    /,
+) -> None:
     """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it.
-    An error if the leaf has another function already. A sum without other references, of the leaf's strides and of the
-    dtype of its gradients, becomes kept[i] if there is none, instead of a call.
+    An error if the leaf has another function already. A sum without other references goes to `own` instead, if there is
+    one, and the pass has no reference to it then; else, with the leaf's strides and the dtype of its gradients, it
+    becomes kept[i] if there is none, without a call.
     """
 
 def leaf_undivert(leaf: Leaf, fn: Callable[[Any], object], /) -> None:

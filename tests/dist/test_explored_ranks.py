@@ -181,8 +181,8 @@ def test_buckets_that_are_sent_as_they_become_ready_are_found(monkeypatch: pytes
         begin(self, *args, **options)
         self.ready, self.some = [], _core.EventCount()
 
-    def noted(self: Any, bucket: Any, i: int, gradient: Any) -> None:
-        put(self, bucket, i, gradient)
+    def noted(self: Any, bucket: Any, i: int, gradient: Any, owned: bool) -> None:
+        put(self, bucket, i, gradient, owned)
         self.ready.append(bucket)
         self.some.advance()
 

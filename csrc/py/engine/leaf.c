@@ -368,14 +368,31 @@ static bool is_unshared(void *sum)
     return fan_only_ours(sum, 1);
 }
 
+/* give_to: calls a function with a sum that nothing else has, and has no reference to it then. */
+static int give_to(PyObject *fn, void **sum)
+{
+    if (fan_box(sum) < 0)
+        return -1;
+    PyObject *gradient = *sum;
+    *sum = NULL;
+    Py_INCREF(fn);
+    PyObject *ignored = PyObject_CallOneArg(fn, gradient);
+    Py_DECREF(fn);
+    Py_DECREF(gradient);
+    return fan_drop_result(ignored);
+}
+
 int fan_leaf_divert(leaf_object *self, void **sum)
 {
     PyObject *fn = PyTuple_GET_ITEM(self->divert, 0);
     PyObject *kept = PyTuple_GET_ITEM(self->divert, 1);
     PyObject *i = PyTuple_GET_ITEM(self->divert, 2);
-    bool can_keep = kept != Py_None && is_unshared(*sum) && !fan_storage_redirected();
-    if (!can_keep)
+    PyObject *own = PyTuple_GET_ITEM(self->divert, 3);
+    bool wanted = kept != Py_None || own != Py_None;
+    if (!wanted || !is_unshared(*sum) || fan_storage_redirected())
         return call_with(self, fn, sum);
+    if (own != Py_None)
+        return give_to(own, sum);
     int full = PyDict_Contains(kept, i);
     if (full < 0 || fan_box(sum) < 0)
         return -1;

@@ -473,7 +473,7 @@ static PyObject *leaf_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
                             fan_node_name(&leaf->base.node).text);
     if (a[2] != Py_None && !PyDict_Check(a[2]))
         return PyErr_Format(PyExc_TypeError, "expected a dict, got %s", FAN_TYPE_TEXT(a[2]));
-    leaf->divert = PyTuple_Pack(3, a[1], a[2], a[3]);
+    leaf->divert = PyTuple_Pack(4, a[1], a[2], a[3], a[4]);
     if (!leaf->divert)
         return NULL;
     Py_RETURN_NONE;

@@ -261,7 +261,7 @@ def counts_alone() -> set[tuple[int, ...]]:
     return seen
 
 
-def hooks(n: int, collect: Callable[..., None]) -> list[Any]:
+def hooks(n: int, collect: Callable[..., None]) -> Sequence[Collector]:
     """Hooks of `AccumulateGrad` that call `collect(i, gradient, references, None, None)`, where only C code has counted
     the references.
     """
@@ -452,6 +452,26 @@ def facts_of(p: torch.Tensor) -> tuple[object, ...]:
     return p.shape, p.dtype, getattr(p, "grad_dtype", p.dtype), p.device, p.layout, p.requires_grad, p.is_leaf, type(p)
 
 
+def give(
+    name: str,
+    put: Callable[[Any], None],
+    own: Callable[[Any], None],
+    alone: set[tuple[int, ...]],
+    slot: int,
+    gradient: torch.Tensor,
+    references: int,
+    error: Exception | None,
+    weight: object,
+) -> None:
+    """Call `own` with a gradient to which only the pass refers, else `put`."""
+    if gradient.requires_grad:
+        raise RuntimeError(f"Reducer: {recorded(name)}")
+    if gradient.layout == torch.strided and counts_of(gradient, references) in alone:
+        own(gradient.detach())  # the tensor itself ends with the hook
+    else:
+        put(gradient)
+
+
 class TorchLeaf:
     """A parameter, as a leaf of `fanin.dist.Reducer`."""
 
@@ -486,8 +506,13 @@ class TorchLeaf:
     def grad(self) -> torch.Tensor | None:
         return self.tensor.grad
 
-    def collector(self, put: Callable[[Any], None]) -> Collector:
-        """A hook that calls `put` with each gradient, and lets nothing go on to .grad."""
+    def collector(self, put: Callable[[Any], None], own: Callable[[Any], None] | None) -> Collector:
+        """A hook that calls `put` with each gradient, or `own`, if there is one, with a gradient that nothing else has;
+        it lets nothing go on to .grad.
+        """
+        if own is not None:
+            [hook] = hooks(1, functools.partial(give, self.name, put, own, counts_alone()))
+            return hook
 
         def collect(gradients: tuple[torch.Tensor | None]) -> tuple[None]:
             [g] = gradients

@@ -31,13 +31,29 @@ from .counters import BadTerm, SumStats
 from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
-from .layout import Layout, Leaf, Segment, accumulation, digest, host, is_inexact, itemsize, leaf_of, typed
+from .layout import (
+    Layout,
+    Leaf,
+    Segment,
+    accumulation,
+    digest,
+    flat_bytes,
+    host,
+    is_inexact,
+    itemsize,
+    leaf_of,
+    typed,
+)
+
 from .norms import Squares, merged, root, values_of
 from .sender import Sender
 from .sums import Counted, Into, Options, Order, Sent, Term
 from .wire import names_of, rounded, sent_codec
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
+
+#: Bytes of a gradient: copying more costs more than finding out whether a copy is needed.
+LARGE = 1 << 16
 
 #: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
 _inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
@@ -75,12 +91,16 @@ class _Bucket:
 
     def __init__(self, number: int, indices: Sequence[int], layout: Layout, wire: str | None = None) -> None:
         self.number, self.indices, self.layout, self.wire = number, indices, layout, wire
+        #: Of one large leaf: a gradient that nothing else has travels from its own memory, and .grad takes the sum.
+        self.is_single = len(indices) == 1 and layout.leaves[0].size * itemsize(layout.leaves[0].dtype) >= LARGE
+
         self.closed = _core.EventCount()  #: the passes in which it was closed
         self.terms: list[Term] = []
         self.masks: list[int] = []  #: for each term: the leaves that it has, as bits
         self.partials: dict[int, sums.ExactSum] = {}  #: exact sums of the terms so far, by segment
         self.folded: dict[int, sums.Fold] = {}  #: folds of the terms so far, by segment
         self.total: list[NDArray] | None = None
+        self.result: NDArray | None = None  #: the array that has the memory of `total`
         self.anywhere = 0  #: the leaves that any rank has, as bits
         self.bad: list[int] | None = None  #: the first contribution with an inf or NaN, its leaf, how many elements
         self.headers: list[Header] | None = None  #: of the last sum
@@ -92,11 +112,20 @@ class _Bucket:
 
     def start(self) -> None:
         """Begin a contribution."""
-        self.memory: _Memory | None = self.spare or self.new_memory()
-        self.spare = None
+        self.is_open = True  #: it takes gradients
+        self.given: NDArray | None = None  #: bytes of the only gradient, which nothing else has
+        self.memory: _Memory | None = None
+        if not self.is_single:  # else there may be no copy
+            self.take_memory()
         self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
         self.left = len(self.indices)  #: how many it lacks
         self.weight = None
+
+    def take_memory(self) -> _Memory:
+        """Memory for the contribution at hand."""
+        if self.memory is None:
+            self.memory, self.spare = self.spare or self.new_memory(), None
+        return self.memory
 
     def new_memory(self) -> _Memory:
         flats, places = [], [None] * len(self.indices)
@@ -113,7 +142,7 @@ class _Bucket:
         """
         self.forget()
         self.spare = self.memory or self.spare if keep else None
-        self.terms, self.masks, self.total, self.anywhere = [], [], None, 0
+        self.terms, self.masks, self.total, self.result, self.anywhere = [], [], None, None, 0
         self.bad = None
         self.kept.clear()
         self.start()
@@ -140,9 +169,9 @@ class _Bucket:
         here = sum(1 << k for k, has in enumerate(self.has) if has or k in self.kept)
         return ((1 << len(self.has)) - 1) & ~reduce(operator.or_, self.masks, here)
 
-    def put(self, i: int, gradient: Any, stats: bool, weight: Weight | None = None) -> int:
-        """Copy the gradient of leaf i of the bucket; return how many elements are inf or NaN, as they travel and times
-        the weight, if they are counted.
+    def put(self, i: int, gradient: Any, stats: bool, weight: Weight | None = None, owned: bool = False) -> int:
+        """Copy the gradient of leaf i of the bucket, or keep it if it is `owned`: nothing else has it. Return how many
+        elements are inf or NaN, as they travel and times the weight, if they are counted.
         """
         leaf = self.layout.leaves[i]
         if self.has[i] or i in self.kept:
@@ -150,9 +179,13 @@ class _Bucket:
                 f"Reducer: {leaf.name} got a second gradient: open accumulate() anew, or call at(), for each pass; and"
                 " torch.utils.checkpoint, which runs passes of its own, needs use_reentrant=False"
             )
-        if self.memory is None:  # complete: the caller refuses the gradient
+        if not self.is_open:  # the caller refuses the gradient
             return 0
-        place = self.memory.places[i]
+        if owned and not stats:
+            self.given = bytes_of(gradient, leaf)
+            if self.given is not None:
+                return 0
+        place = self.take_memory().places[i]
         plain = type(gradient) is type(place) is np.ndarray and not stats
         if plain and gradient.dtype == place.dtype and gradient.shape == place.shape:
             place[...] = gradient
@@ -186,8 +219,7 @@ class _Bucket:
                 self.put(i, self.kept.pop(i), False)
             self.has[i] = 1
             self.left -= 1
-        memory = self.memory
-        assert memory is not None
+        memory = _Memory([self.given], []) if self.given is not None else self.take_memory()
         for segment in self.layout.segments if self.left and not alone else ():
             for leaf, _, _ in segment.places:
                 if not self.has[leaf]:
@@ -196,8 +228,10 @@ class _Bucket:
         self.masks.append(
             int.from_bytes(np.packbits(np.frombuffer(self.has, np.uint8), bitorder="little").tobytes(), "little")
         )
-        self.used[len(self.terms) - 1] = memory
-        self.memory = None
+        if self.given is None:
+            self.used[len(self.terms) - 1] = memory
+        self.memory = self.given = None
+        self.is_open = False
 
     def settle(self, order: Order | None) -> None:
         """Add the contribution to the running sums, so that its memory is free."""
@@ -250,6 +284,17 @@ class _Bucket:
                     return leaf, nonfinite
         return None
 
+    def places_of_results(self, options: Options, rank: int, like: Any) -> dict[int, NDArray]:
+        """Where the sums of segments are made: in an ndarray that becomes .grad."""
+        if not self.is_single or options.into not in ("all", rank) or is_tensor(like):
+            return {}
+        if self.layout.segments[0].wire_out is not None:  # what comes is widened into another array
+            return {}
+        leaf = self.layout.leaves[0]
+        self.result = np.empty(leaf.shape, typed(sums.NOTHING, leaf.dtype).dtype)
+        return {0: self.result.reshape(-1).view(np.uint8)}
+
+
     def sent(self, group: Group, options: Options, kind: Kind, total: Fraction) -> Sent:
         """The messages to the owners; `kind` and `total`: of the weights of this rank."""
         for i, segment in enumerate(self.layout.segments if self.terms else ()):
@@ -263,6 +308,15 @@ class _Bucket:
                 self.fold(i, segment)
         weigh = sums.weighed(self.terms, kind, total, options, self.partials)
         return Sent(self.terms, sums.packed(group, self.layout, options, self.partials), weigh, self.folded)
+
+
+def bytes_of(gradient: Any, leaf: Leaf) -> NDArray | None:
+    """The memory of a gradient, as bytes; None if it is not as a contribution lies in a bucket."""
+    raw = flat_bytes(gradient)
+    if raw is None or not raw.flags.writeable:  # a running sum may be made in it
+        return None
+    fits = tuple(gradient.shape) == leaf.shape and _core.dtype_name(gradient.dtype) == leaf.dtype
+    return raw if fits else None
 
 
 class Reducer(_core.Block):
@@ -398,6 +452,13 @@ class Reducer(_core.Block):
         mine = weakref.ref(self)  # a reference in a cycle would keep its memory and its thread until a collection
         takers = {i: (partial(_put_of, mine, b, k), b, k) for b in made for k, i in enumerate(b.indices)}
         self._takers = [(leaf, *takers[i]) for i, leaf in enumerate(self.leaves)]
+        #: For a leaf alone in its bucket: the same for a gradient that nothing else has.
+        self._owners = {i: partial(take, owned=True) for i, (take, b, _) in takers.items() if b.is_single}
+        self._collectors = [
+            leaf.collector(takers[i][0], self._owners.get(i))
+            for i, leaf in enumerate(self.leaves)
+            if not isinstance(leaf, _core.Leaf)
+        ]
         #: On a rank alone the only contribution is the sum: a gradient is not copied if nothing else has it. An exact
         #: sum makes signaling NaNs quiet.
         plain = scale is None and not mean and order != "exact" and into != "shard" and not (detect or stats)
@@ -513,17 +574,15 @@ class Reducer(_core.Block):
                 f"Reducer: the gradient of {name} is collected by another block already, of the same reducer: expected"
                 " that to end first"
             )
-        collectors = []
         self._takes = True
         for leaf, take, bucket, i in self._takers:
             if isinstance(leaf, _core.Leaf):
                 # With an earlier gradient it would be added, from memory that is not in a cache.
                 keeps = self._keeps and self._weight is None and leaf.grad is None
-                _core.leaf_divert(leaf, take, bucket.kept if keeps else None, i)
-            else:
-                collectors.append(leaf.collector(take))
+                own = None if keeps else self._owners.get(bucket.indices[i])
+                _core.leaf_divert(leaf, take, bucket.kept if keeps else None, i, own)
         if self._taking:
-            self._taking.begin(collectors)
+            self._taking.begin(self._collectors)
 
     def _undivert(self, holder: _core.Block) -> None:
         """The leaves' sums go to .grad again. May be repeated, and come without `_divert`, or amid it."""
@@ -555,7 +614,7 @@ class Reducer(_core.Block):
             " thread before"
         )
 
-    def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
+    def _put(self, bucket: _Bucket, i: int, gradient: Any, owned: bool = False) -> None:
         nonfinite, ours = 0, _inside.get() is self or _on_device_thread(gradient)
         if self._passing and not ours:
             raise self._of_another(bucket, i)
@@ -565,7 +624,7 @@ class Reducer(_core.Block):
             if self._passing:
                 self._passes.freeze("a gradient came in last()")
         if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
-            nonfinite = self._copy(bucket, i, gradient, weight)
+            nonfinite = self._copy(bucket, i, gradient, weight, owned)
         with self._lock:
             if not self._takes or (self._passing and not ours):  # it may have begun while this thread waited
                 raise self._of_another(bucket, i)
@@ -573,7 +632,7 @@ class Reducer(_core.Block):
                 another = bucket.has[i] or (bucket.begun and bucket.weight != weight)
                 if self._each and self._key is None and another:
                     self._contribute(bucket)
-                nonfinite = self._copy(bucket, i, gradient, weight)
+                nonfinite = self._copy(bucket, i, gradient, weight, owned)
             bucket.has[i] = 1
             bucket.left -= 1
             if nonfinite:
@@ -583,13 +642,13 @@ class Reducer(_core.Block):
         if whole and self._passing:
             bucket.closed.advance()
 
-    def _copy(self, bucket: _Bucket, i: int, gradient: Any, weight: Weight | None) -> int:
+    def _copy(self, bucket: _Bucket, i: int, gradient: Any, weight: Weight | None, owned: bool) -> int:
         if bucket.begun and bucket.weight != weight:
             raise ValueError(
                 f"Reducer: {bucket.layout.leaves[i].name}: a contribution has one weight: expected"
                 f" {_weight_text(bucket.weight)}, got {_weight_text(weight)}"
             )
-        nonfinite = bucket.put(i, gradient, self.detect or self._count_bad, weight)
+        nonfinite = bucket.put(i, gradient, self.detect or self._count_bad, weight, owned)
         bucket.weight = weight
         if nonfinite and self.detect:
             raise self._nonfinite(bucket.layout.leaves[i].name, nonfinite)
@@ -668,6 +727,8 @@ class Reducer(_core.Block):
             like = [self.leaves[i].array for i in bucket.indices]
             if self._options.into == "shard":
                 pieces = layout.shards(flats, self.group.rank, like)
+            elif bucket.result is not None:
+                pieces, bucket.result, bucket.total = [bucket.result], None, None  # .grad takes the only reference
             else:
                 pieces = layout.unflatten(flats, like)
                 for i, gradient in bucket.kept.items():
@@ -806,7 +867,9 @@ class Reducer(_core.Block):
             bucket.total = bucket.terms[0].flats
             bucket.used.clear()  # .grad of a tensor may become a view of it
         elif bucket.anywhere:
-            bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run()
+            like = self.leaves[bucket.indices[0]].array
+            places = bucket.places_of_results(self._options, self.group.rank, like)
+            bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options, places).run()
         bucket.forget()
 
     def _check_fold(self, bucket: _Bucket) -> None:
@@ -1241,12 +1304,12 @@ def _weight_text(weight: Weight | None) -> str:
     return "no weight" if weight is None else f"weight {weight}"
 
 
-def _put_of(mine: weakref.ref[Reducer], bucket: _Bucket, i: int, gradient: Any) -> None:
-    """Give the reducer the gradient of leaf i of a bucket."""
+def _put_of(mine: weakref.ref[Reducer], bucket: _Bucket, i: int, gradient: Any, owned: bool = False) -> None:
+    """Give the reducer the gradient of leaf i of a bucket. owned: nothing else has it."""
     reducer = mine()
     if reducer is None:
         raise RuntimeError(f"Reducer: {bucket.layout.leaves[i].name} got a gradient after the end of its reducer")
-    reducer._put(bucket, i, gradient)
+    reducer._put(bucket, i, gradient, owned)
 
 
 def _on_device_thread(gradient: Any) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
@@ -431,9 +431,18 @@ def order_of(options: Options, counts: Sequence[int]) -> Order:
 
 
 class Sum:
-    """The sum of one bucket, once headers are agreed."""
+    """The sum of one bucket, once headers are agreed. places: bytes in which whole sums of segments are made."""
 
-    def __init__(self, call: Call, layout: Layout, sent: Sent, headers: list[Header], options: Options) -> None:
+    def __init__(
+        self,
+        call: Call,
+        layout: Layout,
+        sent: Sent,
+        headers: list[Header],
+        options: Options,
+        places: Mapping[int, NDArray] | None = None,
+    ) -> None:
+        self.places = places or {}
         self.call, self.layout, self.sent, self.headers, self.options = call, layout, sent, headers, options
         self.rank, self.size = call.group.rank, call.group.size
         self.counts: list[int] = [h["terms"] for h in headers]
@@ -473,7 +482,9 @@ class Sum:
         if self.size > 1 and into != "shard":
             self.check_size(shards)
         natural = Runs(range(self.size), shards)
-        whole = _core.message_new(sum(shards) if into in ("all", self.rank) else shards[self.rank])
+        whole = self.places.get(i)
+        if whole is None:
+            whole = _core.message_new(sum(shards) if into in ("all", self.rank) else shards[self.rank])
         own = whole[natural[self.rank]] if into in ("all", self.rank) else whole
         if back is None:
             self.add(i, segment, typed(own, segment.dtype))
