@@ -394,17 +394,6 @@ static void weighted_write(const weighted_job *j, const fan_array *out, int64_t 
     fan_nditer_write(&j->iter, out, at, len, FAN_DT_FLOAT32, (const char *)odd);
 }
 
-/* Multiplies complex values by a complex factor, as sums without weights are. */
-static void weighted_turn(double *parts, int64_t len, const fan_scale *scale)
-{
-    for (int64_t i = 0; i < len; i++) {
-        double re = parts[2 * i];
-        double im = parts[2 * i + 1];
-        parts[2 * i] = re * scale->re - im * scale->im;
-        parts[2 * i + 1] = re * scale->im + im * scale->re;
-    }
-}
-
 void fan_exact_weighted(const fan_array *out, const fan_operand *in, size_t n, fan_dtype d,
                         const fan_scale *scale)
 {
@@ -431,7 +420,7 @@ void fan_exact_weighted(const fan_array *out, const fan_operand *in, size_t n, f
         len = fan_min(j.iter.size - at, TILE_ELEMENTS);
         weighted_tile(&j, at, len, sums, values);
         if (turns)
-            weighted_turn(values, len, scale);
+            fan__exact_turn(values, len, scale);
         weighted_write(&j, out, at, len, values);
     }
 }

@@ -135,7 +135,9 @@ def merged_of(total: Sum, scale: Any, dtype: DType, divisor: Fraction | None) ->
 
 def divisor_of(n: int, weights: Sequence[Any] | None) -> Fraction:
     """W3: the sum of the weights of n contributions."""
-    divisor = sum((Fraction(1 if w is None else w) for w in weights or [None] * n), Fraction(0))
+    each = [parts_of(1 if w is None else w) for w in weights or [None] * n]
+    divisor = sum((Fraction(re) for re, _ in each), Fraction(0))
+    need(not sum((Fraction(im) for _, im in each), Fraction(0)), ValueError, "the weights have a sum that is not real")
     if not divisor:
         raise ZeroDivisionError("the weights sum to 0")
     return divisor
@@ -202,7 +204,7 @@ def exact_sum(
         return math.nan
     if infinite:
         return infinite.pop() * over * float(scale)
-    total = sum((Fraction(x) * Fraction(w) for x, w in pairs), Fraction(0)) * scale
+    total = weighted_total(numbers, by) * scale
     if total:
         return nearest(total if divisor is None else total / divisor, name)
     negative = bool(pairs) and all(not (x and w) and math.copysign(1, x) * math.copysign(1, w) < 0 for x, w in pairs)
@@ -296,18 +298,42 @@ def exact_element(
     name = "float32" if into.name == "complex64" else "float64"
     if real_sum:
         return into.type(exact_sum([float(x) for x in some], factor[0], name, *more))
-    real, imaginary = zip(*map(parts_of, some), strict=True)
+    (real, by_real), (imaginary, by_imaginary) = products_of(some, weights)
     if not factor[1]:
-        parts = (exact_sum(real, factor[0], name, *more), exact_sum(imaginary, factor[0], name, *more))
-        return into.type(complex(*parts))
+        one_part = exact_sum(real, factor[0], name, by_real, divisor)
+        return into.type(complex(one_part, exact_sum(imaginary, factor[0], name, by_imaginary, divisor)))
     if not np.isfinite([*real, *imaginary]).all():
         one = Fraction(1)
-        x, y = exact_sum(real, one, name), exact_sum(imaginary, one, name)
+        x, y = exact_sum(real, one, name, by_real, divisor), exact_sum(imaginary, one, name, by_imaginary, divisor)
         re, im = map(float, factor)
         return into.type(complex(x * re - y * im, x * im + y * re))
-    a, b = sum(map(Fraction, real), Fraction(0)), sum(map(Fraction, imaginary), Fraction(0))
+    over = 1 if divisor is None else divisor
+    a, b = weighted_total(real, by_real) / over, weighted_total(imaginary, by_imaginary) / over
     c, d = factor
     return into.type(complex(nearest(a * c - b * d, name), nearest(a * d + b * c, name)))
+
+
+#: Real numbers, and the real weights by which they are multiplied.
+Products = tuple[list[float], list[float]]
+
+
+def products_of(some: Sequence[Any], weights: Sequence[Any] | None) -> tuple[Products, Products]:
+    """What the real parts, and the imaginary ones, of products with complex weights are sums of."""
+    real: Products = [], []
+    imaginary: Products = [], []
+    for z, w in zip(some, weights or [None] * len(some), strict=True):
+        (x, y), (u, v) = parts_of(z), parts_of(1 if w is None else w)
+        terms = [(real, x, u), (imaginary, y, u)]
+        if v:
+            terms += [(real, y, -v), (imaginary, x, v)]
+        for (numbers, by), number, weight in terms:
+            numbers.append(number)
+            by.append(weight)
+    return real, imaginary
+
+
+def weighted_total(numbers: Sequence[float], by: Sequence[float]) -> Fraction:
+    return sum((Fraction(x) * Fraction(w) for x, w in zip(numbers, by, strict=True)), Fraction(0))
 
 
 # ---------------------------------------------------------------- 3. Statistics
