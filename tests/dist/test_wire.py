@@ -190,6 +190,30 @@ def test_a_block_is_counted_from_the_first_element_of_its_leaf() -> None:
 
 
 @core
+@pytest.mark.parametrize("wire_out", [None, *WIRES])
+def test_a_large_leaf_alone_in_its_bucket_has_the_same_bits(wire_out: str | None) -> None:
+    """Its gradient travels from its own memory, and .grad takes the array of the sum where that is not widened."""
+    elements = 3 * reducers.LARGE // 8 + 5
+    rng = np.random.default_rng(2)
+    arrays = [rng.standard_normal(elements).astype("f4") for _ in range(4)]
+
+    def rank(group: Group, order: Any, name: str, passes: int) -> Any:
+        leaf = fanin.Leaf(np.zeros(elements, "f4"))
+        reducer = dist.Reducer([leaf], group, order=order, wire=name, wire_out=wire_out)
+        mine = arrays[group.rank * passes : (group.rank + 1) * passes]
+        for k, x in enumerate(mine):
+            key = group.rank * passes + k if order == "key" else None
+            last = k == passes - 1
+            with reducer.at(key) if last else reducer.accumulate(key):
+                fanin.backward([(leaf, 0, x.copy())])
+        return leaf.grad
+
+    for order, name, (n, passes) in itertools.product(("key", "exact"), WIRES[::3], ((1, 4), (4, 1), (2, 2))):
+        expected = wires.alone(arrays, order, name, wire_out)
+        assert {bits(x) for x in on_ranks(n, rank, order, name, passes)} == {bits(expected)}, (order, name, n)
+
+
+@core
 @pytest.mark.parametrize("n", [1, 2])
 def test_an_overflow_of_the_narrow_dtype_is_found_on_all_ranks(n: int) -> None:
     def rank(group: Group, order: Any, passes: int, value: float, name: str) -> Any:

@@ -72,6 +72,18 @@ def nan(group: Group, bad: bool) -> None:
     )
 
 
+def accumulate_without_with(group: Group, bad: bool) -> None:
+    ws = leaves([3])
+    reducer = reducer_of(group, ws)
+    if bad:
+        reducer.accumulate(weight=2.0)
+        fanin.backward(roots(ws))
+    else:
+        with reducer.accumulate(weight=2.0):
+            fanin.backward(roots(ws))
+    fanin.backward(roots(ws), reducer=reducer)
+
+
 def weighed(group: Group, weight: float) -> None:
     ws = leaves([3])
     reducer = reducer_of(group, ws, mean=True)
@@ -105,6 +117,8 @@ CASES: list[tuple[str, Callable[[Group, bool], Any], str, type[BaseException]]] 
     ),
     ("another call", lambda g, bad: g.barrier() if bad else one(g), "rank 1 is at call barrier", fanin.PeerError),
     ("no array", lambda g, bad: dist.add_n([object()], g) if bad else one(g), "rank 1 failed: TypeError", TypeError),
+    ("array alone", lambda g, bad: dist.add_n(np.ones(3), g) if bad else one(g), "expected several arrays", TypeError),
+    ("no with", accumulate_without_with, "called and never entered", RuntimeError),
     ("time limit", lambda g, bad: one(g, timeout=-1 if bad else None), "rank 1 failed: ValueError: add_n", ValueError),
     ("a leaf's shape", lambda g, bad: reduced(g, leaves([3, 4 if bad else 3])), "rank 1 has w1: ", fanin.PeerError),
     ("order of leaves", lambda g, bad: reduced(g, swapped(bad)), "rank 1 has w0: ", fanin.PeerError),

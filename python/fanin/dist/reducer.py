@@ -465,6 +465,7 @@ class Reducer(_core.Block):
         as_it_is = wire is None and wire_out is None
         self._keeps = self.group.size == 1 and plain and as_it_is
         self._key: int | None = None
+        self._unentered = False  # accumulate() was called, and not entered
         self._weight: Weight | None = None  # of the contribution at hand, or of the next one; None: 1
         self._counted = Counted()  # the weights of the contributions to the next sum
         self._passes: Passes | None = (
@@ -693,6 +694,7 @@ class Reducer(_core.Block):
             self.at(self._key if key is None else key, weight)
         number, weighs = self._key, self._weight
         self._key = self._weight = None
+        self._unentered = True
         return _Contribution(self, number, weighs)
 
     def _reset(self, keep: bool = True) -> None:
@@ -1066,6 +1068,12 @@ class _Pass(_State):
         reducer._turn = self.turn
         reducer.group._passes += 1
         self.number = reducer.group._passes
+        if reducer._unentered:
+            reducer._unentered = False
+            raise RuntimeError(
+                "Reducer: accumulate() was called and never entered, so its pass is no contribution: use `with"
+                " reducer.accumulate():` around the pass"
+            )
         if self.weight is not None:
             if reducer._weight is not None:
                 raise ValueError("backward: weight= and reducer.at(key, weight=): a pass has one weight: give it once")
@@ -1177,6 +1185,7 @@ class _Contribution(_State):
 
     def _begin(self) -> None:
         self.use._begin()
+        self.reducer._unentered = False
         self.reducer._weight = self.weight
         self.reducer._divert(self)
         self.begun = True

@@ -808,6 +808,8 @@ def add_n(
         sent_as, returned_as = names_of("add_n", wire, wire_out)
         options = Options(order, scale, into, mean=flag("add_n: mean", mean), wire=sent_as, wire_out=returned_as)
         options.check("add_n", ranks.size)
+        if hasattr(arrays, "shape"):
+            raise TypeError(f"add_n: arrays: expected several arrays, got {type_of(arrays)}: give [x]")
         given = sequence("add_n: arrays", arrays, "arrays")
         numbers = [None] * len(given) if keys is None else check_keys(keys, len(given))
         counted = Counted([None] * len(given) if weights is None else list(weights_of(weights, len(given))))
