@@ -351,17 +351,16 @@ def test_an_error_names_slot_and_key_and_loses_nothing() -> None:
 
 
 def of_objects() -> Partial:
-    one = part([1], s_[:1])
-    one.values = np.array([object()])
-    return one
+    return Partial(np.array([object()]), s_[:1], 4)
 
 
 def test_values_that_changed_since_are_found() -> None:
     x = f32([1, 2])
     one = Partial(x, s_[:2], 4)
-    one.values = f32([1, 2, 3])
+    x.resize(3, refcheck=False)
     with pytest.raises(ValueError, match=r"slot 0: .*changed their shape from \(2,\) to \(3,\)"):
         fanin.InputBuffer(1).add(0, one)
+    x.resize(2, refcheck=False)
     buf = fanin.InputBuffer(1)
     with fanin.set_options(debug=True):
         buf.add(0, Partial(x, s_[:2], 4))
