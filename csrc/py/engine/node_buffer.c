@@ -29,7 +29,7 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config config)
 }
 
 PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two,
-                       fan_sum_options options)
+                       fan_node_sum_options options)
 {
     fan_buffer_config config = {.create_graph = options.create_graph,
                                 .budget = fan_state_get()->budget};
