@@ -1340,12 +1340,14 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
     const fan_list *list = b->slots[slot].list;
     const fan_entry *first = &list->entries[0];
     bool product = weighted && n == 1;
+    bool scaled = options->scale.on || product;
+    bool whole = n == 1 || take_keys_whole(list);
     fan_take_facts facts = {.terms = n,
                             .dense = n,
-                            .scaled = options->scale.on || product,
+                            .scaled = scaled,
                             .writable = options->writable,
                             .widened = acc != list->kind.dtype,
-                            .whole = n == 1 || take_keys_whole(list),
+                            .whole = whole,
                             .alone = options->one || b->nslots == 1,
                             .first_donated = first->donated,
                             .same_dtype = !first->wide};
