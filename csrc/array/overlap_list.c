@@ -85,7 +85,8 @@ static uint64_t stretch_meetings(const fan_stretch *s, size_t n)
             step *= 2;
         }
         high = fan_umin(high, n);
-        low += fan_search_end(s + low, high - low, sizeof *s, offsetof(fan_stretch, from), s[i].to);
+        size_t left = high - low;
+        low += fan_search_end(s + low, left, sizeof *s, offsetof(fan_stretch, from), s[i].to);
         count += low - i - 1;
     }
     return count;

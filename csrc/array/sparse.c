@@ -1000,7 +1000,7 @@ static void merge_divide(const entries *e, const fan_divisor *divisor, int64_t n
     const fan_loops *loops = fan_loops_of(e->acc);
     const char *src[] = {e->values};
     fan_divisor_as(divisor, e->acc, number);
-    fan_fold_how options = {.divisor = number};
+    fan_loop_options options = {.divisor = number};
     loops->own(e->values, src, 1, (size_t)numbers * loops->parts, &options);
 }
 

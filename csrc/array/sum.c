@@ -1,5 +1,5 @@
-/* sum: sums of any number of arrays (sum.h). In this order: statistics; the loops over a tile; the
- * factor; which loop takes a sum; fan_sum, and flat sums.
+/* sum: sums of any number of arrays (sum.h). In this order: statistics; one sum; its tiles, its
+ * pieces; factors, weights and divisors as numbers; which loop takes a sum; fan_sum; flat sums.
  *
  * Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a
  * piece is cut into tiles. If all operands are gap-free and have the result's dtype, a tile is the
@@ -153,7 +153,7 @@ void fan_stats_repeat(fan_stats *s, uint64_t times)
     s->squares *= (double)times;
 }
 
-/* ---- sums ---- */
+/* ---- one sum ---- */
 
 #define TILE 8192u /* bytes; a multiple of every item size */
 /* rows at least this long are not mixed in one tile, so that they can be read in place */
@@ -165,25 +165,26 @@ void fan_stats_repeat(fan_stats *s, uint64_t times)
 #define NEAR ((uint64_t)1 << 20) /* bytes of sources that the L2 cache may hold */
 #define PARALLEL_FROM ((uint64_t)4 << 20) /* bytes that are worth waking threads for */
 
-typedef struct job {
+/* What all pieces of a sum share; on the stack of the caller's thread. */
+typedef struct sum_op {
     const fan_array *out;
     const fan_operand *in;
     size_t n;
-    const char *factor;   /* NULL: no scale */
-    const char *divisor;  /* NULL: none */
-    bool weighted;        /* some operand has a weight */
-    fan_fold_loop *fold;  /* NULL, or the loop that reads all operands in place */
-    fan_watch *watch;     /* NULL, or the loop that also counts */
-    fan_fold_how options; /* of large sums */
-    fan_dtype last;       /* the last accumulation dtype */
-    int64_t most;         /* elements of a tile */
-    int64_t row;          /* elements of a long row, else 0 */
-    int64_t piece;        /* elements of a piece */
+    const char *factor;       /* NULL: no scale */
+    const char *divisor;      /* NULL: none */
+    bool weighted;            /* some operand has a weight */
+    fan_fold_loop *fold;      /* NULL, or the loop that reads all operands in place */
+    fan_watch *watch;         /* NULL, or the loop that also counts */
+    fan_loop_options options; /* of `fold` */
+    fan_dtype last;           /* the last accumulation dtype */
+    int64_t most;             /* elements of a tile */
+    int64_t row;              /* elements of a long row, else 0 */
+    int64_t piece;            /* elements of a piece */
     fan_nditer iter;
     fan_stats *parts; /* of each piece, or NULL */
     size_t first_suspect;
     atomic_bool stop; /* the caller was interrupted: start no more pieces */
-} job;
+} sum_op;
 
 /* last_cache: returns the bytes of the last-level cache; a typical size if unknown or shared with
  * many. */
@@ -204,8 +205,8 @@ static uint64_t last_cache(void)
 
 /* sum_in_groups: folds any number of gap-free sources. `tile` has room for TILE bytes. */
 static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n,
-                          size_t count, size_t size, size_t acc_size, const fan_fold_how *options,
-                          char *tile)
+                          size_t count, size_t size, size_t acc_size,
+                          const fan_loop_options *options, char *tile)
 {
     size_t most = TILE / acc_size;
     if (n <= MANY || !options->ahead) {
@@ -215,7 +216,7 @@ static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src
     for (size_t at = 0; at < count; at += most) {
         const char *here[GROUP];
         size_t len = fan_umin(count - at, most);
-        fan_fold_how group = {.raw = true, .ahead = true};
+        fan_loop_options group = {.raw = true, .ahead = true};
         char *to = tile;
         size_t m = GROUP;
         for (size_t k = 0; k < n; k += m) {
@@ -237,163 +238,170 @@ static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src
     }
 }
 
-/* The running sum of a tile. */
-typedef struct running {
+/* ---- a tile ---- */
+
+/* The running sum of a tile. Sources wait until one loop adds them all. */
+typedef struct running_sum {
     fan_dtype acc;
     const fan_loops *loops; /* of acc */
-    char *tile, *scratch;
-    bool begun, scratch_used, weighted;
-    fan_fold_loop *fold; /* for the pending sources, all of one dtype */
-    fan_dtype from;
+    char *tile;             /* the sum, once it has begun */
+    char *scratch;          /* a source that could not be read in place */
+    bool begun;
+    bool scratch_used; /* one of those that wait is there */
+    bool weighted;     /* some operand of the sum has a weight */
+    /* the sources that wait: */
     const char *src[GROUP];
     _Alignas(8) char weights[GROUP * 8];
     size_t sources;
-} running;
+    fan_dtype from;      /* their dtype */
+    fan_fold_loop *fold; /* the loop for it */
+} running_sum;
 
-/* sum_weights: the weights of the pending sources; NULL: they have none. */
-static const char *sum_weights(const running *r)
+/* sum_weights: the weights of the sources that wait; NULL: they have none. */
+static const char *sum_weights(const running_sum *sum)
 {
-    return r->weighted ? r->weights : NULL;
+    return sum->weighted ? sum->weights : NULL;
 }
 
-/* sum_put: one more pending source, and its weight where some operand has one. */
-static void sum_put(running *r, const char *p, const fan_weight *weight)
+/* sum_put: lets one more source wait, with its weight where some operand has one. */
+static void sum_put(running_sum *sum, const char *p, const fan_weight *weight)
 {
     static const fan_weight none = {.on = true, .re = 1};
-    size_t at = r->sources * fan_weight_size(r->acc);
+    size_t at = sum->sources * fan_weight_size(sum->acc);
     bool real = weight->on && weight->im == 0;
-    if (r->weighted)
-        fan_weight_as(real ? weight : &none, r->acc, r->weights + at);
-    r->src[r->sources++] = p;
+    if (sum->weighted)
+        fan_weight_as(real ? weight : &none, sum->acc, sum->weights + at);
+    sum->src[sum->sources++] = p;
 }
 
-static void sum_flush(running *r, int64_t len)
+/* sum_flush: adds the sources that wait. */
+static void sum_flush(running_sum *sum, int64_t len)
 {
-    fan_fold_how options = {
-        .start = r->begun ? r->tile : NULL, .raw = true, .weights = sum_weights(r)};
-    if (r->sources)
-        r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts, &options);
-    r->begun = true;
-    r->scratch_used = false;
-    r->sources = 0;
+    fan_loop_options options = {
+        .start = sum->begun ? sum->tile : NULL, .raw = true, .weights = sum_weights(sum)};
+    if (sum->sources)
+        sum->fold(sum->tile, sum->src, sum->sources, (size_t)len * sum->loops->parts, &options);
+    sum->begun = true;
+    sum->scratch_used = false;
+    sum->sources = 0;
 }
 
 /* sum_divide: divides the running sum. */
-static void sum_divide(const running *r, const char *divisor, int64_t len)
+static void sum_divide(const running_sum *sum, const char *divisor, int64_t len)
 {
-    const char *src[] = {r->tile};
-    fan_fold_how options = {.divisor = divisor};
-    r->loops->own(r->tile, src, 1, (size_t)len * r->loops->parts, &options);
+    const char *src[] = {sum->tile};
+    fan_loop_options options = {.divisor = divisor};
+    sum->loops->own(sum->tile, src, 1, (size_t)len * sum->loops->parts, &options);
 }
 
 /* sum_widen: continues the sum in another dtype (D3). */
-static void sum_widen(running *r, fan_dtype acc, int64_t len)
+static void sum_widen(running_sum *sum, fan_dtype acc, int64_t len)
 {
-    sum_flush(r, len);
-    fan_convert_dense(r->scratch, acc, r->tile, r->acc, len);
-    char *other = r->tile;
-    r->tile = r->scratch;
-    r->scratch = other;
-    r->acc = acc;
-    r->loops = fan_loops_of(acc);
+    sum_flush(sum, len);
+    fan_convert_dense(sum->scratch, acc, sum->tile, sum->acc, len);
+    char *other = sum->tile;
+    sum->tile = sum->scratch;
+    sum->scratch = other;
+    sum->acc = acc;
+    sum->loops = fan_loops_of(acc);
 }
 
-/* sum_turn: multiplies the elements in scratch by a complex weight. */
-static void sum_turn(const running *r, const fan_weight *weight, int64_t len)
+/* sum_weigh_complex: multiplies the elements in scratch by a complex weight. */
+static void sum_weigh_complex(const running_sum *sum, const fan_weight *weight, int64_t len)
 {
     _Alignas(16) char factor[16];
     const fan_scale scale = {.on = true, .re = weight->re, .im = weight->im};
-    fan_scale_as(&scale, r->acc, factor);
-    r->loops->scale(r->scratch, factor, (size_t)len);
+    fan_scale_as(&scale, sum->acc, factor);
+    sum->loops->scale(sum->scratch, factor, (size_t)len);
 }
 
 /* sum_fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is
  * NULL, into `out`. */
-static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch,
+static void sum_fold_tile(const sum_op *op, int64_t at, int64_t len, char *tile, char *scratch,
                           char *result)
 {
-    fan_dtype acc = j->in[0].acc;
-    running r = {.acc = acc,
-                 .loops = fan_loops_of(acc),
-                 .tile = tile,
-                 .scratch = scratch,
-                 .weighted = j->weighted};
-    for (size_t k = 0; k < j->n; k++) {
-        const fan_operand *one = &j->in[k];
-        if (one->acc != r.acc)
-            sum_widen(&r, one->acc, len);
+    fan_dtype acc = op->in[0].acc;
+    running_sum sum = {.acc = acc,
+                       .loops = fan_loops_of(acc),
+                       .tile = tile,
+                       .scratch = scratch,
+                       .weighted = op->weighted};
+    for (size_t k = 0; k < op->n; k++) {
+        const fan_operand *one = &op->in[k];
+        if (one->acc != sum.acc)
+            sum_widen(&sum, one->acc, len);
         fan_dtype from = one->array->dtype;
-        fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
+        fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, sum.acc);
         const char *p = NULL;
-        bool turns = one->weight.on && one->weight.im != 0; /* complex: multiplied in scratch */
-        if (fold && !turns)
-            p = fan_nditer_whole(&j->iter, one->array, at, len);
+        bool complex_weight = one->weight.on && one->weight.im != 0; /* multiplied in scratch */
+        if (fold && !complex_weight)
+            p = fan_nditer_whole(&op->iter, one->array, at, len);
         if (!p) {
-            from = r.acc;
-            fold = r.loops->own;
+            from = sum.acc;
+            fold = sum.loops->own;
         }
-        bool other_dtype = r.sources && r.from != from;
-        bool no_scratch = !p && r.scratch_used;
-        if (r.sources == GROUP || other_dtype || no_scratch)
-            sum_flush(&r, len);
+        bool other_dtype = sum.sources && sum.from != from;
+        bool no_scratch = !p && sum.scratch_used;
+        if (sum.sources == GROUP || other_dtype || no_scratch)
+            sum_flush(&sum, len);
         if (!p) {
-            fan_nditer_read(&j->iter, one->array, at, len, r.acc, r.scratch);
-            r.scratch_used = true;
-            p = r.scratch;
+            fan_nditer_read(&op->iter, one->array, at, len, sum.acc, sum.scratch);
+            sum.scratch_used = true;
+            p = sum.scratch;
         }
-        if (turns)
-            sum_turn(&r, &one->weight, len);
-        r.fold = fold;
-        r.from = from;
-        sum_put(&r, p, &one->weight);
+        if (complex_weight)
+            sum_weigh_complex(&sum, &one->weight, len);
+        sum.fold = fold;
+        sum.from = from;
+        sum_put(&sum, p, &one->weight);
     }
 
     /* The last fold writes the result if it needs no other conversion, and no complex factor, which
      * comes after the fold. */
-    fan_dtype d = j->out->dtype;
-    bool factor_after = j->factor && r.loops->parts == 2;
-    bool converts = r.from != d && r.acc != d;
+    fan_dtype d = op->out->dtype;
+    bool factor_after = op->factor && sum.loops->parts == 2;
+    bool converts = sum.from != d && sum.acc != d;
     char *to = result;
     if (!to)
-        to = fan_nditer_whole(&j->iter, j->out, at, len);
+        to = fan_nditer_whole(&op->iter, op->out, at, len);
     bool one_step = !converts && !factor_after;
-    if (to && r.sources && one_step) {
-        fan_fold_how options = {.factor = j->factor,
-                                .start = r.begun ? r.tile : NULL,
-                                .weights = sum_weights(&r),
-                                .divisor = j->divisor,
-                                .raw = r.from != d};
-        r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &options);
+    if (to && sum.sources && one_step) {
+        fan_loop_options options = {.factor = op->factor,
+                                    .start = sum.begun ? sum.tile : NULL,
+                                    .weights = sum_weights(&sum),
+                                    .divisor = op->divisor,
+                                    .raw = sum.from != d};
+        sum.fold(to, sum.src, sum.sources, (size_t)len * sum.loops->parts, &options);
         return;
     }
-    sum_flush(&r, len);
-    if (j->divisor)
-        sum_divide(&r, j->divisor, len);
-    if (j->factor)
-        r.loops->scale(r.tile, j->factor, (size_t)len);
+    sum_flush(&sum, len);
+    if (op->divisor)
+        sum_divide(&sum, op->divisor, len);
+    if (op->factor)
+        sum.loops->scale(sum.tile, op->factor, (size_t)len);
     if (result)
-        fan_convert_dense(result, d, r.tile, r.acc, len);
+        fan_convert_dense(result, d, sum.tile, sum.acc, len);
     else
-        fan_nditer_write(&j->iter, j->out, at, len, r.acc, r.tile);
+        fan_nditer_write(&op->iter, op->out, at, len, sum.acc, sum.tile);
 }
 
 /* sum_weigh_tile: multiplies `len` elements of one->acc by the operand's weight. */
 static void sum_weigh_tile(const fan_operand *one, char *tile, int64_t len)
 {
     _Alignas(8) char number[8];
-    running r = {.acc = one->acc, .loops = fan_loops_of(one->acc), .scratch = tile};
+    running_sum sum = {.acc = one->acc, .loops = fan_loops_of(one->acc), .scratch = tile};
     if (one->weight.im != 0) {
-        sum_turn(&r, &one->weight, len);
+        sum_weigh_complex(&sum, &one->weight, len);
         return;
     }
     const char *src[] = {tile};
     fan_weight_as(&one->weight, one->acc, number);
-    fan_fold_how options = {.weights = number};
-    r.loops->own(tile, src, 1, (size_t)len * r.loops->parts, &options);
+    fan_loop_options options = {.weights = number};
+    sum.loops->own(tile, src, 1, (size_t)len * sum.loops->parts, &options);
 }
 
 /* has_nonfinite: returns whether an element of [at, at + len) of an operand is inf or NaN. */
-static bool has_nonfinite(const job *j, const fan_operand *one, int64_t at, int64_t len,
+static bool has_nonfinite(const sum_op *op, const fan_operand *one, int64_t at, int64_t len,
                           char *scratch)
 {
     const fan_array *a = one->array;
@@ -406,113 +414,119 @@ static bool has_nonfinite(const job *j, const fan_operand *one, int64_t at, int6
     fan_stats_run run;
     stats_run_begin(&run);
     if (one->weight.on) { /* W6: the term is the product */
-        fan_nditer_read(&j->iter, a, at, len, dtype, scratch);
+        fan_nditer_read(&op->iter, a, at, len, dtype, scratch);
         sum_weigh_tile(one, scratch, len);
         fan_loops_of(dtype)->measure(&run, scratch, (size_t)len);
         return run.nonfinite > 0;
     }
-    const char *p = fan_nditer_elements(&j->iter, a, at, len, dtype, scratch);
+    const char *p = fan_nditer_elements(&op->iter, a, at, len, dtype, scratch);
     fan_loops_of(dtype)->measure(&run, p, (size_t)len);
     return run.nonfinite > 0;
 }
 
 /* sum_measured: sums, writes and counts as much of [at, end) as one loop can; returns how many
  * elements. */
-static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run *run)
+static int64_t sum_measured(const sum_op *op, int64_t at, int64_t end, fan_stats_run *run)
 {
     FAN_UNINITIALIZED const char *src[MANY];
-    size_t from = (size_t)at * fan_dtype_size(j->out->dtype);
-    for (size_t k = 0; k < j->n; k++)
-        src[k] = j->in[k].array->data + from;
-    return (int64_t)j->watch(j->out->data + from, src, j->n, (size_t)(end - at), &j->options, run);
+    size_t from = (size_t)at * fan_dtype_size(op->out->dtype);
+    for (size_t k = 0; k < op->n; k++)
+        src[k] = op->in[k].array->data + from;
+    return (int64_t)op->watch(op->out->data + from, src, op->n, (size_t)(end - at), &op->options,
+                              run);
 }
 
 /* sum_straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in
  * place. */
-static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *tile,
-                         const fan_fold_how *options)
+static void sum_straight(const sum_op *op, int64_t at, int64_t len, char *to, char *tile,
+                         const fan_loop_options *options)
 {
     FAN_UNINITIALIZED const char *src[MANY_AT_ONCE];
-    const fan_loops *loops = fan_loops_of(j->out->dtype);
-    size_t size = fan_dtype_size(j->out->dtype);
-    for (size_t k = 0; k < j->n; k++)
-        src[k] = j->in[k].array->data + (size_t)at * size;
-    sum_in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts,
-                  fan_dtype_size(j->last) / loops->parts, options, tile);
+    const fan_loops *loops = fan_loops_of(op->out->dtype);
+    size_t size = fan_dtype_size(op->out->dtype);
+    for (size_t k = 0; k < op->n; k++)
+        src[k] = op->in[k].array->data + (size_t)at * size;
+    sum_in_groups(op->fold, to, src, op->n, (size_t)len * loops->parts, size / loops->parts,
+                  fan_dtype_size(op->last) / loops->parts, options, tile);
 }
 
 /* sum_counted: counts the tile in `result` and writes it to `out`. Finds the operand before *bad
  * with a non-finite element first, because `out` may be an operand. */
-static void sum_counted(const job *j, int64_t at, int64_t len, const char *result, char *scratch,
-                        fan_stats_run *run, size_t *bad)
+static void sum_counted(const sum_op *op, int64_t at, int64_t len, const char *result,
+                        char *scratch, fan_stats_run *run, size_t *bad)
 {
-    const fan_loops *loops = fan_loops_of(j->out->dtype);
+    const fan_loops *loops = fan_loops_of(op->out->dtype);
     uint64_t before = run->nonfinite;
     loops->measure(run, result, (size_t)len);
     if (run->nonfinite != before) {
-        for (size_t k = j->first_suspect; k < j->n && k < *bad; k++)
-            if (has_nonfinite(j, &j->in[k], at, len, scratch))
+        for (size_t k = op->first_suspect; k < op->n && k < *bad; k++)
+            if (has_nonfinite(op, &op->in[k], at, len, scratch))
                 *bad = k;
     }
-    fan_fold_how options = {.stream = true};
-    char *whole = fan_nditer_whole(&j->iter, j->out, at, len);
+    fan_loop_options options = {.stream = true};
+    char *whole = fan_nditer_whole(&op->iter, op->out, at, len);
     if (whole)
         loops->own(whole, &result, 1, (size_t)len * loops->parts,
-                   j->options.stream ? &options : NULL);
+                   op->options.stream ? &options : NULL);
     else
-        fan_nditer_write(&j->iter, j->out, at, len, j->out->dtype, result);
+        fan_nditer_write(&op->iter, op->out, at, len, op->out->dtype, result);
 }
 
-static void do_piece(void *ctx, size_t index)
+/* ---- a piece ---- */
+
+/* sum_piece: sums, and with statistics counts, a piece; on any thread. */
+static void sum_piece(void *ctx, size_t index)
 {
-    job *j = ctx;
+    sum_op *op = ctx;
     FAN_UNINITIALIZED _Alignas(64) char tile[TILE], scratch[TILE], result[TILE];
-    int64_t begin = (int64_t)index * j->piece;
-    int64_t end = fan_min(j->iter.size, begin + j->piece);
-    size_t item = fan_dtype_size(j->out->dtype);
+    int64_t begin = (int64_t)index * op->piece;
+    int64_t end = fan_min(op->iter.size, begin + op->piece);
+    size_t item = fan_dtype_size(op->out->dtype);
     size_t bad = SIZE_MAX;
     fan_stats_run run;
     if (fan_interrupted(end - begin))
-        atomic_store_explicit(&j->stop, true, memory_order_relaxed);
-    if (atomic_load_explicit(&j->stop, memory_order_relaxed))
+        atomic_store_explicit(&op->stop, true, memory_order_relaxed);
+    if (atomic_load_explicit(&op->stop, memory_order_relaxed))
         return;
-    if (j->fold && !j->parts) {
-        char *to = j->out->data + (size_t)begin * item;
-        sum_straight(j, begin, end - begin, to, tile, &j->options);
+    if (op->fold && !op->parts) {
+        char *to = op->out->data + (size_t)begin * item;
+        sum_straight(op, begin, end - begin, to, tile, &op->options);
         return;
     }
 
     stats_run_begin(&run);
-    fan_fold_how near = j->options;
+    fan_loop_options near = op->options;
     near.stream = false;
     char *to = NULL;
-    if (j->parts)
+    if (op->parts)
         to = result;
-    int64_t most = j->most;
-    if (j->fold)
+    int64_t most = op->most;
+    if (op->fold)
         most = (int64_t)(WATCHED / item);
     int64_t len;
     for (int64_t at = begin; at < end; at += len) {
-        if (j->parts && j->watch) {
-            len = sum_measured(j, at, end, &run);
+        if (op->parts && op->watch) {
+            len = sum_measured(op, at, end, &run);
             if (len > 0)
                 continue;
         }
         len = fan_min(most, end - at);
-        if (j->row)
-            len = fan_min(len, j->row - at % j->row);
-        if (j->fold)
-            sum_straight(j, at, len, to, tile, &near);
+        if (op->row)
+            len = fan_min(len, op->row - at % op->row);
+        if (op->fold)
+            sum_straight(op, at, len, to, tile, &near);
         else
-            sum_fold_tile(j, at, len, tile, scratch, to);
-        if (j->parts)
-            sum_counted(j, at, len, result, scratch, &run, &bad);
+            sum_fold_tile(op, at, len, tile, scratch, to);
+        if (op->parts)
+            sum_counted(op, at, len, result, scratch, &run, &bad);
     }
-    if (j->parts) {
-        stats_run_end(&run, (uint64_t)(end - begin), &j->parts[index]);
-        j->parts[index].bad = bad;
+    if (op->parts) {
+        stats_run_end(&run, (uint64_t)(end - begin), &op->parts[index]);
+        op->parts[index].bad = bad;
     }
 }
+
+/* ---- factors, weights and divisors, as numbers of a dtype ---- */
 
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
 {
@@ -645,6 +659,8 @@ fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d)
     return FAN_DT_COMPLEX128;
 }
 
+/* ---- which loop takes a sum ---- */
+
 /* sum_alike: returns whether the dtype and layout of `a` are those of `out`, which is gap-free in C
  * order. */
 static bool sum_alike(const fan_array *a, const fan_array *out)
@@ -696,56 +712,56 @@ static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
 
 /* sum_fold: returns the loop that reads all operands in place; NULL if an array has gaps, or a
  * complex factor comes after the fold. */
-static fan_fold_loop *sum_fold(const job *j)
+static fan_fold_loop *sum_fold(const sum_op *op)
 {
-    if (j->n > MANY_AT_ONCE || !fan_nditer_whole(&j->iter, j->out, 0, j->out->size))
+    if (op->n > MANY_AT_ONCE || !fan_nditer_whole(&op->iter, op->out, 0, op->out->size))
         return NULL;
-    if (j->factor && fan_dtype_kind(j->last) == 'c')
+    if (op->factor && fan_dtype_kind(op->last) == 'c')
         return NULL;
-    for (size_t k = 0; k < j->n; k++) {
-        if (j->in[k].weight.on && j->in[k].weight.im != 0)
+    for (size_t k = 0; k < op->n; k++) {
+        if (op->in[k].weight.on && op->in[k].weight.im != 0)
             return NULL;
-        if (!fan_nditer_whole(&j->iter, j->in[k].array, 0, j->out->size))
+        if (!fan_nditer_whole(&op->iter, op->in[k].array, 0, op->out->size))
             return NULL;
     }
-    return sum_one_loop(j->out, j->in, j->n);
+    return sum_one_loop(op->out, op->in, op->n);
 }
 
 /* sum_watch: returns the loop of the fold that also counts; NULL: none. */
-static fan_watch *sum_watch(const job *j)
+static fan_watch *sum_watch(const sum_op *op)
 {
-    const fan_loops *loops = fan_loops_of(j->out->dtype);
-    bool weighs = j->weighted || j->divisor;
-    if (!j->fold || j->n > MANY || weighs)
+    const fan_loops *loops = fan_loops_of(op->out->dtype);
+    bool weighs = op->weighted || op->divisor;
+    if (!op->fold || op->n > MANY || weighs)
         return NULL;
-    if (j->fold == loops->own)
+    if (op->fold == loops->own)
         return loops->own_watch;
     return loops->up_watch;
 }
 
 /* sum_write_weights: writes the real weights of all operands, which one loop reads. */
-static void sum_write_weights(const job *j, char *weights)
+static void sum_write_weights(const sum_op *op, char *weights)
 {
     static const fan_weight none = {.on = true, .re = 1};
-    size_t size = fan_weight_size(j->last);
-    for (size_t k = 0; k < j->n; k++) {
-        const fan_weight *weight = &j->in[k].weight;
-        fan_weight_as(weight->on ? weight : &none, j->last, weights + k * size);
+    size_t size = fan_weight_size(op->last);
+    for (size_t k = 0; k < op->n; k++) {
+        const fan_weight *weight = &op->in[k].weight;
+        fan_weight_as(weight->on ? weight : &none, op->last, weights + k * size);
     }
 }
 
 #ifdef FAN_TEST
 /* sum_fused: a planted fault: the sum of float64 operands without gaps, whose products are not
  * rounded. */
-static bool sum_fused(const job *j)
+static bool sum_fused(const sum_op *op)
 {
-    if (!j->weighted || !j->fold || j->out->dtype != FAN_DT_FLOAT64)
+    if (!op->weighted || !op->fold || op->out->dtype != FAN_DT_FLOAT64)
         return false;
-    double *out = (double *)(void *)j->out->data;
-    for (int64_t i = 0; i < j->out->size; i++) {
+    double *out = (double *)(void *)op->out->data;
+    for (int64_t i = 0; i < op->out->size; i++) {
         double sum = 0;
-        for (size_t k = 0; k < j->n; k++) {
-            const fan_operand *one = &j->in[k];
+        for (size_t k = 0; k < op->n; k++) {
+            const fan_operand *one = &op->in[k];
             double by = one->weight.on ? one->weight.re : 1;
             sum = fma(((const double *)(const void *)one->array->data)[i], by, sum);
         }
@@ -755,13 +771,16 @@ static bool sum_fused(const job *j)
 }
 #endif
 
+/* ---- fan_sum ---- */
+
+/* sum_large: any sum; apart, because its frame is large. */
 static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_operand *in,
-                                                size_t n, const fan_sum_how *options)
+                                                size_t n, const fan_sum_options *options)
 {
-    static const fan_sum_how nothing;
+    static const fan_sum_options nothing;
     if (!options)
         options = &nothing;
-    FAN_UNINITIALIZED job j;
+    FAN_UNINITIALIZED sum_op op;
     FAN_UNINITIALIZED fan_stats parts[FAN_STATS_PIECES];
     _Alignas(16) char factor[16];
     _Alignas(8) char divisor[8];
@@ -770,73 +789,74 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     uint64_t written = (uint64_t)out->size * widest;
     uint64_t read = 0;
     bool among = false; /* out is an operand */
-    j.weighted = false;
-    fan_nditer_begin(&j.iter, out, false);
+    op.weighted = false;
+    fan_nditer_begin(&op.iter, out, false);
     for (size_t k = 0; k < n; k++) {
         const fan_array *a = in[k].array;
         widest = fan_umax(widest, fan_dtype_size(in[k].acc));
         read += (uint64_t)a->size * fan_dtype_size(a->dtype);
         among |= a->data == out->data;
-        j.weighted |= in[k].weight.on;
-        fan_nditer_also(&j.iter, a);
+        op.weighted |= in[k].weight.on;
+        fan_nditer_also(&op.iter, a);
     }
-    fan_nditer_ready(&j.iter);
+    fan_nditer_ready(&op.iter);
 
-    j.out = out;
-    j.in = in;
-    j.n = n;
-    j.last = in[n - 1].acc;
-    j.factor = NULL;
+    op.out = out;
+    op.in = in;
+    op.n = n;
+    op.last = in[n - 1].acc;
+    op.factor = NULL;
     if (options->scale.on) {
-        fan_scale_as(&options->scale, j.last, factor);
-        j.factor = factor;
+        fan_scale_as(&options->scale, op.last, factor);
+        op.factor = factor;
     }
-    j.divisor = NULL;
+    op.divisor = NULL;
     if (options->scale.divisor) {
-        fan_divisor_as(options->scale.divisor, j.last, divisor);
-        j.divisor = divisor;
+        fan_divisor_as(options->scale.divisor, op.last, divisor);
+        op.divisor = divisor;
     }
-    j.fold = sum_fold(&j);
-    j.watch = sum_watch(&j);
+    op.fold = sum_fold(&op);
+    op.watch = sum_watch(&op);
 #ifdef FAN_TEST
-    if (FAN_FAULT(PRODUCT_FUSED) && sum_fused(&j))
+    if (FAN_FAULT(PRODUCT_FUSED) && sum_fused(&op))
         return;
 #endif
-    j.options = (fan_fold_how){.factor = j.factor, .divisor = j.divisor, .ahead = read > NEAR};
-    if (j.fold && j.weighted) {
-        sum_write_weights(&j, weights);
-        j.options.weights = weights;
+    op.options =
+        (fan_loop_options){.factor = op.factor, .divisor = op.divisor, .ahead = read > NEAR};
+    if (op.fold && op.weighted) {
+        sum_write_weights(&op, weights);
+        op.options.weights = weights;
     }
-    j.options.stream = !among && written > last_cache() / 2;
-    j.most = (int64_t)(TILE / widest);
-    j.row = 0;
-    if (j.iter.ndim > 1 && j.iter.extent[j.iter.ndim - 1] >= LONG_ROW)
-        j.row = j.iter.extent[j.iter.ndim - 1];
-    j.parts = NULL;
+    op.options.stream = !among && written > last_cache() / 2;
+    op.most = (int64_t)(TILE / widest);
+    op.row = 0;
+    if (op.iter.ndim > 1 && op.iter.extent[op.iter.ndim - 1] >= LONG_ROW)
+        op.row = op.iter.extent[op.iter.ndim - 1];
+    op.parts = NULL;
     if (options->stats)
-        j.parts = parts;
-    j.first_suspect = options->first_suspect;
-    atomic_init(&j.stop, false);
+        op.parts = parts;
+    op.first_suspect = options->first_suspect;
+    atomic_init(&op.stop, false);
 
     bool parallel = options->parallel && read + written >= PARALLEL_FROM;
-    j.piece = out->size;
-    if (parallel || j.parts)
-        j.piece = fan_stats_piece(out->size);
-    size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
+    op.piece = out->size;
+    if (parallel || op.parts)
+        op.piece = fan_stats_piece(out->size);
+    size_t pieces = (size_t)((out->size - 1) / op.piece + 1);
     if (parallel) {
-        fan_workers_run(pieces, do_piece, &j);
+        fan_workers_run(pieces, sum_piece, &op);
     } else {
         for (size_t i = 0; i < pieces; i++)
-            do_piece(&j, i);
+            sum_piece(&op, i);
     }
-    if (!j.parts || atomic_load(&j.stop))
+    if (!op.parts || atomic_load(&op.stop))
         return;
     for (size_t i = 0; i < pieces; i++)
         stats_merge(options->stats, &parts[i]);
     stats_end(out, options->stats);
 }
 
-void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *options)
+void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_options *options)
 {
     FAN_DEFAULT_FLOAT_MODE;
     bool counts = options && options->stats;
@@ -850,56 +870,55 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
     sum_large(out, in, n, options);
 }
 
-bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count,
-                       fan_dtype dtype, fan_dtype acc, const char *factor, bool raw)
+/* ---- flat sums ---- */
+
+/* sum_flat: one call of the loop that adds runs of `dtype` in `acc`; false, and nothing happened:
+ * there is none. A complex factor comes after the fold, and only in the dtype of the result. */
+static inline bool sum_flat(char *out, const char *const *src, size_t n, size_t count,
+                            fan_dtype dtype, fan_dtype acc, fan_loop_options *options)
 {
     FAN_DEFAULT_FLOAT_MODE;
     const fan_loops *loops = fan_loops_of(dtype);
     fan_fold_loop *fold = fan_loops_fold(loops, dtype, acc);
-    bool after = factor && loops->parts == 2; /* complex factors come after the fold */
-    if (!fold || (after && acc != dtype))
+    const char *factor_after = NULL;
+    if (options->factor && loops->parts == 2)
+        factor_after = options->factor;
+    if (!fold || (factor_after && acc != dtype))
         return false;
-    fan_fold_how options = {
-        .ahead = count * loops->size * n > NEAR, .factor = factor, .start = start, .raw = raw};
-    if (after)
-        options.factor = NULL;
-    bool scales = options.factor;
-    bool continues = start || raw;
-    if (options.ahead || scales || continues)
-        fold(out, src, n, count * loops->parts, &options);
+    if (factor_after)
+        options->factor = NULL;
+    options->ahead = count * loops->size * n > NEAR;
+    bool multiplies = options->factor || options->weights || options->divisor;
+    bool continues = options->start || options->raw;
+    if (options->ahead || multiplies || continues)
+        fold(out, src, n, count * loops->parts, options);
     else
         fold(out, src, n, count * loops->parts, NULL);
-    if (after)
-        loops->scale(out, factor, count);
-    return true;
-}
-
-bool fan_sum_flat_weighted(char *out, const char *const *src, size_t n, size_t count,
-                           fan_dtype dtype, fan_dtype acc, const char *weights, const char *divisor,
-                           const char *factor)
-{
-    FAN_DEFAULT_FLOAT_MODE;
-    const fan_loops *loops = fan_loops_of(dtype);
-    fan_fold_loop *fold = fan_loops_fold(loops, dtype, acc);
-    bool after = factor && loops->parts == 2; /* complex factors come after the fold */
-    if (!fold || (after && acc != dtype))
-        return false;
-    fan_fold_how options = {.ahead = count * loops->size * n > NEAR,
-                            .factor = factor,
-                            .weights = weights,
-                            .divisor = divisor};
-    if (after)
-        options.factor = NULL;
-    fold(out, src, n, count * loops->parts, &options);
-    if (after)
-        loops->scale(out, factor, count);
+    if (factor_after)
+        loops->scale(out, factor_after, count);
     return true;
 }
 
 bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype,
                   fan_dtype acc, const char *factor)
 {
-    return fan_sum_flat_from(out, NULL, src, n, count, dtype, acc, factor, false);
+    fan_loop_options options = {.factor = factor};
+    return sum_flat(out, src, n, count, dtype, acc, &options);
+}
+
+bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count,
+                       fan_dtype dtype, fan_dtype acc, const char *factor, bool raw)
+{
+    fan_loop_options options = {.factor = factor, .start = start, .raw = raw};
+    return sum_flat(out, src, n, count, dtype, acc, &options);
+}
+
+bool fan_sum_flat_weighted(char *out, const char *const *src, size_t n, size_t count,
+                           fan_dtype dtype, fan_dtype acc, const char *weights, const char *divisor,
+                           const char *factor)
+{
+    fan_loop_options options = {.factor = factor, .weights = weights, .divisor = divisor};
+    return sum_flat(out, src, n, count, dtype, acc, &options);
 }
 
 fan_dtype fan_sum_flat_upper(fan_dtype d)

@@ -34,8 +34,8 @@ typedef struct fan_operand {
 /* The divisor of a mean: the exact sum of its parts, none of which is 0 but a lone one. */
 #define FAN_DIVISOR_PARTS 40
 typedef struct fan_divisor {
-    double nearest,
-        odd; /* rounded to nearest, and to odd: the next rounding of `odd` is the only one */
+    double nearest; /* rounded to nearest */
+    double odd;     /* rounded to odd: the next rounding of it is the only one */
     int n;
     double parts[FAN_DIVISOR_PARTS];
 } fan_divisor;
@@ -50,21 +50,20 @@ typedef struct fan_scale {
 } fan_scale;
 
 /* Options of fan_sum; NULL: defaults. */
-typedef struct fan_sum_how {
+typedef struct fan_sum_options {
     fan_scale scale;
-    fan_stats
-        /* NULL: none; else receives the statistics of the rounded elements of `out`, from the same
-           pass */
-        *stats;
+    /* receives the statistics of the rounded elements of `out`, from the same pass; NULL: not
+     * wanted */
+    fan_stats *stats;
     size_t first_suspect; /* operands before this one are not reported (fan_stats.bad) */
     bool parallel;        /* other threads may help with a large sum */
-} fan_sum_how;
+} fan_sum_options;
 
 /* fan_sum: writes the fold of `n` >= 1 operands into `out` (any dtype that the last acc may be cast
  * to); how may be NULL. Allocates nothing, cannot fail, may be interrupted. `out` may be the very
  * view of one operand (fan_array_same_view, or the same geometry with the same item size);
  * otherwise it must not overlap any. Each add of a low-float acc rounds. */
-void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how);
+void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_options *options);
 
 /* fan_sum_flat: as fan_sum, for n gap-free runs of `count` elements of one dtype into another of
  * that dtype: one call of a loop. `out` may be exactly one of the runs. acc is dtype, or float32
@@ -103,11 +102,12 @@ bool fan_sum_flat_weighted(char *out, const char *const *src, size_t n, size_t c
                            fan_dtype dtype, fan_dtype acc, const char *weights, const char *divisor,
                            const char *factor);
 
-/* fan_weight_as, fan_divisor_as: write the real part of a weight, or a divisor, as one number of
- * the parts of dtype d, rounded once: at most 8 bytes. fan_weight_size: the bytes. */
-void fan_weight_as(const fan_weight *weight, fan_dtype d, char *number);
-void fan_divisor_as(const fan_divisor *divisor, fan_dtype d, char *number);
+/* fan_weight_size: returns the bytes of one number of the parts of dtype d: at most 8. */
 size_t fan_weight_size(fan_dtype d);
+/* fan_weight_as: writes the real part of a weight as one such number, rounded once. */
+void fan_weight_as(const fan_weight *weight, fan_dtype d, char *number);
+/* fan_divisor_as: the same of a divisor. */
+void fan_divisor_as(const fan_divisor *divisor, fan_dtype d, char *number);
 /* fan_weight_fit_of: whether a weight is a finite number once it is rounded to dtype d, with all of
  * its digits: what is below the smallest normal number of d must be a number of d exactly. */
 typedef enum fan_weight_fit {
@@ -116,6 +116,7 @@ typedef enum fan_weight_fit {
     FAN_WEIGHT_TOO_SMALL
 } fan_weight_fit;
 fan_weight_fit fan_weight_fit_of(const fan_weight *weight, fan_dtype d);
+
 
 /* fan_scale_as: writes the scale as one element of dtype d (rounded once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);

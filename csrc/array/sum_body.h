@@ -607,38 +607,40 @@ FAN_LOW_LIST(LOW_VECTOR, s)
         }                                                                                         \
         return i;                                                                                 \
     }
-#define FACTOR(R, RAW, T)                    \
-    T factor = 0;                            \
-    if (how->factor) {                       \
-        RAW of;                              \
-        memcpy(&of, how->factor, sizeof of); \
-        factor = up_##R(of);                 \
+#define FACTOR(R, RAW, T)                        \
+    T factor = 0;                                \
+    if (options->factor) {                       \
+        RAW of;                                  \
+        memcpy(&of, options->factor, sizeof of); \
+        factor = up_##R(of);                     \
     }
-#define DIVISOR(R, RAW, T)                    \
-    T divisor = 0;                            \
-    if (how->divisor) {                       \
-        RAW of;                               \
-        memcpy(&of, how->divisor, sizeof of); \
-        divisor = up_##R(of);                 \
+#define DIVISOR(R, RAW, T)                        \
+    T divisor = 0;                                \
+    if (options->divisor) {                       \
+        RAW of;                                   \
+        memcpy(&of, options->divisor, sizeof of); \
+        divisor = up_##R(of);                     \
     }
-#define CAN_STREAM(MEM) \
-    (how->stream && !how->raw && (uintptr_t)dst % sizeof(MEM) == 0 && count * sizeof(MEM) >= 1024)
+#define CAN_STREAM(MEM)                                                       \
+    (options->stream && !options->raw && (uintptr_t)dst % sizeof(MEM) == 0 && \
+     count * sizeof(MEM) >= 1024)
 
 /* WEIGHED: with weights or a divisor: one loop for all variants. */
 #define WEIGHED(K, R, MEM, RAW, T)                                                                 \
     static __attribute__((noinline)) void weighed_##K(char *dst, const char *const *src, size_t n, \
-                                                      size_t count, const fan_fold_how *how)       \
+                                                      size_t count,                                \
+                                                      const fan_loop_options *options)             \
     {                                                                                              \
         FACTOR(R, RAW, T)                                                                          \
         DIVISOR(R, RAW, T)                                                                         \
         if (count < FAN_WIDE / sizeof(T)) {                                                        \
-            each_weighed_##K(dst, src, n, 0, count, how->start, factor, !!how->factor, how->raw,   \
-                             how->weights, divisor, !!how->divisor);                               \
+            each_weighed_##K(dst, src, n, 0, count, options->start, factor, !!options->factor,     \
+                             options->raw, options->weights, divisor, !!options->divisor);         \
             return;                                                                                \
         }                                                                                          \
         int stream = CAN_STREAM(MEM);                                                              \
-        fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, how->ahead,  \
-                     stream, how->weights, divisor, !!how->divisor);                               \
+        fold_##K##_w(dst, src, n, count, options->start, factor, !!options->factor, options->raw,  \
+                     options->ahead, stream, options->weights, divisor, !!options->divisor);       \
         if (stream)                                                                                \
             FLOWED();                                                                              \
     }
@@ -655,33 +657,34 @@ FAN_LOW_LIST(LOW_VECTOR, s)
         SMALL(K, T, dst, src, n, count, start, factor, scaled, raw, 0, 0, NULL, 0, 0)             \
         each_##K(dst, src, n, 0, count, start, factor, scaled, raw);                              \
     }                                                                                             \
-    static __attribute__((noinline)) void sum_with_##K(                                           \
-        char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how)       \
+    static __attribute__((noinline)) void sum_with_##K(char *dst, const char *const *src,         \
+                                                       size_t n, size_t count,                    \
+                                                       const fan_loop_options *options)           \
     {                                                                                             \
-        if (how->weights || how->divisor) {                                                       \
-            weighed_##K(dst, src, n, count, how);                                                 \
+        if (options->weights || options->divisor) {                                               \
+            weighed_##K(dst, src, n, count, options);                                             \
             return;                                                                               \
         }                                                                                         \
         FACTOR(R, RAW, T)                                                                         \
         if (count < FAN_WIDE / sizeof(T)) {                                                       \
-            few_##K(dst, src, n, count, how->start, factor, !!how->factor, how->raw);             \
+            few_##K(dst, src, n, count, options->start, factor, !!options->factor, options->raw); \
         } else if (CAN_STREAM(MEM)) {                                                             \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, 0, 1, 1, NULL, 0, \
-                         0);                                                                      \
+            fold_##K##_w(dst, src, n, count, options->start, factor, !!options->factor, 0, 1, 1,  \
+                         NULL, 0, 0);                                                             \
             FLOWED();                                                                             \
-        } else if (how->ahead) {                                                                  \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 1, 0,   \
-                         NULL, 0, 0);                                                             \
+        } else if (options->ahead) {                                                              \
+            fold_##K##_w(dst, src, n, count, options->start, factor, !!options->factor,           \
+                         options->raw, 1, 0, NULL, 0, 0);                                         \
         } else {                                                                                  \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 0, 0,   \
-                         NULL, 0, 0);                                                             \
+            fold_##K##_w(dst, src, n, count, options->start, factor, !!options->factor,           \
+                         options->raw, 0, 0, NULL, 0, 0);                                         \
         }                                                                                         \
     }                                                                                             \
     static void sum_##K(char *dst, const char *const *src, size_t n, size_t count,                \
-                        const fan_fold_how *how)                                                  \
+                        const fan_loop_options *options)                                          \
     {                                                                                             \
-        if (how)                                                                                  \
-            sum_with_##K(dst, src, n, count, how);                                                \
+        if (options)                                                                              \
+            sum_with_##K(dst, src, n, count, options);                                            \
         else if (count < FAN_WIDE / sizeof(T))                                                    \
             few_##K(dst, src, n, count, NULL, 0, 0, 0);                                           \
         else                                                                                      \
@@ -694,22 +697,23 @@ FAN_LOW_LIST(LOW_VECTOR, s)
     FOLD_WIDTH(K, R, w, 1, MEM, RAW, T, V##_w)                                                    \
     WEIGHED(K, R, MEM, RAW, T)                                                                    \
     static void sum_##K(char *dst, const char *const *src, size_t n, size_t count,                \
-                        const fan_fold_how *how)                                                  \
+                        const fan_loop_options *options)                                          \
     {                                                                                             \
-        static const fan_fold_how nothing;                                                        \
-        how = how ? how : &nothing;                                                               \
-        if (how->weights || how->divisor) {                                                       \
-            weighed_##K(dst, src, n, count, how);                                                 \
+        static const fan_loop_options nothing;                                                    \
+        options = options ? options : &nothing;                                                   \
+        if (options->weights || options->divisor) {                                               \
+            weighed_##K(dst, src, n, count, options);                                             \
             return;                                                                               \
         }                                                                                         \
         FACTOR(R, RAW, T)                                                                         \
         if (count < FAN_WIDE / sizeof(T)) {                                                       \
-            each_##K(dst, src, n, 0, count, how->start, factor, !!how->factor, how->raw);         \
+            each_##K(dst, src, n, 0, count, options->start, factor, !!options->factor,            \
+                     options->raw);                                                               \
             return;                                                                               \
         }                                                                                         \
         int stream = CAN_STREAM(MEM);                                                             \
-        fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, how->ahead, \
-                     stream, NULL, 0, 0);                                                         \
+        fold_##K##_w(dst, src, n, count, options->start, factor, !!options->factor, options->raw, \
+                     options->ahead, stream, NULL, 0, 0);                                         \
         if (stream)                                                                               \
             FLOWED();                                                                             \
     }
@@ -822,74 +826,74 @@ ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
 
 /* H: single or twice, the type in which rounded results are counted; BACK: converts a rounded
  * result to it. */
-#define WATCH(K, R, H, MEM, T, V, BACK)                                                        \
-    ALWAYS size_t watching_##K(char *dst, const char *const *src, size_t n, size_t count,      \
-                               T factor, int scaled, int stream, fan_stats_run *r)             \
-    {                                                                                          \
-        const size_t lanes = sizeof(V) / sizeof(T), step = 4 * lanes;                          \
-        size_t i = 0;                                                                          \
-        vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                   \
-        memcpy(sum, r->lane, sizeof sum);                                                      \
-        memset(top, 0, sizeof top);                                                            \
-        for (; i + step <= count; i += step) {                                                 \
-            V x[4];                                                                            \
-            vector_##K##_w y[4];                                                               \
-            for (size_t v = 0; v < 4; v++)                                                     \
-                x[v] = in_##K##_w(src[0] + (i + v * lanes) * sizeof(MEM));                     \
-            for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                \
-                __builtin_prefetch(src[0] + i * sizeof(MEM) + AHEAD + q);                      \
-            for (size_t k = 1; k < n; k++) {                                                   \
-                const char *p = src[k] + i * sizeof(MEM);                                      \
-                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                            \
-                    __builtin_prefetch(p + AHEAD + q);                                         \
-                for (size_t v = 0; v < 4; v++)                                                 \
-                    x[v] = plus_##K##_w(x[v], in_##K##_w(p + v * lanes * sizeof(MEM)));        \
-            }                                                                                  \
-            if (scaled)                                                                        \
-                for (size_t v = 0; v < 4; v++)                                                 \
-                    x[v] = times_##K##_w(x[v], factor);                                        \
-            vu64_w endless = {0};                                                              \
-            for (size_t v = 0; v < 4; v++) {                                                   \
-                y[v] = down_##K##_w(x[v]);                                                     \
-                endless |= endless_##H(BACK(y[v]));                                            \
-            }                                                                                  \
-            if (ANY(endless))                                                                  \
-                break;                                                                         \
-            for (size_t v = 0; v < 4; v++) {                                                   \
-                count_##H(sum, top, v * lanes % FAN_STATS_LANES, BACK(y[v]));                  \
-                if (stream == 2)                                                               \
-                    FLOW(dst + (i + v * lanes) * sizeof(MEM), &y[v]);                          \
-                else if (stream)                                                               \
-                    FLOW_SPLIT(dst + (i + v * lanes) * sizeof(MEM), &y[v])                     \
-                else                                                                           \
-                    memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);           \
-            }                                                                                  \
-            if ((r->numbers + i + step) % FAN_STATS_BLOCK == 0)                                \
-                block_end(r, sum);                                                             \
-        }                                                                                      \
-        double most[FAN_STATS_LANES];                                                          \
-        memcpy(r->lane, sum, sizeof sum);                                                      \
-        memcpy(most, top, sizeof top);                                                         \
-        for (size_t k = 0; k < FAN_STATS_LANES; k++)                                           \
-            r->top = most[k] > r->top ? most[k] : r->top;                                      \
-        r->numbers += i;                                                                       \
-        return i;                                                                              \
-    }                                                                                          \
-    static size_t watch_##K(char *dst, const char *const *src, size_t n, size_t count,         \
-                            const fan_fold_how *how, fan_stats_run *r)                         \
-    {                                                                                          \
-        FACTOR(R, RAW_##H, T)                                                                  \
-        const size_t step = 4 * FAN_WIDE / sizeof(T);                                          \
-        if (step % FAN_STATS_LANES || r->numbers % step)                                       \
-            return 0;                                                                          \
-        if (how->stream && (uintptr_t)dst % 16 == 0 && sizeof(vector_##K##_w) >= 16) {         \
-            size_t done = (uintptr_t)dst % sizeof(vector_##K##_w) == 0                         \
-                              ? watching_##K(dst, src, n, count, factor, !!how->factor, 2, r)  \
-                              : watching_##K(dst, src, n, count, factor, !!how->factor, 1, r); \
-            FLOWED();                                                                          \
-            return done;                                                                       \
-        }                                                                                      \
-        return watching_##K(dst, src, n, count, factor, !!how->factor, 0, r);                  \
+#define WATCH(K, R, H, MEM, T, V, BACK)                                                            \
+    ALWAYS size_t watching_##K(char *dst, const char *const *src, size_t n, size_t count,          \
+                               T factor, int scaled, int stream, fan_stats_run *r)                 \
+    {                                                                                              \
+        const size_t lanes = sizeof(V) / sizeof(T), step = 4 * lanes;                              \
+        size_t i = 0;                                                                              \
+        vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                       \
+        memcpy(sum, r->lane, sizeof sum);                                                          \
+        memset(top, 0, sizeof top);                                                                \
+        for (; i + step <= count; i += step) {                                                     \
+            V x[4];                                                                                \
+            vector_##K##_w y[4];                                                                   \
+            for (size_t v = 0; v < 4; v++)                                                         \
+                x[v] = in_##K##_w(src[0] + (i + v * lanes) * sizeof(MEM));                         \
+            for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                    \
+                __builtin_prefetch(src[0] + i * sizeof(MEM) + AHEAD + q);                          \
+            for (size_t k = 1; k < n; k++) {                                                       \
+                const char *p = src[k] + i * sizeof(MEM);                                          \
+                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                \
+                    __builtin_prefetch(p + AHEAD + q);                                             \
+                for (size_t v = 0; v < 4; v++)                                                     \
+                    x[v] = plus_##K##_w(x[v], in_##K##_w(p + v * lanes * sizeof(MEM)));            \
+            }                                                                                      \
+            if (scaled)                                                                            \
+                for (size_t v = 0; v < 4; v++)                                                     \
+                    x[v] = times_##K##_w(x[v], factor);                                            \
+            vu64_w endless = {0};                                                                  \
+            for (size_t v = 0; v < 4; v++) {                                                       \
+                y[v] = down_##K##_w(x[v]);                                                         \
+                endless |= endless_##H(BACK(y[v]));                                                \
+            }                                                                                      \
+            if (ANY(endless))                                                                      \
+                break;                                                                             \
+            for (size_t v = 0; v < 4; v++) {                                                       \
+                count_##H(sum, top, v * lanes % FAN_STATS_LANES, BACK(y[v]));                      \
+                if (stream == 2)                                                                   \
+                    FLOW(dst + (i + v * lanes) * sizeof(MEM), &y[v]);                              \
+                else if (stream)                                                                   \
+                    FLOW_SPLIT(dst + (i + v * lanes) * sizeof(MEM), &y[v])                         \
+                else                                                                               \
+                    memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);               \
+            }                                                                                      \
+            if ((r->numbers + i + step) % FAN_STATS_BLOCK == 0)                                    \
+                block_end(r, sum);                                                                 \
+        }                                                                                          \
+        double most[FAN_STATS_LANES];                                                              \
+        memcpy(r->lane, sum, sizeof sum);                                                          \
+        memcpy(most, top, sizeof top);                                                             \
+        for (size_t k = 0; k < FAN_STATS_LANES; k++)                                               \
+            r->top = most[k] > r->top ? most[k] : r->top;                                          \
+        r->numbers += i;                                                                           \
+        return i;                                                                                  \
+    }                                                                                              \
+    static size_t watch_##K(char *dst, const char *const *src, size_t n, size_t count,             \
+                            const fan_loop_options *options, fan_stats_run *r)                     \
+    {                                                                                              \
+        FACTOR(R, RAW_##H, T)                                                                      \
+        const size_t step = 4 * FAN_WIDE / sizeof(T);                                              \
+        if (step % FAN_STATS_LANES || r->numbers % step)                                           \
+            return 0;                                                                              \
+        if (options->stream && (uintptr_t)dst % 16 == 0 && sizeof(vector_##K##_w) >= 16) {         \
+            size_t done = (uintptr_t)dst % sizeof(vector_##K##_w) == 0                             \
+                              ? watching_##K(dst, src, n, count, factor, !!options->factor, 2, r)  \
+                              : watching_##K(dst, src, n, count, factor, !!options->factor, 1, r); \
+            FLOWED();                                                                              \
+            return done;                                                                           \
+        }                                                                                          \
+        return watching_##K(dst, src, n, count, factor, !!options->factor, 0, r);                  \
     }
 #define RAW_single float
 #define RAW_twice double
@@ -924,21 +928,21 @@ WATCH(bfloat16, single, single, uint16_t, float, vf32_w, bfloat16_in_w)
 #define RUN_THERE(K)                                         \
     const char *both[] = {(const char *)d, (const char *)s}; \
     sum_##K((char *)d, both, 2, run, NULL);
-#define OTHERS(K, MEM, T, RUN)                                      \
-    ADD_AT(K, MEM, RUN)                                             \
-    static void add_up_##K(char *acc, const char *src, size_t n)    \
-    {                                                               \
-        typedef MEM FAN_ANYWHERE mem;                               \
-        const mem *s = (const mem *)(const void *)src;              \
-        T sum = up_##K(*(const mem *)(const void *)acc);            \
-        for (size_t i = 0; i < n; i++)                              \
-            sum = plus_##K(sum, up_##K(s[i]));                      \
-        *(mem *)(void *)acc = down_##K(sum);                        \
-    }                                                               \
-    static void scale_##K(char *dst, const char *factor, size_t n)  \
-    {                                                               \
-        const char *src[] = {dst};                                  \
-        sum_##K(dst, src, 1, n, &(fan_fold_how){.factor = factor}); \
+#define OTHERS(K, MEM, T, RUN)                                          \
+    ADD_AT(K, MEM, RUN)                                                 \
+    static void add_up_##K(char *acc, const char *src, size_t n)        \
+    {                                                                   \
+        typedef MEM FAN_ANYWHERE mem;                                   \
+        const mem *s = (const mem *)(const void *)src;                  \
+        T sum = up_##K(*(const mem *)(const void *)acc);                \
+        for (size_t i = 0; i < n; i++)                                  \
+            sum = plus_##K(sum, up_##K(s[i]));                          \
+        *(mem *)(void *)acc = down_##K(sum);                            \
+    }                                                                   \
+    static void scale_##K(char *dst, const char *factor, size_t n)      \
+    {                                                                   \
+        const char *src[] = {dst};                                      \
+        sum_##K(dst, src, 1, n, &(fan_loop_options){.factor = factor}); \
     }
 OTHERS(truth, uint8_t, uint8_t, RUN_HERE)
 OTHERS(bits8, uint8_t, uint8_t, RUN_HERE)

@@ -11,7 +11,7 @@
 #include "array/stats.h"
 
 /* Options of a fold; NULL: defaults. */
-typedef struct fan_fold_how {
+typedef struct fan_loop_options {
     /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL:
      * none. Not for complex */
     const char *factor;
@@ -27,18 +27,18 @@ typedef struct fan_fold_how {
     bool ahead; /* the sources are larger than the L2 cache: prefetch them */
     /* dst is larger than the last cache and none of the sources: store past the caches */
     bool stream;
-} fan_fold_how;
+} fan_loop_options;
 
 /* dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `count` numbers and n >= 1 gap-free
  * sources (n >= 0 beside `start`). dst may be exactly one of the sources or `start`. */
 typedef void fan_fold_loop(char *dst, const char *const *src, size_t n, size_t count,
-                           const fan_fold_how *how);
+                           const fan_loop_options *options);
 
 /* As fan_fold_loop for real floats, and counts the written numbers into r. Ends before a step with
  * a non-finite result, or if less than a step is left; returns how many numbers were summed,
- * counted and written. Of `how` it uses factor and stream. n >= 1. */
+ * counted and written. Of `options` it uses factor and stream. n >= 1. */
 typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t count,
-                         const fan_fold_how *how, fan_stats_run *r);
+                         const fan_loop_options *options, fan_stats_run *r);
 
 typedef struct fan_loops {
     size_t size;        /* bytes of an element */

@@ -2,18 +2,9 @@
 #ifndef FAN_BUFFER_ADD_H
 #define FAN_BUFFER_ADD_H
 
+#include "buffer/add_convert.h"
 #include "buffer/plan.h"
 #include "buffer/internal.h"
-
-/* What a contribution must become before it is parked. */
-typedef struct fan_conversion {
-    bool reduce;        /* A9: sum it to the declared shape */
-    bool whole;         /* a partial one is made dense first (P5) */
-    bool cast;          /* A10: to the declared dtype */
-    fan_move move;      /* A12: onto the slot's device */
-    fan_dtype dtype;    /* after the cast */
-    fan_device *device; /* the device that it will be on; NULL: it does not matter */
-} fan_conversion;
 
 /* What the check found out about a contribution, under the lock: what it must become, and where it
  * goes. */
@@ -73,15 +64,16 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
 fan_status fan_add_reserve(fan_buffer *b, fan_add_op *op, fan_error *err);
 /* fan_add_carry_out: conversions, the event, the mark: nothing for an undefined one. */
 fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *op, fan_error *err);
-/* fan_add_park: the slot is locked. From now on a fold may sum it. fan_add_unpark: takes that back;
- * no fold has summed it. */
+/* fan_add_park: the slot is locked. From now on a fold may sum it. */
 void fan_add_park(fan_buffer *b, fan_add_op *op);
+/* fan_add_unpark: takes that back; no fold has summed it. */
 void fan_add_unpark(fan_buffer *b, fan_add_op *op);
 /* fan_add_fail: gives a contribution back after it, or another of the same call, has failed.
  * Unlocked. */
 void fan_add_fail(fan_buffer *b, fan_add_op *op, fan_status status, const fan_error *err);
-/* fan_add_warn: S6, for n contributions. fan_add_end: drops what the op holds. */
+/* fan_add_warn: S6, for n contributions. */
 fan_status fan_add_warn(fan_buffer *b, const fan_add_op *op, size_t n, fan_error *err);
+/* fan_add_end: counts the add, and drops what the op holds. */
 void fan_add_end(fan_buffer *b, fan_add_op *op);
 
 #endif

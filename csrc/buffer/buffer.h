@@ -54,9 +54,10 @@ static inline bool fan_slot_takes(const fan_slot_spec *spec, fan_dtype dtype, in
 /* The bytes of parked contributions from which on a fold is due. 0: each arrival is folded at once.
  * UINT64_MAX: folds wait until take(). FAN_BUDGET_AUTO has two limits (fan_budget_auto):
  *
- * - alone: what only the buffer still keeps alive, since its producer dropped it. The limit is a
- * part of the second-level cache, so that it is summed while it is warm and its memory goes back.
- * - held: what other references hold as well. It costs no memory; the limit is 64 MiB.
+ *   alone   what only the buffer still keeps alive, since its producer dropped it. The limit is a
+ *           part of the second-level cache, so that it is summed while it is warm and its memory
+ *           goes back
+ *   held    what other references hold as well. It costs no memory; the limit is 64 MiB
  *
  * The frontend is called for the holders of a contribution when the next one comes: until then the
  * frame of the caller mostly still holds it. */
@@ -122,14 +123,16 @@ void fan_buffer_seen_counters(const fan_buffer *b);
 void fan_buffer_seen_parked(const fan_buffer *b); /* .. the parked bytes of all slots */
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
-/* fan_buffer_empty_for_reuse: true, and the buffer is emptied, if a buffer without references may
- * serve again as a new one with as many slots. fan_buffer_reuse begins that second life, as of a
- * buffer whose only option is its budget. fan_buffer_reusable: whether one of this config is so,
- * but for what its slots declare: fan_buffer_declare adds that, before anything else; where it
- * fails the buffer is to be emptied again or freed. */
-bool fan_buffer_empty_for_reuse(fan_buffer *b);
+/* fan_buffer_reusable: whether a buffer of this config, without references, may serve again as a
+ * new one with as many slots, but for what its slots declare. */
 bool fan_buffer_reusable(const fan_buffer_config *c);
+/* fan_buffer_empty_for_reuse: empties a buffer that may serve again; false, and nothing happened:
+ * it may not. */
+bool fan_buffer_empty_for_reuse(fan_buffer *b);
+/* fan_buffer_reuse: begins its next life, as of a buffer whose only option is its budget. */
 void fan_buffer_reuse(fan_buffer *b, uint64_t budget);
+/* fan_buffer_declare: adds what the slots declare, before anything else. Where it fails the buffer
+ * is to be emptied again or freed. */
 fan_status fan_buffer_declare(fan_buffer *b, const fan_buffer_config *config, fan_error *err);
 size_t fan_buffer_slots(const fan_buffer *b);
 const char *fan_buffer_name(const fan_buffer *b);
@@ -175,12 +178,12 @@ typedef struct fan_target {
 /* fan_buffer_target: begins one, for a slot that declares shape and dtype; `undeclared`: the dtype
  * of the sum of a slot that declares its shape alone, or FAN_DT_NONE; `weight`: NULL is none. The
  * running sum is lent if it is the buffer's own or donated, and complete up to `key`, the
- * producer's stream is A, and the weight is 1; else zeros. fan_buffer_target_end: `good` makes it a
- * contribution; otherwise scratch is dropped, and a slot whose running sum was lent is poisoned.
- * Both times *t is done with. */
+ * producer's stream is A, and the weight is 1; else zeros. */
 fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream,
                              fan_dtype undeclared, const fan_weight *weight, fan_target *t,
                              fan_error *err);
+/* fan_buffer_target_end: `good` makes it a contribution; otherwise scratch is dropped, and a slot
+ * whose running sum was lent is poisoned. Both times *t is done with. */
 fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin,
                                  fan_error *err);
 /* fan_buffer_target_cancel: ends a target into which nothing was written, as if it had never

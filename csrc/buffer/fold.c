@@ -1,5 +1,9 @@
 /* fold: what a slot holds is gathered as terms; their sum is planned, begun and ended; it becomes
- * the sum that the slot holds. */
+ * the sum that the slot holds. To follow a sum, begin with fan_gather and fan_fold_run.
+ *
+ * In this order: gather; plan (may a term be written, A6?); sums with objects, term by term;
+ * weights of what no loop multiplies; begin and end; the commit. The sums of arrays are made in
+ * fold_dense.c, fold_sparse.c, fold_partial.c and fold_exact.c. */
 #include "array/exact.h"
 #include "array/overlap.h"
 #include "base/fault.h"
@@ -339,7 +343,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
     return status;
 }
 
-/* ---- planned, begun, ended ---- */
+/* ---- the plan ---- */
 
 /* Whether a term's memory shares bytes with no other operand (D43). */
 static bool fold_term_disjoint(const fan_fold *fold, size_t which)
@@ -411,7 +415,8 @@ fan_reuse_answer fan_term_may_write(const fan_fold *fold, size_t which, fan_writ
                        .donated = term->donated,
                        .host = host};
     bool unknown = !term->owned && !term->donated && !term->exposed;
-    if (unknown && host && value->object)
+    bool host_object = host && value->object;
+    if (unknown && host_object)
         facts.unshared = term->unshared || b->frontend->unshared(value->object);
     if (a) {
         facts.dense = fan_array_dense(a) || (sum && fold_term_base_dense(fold, term));
@@ -539,6 +544,8 @@ bool fan_fold_batches(const fan_fold *f)
     fan_fold_facts facts = fold_facts(f);
     return f->n && fan_plan_fold(&facts).batches;
 }
+
+/* ---- sums with objects, term by term (A1, A8, D14) ---- */
 
 static fan_status fold_body(fan_fold *f, fan_error *err);
 
@@ -697,6 +704,7 @@ static fan_status fold_with_objects(fan_fold *fold, fan_error *err)
     return status;
 }
 
+/* Makes the sum that fold->plan says. */
 static fan_status fold_body(fan_fold *fold, fan_error *err)
 {
     fold->rules |= fold->plan.rules;
@@ -838,6 +846,8 @@ fan_status fan_gathered_weigh(fan_gathered *gathered, fan_error *err)
     }
     return FAN_OK;
 }
+
+/* ---- begun, ended ---- */
 
 fan_status fan_fold_begin(fan_fold *fold, fan_batch *batch, fan_error *err)
 {

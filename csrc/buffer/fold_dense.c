@@ -248,7 +248,7 @@ static void plain_sum_arrays(const fan_plain_kind *k, size_t count, const char *
         return;
     }
     plain_array(&arrays[n], k, count, out, false);
-    fan_sum_how options = {.stats = stats, .parallel = !stats};
+    fan_sum_options options = {.stats = stats, .parallel = !stats};
     if (scale)
         options.scale = *scale;
     fan_sum(&arrays[n], in, n, &options);

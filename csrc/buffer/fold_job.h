@@ -166,9 +166,10 @@ fan_status fan_fold_into(fan_fold *fold, fan_job_kind kind, const char *label, c
  * device. */
 fan_status fan_fold_fresh(fan_fold *fold, fan_dtype dtype, int ndim, const int64_t *shape,
                           const fan_array *like, fan_array **out, fan_error *err);
-/* fan_fold_replace: *sum is what it was, or `to` from now on, as the work ended; the other hold is
- * dropped. fan_fold_finish: the sum in the dtype in which it is wanted, scaled. */
+/* fan_fold_replace: *sum becomes `to` if `status` is FAN_OK, and stays otherwise; the other hold is
+ * dropped. Returns `status`. */
 fan_status fan_fold_replace(fan_array **sum, fan_array *to, fan_status status);
+/* fan_fold_finish: *sum in the dtype in which it is wanted, scaled. */
 fan_status fan_fold_finish(fan_fold *fold, fan_array **sum, fan_error *err);
 /* fan_fold_keep_term: term `i` becomes the result: its memory will hold the sum. */
 fan_status fan_fold_keep_term(fan_fold *fold, size_t i, fan_value *out, fan_error *err);

@@ -17,7 +17,7 @@ typedef struct fan_sum_stats {
     /* Device memory with the fields above, not yet copied to the host (a hold). NULL: they are on
      * the host. */
     fan_array *device_words;
-    fan_stream *stream;    /* The stream that writes it (a hold). */
+    fan_stream *stream;    /* the stream that writes it (a hold) */
     uint64_t multiplicity; /* how many elements of the sum each element represents (A13) */
     bool captured;         /* a part of the sum was made under capture: there are no statistics */
 } fan_sum_stats;
@@ -182,13 +182,14 @@ struct fan_buffer {
     bool reusable; /* fan_buffer_reusable, but for what its slots declare */
 };
 
-/* fan_budget_near: false: no fold is due while so many bytes are parked, whatever holds them.
- * fan_budget_exceeded: whether one is due. `pending`: parked bytes, held by others, that are
- * about to be folded anyway. general: the general path makes the sum. */
+/* fan_budget_near: whether a fold may be due while so many bytes are parked.
+ *   false: none is, whatever holds them */
 static inline bool fan_budget_near(const fan_buffer *b, uint64_t parked)
 {
     return parked > b->fold_threshold;
 }
+/* fan_budget_exceeded: whether a fold is due. `pending`: parked bytes, held by others, that are
+ * about to be folded anyway. `general`: the general path makes the sum. */
 static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bool general)
 {
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
@@ -213,13 +214,15 @@ static inline size_t fan_recheck_interval(size_t n)
     return n / 2;
 }
 
-/* fan_is_lent: fan_frontend.lent. */
+/* fan_is_lent: calls fan_frontend.lent, where the frontend lends memory. */
 static inline bool fan_is_lent(const fan_buffer *b, const void *object, const fan_value *v)
 {
     return b->frontend->lent && b->frontend->lent(object, v);
 }
 
 #define FAN_FORK_INVALID (~0u)
+/* fan_buffer_is_usable: whether it was made, or adopted, in this process (fan_buffer_check_fork).
+ */
 static inline bool fan_buffer_is_usable(const fan_buffer *b)
 {
     return __builtin_expect(b->fork_generation == fan_fork_generation(), 1);
@@ -239,17 +242,16 @@ static inline fan_place fan_buffer_place(const fan_buffer *b)
     return (fan_place){.object = b->name, .slot = -1, .key = -1};
 }
 
-/* ---- the switches of the process, what is counted, and what scheduled threads share without a
- * lock (options.c)
- * ---- */
+/* ---- switches of the process, counters, and what scheduled threads share (options.c) ---- */
 
 /* fan_count: adds to a counter of the buffer. */
 void fan_count(const fan_buffer *b, atomic_uint_fast64_t *counter, uint64_t n);
 #define FAN_COUNT(b, name, k) fan_count((b), &(b)->counters.name, (k))
 extern fan_counter_store fan_counters_of_sums; /* fan_plain_sum: without a buffer */
-/* fan_counters_begin: a new buffer counts. fan_counters_end: what it has counted moves to the
- * process; `gone`: it counts no more, else from 0 on. */
+/* fan_counters_begin: a new buffer counts. */
 void fan_counters_begin(fan_buffer *b);
+/* fan_counters_end: what it has counted moves to the process; `gone`: it counts no more, else from
+ * 0 on. */
 void fan_counters_end(fan_buffer *b, bool gone);
 /* fan_count_parked: `bytes` more are parked; the peaks. */
 void fan_count_parked(fan_buffer *b, uint64_t bytes);

@@ -167,7 +167,8 @@ void fan__list_sort(fan_list *list)
     fan_entry *sorted = fan_alloc(list->cap * sizeof *sorted);
     for (size_t i = 0; keys && i < list->n; i++)
         keys[i] = fan_entry_key(&list->entries[i]);
-    if (keys && at && sorted && fan_keys_order(keys, sizeof *keys, list->n, at)) {
+    bool room = keys && at && sorted;
+    if (room && fan_keys_order(keys, sizeof *keys, list->n, at)) {
         for (size_t i = 0; i < list->n; i++)
             sorted[i] = list->entries[at[i]];
         fan_free(list->entries); /* it is too long for `inline_entries` */

@@ -3,8 +3,10 @@
  *
  * Keys that come out of order move what is behind them as long as that is little; else the list is
  * by arrival for the time being, beside a set of the keys that are in it, until a reader calls
+ * fan_list_sort.
  *
- * fan_list_sort. */
+ * In this order: the kind of plain contributions and the geometry of their memory; items and
+ * entries; the list: its counts, its keys, what is put in and taken out. */
 #ifndef FAN_BUFFER_LIST_H
 #define FAN_BUFFER_LIST_H
 
@@ -12,12 +14,15 @@
 #include "base/keys.h"
 #include "buffer/value.h"
 
+/* ---- the kind of plain contributions (value.h) ---- */
+
 /* fan_plain_pitch: returns the elements from one place to the next along the axis that has gaps.
  *   0: no axis has gaps */
 static inline int64_t fan_plain_pitch(const fan_plain_kind *kind)
 {
     return kind->order >> 10;
 }
+/* fan_plain_same: whether two arrays are of one kind, and so may wait in one list. */
 static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 {
     if (a->dtype != b->dtype || a->origin != b->origin)
@@ -25,24 +30,28 @@ static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind 
     return a->order == b->order && fan_shape_same(a->ndim, a->shape, b->ndim, b->shape);
 }
 
-/* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. fan_plain_kind_bytes: what it
- * counts against a budget: at least 1. */
+/* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. */
 size_t fan_plain_elements(const fan_plain_kind *kind);
 uint64_t fan_plain_bytes(const fan_plain_kind *kind);
+/* fan_plain_kind_bytes: what one of a kind counts against a budget: at least 1. */
 uint64_t fan_plain_kind_bytes(const fan_plain_kind *kind);
-/* fan_plain_order: the order of an array that is not in C order: its axes from the fastest to the
- * slowest, two bits each; from bit 8 on, how many of the fastest have no gap between them, and,
- * from bit 10 on, the pitch beyond them. `unit`: the stride between two neighbours in memory.
- * false: its memory is neither gap-free nor, where `gaps` is set, has gaps along one axis alone.
- * fan_plain_strides: the strides of gap-free memory in that order. fan_plain_reach: the bytes from
- * the first element to the end of the last one. fan_plain_rows: an array of such a kind as one of
- * two
- * axes. */
+/* fan_plain_order: the order of an array that is not in C order. `unit`: the stride between two
+ * neighbours in memory.
+ *   bits 0 to 7     its axes from the fastest to the slowest, two bits each
+ *   bits 8 and 9    how many of the fastest have no gap between them
+ *   from bit 10 on  the pitch beyond those; 0: no axis has gaps
+ *   false: its memory is neither gap-free nor, where `gaps` is set, has gaps along one axis alone
+ */
 bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit,
                      bool gaps, uint32_t *order);
+/* fan_plain_strides: the strides of gap-free memory in the order of a kind. */
 void fan_plain_strides(const fan_plain_kind *kind, int64_t unit, int64_t *strides);
+/* fan_plain_reach: the bytes from the first element to the end of the last one. */
 uint64_t fan_plain_reach(const fan_plain_kind *kind);
+/* fan_plain_rows: the extents of an array of a kind with gaps, seen as one of two axes. */
 void fan_plain_rows(const fan_plain_kind *kind, int64_t *rows, int64_t *row);
+
+/* ---- items and entries ---- */
 
 /* A contribution that is more than a plain one: converted, on a stream, sparse, an object, or on
  * its way. Owned by its slot from reservation on; only the slot's folder takes it away again. */
@@ -54,10 +63,9 @@ typedef struct fan_item {
     /* false while its add still carries out its plan; true of the sum, whose `bytes` are 0 */
     bool parked;
     bool donated;
-    bool owned; /* a copy or conversion that the buffer made */
-    /* .. and its producer has it, too (target); or it was shown to the user by a take */
-    bool exposed;
-    bool shown;        /* .. it is the latter */
+    bool owned;        /* a copy or conversion that the buffer made */
+    bool exposed;      /* .. and its producer has it, too (target), or `shown` */
+    bool shown;        /* .. it was shown to the user by a take */
     fan_dtype_set own; /* the dtype that it had when it was added (A10) */
     /* of a Python int or bool, or a sum of such, its value in two's complement (D5); else 0 */
     int64_t number;
@@ -89,6 +97,7 @@ typedef struct fan_entry {
 } fan_entry;
 #define FAN_ENTRY_KEY_MAX (INT64_MAX >> 8)
 
+/* fan_entry_key: its key; -1: none. */
 static inline int64_t fan_entry_key(const fan_entry *one)
 {
     if (one->general)
@@ -100,6 +109,7 @@ static inline bool fan_entry_parked(const fan_entry *one)
 {
     return !one->general || one->item->parked;
 }
+/* fan_entry_same: the two are one contribution. */
 static inline bool fan_entry_same(const fan_entry *a, const fan_entry *b)
 {
     if (a->object != b->object || a->general != b->general)
@@ -107,6 +117,7 @@ static inline bool fan_entry_same(const fan_entry *a, const fan_entry *b)
     return a->general || a->key == b->key;
 }
 
+/* fan_entry_of: a plain entry; its other bits are the caller's to set. */
 static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool donated,
                                      bool owned)
 {
@@ -134,6 +145,8 @@ static inline fan_plain_kind fan_entry_kind(const fan_plain_kind *kind, const fa
         own.dtype = fan_sum_flat_upper(kind->dtype);
     return own;
 }
+
+/* ---- the list ---- */
 
 #define FAN_LIST_INLINE 4
 
@@ -173,15 +186,17 @@ static inline uint64_t fan_entry_bytes(const fan_list *list, const fan_entry *on
 }
 
 void fan_list_init(fan_list *list);
-void fan_list_fini(fan_list *list); /* its memory; what it holds is the caller's to drop before */
+/* fan_list_fini: frees its memory; what it holds is the caller's to drop before. */
+void fan_list_fini(fan_list *list);
 /* fan_list_count: returns how many contributions came, those summed already too.
- *   0: also where the list is NULL
- * fan_list_parked: returns how many of these wait. */
+ *   0: also where the list is NULL */
 int64_t fan_list_count(const fan_list *list);
+/* fan_list_parked: returns how many of these wait. */
 static inline size_t fan_list_parked(const fan_list *list)
 {
     return list->n - (list->summed > 0);
 }
+/* fan_list_defined: returns how many entries are defined, the sum too. */
 static inline size_t fan_list_defined(const fan_list *list)
 {
     return list->n - list->undefined;
@@ -189,14 +204,14 @@ static inline size_t fan_list_defined(const fan_list *list)
 /* fan_list_keyed: A15: returns whether the entries have keys.
  *   1: they have keys
  *   -1: they have none
- *   0: there is no entry yet
- * fan_list_next_key: returns the lowest key that is not in the sum of a list with keys. */
+ *   0: there is no entry yet */
 static inline int fan_list_keyed(const fan_list *list)
 {
     if (!list->n)
         return 0;
     return list->entries[0].key < 0 ? -1 : 1;
 }
+/* fan_list_next_key: returns the lowest key that is not in the sum of a list with keys. */
 static inline uint64_t fan_list_next_key(const fan_list *list)
 {
     if (!list->summed)
@@ -204,17 +219,18 @@ static inline uint64_t fan_list_next_key(const fan_list *list)
     return (uint64_t)list->entries[0].key + 1;
 }
 /* fan_keys_mix: A15: whether a key (-1: none) is another kind than those before it, of which
- * `keyed` is as fan_list_keyed returns it. fan_key_is_next: whether it has none, or is `next`.
- * fan_keys_whole: whether none is missing: `n` different
- * keys from `next` on, of which `last` is the greatest. */
+ * `keyed` is as fan_list_keyed returns it. */
 static inline bool fan_keys_mix(int keyed, int64_t key)
 {
     return keyed && (keyed > 0) != (key >= 0);
 }
+/* fan_key_is_next: whether a contribution has no key, or the key `next`. */
 static inline bool fan_key_is_next(uint64_t next, int64_t key)
 {
     return key < 0 || (uint64_t)key == next;
 }
+/* fan_keys_whole: whether no key is missing: there are `n` different keys from `next` on, of which
+ * `last` is the greatest. */
 static inline bool fan_keys_whole(uint64_t next, uint64_t last, size_t n)
 {
     return last + 1 == next + n;
@@ -225,10 +241,10 @@ static inline void fan_list_empty(fan_list *list)
     list->n = list->undefined = list->alone = list->recheck_at = 0;
     list->summed = 0;
 }
-/* fan_list_insert, fan_list_put: puts an entry where its key has it; fan_list_put also where it
- * does not come last. Returns false, and changes nothing, where the key is there already or memory
- * is lacking. */
+/* fan_list_put: puts an entry where its key has it. Returns false, and changes nothing, where the
+ * key is there already or memory is lacking. */
 bool fan_list_put(fan_list *list, const fan_entry *one);
+/* fan_list_insert: the same, quick where the entry comes last. */
 static inline bool fan_list_insert(fan_list *list, const fan_entry *one)
 {
     if (list->n == list->cap || list->unsorted)
@@ -241,32 +257,35 @@ static inline bool fan_list_insert(fan_list *list, const fan_entry *one)
 }
 /* fan_list_remove: takes out the newest entry that is the same. Returns whether there was one. */
 bool fan_list_remove(fan_list *list, const fan_entry *one);
-/* fan_list_has: A16: returns whether an entry has this key, or the sum contains it.
- * fan_list_ready: sorts the list, and returns how many of the first contributions a fold may sum
- * now: they are parked and, with keys, none between them and `next_key` is missing.
- *   0: also where the list is NULL
- * fan_list_begins: returns whether the first of these has come, parked or not; of a list of plain
- * entries. */
+/* fan_list_has: A16: returns whether an entry has this key, or the sum contains it. */
 bool fan_list_has(const fan_list *list, int64_t key);
+/* fan_list_ready: sorts the list, and returns how many of the first contributions a fold may sum
+ * now: they are parked and, with keys, none between them and `next_key` is missing.
+ *   0: also where the list is NULL */
 size_t fan_list_ready(fan_list *list, uint64_t next_key, bool keyed);
+/* fan_list_begins: returns whether the first of these has come, parked or not; of a list of plain
+ * entries. */
 bool fan_list_begins(const fan_list *list);
-/* fan_list_sort: it is by key from now on. fan_list_undefined_last: those that are undefined go
- * behind the others, which keep their order; fan_list_by_key undoes that. */
+/* fan_list_sort: it is by key from now on. */
 void fan__list_sort(fan_list *list);
 static inline void fan_list_sort(fan_list *list)
 {
     if (list->unsorted)
         fan__list_sort(list);
 }
+/* fan_list_undefined_last: the undefined entries go behind the others, which keep their order. */
 void fan_list_undefined_last(fan_list *list);
+/* fan_list_by_key: undoes that. */
 void fan_list_by_key(fan_list *list);
 
-/* fan_list_detach: the list is empty afterwards; what it held, and its memory on the heap, is in
- * *to, for the caller to drop. */
+/* What a list held, and its memory on the heap. */
 typedef struct fan_detached {
-    fan_entry inline_entries[FAN_LIST_INLINE], *heap; /* heap: NULL: it is in `inline_entries` */
+    fan_entry inline_entries[FAN_LIST_INLINE];
+    fan_entry *heap; /* NULL: the entries are in `inline_entries` */
     size_t n, cap;
 } fan_detached;
+/* fan_list_detach: moves all that the list holds to *to, for the caller to drop. The list is empty
+ * afterwards. */
 void fan_list_detach(fan_list *list, fan_detached *to);
 /* fan_list_shrink: of an empty list: memory for very many terms is not kept for the next pass. */
 #define FAN_LIST_KEPT 64

@@ -5,15 +5,16 @@
  * over memory. So they are not made values: an entry is the object and the address of its first
  * element, computed once at the add. Size and kind are checked there, too: what could not be summed
  * here is not parked as a plain entry, but for one large array alone, which a chain without fan-in
- * takes as it came. The plan is the constant one: no stream waits, and the sum is dense, into the
- * first entry (A6) or into fresh memory.
+ * takes as it came. What they have in common is their kind (value.h); the geometry of its memory is
+ * in list.h, with the entries themselves. The plan is the constant one: no stream waits, and the
+ * sum is dense, into the first entry (A6) or into fresh memory.
  *
- *   add    add.c      past the budget: added into a sum that is the buffer's own, in place;
- *                     else parked
- *   fold   budget.c   past the budget: the ready prefix is summed, and its sum stays in the list
- *                     as the first
- *   take   take.c     claimed; where does each sum go? is what will be read unchanged? summed;
- *                     handed over
+ *   add    add_plain.c   past the budget: added into a sum that is the buffer's own, in place;
+ *                        else parked
+ *   fold   budget.c      past the budget: the ready prefix is summed, and its sum stays in the
+ *                        list as the first
+ *   take   take.c        claimed; where does each sum go? is what will be read unchanged? summed;
+ *                        handed over
  *
  * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call
  * needs more than a sum; the entries stay in its list, and fan_gather makes values of them for each
@@ -44,29 +45,30 @@ static inline void fan_counter_add(atomic_uint_fast64_t *counter, uint64_t n)
     atomic_store_explicit(counter, before + n, memory_order_relaxed);
 }
 
-/* fan_plain_is_large: an array of `bytes` is summed in recycled memory, by the general path.
- * fan_plain_fits: whether arrays of `bytes` each are summed here, of which `acc` is the
- * accumulation dtype. fan_plain_is_flat: whether one thread that reads all n runs of `bytes` side
- * by side is the quickest way to sum them. */
+/* fan_plain_is_large: an array of `bytes` is summed in recycled memory, by the general path. */
 static inline bool fan_plain_is_large(uint64_t bytes)
 {
     return bytes >= FAN_POOL_FROM;
 }
+/* fan_plain_fits: whether arrays of `bytes` each are summed here, of which `acc` is the
+ * accumulation dtype. */
 bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes);
 /* of terms and sum, from which on several threads pay */
 #define FAN_PLAIN_PARALLEL_BYTES ((uint64_t)4 << 20)
 /* runs that are read side by side where they are not in a near cache */
 #define FAN_PLAIN_FEW_RUNS 8
+/* fan_plain_is_flat: whether one thread that reads all n runs of `bytes` side by side is the
+ * quickest way to sum them. */
 static inline bool fan_plain_is_flat(uint64_t bytes, size_t n)
 {
     if (bytes <= FAN_PLAIN_BYTES)
         return true;
     return n <= FAN_PLAIN_FEW_RUNS && (n + 1) * bytes < FAN_PLAIN_PARALLEL_BYTES;
 }
-/* fan_plain_allowed: false while a trace or debug=True is on, or this thread records: they need the
- * general path. */
 /* as fan_get_debug returns it; the caller has declared that options are read */
 extern atomic_bool fan_debug_on;
+/* fan_plain_allowed: false while a trace or debug=True is on, or this thread records: they need the
+ * general path. */
 static inline bool fan_plain_allowed(void)
 {
     if (atomic_load_explicit(&fan_debug_on, memory_order_relaxed) || fan_storage_redirected())
@@ -132,8 +134,9 @@ typedef struct fan_plain_outs {
 
 /* fan_plain_take: a take of the slots of a span. results[i], all NULL before, gets the sum of slot
  * first + i with a hold of the caller's, or stays NULL where that is undefined. `outs` is NULL
- * where the caller names no arrays. true: the slots are empty false: nothing happened, and
- * fan_buffer_take decides, or raises */
+ * where the caller names no arrays.
+ *   true: the slots are empty
+ *   false: nothing happened, and fan_buffer_take decides, or raises */
 bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
                     const fan_plain_outs *outs, void **results);
 
@@ -145,13 +148,13 @@ void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char
 
 /* ---- for the verbs ---- */
 
-/* fan_plain_claim, fan_plain_release: the slot is this thread's; no other adds or takes. release of
- * [first, end) wakes the threads that wait. */
+/* fan_plain_claim: makes the slot this thread's: no other adds or takes. */
 static inline void fan_plain_claim(fan_slot *s)
 {
     fan_slot_make_busy(s);
     s->taking = true;
 }
+/* fan_plain_release: makes the slots of a span free, and wakes the threads that wait for them. */
 static inline void fan_plain_release(fan_buffer *b, fan_span span)
 {
     for (size_t i = span.first; i < span.end; i++)
@@ -197,9 +200,10 @@ void fan_plain_give_up(const fan_buffer *b, void *object);
 /* fan_plain_has_value: whether the memory of an entry holds its value, and, where it is `handed`
  * out or written, needs no gradient. Calls the array library, which may run arbitrary code: after
  * the result is allocated and before fan_plain_unchanged. An array of ours is never passed to it:
- * it could keep a reference to memory that we write later. fan_plain_has_values: the same of the
- * first n entries, of which the first may be handed out or written. */
+ * it could keep a reference to memory that we write later. */
 bool fan_plain_has_value(const fan_buffer *b, const fan_entry *one, bool handed);
+/* fan_plain_has_values: the same of the first n entries, where the kind asks for it. `first`: the
+ * first of them is handed out or written. */
 static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *list, size_t n,
                                         bool first)
 {
@@ -209,29 +213,31 @@ static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *lis
     }
     return true;
 }
-/* fan_plain_unchanged: whether an array is what it was when it was read first.
- * fan_plain_all_unchanged: the same of the first n entries. They call no library. */
+/* fan_plain_unchanged: whether an array is what it was when it was read first. Calls no library. */
 static inline bool fan_plain_unchanged(const fan_buffer *b, void *object,
                                        const fan_plain_kind *kind, const char *data)
 {
     return b->frontend->plain->is_unchanged(object, kind, data);
 }
+/* fan_plain_all_unchanged: the same of the first n entries. */
 bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *list, size_t n);
 /* fan_plain_fold: `out` becomes the left fold of the first n entries, scaled (NULL: not), with
  * statistics (NULL: none). out is the first of them or apart from all; up to FAN_PLAIN_TERMS any of
- * them. scratch: of fan_plain_scratch bytes. fan_plain_fold_wide: the same in the dtype `acc`,
- * which is wider than the list's, for gap-free runs: `out` is the first entry, if that is `wide`,
- * or apart from all. They allocate nothing and cannot fail. Other threads of the frontend may run
- * meanwhile: the slot is claimed. */
+ * them. scratch: of fan_plain_scratch bytes. It allocates nothing and cannot fail. Other threads of
+ * the frontend may run meanwhile: the slot is claimed. */
 void fan_plain_fold(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc,
                     const fan_scale *scale, char *out, void *scratch, fan_stats *stats);
+/* fan_plain_fold_wide: the same in the dtype `acc`, which is wider than the list's, for gap-free
+ * runs: `out` is the first entry, if that is `wide`, or apart from all. */
 void fan_plain_fold_wide(fan_buffer *b, const fan_list *list, size_t n, fan_dtype acc, char *out);
 /* fan_plain_fold_weighted: of up to FAN_PLAIN_TERMS small gap-free entries, each times its weight,
  * where it has one; over a divisor, of fan_divisor_as (NULL: none), and then scaled (NULL: not). */
 void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const char *divisor,
                              const fan_scale *scale, char *out);
-/* fan_plain_sum_size: bytes of a sum. fan_plain_count: counts one; `wide`: it was made so. */
+/* fan_plain_sum_size: returns the bytes of a sum. */
+
 uint64_t fan_plain_sum_size(const fan_list *list, bool wide);
+/* fan_plain_count: counts a sum of the first n entries; `wide`: it was made so. */
 void fan_plain_count(fan_buffer *b, const fan_list *list, size_t n, bool in_place, bool copied,
                      bool wide);
 

@@ -161,7 +161,8 @@ fan_target_plan fan_plan_target(const fan_target_facts *f)
     bool here = fan_stream_id_same(f->producer, f->accum);
     bool ready_here = fan_stream_id_same(f->ready, f->accum);
     fan_target_plan plan = {.direct = false};
-    if (f->idle && f->complete && own)
-        plan.direct = here && ready_here;
+    if (!f->idle || !f->complete || !own)
+        return plan;
+    plan.direct = here && ready_here;
     return plan;
 }

@@ -8,7 +8,7 @@
  * out the plan:
  *
  *   plan              facts gathered by          carried out by
- *   fan_add_plan      add.c                      add.c, order.c
+ *   fan_add_plan      add.c                      add.c, add_convert.c, order.c (streams)
  *   fan_fold_plan     fold.c                     fold.c, fold_*.c (its kind), order.c (streams)
  *   fan_take_plan     take.c                     take.c, fold.c
  *   fan_target_plan   target.c                   target.c

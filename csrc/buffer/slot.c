@@ -422,15 +422,18 @@ void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64
 {
     if (b->of_node || !fan_trace_digests() || fan_trace_work_now().pass)
         return;
-    bool is_sum = key == FAN_DIGEST_OF_SUM;
     fan_trace_line line = {.kind = FAN_TRACE_DIGEST,
-                           .how = is_sum ? FAN_DIGEST_SUM : FAN_DIGEST_CONTRIBUTION,
+                           .how = FAN_DIGEST_CONTRIBUTION,
                            .device = fan_device_number(v->device),
                            .slot = (int32_t)slot,
-                           .key = is_sum ? -1 : key,
+                           .key = key,
                            .buffer = b->id,
                            .start_us = -1,
                            .end_us = -1};
+    if (key == FAN_DIGEST_OF_SUM) {
+        line.how = FAN_DIGEST_SUM;
+        line.key = -1;
+    }
     void *left = fan_frontend_leave(b->frontend, fan_value_bytes(v) >= FAN_BUSY_BYTES);
     fan_digest_fill(v, on, 0, &line);
     fan_frontend_return(b->frontend, left);

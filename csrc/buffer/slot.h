@@ -9,49 +9,55 @@
 #include "base/trace.h"
 #include "buffer/internal.h"
 
+/* ---- locks, and the thread that has a slot ---- */
+
 void fan_slot_lock(fan_buffer *b, size_t slot);
 void fan_slot_unlock(fan_buffer *b, size_t slot);
 /* fan_buffer_check_fork: FAN_ERR_STATE in a forked child, where another thread was in the buffer at
- * the fork. Asked before any lock of the buffer is taken. fan_buffer_adopt: the same without a
- * word: no lock or slot is held by a thread that stayed behind. */
+ * the fork. Call it before any lock of the buffer is taken. */
 fan_status fan_buffer_check_fork(fan_buffer *b, fan_error *err);
+/* fan_buffer_adopt: the same without an error: from then on no lock or slot is held by a thread
+ * that the child does not have. */
 void fan_buffer_adopt(fan_buffer *b);
 
 /* fan_slot_notify: locked: wakes the threads that wait for a change of the slot. */
 void fan_slot_notify(fan_buffer *b, size_t slot);
 /* fan_slot_wake_all: the same of all slots, while some thread waits; takes each lock. */
 void fan_slot_wake_all(fan_buffer *b);
-/* fan_slot_claim: locked; makes the slot busy. Waits for the thread that has it, and, for a take,
- * until every add has
- * parked. */
+/* fan_slot_claim: locked: makes the slot busy. Waits for the thread that has it, and, for a take,
+ * until every add has parked. `what`: the call, for messages. */
 fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what,
                           fan_error *err);
+/* fan_slot_claim_all: as fan_slot_claim, and begins the state. */
+fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what,
+                              fan_error *err);
 /* fan_slot_make_busy: locked: the same of a slot that is free, for a fold. */
 static inline void fan_slot_make_busy(fan_slot *s)
 {
     s->busy = true;
     fan_slot_set_owner(s, fan_thread_id());
 }
-void fan_slot_let_go(fan_buffer *b, size_t slot); /* locked */
+/* fan_slot_let_go: locked: makes the slot free, and wakes the threads that wait for it. */
+void fan_slot_let_go(fan_buffer *b, size_t slot);
 
-/* S1; and fan_buffer_check_fork */
+/* ---- checks ---- */
+
+/* fan_slot_check: S1: the slot exists; and fan_buffer_check_fork. */
 fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_slot_enter: locked: waits while a take has the slot, begins the state, and fails if the
  * slot is poisoned. */
 fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err);
-/* fan_slot_claim_all: as fan_slot_claim, and begins the state. */
-fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what,
-                              fan_error *err);
 /* fan_slot_in_target: locked: FAN_ERR_STATE if this thread has begun a target of the slot and not
  * ended it: what it adds would miss its pass. */
 fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err);
 
-/* fan_value_unmoved: whether the memory of the value lies where it lay when it was read first.
- * fan_slot_changed: the error that names the contribution which its caller changed: buffer, slot,
- * key (-1: none). fan_slot_check_unmoved: that error if memory of the value lies elsewhere than
- * when it was added. */
+/* fan_value_unmoved: whether the memory of the value lies where it lay when it was read first. */
 bool fan_value_unmoved(const fan_buffer *b, const fan_value *v);
+/* fan_slot_changed: the error that names the contribution which its caller changed: buffer, slot,
+ * key (-1: none). */
 fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err);
+/* fan_slot_check_unmoved: that error if memory of the value lies elsewhere than when it was
+ * added. */
 fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
                                   fan_error *err);
 /* fan_slot_hash: of the elements of host memory, while other threads of the frontend may run; the
@@ -62,6 +68,8 @@ fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, 
  * with debug=True (hash: not NULL), has the elements that it had. may_end as in fan_slot_hash. */
 fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
                               const uint64_t *hash, bool may_end, fan_error *err);
+
+/* ---- items, and the state of a pass ---- */
 
 void fan_item_free(fan_buffer *b, fan_item *item);
 /* fan_item_unpark: takes the item off what counts against the budget. */
@@ -74,6 +82,8 @@ fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_en
 fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s);
 void fan_slot_state_free(fan_buffer *b, fan_slot_state *state);
 
+/* ---- failures ---- */
+
 /* fan_status_poisons: whether after such a failure it is unknown what the memory of the slot
  * holds. */
 bool fan_status_poisons(fan_status status);
@@ -85,13 +95,17 @@ fan_status fan_slot_fail_count(const fan_buffer *b, size_t slot, int64_t key, co
 /* fan_slot_fail_int: a Python int among the contributions does not fit the sum's dtype (D5). */
 fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int64_t i,
                              fan_dtype sum, fan_error *err);
-fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err); /* locked */
+/* fan_slot_poisoned: locked: the error of a slot that is poisoned. */
+fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err);
 /* fan_slot_fail: unlocked: fan_slot_poison of a slot that this thread has made busy: ready() may
  * read it meanwhile. */
 void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err);
 /* fan_slot_fail_memory, fan_buffer_fail_memory: FAN_ERR_NOMEM, at a place. */
 fan_status fan_slot_fail_memory(const fan_buffer *b, size_t slot, fan_error *err);
 fan_status fan_buffer_fail_memory(const fan_buffer *b, fan_error *err);
+
+/* ---- traces and statistics ---- */
+
 /* fan_slot_trace: a line of the trace about this slot, of which the caller fills in what the step
  * knows. */
 void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line);
@@ -103,25 +117,28 @@ void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line);
 void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
                      const fan_weight *weight, fan_stream *on);
 
-/* fan_sum_stats_hold: a copy with holds of its own. fan_sum_stats_move: leaves nothing behind.
- * fan_sum_stats_drop: unlocked. */
+/* fan_sum_stats_hold: a copy with holds of its own. */
 fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *sum_stats);
+/* fan_sum_stats_move: the statistics, which leaves nothing behind. */
 fan_sum_stats fan_sum_stats_move(fan_sum_stats *sum_stats);
+/* fan_sum_stats_drop: unlocked. */
 void fan_sum_stats_drop(fan_sum_stats *sum_stats);
 /* fan_sum_stats_forget: locked: takes the statistics of the last sum away from the slot; the caller
  * drops them, unlocked. */
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
 
+/* ---- reading a stream, a device, a slot ---- */
+
 /* fan_stream_handle: returns the handle of a stream.
- *   0: the stream is NULL
- * fan_device_number: returns the number of a device with streams.
- *   -1: the device has no streams, or is NULL */
+ *   0: the stream is NULL */
 static inline uint64_t fan_stream_handle(const fan_stream *stream)
 {
     if (!stream)
         return 0;
     return stream->handle;
 }
+/* fan_device_number: returns the number of a device with streams.
+ *   -1: the device has no streams, or is NULL */
 static inline int16_t fan_device_number(const fan_device *d)
 {
     if (!d || !d->id)
@@ -162,20 +179,22 @@ static inline fan_list *fan_slot_list(fan_slot *s)
         fan_list_init(s->list);
     return s->list;
 }
-/* fan_slot_entries: how many entries the list has. fan_slot_sum: the first of them, where it is the
- * running sum; else NULL. fan_slot_waiting: how many contributions wait beside it. */
+/* fan_slot_entries: returns how many entries the list has. */
 static inline size_t fan_slot_entries(const fan_slot *s)
 {
     if (!s->list)
         return 0;
     return s->list->n;
 }
+/* fan_slot_sum: returns the first of them, where it is the running sum.
+ *   NULL: it is a contribution like the others */
 static inline fan_entry *fan_slot_sum(const fan_slot *s)
 {
     if (!s->list || !s->list->summed)
         return NULL;
     return &s->list->entries[0];
 }
+/* fan_slot_waiting: returns how many contributions wait beside the sum. */
 static inline size_t fan_slot_waiting(const fan_slot *s)
 {
     if (!s->list)

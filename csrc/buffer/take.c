@@ -1,5 +1,13 @@
 /* take: what a consumer gets: finish each slot's sum, order the consumer's stream, empty all at the
- * end (S18, S19, S22, A14, D11, D21). */
+ * end (S18, S19, S22, A14, D11, D21).
+ *
+ * Two paths, and each is read best from its last function on:
+ *
+ *   general   fan_buffer_take: 1. claim   2. gather   3. sum   4. order   5. hand over
+ *   short     fan_plain_take: the same steps for slots that hold plain entries alone (plain.h)
+ *
+ * Before the steps of the general path: which memory meets which out=; after the short path: a
+ * snapshot. */
 #include "array/nditer.h"
 #include "array/extents.h"
 #include "base/fault.h"
@@ -90,8 +98,7 @@ static bool take_out_overlaps_own(const take_slot *part)
     return false;
 }
 
-/* ---- 1. claim, and 2. gather: what the slots hold, checked against the options of the call
- * ---- */
+/* ---- 1. claim, and 2. gather: what the slots hold, checked against the call's options ---- */
 
 /* take_scale_fits: whether the scale is one for sums of this dtype. */
 static bool take_scale_fits(const fan_take *options, fan_dtype dtype)
@@ -1313,12 +1320,14 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
     const fan_list *list = b->slots[slot].list;
     const fan_entry *first = &list->entries[0];
     bool product = weighted && n == 1;
+    bool scaled = options->scale.on || product;
+    bool whole = n == 1 || take_keys_whole(list);
     fan_take_facts facts = {.terms = n,
                             .dense = n,
-                            .scaled = options->scale.on || product,
+                            .scaled = scaled,
                             .writable = options->writable,
                             .widened = acc != list->kind.dtype,
-                            .whole = n == 1 || take_keys_whole(list),
+                            .whole = whole,
                             .alone = options->one || b->nslots == 1,
                             .first_donated = first->donated,
                             .same_dtype = !first->wide};

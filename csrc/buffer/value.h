@@ -18,8 +18,7 @@ typedef struct fan_value {
     fan_dtype dtype; /* FAN_DT_NONE for objects */
     bool weak;       /* a Python scalar (D5) */
     /* the frontend's: the object itself gives the address of the memory of the array, and may be
-     * read again
-     * (is_unchanged) */
+     * read again (is_unchanged) */
     bool own_memory;
     uint8_t origin; /* the frontend's: what kind of thing it came from */
     /* the frontend's: the sum comes back as the origin of the lowest rank, the lowest key among
@@ -64,22 +63,24 @@ typedef struct fan_plain_kind {
  * (fan_frontend.plain). They call no other code but where it is stated. */
 typedef struct fan_plain_frontend {
     void (*hold)(void *object);
-    /* drop_if_shared: gives up a hold that is not the last one, and returns whether it was such:
-     * nothing is called
-     * back. */
+    /* drop_if_shared: gives up a hold that is not the last one, and returns whether it was such.
+     * Calls nothing back. */
     bool (*drop_if_shared)(void *object);
     /* is_unchanged: whether a gradient is what it was when it came: memory, dtype, shape. */
     bool (*is_unchanged)(void *object, const fan_plain_kind *kind, const char *data);
-    /* has_own_value: of a kind that is checked at use: whether its memory holds its value.
-     * is_detached: and whether it requires no gradient, so that it may itself be a sum, or be
-     * written. Both may call its library. */
+    /* has_own_value: of a kind that is checked at use: whether its memory holds its value. May call
+     * its library. */
     bool (*has_own_value)(void *object);
+    /* is_detached: of such a kind: whether it requires no gradient, so that it may itself be a sum,
+     * or be written. May call its library. */
     bool (*is_detached)(void *object);
-    /* the object: neither a reference nor a weak one; as far as Python knows */
-    bool (*nobody_else_has)(void *object);
-    /* unshared: the buffer's hold on the array is the only one, and its memory cannot be reached
-     * otherwise. writable: its memory may be written. */
+    /* is_unique: whether the buffer has the only reference to the object, weak ones counted, as far
+     * as Python knows. */
+    bool (*is_unique)(void *object);
+    /* unshared: whether the buffer's hold on the array is the only one, and its memory cannot be
+     * reached otherwise. */
     bool (*unshared)(void *object);
+    /* writable: whether its memory may be written. */
     bool (*writable)(void *object, const fan_plain_kind *kind);
     /* fresh: a new array of the kind that `like` is of, and where its first element is; the
      * caller's hold. NULL: none, or not a plain one. May call its library. */
@@ -178,9 +179,11 @@ void fan_value_drop(const fan_frontend *f, fan_value *v);
 /* fan_value_set_origin: the value becomes one of another kind (D15): if its object is of its old
  * kind, it is dropped, and the memory stays. */
 void fan_value_set_origin(const fan_frontend *f, fan_value *v, uint8_t origin, uint8_t rank);
-/* fan_value_use, fan_value_returned: as fan_backend has them, for each array of a value. Objects
- * donate nothing. If fan_value_use fails, it donated none of them. */
+/* fan_value_use: checks that the caller of `name` has not donated the memory of a value; with
+ * `donate` the call does (fan_backend.use, for each of its arrays). Objects donate nothing. On
+ * failure nothing is donated. */
 fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_error *err);
+/* fan_value_returned: its memory is the donor's again (fan_backend.returned). */
 void fan_value_returned(const fan_value *v);
 /* fan_value_shape: of dense, sparse, partial and zero values; returns the rank, -1 for objects and
  * undefined. */
@@ -192,22 +195,24 @@ fan_array *const *fan_value_arrays(const fan_value *v, fan_array *own[3], size_t
 uint64_t fan_value_bytes(const fan_value *v);
 
 /* fan_value_number: the value of a Python int or bool, or of a sum of such, on the host (D5); 0 of
- * anything else. fan_weak_int_fits: whether dtype d has a Python int; floats have any, rounded. */
+ * anything else. */
 int64_t fan_value_number(const fan_value *v);
+/* fan_weak_int_fits: whether dtype d has a Python int; floats have any, rounded. */
 bool fan_weak_int_fits(int64_t i, fan_dtype d);
 
-/* fan_int_run: Python's ints and bools at the beginning of a left fold, summed as they are (D5).
- * fan_int_run_add: false: the run ended before v, whose value, wherever it lies, is `number`
- * (fan_value_number). fan_int_run_leaves: whether their sum, in dtype d, is no longer what it was:
- * it does not fit, and what comes next, NULL for nothing, is no integer that would go on counting
- * modulo 2^bits. `scale` NULL: none. */
+/* Python's ints and bools at the beginning of a left fold, summed as they are (D5). */
 typedef struct fan_int_run {
     __int128 sum;
     bool ints; /* one of them was no bool */
 } fan_int_run;
+/* fan_int_run_add: adds a value, which, wherever it lies, is `number` (fan_value_number).
+ *   false: the run ended before it */
 bool fan_int_run_add(fan_int_run *r, const fan_value *v, int64_t number);
 /* fan_int_run_put: the same of a Python scalar of this dtype at `data`. */
 bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data);
+/* fan_int_run_leaves: whether the sum of the run, in dtype d, is no longer what it was: it does not
+ * fit, and what comes next, NULL for nothing, is no integer that would go on counting modulo
+ * 2^bits. `scale` NULL: none. */
 bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale,
                         fan_dtype d);
 

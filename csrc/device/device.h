@@ -25,16 +25,16 @@ struct fan_device {
     fan_event *pool; /* free events */
     /* memory without references whose users have not passed yet; oldest first */
     struct fan_memory *pending_free, **pending_free_end;
-    atomic_uint_fast64_t events, waits,
-        elided;       /* counted by fan_event_record, fan_event_rerecord and fan_stream_wait */
+    /* counted by fan_event_record, fan_event_rerecord and fan_stream_wait */
+    atomic_uint_fast64_t events, waits, elided;
     fan_device *next; /* the next in the list of all devices; guarded by that list's lock */
 };
 
 /* fan_device_init: initializes a device in memory of the backend. It shares `holds`, without
- * changing it. Returns 0 or -1. fan_device_fini: ends it; it must have no holds, and its memory and
- * events must be freed. */
+ * changing it. Returns 0 or -1. */
 int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index,
                     atomic_size_t *holds);
+/* fan_device_fini: ends it; it must have no holds, and its memory and events must be freed. */
 void fan_device_fini(fan_device *d);
 fan_device *fan_device_hold(fan_device *d);
 void fan_device_drop(fan_device *d); /* d may be NULL */

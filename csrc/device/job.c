@@ -31,14 +31,14 @@ static void job_write_stats(const fan_job *job, const fan_stats *s)
 void fan_job_run(const fan_job *job, bool parallel)
 {
     fan_stats stats;
-    fan_sum_how how = {.stats = job->stats_out ? &stats : job->stats,
-                       .first_suspect = job->first_suspect,
-                       .parallel = parallel};
+    fan_sum_options options = {.stats = job->stats_out ? &stats : job->stats,
+                               .first_suspect = job->first_suspect,
+                               .parallel = parallel};
     if (job->scale)
-        how.scale = *job->scale;
+        options.scale = *job->scale;
     switch (job->kind) {
     case FAN_JOB_SUM:
-        fan_sum(job->out, job->in, job->n, &how);
+        fan_sum(job->out, job->in, job->n, &options);
         if (job->stats_out)
             job_write_stats(job, &stats);
         return;

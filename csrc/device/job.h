@@ -43,8 +43,8 @@ typedef struct fan_job {
     size_t n;
     const fan_scale *scale;   /* NULL: none */
     const fan_sparse *sparse; /* FAN_JOB_SCATTER */
-    /* FAN_JOB_SUM on a device without streams: receives the statistics of the result (fan_sum_how).
-     * NULL: not wanted. */
+    /* FAN_JOB_SUM on a device without streams: receives the statistics of the result
+     * (fan_sum_options). NULL: not wanted. */
     fan_stats *stats;
     /* FAN_JOB_SUM and FAN_JOB_STATS on a device with streams: the same, for n >= 1 operands; never
      * under capture. NULL: not wanted. */
@@ -73,18 +73,18 @@ const char *fan_job_word(fan_job_kind kind);
 /* fan_job_name: the job's label, or the word for its kind. */
 const char *fan_job_name(const fan_job *job);
 /* fan_jobs_label: writes "3 slots: sum grads[0], sum grads[1], .." for n jobs in one launch.
- * Returns buf. fan_jobs_trace: writes their one line. */
+ * Returns buf. */
 char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size);
 
-/* pack: copies of jobs that outlive their callers: with the geometry of their arrays, and their
- * uploads, in one block. */
-/* The copy of a waiting job is followed by its arrays' geometry, and its uploads, in one block. In
- * a first pass `to` is NULL and the room is counted. */
+/* Copies of jobs that outlive their callers: with the geometry of their arrays, and their uploads,
+ * in one block. In a first pass `to` is NULL and the room is counted. */
 typedef struct fan__packer {
     char *to;
     size_t used;
 } fan__packer;
 
+/* fan__pack: returns the place of the next `bytes`; NULL in the first pass. The others: the place
+ * of the copies. */
 void *fan__pack(fan__packer *p, size_t bytes);
 fan_job *fan__pack_jobs(fan__packer *p, const fan_job *jobs, size_t n);
 fan_array **fan__pack_arrays(fan__packer *p, fan_array *const *arrays, size_t n);

@@ -91,14 +91,14 @@ static fan_run_streams run_streams(const fan_backward *pass, const fan_node *nod
     return on;
 }
 
-static void list_fini(fan_stream_list *list)
+static void stream_list_fini(fan_stream_list *list)
 {
     for (size_t i = 0; i < list->n; i++)
         fan_stream_drop(list->all[i]);
     fan_free(list->all);
 }
 
-static bool list_has(const fan_stream_list *list, const fan_stream *stream)
+static bool stream_list_has(const fan_stream_list *list, const fan_stream *stream)
 {
     for (size_t i = 0; i < list->n; i++) {
         if (list->all[i] == stream)
@@ -107,10 +107,10 @@ static bool list_has(const fan_stream_list *list, const fan_stream *stream)
     return false;
 }
 
-/* list_add: adds the stream unless the list has it. */
-static fan_status list_add(fan_stream_list *list, fan_stream *stream, fan_error *err)
+/* stream_list_add: adds the stream unless the list has it. */
+static fan_status stream_list_add(fan_stream_list *list, fan_stream *stream, fan_error *err)
 {
-    if (list_has(list, stream))
+    if (stream_list_has(list, stream))
         return FAN_OK;
     if (fan_grow((void **)&list->all, &list->cap, list->n + 1, sizeof stream) != 0)
         return fan__task_no_memory(err);
@@ -141,10 +141,11 @@ static fan_status tail_add(fan_backward *pass, fan_stream *caller, fan_stream *o
     fan_task_tail *tail = tail_of(pass, caller);
     if (!tail)
         return fan__task_no_memory(err);
-    return list_add(&tail->streams, on, err);
+    return stream_list_add(&tail->streams, on, err);
 }
 
-static fan_status wait_for(fan_stream *stream, fan_stream *other, fan_error *err)
+/* stream_wait_for: lets `stream` wait for all that is queued on `other` now. */
+static fan_status stream_wait_for(fan_stream *stream, fan_stream *other, fan_error *err)
 {
     fan_event *event = NULL;
     FAN_TRY(fan_event_record(other, &event, err));
@@ -159,10 +160,10 @@ static fan_status leaf_wait(fan_backward *pass, fan_stream *caller, fan_stream *
 {
     if (caller == on || FAN_FAULT(LEAF_WITHOUT_WAIT))
         return FAN_OK;
-    if (list_has(&tail_of(pass, caller)->waited, on))
+    if (stream_list_has(&tail_of(pass, caller)->waited, on))
         return FAN_OK;
-    FAN_TRY(wait_for(on, caller, err));
-    return list_add(&tail_of(pass, caller)->waited, on, err);
+    FAN_TRY(stream_wait_for(on, caller, err));
+    return stream_list_add(&tail_of(pass, caller)->waited, on, err);
 }
 
 /* tail_keep: takes the value's holds, except on failure. */
@@ -174,12 +175,12 @@ static fan_status tail_keep(fan_task_tail *tail, const fan_value *value, fan_err
     return FAN_OK;
 }
 
-/* tie: orders the stream that makes `object` (`own`, or the current one) and the caller's: at the
- * end the caller's waits for it, and uses the object from then on. `leaf`: the object is a sum that
- * a leaf accumulates: the leaf's stream waits for the caller's first, once in a pass. *leaf: a hold
- * on that stream; unchanged: the object is on the CPU. */
-static fan_status tie(fan_backward *pass, void *object, fan_stream *own, fan_stream **leaf,
-                      fan_error *err)
+/* order_for_caller: orders the stream that makes `object` (`own`, or the current one) and the
+ * caller's: at the end the caller's waits for it, and uses the object from then on. `leaf`: the
+ * object is a sum that a leaf accumulates: the leaf's stream waits for the caller's first, once in
+ * a pass. *leaf: a hold on that stream; unchanged: the object is on the CPU. */
+static fan_status order_for_caller(fan_backward *pass, void *object, fan_stream *own,
+                                   fan_stream **leaf, fan_error *err)
 {
     fan_streams_outer outer;
     fan_stream *current = NULL;
@@ -211,9 +212,9 @@ static fan_status tie(fan_backward *pass, void *object, fan_stream *own, fan_str
     return status;
 }
 
-/* keep_stream: lets the caller's stream wait, at the end, for that of a node that delivered no
- * gradient. */
-static fan_status keep_stream(fan_backward *pass, fan_stream *on, fan_error *err)
+/* tail_add_producer: lets the caller's stream wait, at the end, for that of a node that delivered
+ * no gradient. */
+static fan_status tail_add_producer(fan_backward *pass, fan_stream *on, fan_error *err)
 {
     fan_streams_outer outer;
     fan_streams_enter(pass->streams.caller, &outer);
@@ -243,8 +244,8 @@ static fan_status end_tails(fan_backward *pass, fan_error *err)
     }
     while (streams->n > 0) {
         fan_task_tail *tail = &streams->tails[--streams->n];
-        list_fini(&tail->streams);
-        list_fini(&tail->waited);
+        stream_list_fini(&tail->streams);
+        stream_list_fini(&tail->waited);
         for (size_t i = 0; i < tail->nvalues; i++)
             pass->frontend->place_drop(&tail->values[i]);
         fan_stream_drop(tail->caller);
@@ -256,7 +257,7 @@ static fan_status end_tails(fan_backward *pass, fan_error *err)
 fan_status fan_backward_join(fan_backward *pass, fan_error *err)
 {
     FAN_TRY(end_tails(pass, err));
-    list_fini(&pass->streams.pulled); /* the tails have waited for all of them */
+    stream_list_fini(&pass->streams.pulled); /* the tails have waited for all of them */
     pass->streams.pulled = (fan_stream_list){0};
     return FAN_OK;
 }
@@ -270,11 +271,11 @@ static fan_status join_capture(fan_backward *pass, fan_stream *on, fan_error *er
         return FAN_OK;
     if (on->handle == FAN_LEGACY || on->device->backend != captured->device->backend)
         return FAN_OK;
-    FAN_TRY(list_add(&pass->streams.pulled, on, err));
+    FAN_TRY(stream_list_add(&pass->streams.pulled, on, err));
     FAN_TRY(fan_stream_capture(on, &id, err));
     if (id)
         return FAN_OK;
-    return wait_for(on, captured, err);
+    return stream_wait_for(on, captured, err);
 }
 
 /* ---- traces (E18) ---- */
@@ -505,7 +506,7 @@ static fan_status node_deliver(fan_task_worker *worker, void **gradients, const 
     for (uint32_t i = 0; i < entry->nedges && !delivers; i++)
         delivers = gradients[i] && edges[i].to != FAN_NOWHERE;
     if (status == FAN_OK && !delivers)
-        status = keep_stream(pass, on, err);
+        status = tail_add_producer(pass, on, err);
 
     fan_producer producer = {.node = entry->node, .stream = on};
     for (; producer.index < entry->nedges && status == FAN_OK; producer.index++) {
@@ -623,7 +624,7 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
     bool shows_streams = buffer && !on && !entry->nedges;
     shows_streams = shows_streams && entry->runs && !entry->leaf;
     for (uint32_t i = 0; shows_streams && i < inputs; i++)
-        FAN_TRY(tie(pass, sums[i], on, NULL, err));
+        FAN_TRY(order_for_caller(pass, sums[i], on, NULL, err));
 
     fan_streams_outer outer;
     bool elsewhere = FAN_FAULT(HOOK_ON_CALLER);
@@ -639,7 +640,7 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
     for (uint32_t i = 0; i < inputs; i++) {
         uint32_t wanted = slots[i].wanted;
         if (wanted)
-            FAN_TRY(tie(pass, sums[i], on, NULL, err));
+            FAN_TRY(order_for_caller(pass, sums[i], on, NULL, err));
         for (; wanted; wanted = pass->same[wanted - 1]) {
             pass->results[wanted - 1] = sums[i];
             if (sums[i])
@@ -671,14 +672,14 @@ static fan_status accumulate_leaf(fan_backward *pass, const fan_task_node *entry
     fan_node *leaf = entry->node;
     const void *accumulated = *sum;
     fan_stream *on = NULL;
-    fan_status status = tie(pass, *sum, run_streams(pass, leaf).own, &on, err);
+    fan_status status = order_for_caller(pass, *sum, run_streams(pass, leaf).own, &on, err);
     if (status == FAN_OK)
         status = pass->frontend->accumulate(&pass->config, leaf, sum, node_hooks, err);
     if (status == FAN_OK && has_digests())
         digest_leaf(pass, entry, accumulated, on);
     if (status == FAN_OK && on) {
         void *gradient = pass->frontend->leaf_grad(leaf);
-        status = tie(pass, gradient, on, NULL, err);
+        status = order_for_caller(pass, gradient, on, NULL, err);
         drop_all(pass, &gradient, 1);
     }
     fan_stream_drop(on);
@@ -748,7 +749,8 @@ static fan_status run_on_streams(fan_task_worker *worker, fan_error *err)
         return run_node(worker, err);
     if (is_traced())
         timeline_begin(&timeline, worker);
-    fan_streams_enter(run_streams(pass, pass->nodes[worker->now].node).set, &outer);
+    const fan_run_streams on = run_streams(pass, pass->nodes[worker->now].node);
+    fan_streams_enter(on.set, &outer);
     fan_status status = run_node(worker, err);
     fan_streams_leave(&outer);
     timeline_end(&timeline, worker);
@@ -834,8 +836,8 @@ static fan_status run_nodes(fan_task_worker *worker, fan_error *err)
     }
 }
 
-/* help: does a helper's part, on its thread. */
-static void help(void *arg)
+/* helper_run: does a helper's part, on its thread. */
+static void helper_run(void *arg)
 {
     fan_task_helper *helper = arg;
     const fan_backward *pass = helper->worker.pass;
@@ -922,7 +924,7 @@ fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **
     if (has_digests())
         pass->digests = fan_calloc(pass->nslots * sizeof *pass->digests); /* NULL: read twice */
     if (config->workers > 1)
-        FAN_GO(fan__task_workers_begin(pass, help, err));
+        FAN_GO(fan__task_workers_begin(pass, helper_run, err));
     *out = pass;
 done:
     if (status != FAN_OK)
@@ -944,7 +946,7 @@ void fan_backward_end(fan_backward *pass)
     for (size_t i = 0; i < streams->pulled.n; i++) {
         fan_stream *stream = streams->pulled.all[i];
         if (stream != streams->captured)
-            (void)wait_for(streams->captured, stream, NULL);
+            (void)stream_wait_for(streams->captured, stream, NULL);
     }
 
     /* Gradients and sums before nodes, which may end with their edges. */
@@ -970,7 +972,7 @@ void fan_backward_end(fan_backward *pass)
 
     fan_ready_fini(&pass->queue.nodes);
     fan_free(streams->tails);
-    list_fini(&streams->pulled);
+    stream_list_fini(&streams->pulled);
     fan_stream_set_drop(streams->caller);
     fan__collect_free(pass->nodes, pass->cap_nodes, sizeof *pass->nodes);
     fan__collect_free(pass->slots, pass->nslots, sizeof *pass->slots);
@@ -1075,7 +1077,8 @@ fan_status fan_backward_give(fan_backward *pass, void **gradients, const void *n
 
 void fan_backward_enter(const fan_backward *pass, fan_streams_outer *outer)
 {
-    fan_streams_enter(run_streams(pass, current_node(pass)).set, outer);
+    const fan_run_streams on = run_streams(pass, current_node(pass));
+    fan_streams_enter(on.set, outer);
 }
 
 void fan_backward_walk_runs(fan_backward *pass, bool inside)

@@ -64,18 +64,19 @@ typedef struct fan_engine_frontend {
     fan_status (*place)(void *gradient, fan_value *value, fan_stream **current, fan_error *err);
     void (*place_drop)(fan_value *value);
     /* buffer_new: makes a buffer for the fan-ins of a node; `consumer`: C; `gradient`: the first
-     * one. buffer_free: frees it with its contents. */
+     * one. */
     fan_status (*buffer_new)(const fan_backward_config *c, const fan_node *n, fan_stream *consumer,
                              void *gradient, void **buffer, fan_error *err);
+    /* buffer_free: frees it with its contents. */
     void (*buffer_free)(void *buffer);
-    /* add: adds one gradient, NULL for undefined, of which the buffer takes its own hold. take:
-     * takes the sum of a slot; *sum is a hold, or NULL. */
+    /* add: adds one gradient, NULL for undefined, of which the buffer takes its own hold. */
     fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient,
                       const fan_producer *producer, fan_error *err);
+    /* take: takes the sum of a slot; *sum is a hold, or NULL. */
     fan_status (*take)(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err);
-    /* read_stats: after a take in a pass with detect: writes the elements and the key of *found.
-     * nonfinite: raises the error for it; producer NULL: every gradient was finite. */
+    /* read_stats: after a take in a pass with detect: writes the elements and the key of *found. */
     fan_status (*read_stats)(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
+    /* nonfinite: raises the error for it; producer NULL: every gradient was finite. */
     fan_status (*nonfinite)(const fan_nonfinite *found, const fan_producer *producer,
                             fan_error *err);
     /* hooks: runs the hooks of the slots, which may replace sums (E9). *node_hooks: a hold on the
@@ -98,9 +99,9 @@ typedef struct fan_engine_frontend {
     /* leaf_grad: returns a hold on the leaf's gradient.
      * NULL: it has none, or it cannot be read. */
     void *(*leaf_grad)(fan_node *leaf);
-    /* leaf_is_diverted: returns whether the leaf's sums go elsewhere, not to its gradient.
-     * slot_has_hooks: returns whether a hook may have changed a sum of the node. */
+    /* leaf_is_diverted: returns whether the leaf's sums go elsewhere, not to its gradient. */
     bool (*leaf_is_diverted)(const fan_node *leaf);
+    /* slot_has_hooks: returns whether a hook may have changed a sum of the node. */
     bool (*slot_has_hooks)(const fan_node *n);
     /* digest: writes the digest of a gradient or a sum, NULL for undefined, into a line
      * (fan_digest_fill). */
@@ -111,29 +112,37 @@ typedef struct fan_engine_frontend {
     fan_status (*release)(fan_node *n, fan_error *err);
     /* check_signals: runs the handlers of signals, between nodes (E14); an error ends the pass. */
     fan_status (*check_signals)(fan_error *err);
-    /* The rest of this block is called with several workers alone. group: returns the same pointer
-     * for nodes that must not run at once; NULL: no group. allow_threads_begin, _end: called around
-     * a wait, so that other threads can enter the interpreter. */
+
+    /* ---- with several workers alone ---- */
+
+    /* group: returns the same pointer for nodes that must not run at once; NULL: no group. */
     const void *(*group)(const fan_node *n);
+    /* allow_threads_begin, _end: called around a wait, so that other threads can enter the
+     * interpreter. */
     void *(*allow_threads_begin)(void);
     void (*allow_threads_end)(void *left);
-    /* worker_new: makes an object with the context that a thread needs to run nodes for this one.
-     * worker_enter: lets such a thread enter the interpreter; false: the interpreter is gone.
-     * worker_leave: lets it leave. */
+    /* worker_new: makes an object with the context that a thread needs to run nodes for this
+     * one. */
     fan_status (*worker_new)(void **worker, fan_error *err);
+    /* worker_enter: lets such a thread enter the interpreter; false: the interpreter is gone. */
     bool (*worker_enter)(void *worker);
+    /* worker_leave: lets it leave. */
     void (*worker_leave)(void *worker);
     /* error_take: returns the error of this thread as an object that has its location: node `n`
-     * (NULL: between nodes), after `ran` nodes. error_both: returns the more important of two, with
-     * a note of the other; takes both holds, returns one. error_put: sets it as this thread's
-     * error. */
+     * (NULL: between nodes), after `ran` nodes. */
     void *(*error_take)(const fan_backward *pass, const fan_node *n, uint32_t ran,
                         fan_status status, const fan_error *err);
+    /* error_both: returns the more important of two, with a note of the other; takes both holds,
+     * returns one. */
     void *(*error_both)(void *first, void *second);
+    /* error_put: sets it as this thread's error. */
     void (*error_put)(void *error);
     /* orphaned: a worker forked: the child has only that thread and no caller to raise to. Prints
      * the error and ends the process. Does not return. */
     void (*orphaned)(void *error);
+
+    /* ---- what the user gives ---- */
+
     /* pick: calls the user's schedule, which chooses one of the ready nodes: *place. */
     fan_status (*pick)(void *schedule, const fan_backward *pass, size_t *place, fan_error *err);
     /* progress: calls the user's callback: `ran` of `all` nodes have run. */
@@ -235,9 +244,9 @@ bool fan_backward_seeded(const fan_backward *pass);
 /* fan_backward_id: returns a mark (fan_mark_new) that was new when the pass began. */
 uint64_t fan_backward_id(const fan_backward *pass);
 /* fan_backward_explain: writes, for each node that has not run or for `only`, the edges that it
- * waits for, and the gradients that it holds (E17). fan_backward_lost: writes the gradients that a
- * pass which ends early loses. Both may write nothing. */
+ * waits for, and the gradients that it holds (E17). May write nothing. */
 void fan_backward_explain(const fan_backward *pass, const fan_node *only, const fan_text *out);
+/* fan_backward_lost: writes the gradients that a pass which ends early loses. May write nothing. */
 void fan_backward_lost(const fan_backward *pass, const fan_text *out);
 /* fan_backward_error_has_location: returns whether error_take has added the location to the pass's
  * error. */

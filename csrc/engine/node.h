@@ -80,8 +80,8 @@ void fan_node_unlink(fan_node *node);
  * another fan_node_end, queues it. */
 void fan_node_end(fan_node *node);
 
-/* fan_node_stream: returns its own stream, borrowed; NULL: none. fan_node_device: returns where it
- * runs (E3), borrowed. */
+/* fan_node_stream: returns its own stream, borrowed.
+ * NULL: none. */
 static inline fan_stream *fan_node_stream(const fan_node *node)
 {
     if (!node->streams || node->host)
@@ -89,6 +89,7 @@ static inline fan_stream *fan_node_stream(const fan_node *node)
     return node->streams->all[0];
 }
 
+/* fan_node_device: returns where it runs (E3), borrowed. */
 static inline fan_device *fan_node_device(const fan_node *node)
 {
     const fan_stream *own = fan_node_stream(node);

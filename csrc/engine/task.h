@@ -193,12 +193,12 @@ fan_status fan__collect(fan_backward *pass, fan_error *err);
 /* fan__collect_free: frees the memory of nodes, slots or edges with room for n items. */
 void fan__collect_free(void *memory, size_t n, size_t size);
 
-/* fan__digest_contribution (digest.c): writes the digest of a gradient that an edge delivers.
- * fan__digest_sum: of a sum, or of a leaf's gradient (buffer/digest.h); `on`: where it is ready;
- * NULL: the current stream; `known`: it is what the slot's last digest was of. Call them only if
- * fan_trace_digests() is true. */
+/* fan__digest_contribution (digest.c): writes the digest of a gradient that an edge delivers. Call
+ * it only if fan_trace_digests() is true. */
 void fan__digest_contribution(const fan_backward *pass, const fan_task_edge *edge, void *gradient,
                               const fan_producer *producer);
+/* fan__digest_sum: the same of a sum, or of a leaf's gradient (buffer/digest.h); `on`: where it is
+ * ready; NULL: the current stream; `known`: it is what the slot's last digest was of. */
 void fan__digest_sum(const fan_backward *pass, const fan_task_node *entry, char what, uint32_t slot,
                      void *sum, fan_stream *on, bool known);
 

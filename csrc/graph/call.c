@@ -12,8 +12,8 @@ const char *fan_tree_fit_words(fan_tree_fit fit)
     return words[fit];
 }
 
-/* begin: the path that the call continues; NONE: it begins at the root. */
-static fan_tree_path begin(const fan_tree_call *call, fan_tree_plan *plan)
+/* path_begin: the path that the call continues; NONE: it begins at the root. */
+static fan_tree_path path_begin(const fan_tree_call *call, fan_tree_plan *plan)
 {
     /* the rules, by the path */
     static const uint32_t new_step[] = {0, FAN_T(4), FAN_T(1), FAN_T(12)};
@@ -84,7 +84,7 @@ fan_tree_plan fan_tree_decide(const fan_tree_call *call)
     /* the rule of a warm-up, by the path */
     static const uint32_t warm_up[] = {FAN_T(9), FAN_T(10), FAN_T(9), FAN_T(8)};
     fan_tree_plan plan = {0};
-    fan_tree_path path = begin(call, &plan);
+    fan_tree_path path = path_begin(call, &plan);
     const fan_tree_place *place = path == FAN_TREE_NONE ? &call->root : &call->here;
     plan.why = place->fit;
     if (decide_eager(place, &plan))

@@ -90,7 +90,7 @@ typedef enum fan_tree_outcome {
     FAN_TREE_WARM,
     FAN_TREE_RECORD,
     FAN_TREE_REPLAY,
-    FAN_TREE_EAGER, /* without a recording, outside of the arena */
+    FAN_TREE_EAGER, /* without a recording, outside of the arena; "raw" for users */
     FAN_TREE_FAIL
 } fan_tree_outcome;
 

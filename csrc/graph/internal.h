@@ -208,9 +208,8 @@ static inline bool fan__tree_is_mine(fan_tree *t)
  * Without the lock. */
 void fan__tree_after_fork(fan_tree *t);
 
-/* fan__tree_lock: unless this thread has it already, as inside a function's body. Pass the result
- * to
- * fan__tree_unlock. */
+/* fan__tree_lock: locks the tree, unless this thread has the lock already, as inside a function's
+ * body. Pass the result to fan__tree_unlock. */
 static inline bool fan__tree_lock(fan_tree *t)
 {
     if (atomic_load_explicit(&t->owner_generation, memory_order_acquire) != fan_fork_generation())
@@ -339,13 +338,14 @@ fan_status fan__tree_verify(fan_tree_run *r, fan_tree_node *n, fan_error *err);
 /* fan__tree_check_overlap: FAN_ERR_VALUE if an operand shares memory with one that is added into,
  * or a copied one with one that the function is known to write. */
 fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err);
-/* fan__tree_enter: the tree's stream waits for the caller's, once per call. fan__tree_leave: the
- * reverse. */
+/* fan__tree_enter: the tree's stream waits for the caller's, once per call. */
 fan_status fan__tree_enter(fan_tree_run *r, fan_error *err);
+/* fan__tree_leave: the caller's stream waits for the tree's. */
 fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);
 /* fan__tree_carry_out: enters, copies operands into the arena, launches the node's recording, and
- * hands out. fan__tree_hand_out: the node's outputs become the result. */
+ * hands out. */
 fan_status fan__tree_carry_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_hand_out: the node's outputs become the result. */
 fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
 /* fan__tree_copy: queues a copy of an array. */
 fan_status fan__tree_copy(const fan_tree *t, fan_stream *s, const fan_array *from,

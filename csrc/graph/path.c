@@ -232,8 +232,8 @@ fan_tree_children *fan__tree_place(fan_tree_node *node, const fan_tree_signature
     return NULL;
 }
 
-/* forget_place: removes the place of a signature, which has no recording after the node. */
-static void forget_place(fan_tree_node *node, const fan_tree_signature *signature)
+/* place_remove: removes the place of a signature, which has no recording after the node. */
+static void place_remove(fan_tree_node *node, const fan_tree_signature *signature)
 {
     fan_tree_children *place = fan__tree_place(node, signature);
     if (!place)
@@ -242,8 +242,8 @@ static void forget_place(fan_tree_node *node, const fan_tree_signature *signatur
     *place = node->places[--node->nplaces];
 }
 
-/* forget: true if no recording of the signature is left; then removes its places. */
-static bool forget(fan_tree *tree, const fan_tree_signature *signature)
+/* signature_forget: true if no recording of the signature is left; then removes its places. */
+static bool signature_forget(fan_tree *tree, const fan_tree_signature *signature)
 {
     for (const fan_tree_node *node = tree->nodes; node; node = node->next)
         if (node->signature == signature)
@@ -252,9 +252,9 @@ static bool forget(fan_tree *tree, const fan_tree_signature *signature)
         if (node->signature == signature)
             return false;
     for (fan_tree_node *node = tree->nodes; node; node = node->next)
-        forget_place(node, signature);
+        place_remove(node, signature);
     for (fan_tree_node *node = tree->current; node; node = node->parent)
-        forget_place(node, signature);
+        place_remove(node, signature);
     return true;
 }
 
@@ -324,7 +324,7 @@ void fan__tree_give_back(fan_tree *tree)
     }
     for (fan_tree_signature **at = &tree->evicted; *at;) {
         fan_tree_signature *signature = *at;
-        if (!forget(tree, signature)) {
+        if (!signature_forget(tree, signature)) {
             at = &signature->next;
             continue;
         }

@@ -216,8 +216,8 @@ static bool is_given(const fan_tree_run *run, const fan_tree_node *node, const f
     return false;
 }
 
-/* escaped: a block with other references that is no output of the body; NULL: none. */
-static const fan_tree_block *escaped(const fan_tree_scope *scope, const fan_tree_node *node)
+/* escaped_block: a block with other references that is no output of the body; NULL: none. */
+static const fan_tree_block *escaped_block(const fan_tree_scope *scope, const fan_tree_node *node)
 {
     for (size_t i = 0; i < scope->n; i++) {
         const fan_tree_block *block = scope->blocks[i];
@@ -232,10 +232,10 @@ static fan_status check_escape(const fan_tree_scope *scope, const fan_tree_node 
 {
     const fan_tree_run *run = scope->run;
     const fan_tree_body *body = &run->args->body;
-    const fan_tree_block *block = escaped(scope, node);
+    const fan_tree_block *block = escaped_block(scope, node);
     if (block && body->collect) {
         body->collect(body->ctx);
-        block = escaped(scope, node);
+        block = escaped_block(scope, node);
     }
     if (!block || FAN_FAULT(TREE_ADOPTED))
         return FAN_OK;
@@ -302,8 +302,8 @@ static fan_status check_accesses(const fan_tree_scope *scope, const fan_tree_nod
 
 /* ---- nodes ---- */
 
-/* geometry: an array with the address and layout of another one, which it does not hold. */
-static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
+/* array_unheld: an array with the address and layout of another one, which it does not hold. */
+static fan_status array_unheld(const fan_array *a, fan_array **out, fan_error *err)
 {
     fan_storage *storage = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
     if (!storage)
@@ -367,7 +367,7 @@ static fan_status node_outputs(fan_tree_scope *scope, fan_tree_node *node, fan_a
                 continue;
             run->signature->facts[operand].shown |=
                 run->operands[operand].placement != FAN_PLACE_COPY;
-            FAN_TRY(geometry(array, &output->array, err));
+            FAN_TRY(array_unheld(array, &output->array, err));
             continue;
         }
         fan_tree_block *block = fan__tree_block_of(run->tree, array);
@@ -412,8 +412,8 @@ static fan_status wait_scope(const fan_tree_scope *scope, fan_error *err)
     return FAN_OK;
 }
 
-/* undo: after a failure: the tree is as before the call. `saved`: the block table of then. */
-static void undo(fan_tree_scope *scope, fan_tree_node *node, fan_graph_ranges *saved)
+/* call_undo: after a failure: the tree is as before the call. `saved`: the block table of then. */
+static void call_undo(fan_tree_scope *scope, fan_tree_node *node, fan_graph_ranges *saved)
 {
     fan_tree_run *run = scope->run;
     (void)fan__tree_leave(run, NULL); /* before any memory that was used is released */
@@ -498,7 +498,7 @@ fan_status fan__tree_warm_up(fan_tree_run *run, fan_error *err)
     scope_fini(&scope, true, NULL);
 done:
     if (status != FAN_OK)
-        undo(&scope, node, &saved);
+        call_undo(&scope, node, &saved);
     fan_graph_ranges_fini(&saved);
     return status;
 }
@@ -516,13 +516,19 @@ static bool staged_strides(const fan_array *a, int64_t *strides)
     int64_t span = item;
     bool odd = false;
     bool own = false;
+    /* the axes, the widest stride first; of equal ones the first axis */
     for (int k = 0; k < a->ndim; k++) {
+        int64_t width = llabs(a->strides[k]);
         int at = k;
-        for (; at > 0 && llabs(a->strides[order[at - 1]]) < llabs(a->strides[k]); at--)
-            order[at] = order[at - 1];
+        for (; at > 0; at--) {
+            int before = order[at - 1];
+            if (llabs(a->strides[before]) >= width)
+                break;
+            order[at] = before;
+        }
         order[at] = k;
     }
-    /* the smallest stride first; of equal ones the last axis */
+    /* from the back: the smallest stride first; of equal ones the last axis */
     for (int i = a->ndim - 1; i >= 0; i--) {
         int k = order[i];
         int64_t step = llabs(a->strides[k]);
@@ -693,7 +699,7 @@ done:
     if (reach > tree->reach)
         tree->reach = reach;
     if (status != FAN_OK || run->wrote)
-        undo(&scope, node, &saved);
+        call_undo(&scope, node, &saved);
     while (scope.noutside > 0)
         fan_storage_drop(scope.outside[--scope.noutside]);
     fan_free(scope.outside);

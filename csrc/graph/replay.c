@@ -146,10 +146,11 @@ static bool array_repeats(const fan_array *a)
     return a->size > 1 && (hi - lo) / (int64_t)fan_dtype_size(a->dtype) < a->size;
 }
 
-/* once: a view of an array that repeats itself, without the repetitions: of axes with a stride of 0
- * one element, or, where the repetitions have another form, the bytes. `like`: the array that
+/* view_once: a view of an array that repeats itself, without the repetitions: of axes with a stride
+ * of 0 one element, or, where the repetitions have another form, the bytes. `like`: the array that
  * decides. */
-static fan_status once(const fan_array *a, const fan_array *like, fan_array **out, fan_error *err)
+static fan_status view_once(const fan_array *a, const fan_array *like, fan_array **out,
+                            fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM];
     int64_t lo;
@@ -169,16 +170,16 @@ static fan_status once(const fan_array *a, const fan_array *like, fan_array **ou
                           out, err);
 }
 
-/* stage_once: copies an operand that repeats itself. Its copy has the same strides where once()
- * takes the bytes. */
+/* stage_once: copies an operand that repeats itself. Its copy has the same strides where
+ * view_once() takes the bytes. */
 static fan_status stage_once(const fan_tree_run *run, const fan_array *a, const fan_array *staged,
                              fan_error *err)
 {
     fan_array *from = NULL;
     fan_array *to = NULL;
     fan_status status;
-    FAN_GO(once(a, a, &from, err));
-    FAN_GO(once(staged, a, &to, err));
+    FAN_GO(view_once(a, a, &from, err));
+    FAN_GO(view_once(staged, a, &to, err));
     FAN_GO(fan__tree_copy(run->tree, run->tree->origin, from, to, "stage", err));
 done:
     fan_array_drop(from);
@@ -392,10 +393,10 @@ fan_status fan__tree_hand_out(fan_tree_run *run, fan_tree_node *node, fan_error 
 
 /* ---- the replay ---- */
 
-/* renew: a block whose storage ended with references to it gets a new one, and its outputs new
- * arrays. */
-static fan_status renew(fan_tree_run *run, fan_tree_node *node, fan_tree_block *block,
-                        fan_error *err)
+/* block_renew: a block whose storage ended with references to it gets a new one, and its outputs
+ * new arrays. */
+static fan_status block_renew(fan_tree_run *run, fan_tree_node *node, fan_tree_block *block,
+                              fan_error *err)
 {
     if (block->storage)
         return FAN_OK;
@@ -434,7 +435,7 @@ fan_status fan__tree_replay(fan_tree_run *run, fan_tree_node *node, fan_error *e
      * reads `ended` of these. */
     for (size_t i = 0; i < node->nblocks; i++) {
         fan_tree_block *block = node->blocks[i];
-        FAN_TRY(renew(run, node, block, err));
+        FAN_TRY(block_renew(run, node, block, err));
         atomic_store_explicit(&block->storage->ended, NULL, memory_order_relaxed);
     }
     fan_status status = fan__tree_carry_out(run, node, err);

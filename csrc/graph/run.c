@@ -1,9 +1,9 @@
-#define _POSIX_C_SOURCE 200809L /* strnlen */
-/* Steps and calls.
+/* Steps and calls of the functions of a tree.
  *
  * Sections: steps; signatures, which type a call's operands; the facts of a call; reasons and
  * warnings; the ways to carry a plan out; and the call: it gathers facts, call.h makes the plan,
- * and the plan is carried out. */
+ * and the plan is carried out. To follow a call, begin with fan_tree_function_call at the end. */
+#define _POSIX_C_SOURCE 200809L /* strnlen */
 #include "graph/internal.h"
 
 #include "base/fault.h"
@@ -268,8 +268,8 @@ static fan_tree_found found_at(const fan_tree_run *run, fan_tree_node *at)
     return found;
 }
 
-/* repeats: whether this path has the function twice after the same function. */
-static bool repeats(const fan_tree_run *run)
+/* path_repeats: whether this path has the function twice after the same function. */
+static bool path_repeats(const fan_tree_run *run)
 {
     const fan_tree *tree = run->tree;
     if (tree->path != FAN_TREE_WARMUP && tree->path != FAN_TREE_RECORDING)
@@ -284,8 +284,8 @@ static bool repeats(const fan_tree_run *run)
     return times >= 2;
 }
 
-/* all_dead: whether the path has outputs' memory, and none of it is alive. */
-static bool all_dead(const fan_tree *tree)
+/* path_is_dead: whether the path has outputs' memory, and none of it is alive. */
+static bool path_is_dead(const fan_tree *tree)
 {
     fan_tree_at at = {.node = tree->current};
     for (fan_tree_block *block; (block = fan__tree_next(&at));)
@@ -306,10 +306,10 @@ static void decide(fan_tree_run *run)
     bool warned = run->function->warned & FAN_TREE_WARN_REPEATS;
     fan_tree_call call = {.path = tree->path,
                           .new_step = tree->path_step != tree->steps,
-                          .all_dead = all_dead(tree),
+                          .all_dead = path_is_dead(tree),
                           .warm = signature->warm,
                           .strict = tree->options.strict,
-                          .repeats = !warned && repeats(run),
+                          .repeats = !warned && path_repeats(run),
                           .warned = warned,
                           .full = run->function->recordings >= FAN_TREE_RECORDINGS,
                           .here = here.facts,
@@ -453,8 +453,8 @@ static fan_status run_eager(const fan_tree_run *run, fan_error *err)
     return fan__tree_keep_operands(run, err);
 }
 
-/* run_aside: eagerly, for a reason that is no rule's. */
-static fan_status run_aside(const fan_tree_run *run, const char *reason, fan_error *err)
+/* run_eager_because: eagerly, for a reason that is no rule's. */
+static fan_status run_eager_because(const fan_tree_run *run, const char *reason, fan_error *err)
 {
     fan_tree_report *report = run->report;
     *report = (fan_tree_report){.outcome = FAN_TREE_EAGER, .rules = FAN_T(17), .node = -1};
@@ -480,7 +480,7 @@ static fan_status run_without_room(fan_tree_run *run, fan_error *err)
              "delete outputs earlier",
              run->signature->full);
     run->tree->stats.eager++;
-    FAN_TRY(run_aside(run, reason, err));
+    FAN_TRY(run_eager_because(run, reason, err));
     FAN_TRY(operands_used(run, err));
     warn_eager(run, FAN_TREE_WARN_ROOM);
     return FAN_OK;
@@ -490,7 +490,7 @@ static fan_status run_without_room(fan_tree_run *run, fan_error *err)
 static fan_status run_few(const fan_tree_run *run, fan_error *err)
 {
     run->tree->stats.eager++;
-    FAN_TRY(run_aside(run, "", err));
+    FAN_TRY(run_eager_because(run, "", err));
     fan__tree_report_few(run);
     return operands_used(run, err);
 }
@@ -634,12 +634,12 @@ static fan_status call_locked(fan_tree_run *run, fan_error *err)
         FAN_TRY(fan_stream_capture(run->caller, &capture, err));
     if (capture) {
         tree->stats.eager++;
-        return run_aside(run, "the caller's current stream is captured", err);
+        return run_eager_because(run, "the caller's current stream is captured", err);
     }
     char reason[FAN_TREE_REASON];
     if (!is_recorded_size(run, reason)) {
         tree->stats.eager++;
-        FAN_TRY(run_aside(run, reason, err));
+        FAN_TRY(run_eager_because(run, reason, err));
         return operands_used(run, err);
     }
     FAN_TRY(signature_find(run, err));
@@ -692,7 +692,7 @@ fan_status fan_tree_function_call(fan_tree_function *function, const fan_tree_ar
         const char *reason = "it is called by a function of another tree";
         if (fan__tree_is_mine(tree))
             reason = "it is called by a function of the same tree";
-        status = run_aside(&run, reason, err);
+        status = run_eager_because(&run, reason, err);
         fan_stream_drop(run.caller);
         return status;
     }

@@ -119,13 +119,16 @@ typedef struct fan_tree_function_stats {
 } fan_tree_function_stats;
 void fan_tree_function_get_stats(fan_tree_function *f, fan_tree_function_stats *out);
 
-/* fan_tree_step_begin, _end: functions are called between them. Nested steps of one tree are one
- * step; inside a step of another tree: FAN_ERR_STATE. fan_tree_in_step: whether this thread is in a
- * step of the tree. */
-bool fan_tree_in_step(const fan_tree *t);
-unsigned fan_tree_open_steps(fan_tree *t); /* of all threads */
+/* fan_tree_step_begin: begins a step, in which functions may be called. Nested steps of one tree
+ * are one step; inside a step of another tree: FAN_ERR_STATE. */
 fan_status fan_tree_step_begin(fan_tree *t, fan_error *err);
+/* fan_tree_step_end: ends it; with the last open step of the tree the outputs of its functions end,
+ * whose later use names `call_site`. */
 void fan_tree_step_end(fan_tree *t, const char *call_site);
+/* fan_tree_in_step: whether this thread is in a step of the tree. */
+bool fan_tree_in_step(const fan_tree *t);
+/* fan_tree_open_steps: returns how many steps of all threads are open. */
+unsigned fan_tree_open_steps(fan_tree *t);
 
 /* fan_tree_function_call: *out: the result, as of body.run. On failure the path is unchanged,
  * nothing stays captured, and the body's allocations are ended. */

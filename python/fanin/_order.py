@@ -108,7 +108,9 @@ def numbered(node: Node | Leaf) -> str:
 
 
 def kind(node: Node | Leaf) -> str:
-    return "leaf" if isinstance(node, Leaf) else "node" if type(node) is Node else type(node).__name__
+    if isinstance(node, Leaf):
+        return "leaf"
+    return "node" if type(node) is Node else type(node).__name__
 
 
 @names_nearest

@@ -23,8 +23,11 @@ def counted(n: int, what: str) -> str:
 
 def type_of(x: object) -> str:
     """The type of an object for messages: "an int", "a list", "None"."""
+    if x is None:
+        return "None"
     name = type(x).__name__
-    return "None" if x is None else f"{'an' if name[:1] in 'AEIOaeio' or name == 'ndarray' else 'a'} {name}"
+    article = "an" if name[:1] in "AEIOaeio" or name == "ndarray" else "a"
+    return f"{article} {name}"
 
 
 def note(e: BaseException, text: str) -> None:

@@ -47,7 +47,9 @@ class Verdict:
     @property
     def kind(self) -> Literal["disjoint", "overlap", "unknown"]:
         """One of "disjoint", "overlap", "unknown"."""
-        return "disjoint" if self._found is None else "unknown" if self.reason else "overlap"
+        if self._found is None:
+            return "disjoint"
+        return "unknown" if self.reason else "overlap"
 
     @property
     def witness(self) -> Witness | None:
@@ -69,7 +71,11 @@ class Verdict:
         return hash(self._found)
 
     def __repr__(self) -> str:
-        more = f": {self.reason}" if self.reason else ", at {} and {}".format(*self.witness) if self.witness else ""
+        more = ""
+        if self.reason:
+            more = f": {self.reason}"
+        elif self.witness:
+            more = ", at {} and {}".format(*self.witness)
         return f"<fanin.sharing.Verdict: {self.kind}{more}>"
 
 

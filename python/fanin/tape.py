@@ -1090,7 +1090,11 @@ def axes_of(a: Var | Array, axis: Axis, what: str = "axis") -> Shape:
     """Return the axes as non-negative numbers (None: all)."""
     n = len(a.shape)
     is_one = hasattr(type(axis), "__index__") and not isinstance(axis, np.ndarray)
-    listed = [axis] if is_one else [*range(n)] if axis is None else sequence(what, axis, "integers")
+    listed: Iterable[object] = [axis]
+    if axis is None:
+        listed = range(n)
+    elif not is_one:
+        listed = sequence(what, axis, "integers")
     given = [integer(what, i) for i in listed]
     axes = tuple(i + n if i < 0 else i for i in given)
     if any(not 0 <= i < n for i in axes) or len(set(axes)) < len(axes):
@@ -1731,7 +1735,9 @@ def _handled(x: object, inside: Iterator[_core.Array]) -> object:
     """An argument with the next handles in the place of its arrays."""
     if type(x) is dict:
         return {k: _handled(y, inside) for k, y in x.items()}
-    return next(inside) if type(x) is np.ndarray else Var(next(inside), cpu) if isinstance(x, Var) else x
+    if type(x) is np.ndarray:
+        return next(inside)
+    return Var(next(inside), cpu) if isinstance(x, Var) else x
 
 
 def _flatten(

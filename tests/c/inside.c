@@ -124,7 +124,7 @@ static PyObject *sum(PyObject *Py_UNUSED(module), PyObject *args)
     }
     Py_BEGIN_ALLOW_THREADS
         fan_sum(&out.array, terms, n,
-                &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
+                &(fan_sum_options){.stats = with_stats ? &stats : NULL, .parallel = parallel});
     Py_END_ALLOW_THREADS
     PyMem_Free(in);
     if (!with_stats)

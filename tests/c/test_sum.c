@@ -128,7 +128,7 @@ static void check_sum(const sum *s, const fan_array *out, const char *what)
     for (int64_t i = 0; i < size; i++)
         want[i] = convert_number(s->in[s->n - 1].acc, fold(s, i), out->dtype);
     any_isa();
-    fan_sum(out, s->in, s->n, &(fan_sum_how){.scale = s->scale});
+    fan_sum(out, s->in, s->n, &(fan_sum_options){.scale = s->scale});
     for (int64_t i = 0; i < size; i++) {
         if (CHECK(same_number(get(out, i), want[i])))
             continue;
@@ -686,10 +686,10 @@ static void every_way(case_of c)
         fan_workers_set(threads);
         if (c.in_place)
             memcpy(out->data, keep->data, bytes);
-        fan_sum_how how = {.parallel = true};
+        fan_sum_options options = {.parallel = true};
         if (stats)
-            how.stats = &got;
-        fan_sum(out, in, c.n, &how);
+            options.stats = &got;
+        fan_sum(out, in, c.n, &options);
         uint64_t h = hash_of(out);
         if (way == 0)
             first = h;
@@ -764,12 +764,12 @@ static void all_ways_are_one(void)
 }
 
 /* sum_twice: a + a. */
-static void sum_twice(const fan_array *out, const fan_array *a, const fan_sum_how *how)
+static void sum_twice(const fan_array *out, const fan_array *a, const fan_sum_options *options)
 {
     fan_sum(
         out,
         (fan_operand[]){{.array = a, .acc = FAN_DT_FLOAT32}, {.array = a, .acc = FAN_DT_FLOAT32}},
-        2, how);
+        2, options);
 }
 
 /* So large that it is written around the caches, at the start of a line, beside one, and between
@@ -795,10 +795,10 @@ static void what_is_larger_than_the_caches(void)
             CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
             for (int stats = 0; stats < 2; stats++) {
                 memset(out->data, 1, bytes);
-                fan_sum_how how = {.parallel = i % 2};
+                fan_sum_options options = {.parallel = i % 2};
                 if (stats)
-                    how.stats = &s;
-                sum_twice(out, a, &how);
+                    options.stats = &s;
+                sum_twice(out, a, &options);
                 CHECK(memcmp(out->data, plain->data, bytes) == 0);
             }
             fan_stats_of(plain, &want);
@@ -860,7 +860,7 @@ static void statistics_of_any_layout(void)
             d = s.dtype;
         fan_array *out = random_view(d, s.ndim, s.shape, false);
         any_isa();
-        fan_sum(out, s.in, s.n, &(fan_sum_how){.scale = s.scale, .stats = &got});
+        fan_sum(out, s.in, s.n, &(fan_sum_options){.scale = s.scale, .stats = &got});
         fan_array *flat = fresh(d, out->size, 0);
         for (int64_t i = 0; i < out->size; i++)
             put_number(flat, i, get(out, i));
@@ -909,7 +909,7 @@ static void a_sum_allocates_nothing(void)
     fan_stats s;
     memset(a->data, 0, (size_t)a->size * 4);
     int64_t made = fan_mem_get().total;
-    sum_twice(out, a, &(fan_sum_how){.stats = &s, .parallel = true});
+    sum_twice(out, a, &(fan_sum_options){.stats = &s, .parallel = true});
     CHECK_INT(fan_mem_get().total, made);
     fan_array_drop(a);
     fan_array_drop(out);
@@ -934,7 +934,7 @@ static void an_interrupted_sum_writes_nothing_more(void)
     fan_interrupt_begin(&now, give_up, &err);
     now.next = 1; /* the check is due at the first poll that reads the clock */
     now.ahead = 0;
-    sum_twice(out, a, &(fan_sum_how){.stats = &s});
+    sum_twice(out, a, &(fan_sum_options){.stats = &s});
     CHECK_INT(fan_interrupt_end(&now, FAN_OK), FAN_ERR_EXTERN);
     CHECK(s.absmax == 0);
     for (int64_t i = 0; i < 4 * n; i += 4093)

@@ -171,7 +171,7 @@ QUESTIONS = [
         "A15",
         "is it the next by its key?",
         "fan_key_is_next",
-        ("add_plain_takes", "target_facts", "fan_list_ready"),
+        ("add_in_place_fits", "target_facts", "fan_list_ready"),
         r"\bkey\)? [!=]= (?:\w+->)*next(?:_key)?\b|[!=]= (?:\w+->)*next_key\b"
         r"|\bkey \+ 1 [!=]=|[!=]= [^;&|]*\bkey \+ 1\b",
         "return (uint64_t)one->key == (uint64_t)first->key + 1;",
@@ -254,7 +254,7 @@ QUESTIONS = [
         "Park and fold",
         "can it be?",
         "fan_budget_near",
-        ("add_plain_count", "add_plain_can", "fan_slot_due"),
+        ("add_plain_count", "add_in_place_plan", "fan_slot_due"),
         r"[<>]=? b->(?:budget|fold_threshold)\b",
         "bool due = parked + bytes > b->budget;",
     ),
@@ -272,11 +272,11 @@ QUESTIONS = [
         r"\bfrontend->is_unchanged\(", "return b->frontend->is_unchanged(value);",
     ),
     Question(
-        "S2", ".. and an entry?", "fan_plain_unchanged", ("fan_plain_all_unchanged", "add_plain_unchanged"),
+        "S2", ".. and an entry?", "fan_plain_unchanged", ("fan_plain_all_unchanged", "add_in_place_unchanged"),
         r"\bplain->is_unchanged\(", "return b->frontend->plain->is_unchanged(one->object, kind, one->data);",
     ),
     Question(
-        "S2", "has its memory its value?", "fan_plain_has_value", ("fan_plain_has_values", "add_plain_begin"),
+        "S2", "has its memory its value?", "fan_plain_has_value", ("fan_plain_has_values", "add_in_place_begin"),
         r"->has_own_value\(", "return plain->has_own_value(one->object);",
     ),
 ]  # fmt: skip

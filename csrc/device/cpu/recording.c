@@ -190,7 +190,10 @@ static bool array_access(const fan_job *job, const fan_array *a, fan_recording_v
     fan_array_reach(a, &lo, &hi);
     if (lo == hi)
         return true;
-    return visit(ctx, fan_job_word(job->kind), a->data + lo, (size_t)(hi - lo), a == job->out);
+    const char *word = fan_job_word(job->kind);
+    size_t bytes = (size_t)(hi - lo);
+    bool writes = a == job->out;
+    return visit(ctx, word, a->data + lo, bytes, writes);
 }
 
 /* kernel_accesses: visits what a kernel reads and writes; returns false if the visits end. */

@@ -185,7 +185,8 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
     }
     fan_cu_function kernel = scatter_kernel(s, a, into, sp->values, &threads);
     scatter_sort sort = {.entries = (int64_t)scatter_least(entries, most)};
-    FAN_TRY(scatter_sort_begin(s, &sort, scatter_bits(scatter_least(rows, most_rows)), err));
+    uint64_t rows_at_once = scatter_least(rows, most_rows);
+    FAN_TRY(scatter_sort_begin(s, &sort, scatter_bits(rows_at_once), err));
     for (uint64_t first = 0; first < rows; first += most_rows)
         for (uint64_t done = 0; done < entries; done += most) {
             a->coo.first_row = first;

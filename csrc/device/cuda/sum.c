@@ -460,7 +460,12 @@ static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out
     a.acc = (int32_t)acc;
     a.to = (int32_t)to;
     a.anywhere = fan__is_anywhere(out) || fan__is_anywhere(in);
-    a.across = stay.n && (!go.n || llabs(stay.in[stay.n - 1]) <= llabs(go.in[go.n - 1]));
+    a.across = stay.n > 0;
+    if (stay.n && go.n) {
+        int64_t stay_step = llabs(stay.in[stay.n - 1]);
+        int64_t go_step = llabs(go.in[go.n - 1]);
+        a.across = stay_step <= go_step;
+    }
     int64_t groups = (a.terms - 1) / FAN_K_GROUP + 1;
     int64_t over = a.terms - (groups - 1) * FAN_K_GROUP;
     a.group = FAN_K_GROUP;

@@ -602,7 +602,7 @@ static fan_status add_checked(fanin_buffer *b, size_t slot, const fan_plain_kind
         status = fan_plain_add(b->core, slot, kind, plain, &added, err);
     }
     if (!added && status == FAN_OK)
-        status = fan_add_used(b->core, slot, c, err);
+        status = fan_add_owned(b->core, slot, c, err);
     call_end(b, &call, status, err);
     return status;
 }
@@ -724,7 +724,7 @@ static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t
         }
         FAN_TRY(contribution_of(b, g->view, g->value, &m->o, &c[k], err));
     }
-    return fan_add_many_used(b->core, c, slots, n, err);
+    return fan_add_many_owned(b->core, c, slots, n, err);
 }
 
 static fan_status add_many(fanin_buffer *b, many *m, size_t n, fan_error *err)

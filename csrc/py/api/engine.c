@@ -57,7 +57,7 @@ static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_
 {
     PyObject *a[FAN_PASS_ARGS];
     fanin_pass_options o;
-    fan_backward *p = NULL;
+    fan_backward *pass = NULL;
     if (FAN_CHECK(pass_options(given, &o, &err)) < 0)
         return NULL;
     for (int i = 0; i < FAN_PASS_ARGS; i++)
@@ -79,21 +79,21 @@ static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_
     a[FAN_PASS_INPUTS] = inputs_of(&o);
     a[FAN_PASS_WORKERS] = PyLong_FromUnsignedLong(o.workers);
     if (a[FAN_PASS_INPUTS] && a[FAN_PASS_WORKERS])
-        p = fan_task_begin_args(call, a, nwanted);
+        pass = fan_task_begin_args(call, a, nwanted);
     Py_DECREF(a[FAN_PASS_ROOTS]);
     Py_XDECREF(a[FAN_PASS_INPUTS]);
     Py_XDECREF(a[FAN_PASS_WORKERS]);
-    return p;
+    return pass;
 }
 
 int fan_api_backward(const fanin_root *roots, size_t n, const fanin_pass_options *options)
 {
     size_t nwanted;
-    fan_backward *p = pass_begin("backward", roots, n, options, &nwanted);
-    if (!p)
+    fan_backward *pass = pass_begin("backward", roots, n, options, &nwanted);
+    if (!pass)
         return -1;
-    int bad = fan_task_run(p);
-    fan_task_end(p);
+    int bad = fan_task_run(pass);
+    fan_task_end(pass);
     return bad;
 }
 
@@ -123,19 +123,19 @@ int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *op
         for (size_t i = 0; i < options->ninputs; i++)
             fan_c_show(NULL, &out[i]);
     }
-    fan_backward *p = pass_begin("grad", roots, n, options, &nwanted);
-    if (!p)
+    fan_backward *pass = pass_begin("grad", roots, n, options, &nwanted);
+    if (!pass)
         return -1;
-    int bad = fan_task_run(p);
+    int bad = fan_task_run(pass);
     for (; !bad && made < nwanted; made++)
-        bad = result_of(fan_backward_result(p, made), &out[made]);
+        bad = result_of(fan_backward_result(pass, made), &out[made]);
     for (size_t i = 0; bad && i < made; i++) {
         if (out[i].array) {
             fan_array_drop(fan_c_array(&out[i]));
             fan_c_show(NULL, &out[i]);
         }
     }
-    fan_task_end(p);
+    fan_task_end(pass);
     return bad;
 }
 

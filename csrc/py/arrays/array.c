@@ -207,9 +207,12 @@ GETTER(device, fan_device_name(self->d))
 
 static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
 {
+    fan_storage *storage = fan_array_self(o)->a->storage;
     PyObject *list = PyList_New(0);
-    fan_stream *user;
-    for (size_t i = 0; list && (user = fan_memory_user(fan_array_self(o)->a->storage, i)); i++) {
+    for (size_t i = 0; list; i++) {
+        fan_stream *user = fan_memory_user(storage, i);
+        if (!user)
+            break;
         fan_list_add(&list, fan_stream_wrap(user));
         fan_stream_drop(user);
     }

@@ -24,25 +24,25 @@ bool fan_is_no_gradient(PyObject *o);
 /* fan_import: makes a value of any gradient, None too; the caller owns its holds. `recording`: A1,
  * every gradient is an object. `has_combine`: containers are objects. -1 with an exception. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
+
 /* ---- import_plain.c: plain contributions (buffer/plain.h); all inside the interpreter ---- */
 
-/* fan_plain_import: reads the kind and the address of a plain contribution. Runs no Python code.
- *
- *   true    they are read
- *   false   it is no plain contribution; there is no exception
- *
- * fan_plain_import_as: with `gaps`, also of an array that has gaps along one axis, for a buffer's
- * list alone. fan_plain_is_unchanged: whether one has the memory, dtype and shape that it had when
- * it came. */
+/* fan_plain_import_as: reads the kind and the address of a plain contribution; with `gaps`, also of
+ * an array that has gaps along one axis, for a buffer's list alone. Runs no Python code.
+ *   true: they are read
+ *   false: it is no plain contribution; there is no exception */
 bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data);
+/* fan_plain_import: the same, without gaps. */
 static inline bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data)
 {
     return fan_plain_import_as(o, false, kind, data);
 }
+/* fan_plain_is_unchanged: whether one has the memory, dtype and shape that it had when it came. */
 bool fan_plain_is_unchanged(void *o, const fan_plain_kind *kind, const char *data);
-/* fan_plain_has_own_value: of one whose kind is checked at use: whether its memory holds its value.
- * fan_plain_is_detached: whether it requires no gradient of its own. */
+/* fan_plain_has_own_value: of one whose kind is checked at use: whether its memory holds its
+ * value. */
 bool fan_plain_has_own_value(void *o);
+/* fan_plain_is_detached: of such a one: whether it requires no gradient of its own. */
 bool fan_plain_is_detached(void *o);
 /* fan_plain_writable: whether its memory may be written. */
 bool fan_plain_writable(void *o, const fan_plain_kind *kind);
@@ -76,10 +76,10 @@ bool fan_value_is_unchanged(const fan_value *v);
  *   -1   with an exception */
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out);
 /* fan_view_ndarray: the memory of an ndarray of this dtype, with a hold on the array: 0, or -1 with
- * an exception. Its storage has a reference of its own, and outlives the value.
- * fan_dims_tuple, fan_shape_tuple: read a tuple of ints that fanin itself made or checked, and
- * return its length; -1 with an exception. */
+ * an exception. Its storage has a reference of its own, and outlives the value. */
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out);
+/* fan_dims_tuple, fan_shape_tuple: read a tuple of ints that fanin itself made or checked, and
+ * return its length; -1 with an exception. */
 int fan_dims_tuple(const char *what, PyObject *o, int64_t *dims);
 static inline int fan_shape_tuple(PyObject *o, int64_t *shape)
 {
@@ -98,11 +98,14 @@ int fan_import_out(PyObject *o, fan_value *out);
 /* fan_export: makes the Python object of a value: its own object, or an array of the value's
  * origin. New reference; takes the value's holds, on failure, too. */
 PyObject *fan_export(fan_value *v);
-/* ndarray.c. fan_export_array: a host array as an ndarray over the same memory, or as a handle
- * (fan_wants_handles); takes a hold of its own. fan_ndarray_over: an ndarray in any case, over
- * memory that `base` keeps. */
-#define FAN_ARRAY_CAPSULE "fanin.array" /* the base of such an ndarray: has the array */
+
+/* ---- ndarray.c ---- */
+
+#define FAN_ARRAY_CAPSULE "fanin.array" /* the base of an exported ndarray: has the array */
+/* fan_export_array: a host array as an ndarray over the same memory, or as a handle
+ * (fan_wants_handles); takes a hold of its own. */
 PyObject *fan_export_array(fan_array *a);
+/* fan_ndarray_over: an ndarray in any case, over memory that `base` keeps. */
 PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base);
 /* fan_ndarray_extent: the bytes that an ndarray shows. */
 void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes);
@@ -112,12 +115,15 @@ void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes);
  * operation that uses it. */
 int fan_ndarray_check_known(PyObject *o, const char *op);
 /* fan_ndarray_lock: NumPy alone may not write into a writable ndarray, until it is unlocked as
- * often. Out of memory nothing changes. fan_ndarray_may_write: whether it is writable, or a locked
- * array, or a view of one. */
+ * often. Out of memory nothing changes. */
 void fan_ndarray_lock(PyArrayObject *a, bool locks);
+/* fan_ndarray_may_write: whether it is writable, or a locked array, or a view of one. */
 bool fan_ndarray_may_write(PyArrayObject *a);
 /* the capsule under the views that a kernel is called with */
 #define FAN_KERNEL_MEMORY "fanin.storage"
+
+/* ---- import.c, frontend.c, library.c: the references of an object; the frontend ---- */
+
 /* fan_visit_behind: for tp_traverse of an object that holds o, as the value v (NULL: with one
  * reference). The collector skips ndarrays, so this visits the base of one without other
  * references. */
@@ -135,14 +141,15 @@ extern const fan_frontend fan_python; /* the frontend of every buffer made from 
 
 /* ---- objects.c ---- */
 
-/* fan_object_hold, _drop: take and drop a reference of the core's, on any thread; _hold_here,
- * _drop_here: on a thread that has the interpreter. fan_value_release: drops all that a value
- * holds; the live exception stays. */
+/* fan_object_hold, fan_object_drop: take and drop a reference of the core's, on any thread. */
 void fan_object_hold(void *object);
 void fan_object_drop(void *object);
-void fan_release_object(fan_storage *s); /* of a host storage whose ctx is such a reference */
+/* fan_object_hold_here, fan_object_drop_here: the same on a thread that has the interpreter. */
 void fan_object_hold_here(void *object);
 void fan_object_drop_here(void *object);
+/* fan_release_object: releases a host storage whose ctx is such a reference. */
+void fan_release_object(fan_storage *s);
+/* fan_value_release: drops all that a value holds; the live exception stays. */
 void fan_value_release(fan_value *v);
 /* fan_value_set_dense: makes `out`, which has its array, the value of `object`, of which it takes a
  * reference; `device` is that of the array. */

@@ -354,7 +354,8 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
                             "an array of dtype %s on %s has no __cuda_array_interface__",
                             fan_dtype_name(a->dtype), fan_device_text(d, text, sizeof text));
     size_t item = fan_dtype_size(a->dtype);
-    snprintf(type, sizeof type, "%c%c%zu", item > 1 ? '<' : '|', fan_dtype_kind(a->dtype), item);
+    char byte_order = item > 1 ? '<' : '|';
+    snprintf(type, sizeof type, "%c%c%zu", byte_order, fan_dtype_kind(a->dtype), item);
     fan_stream *s = fan_stream_current(d);
     if (!s)
         return fan_raise(FAN_ERR_NOMEM, NULL);

@@ -57,7 +57,8 @@ bool fan_unboxed_drop_if_shared(void *object)
 
 fan_value fan_unboxed_value(void *object)
 {
-    fan_value v = fan_value_dense(fan_array_hold(fan_unboxed_array(object)), fan_cpu());
+    fan_array *array = fan_array_hold(fan_unboxed_array(object));
+    fan_value v = fan_value_dense(array, fan_cpu());
     v.origin = FAN_FROM_NDARRAY; /* the lowest rank */
     return v;
 }

@@ -61,7 +61,10 @@ fanin_status fan_api_fail(fanin_failure *why, fan_status s, const fan_error *err
     if (size > sizeof f)
         size = sizeof f;
     f.struct_size = why->struct_size;
-    snprintf(f.text, sizeof f.text, "%s", err->text[0] ? err->text : fan_status_word(s));
+    const char *text = err->text;
+    if (!text[0])
+        text = fan_status_word(s);
+    snprintf(f.text, sizeof f.text, "%s", text);
     if (err->status == s) {
         f.code = err->code;
         memcpy(f.expected, err->expected, sizeof f.expected);

@@ -1,7 +1,8 @@
 /* buffer_add: InputBuffer.add: a plain contribution (buffer/plain.h) in one call of the core;
  * every other gradient becomes a value first, or an error.
  *
- * First a gradient as a value, and its add; then plain contributions; last the method. */
+ * First a gradient as a value, and its add; then plain contributions; last the method, of which
+ * fan_buffer_add_fast is tried first, and then fan_buffer_add_one. */
 #include "py/buffer/buffer_object.h"
 
 #include <math.h>
@@ -112,7 +113,7 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
     return bad;
 }
 
-fan_status fan_add_used(fan_buffer *core, size_t slot, fan_contribution *c, fan_error *err)
+fan_status fan_add_owned(fan_buffer *core, size_t slot, fan_contribution *c, fan_error *err)
 {
     FAN_TRY(fan_value_use(&c->value, "add", c->donate, err));
     fan_status status = fan_buffer_add(core, slot, c, err);
@@ -121,7 +122,7 @@ fan_status fan_add_used(fan_buffer *core, size_t slot, fan_contribution *c, fan_
     return status;
 }
 
-int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
+int fan_add_on_library_stream(fan_buffer *core, size_t slot, fan_contribution *c)
 {
     FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_OK;
@@ -132,7 +133,7 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
     if (library)
         status = fan_stream_push(library, &err);
     if (status == FAN_OK) {
-        status = fan_add_used(core, slot, c, &err);
+        status = fan_add_owned(core, slot, c, &err);
         if (library)
             fan_stream_pop(library);
     }
@@ -203,31 +204,25 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
     return !(options->donate && options->copy);
 }
 
-/* add_entry: 1: added; 0: it is for the general path; -1 with an exception. */
+/* add_entry: adds a plain entry, with a weight (NULL: none). An undefined one with a weight is for
+ * the general path.
+ *   1: added
+ *   0: it is for the general path
+ *   -1, with an exception */
 static inline __attribute__((always_inline)) int add_entry(fan_buffer *core, size_t slot,
                                                            const fan_plain_kind *kind,
-                                                           fan_entry *one)
+                                                           fan_entry *one, const fan_weight *weight)
 {
     FAN_UNINITIALIZED fan_error err;
+    fan_status status;
     bool added;
-    fan_error_clear(&err);
-    fan_status status = fan_plain_add(core, slot, kind, one, &added, &err);
-    if (status == FAN_OK)
-        return added;
-    fan_raise(status, &err);
-    return -1;
-}
-
-/* add_weighted_entry: the same of one with a weight. An undefined one is for the general path. */
-static int add_weighted_entry(fan_buffer *core, size_t slot, const fan_plain_kind *kind,
-                              fan_entry *one, const fan_weight *weight)
-{
-    FAN_UNINITIALIZED fan_error err;
-    bool added;
-    if (!kind)
+    if (weight && !kind)
         return 0;
     fan_error_clear(&err);
-    fan_status status = fan_plain_add_weighted(core, slot, kind, one, weight, &added, &err);
+    if (weight)
+        status = fan_plain_add_weighted(core, slot, kind, one, weight, &added, &err);
+    else
+        status = fan_plain_add(core, slot, kind, one, &added, &err);
     if (status == FAN_OK)
         return added;
     fan_raise(status, &err);
@@ -259,8 +254,8 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     one.copy = options.copy;
     one.alone = gradient && fan_alone(gradient, 1);
     if (options.weighted)
-        return add_weighted_entry(self->core, (size_t)slot, defined, &one, &options.weight);
-    return add_entry(self->core, (size_t)slot, defined, &one);
+        return add_entry(self->core, (size_t)slot, defined, &one, &options.weight);
+    return add_entry(self->core, (size_t)slot, defined, &one, NULL);
 }
 
 int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
@@ -277,10 +272,10 @@ int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
         defined = &kind;
     }
     fan_entry one = fan_entry_of(given, data, key, false, false);
-    return add_entry(core, 0, defined, &one);
+    return add_entry(core, 0, defined, &one, NULL);
 }
 
-/* ---- all others ---- */
+/* ---- the method ---- */
 
 PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
 {
@@ -300,28 +295,20 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
         return NULL;
     if (fan_add_flags(self, a[DONATE], a[COPY], &c.donate, &c.copy) < 0)
         return NULL;
-    if (fan_given(a[STREAM])) {
-        fan_error_context w = fan_slot_context(self, slot);
-        fan_error_context_push(&w);
-        int wrong = fan_stream_arg(a[STREAM], &c.stream);
-        fan_error_context_pop(&w);
-        if (wrong)
-            return NULL;
+    fan_error_context place = fan_slot_context(self, slot);
+    int bad = 0;
+    fan_error_context_push(&place);
+    if (fan_given(a[STREAM]))
+        bad = fan_stream_arg(a[STREAM], &c.stream);
+    if (!bad && fan_given(a[WEIGHT]))
+        bad = fan_weight_arg(a[WEIGHT], "weight", &c.weight);
+    fan_error_context_pop(&place);
+    if (!bad) {
+        c.alone = fan_alone(a[GRADIENT], 1);
+        bad = fan_contribution_of(self, slot, a[GRADIENT], a[KEY], &c);
     }
-    if (fan_given(a[WEIGHT])) {
-        fan_error_context w = fan_slot_context(self, slot);
-        fan_error_context_push(&w);
-        int wrong = fan_weight_arg(a[WEIGHT], "weight", &c.weight);
-        fan_error_context_pop(&w);
-        if (wrong) {
-            fan_stream_drop(c.stream);
-            return NULL;
-        }
-    }
-    c.alone = fan_alone(a[GRADIENT], 1);
-    int bad = fan_contribution_of(self, slot, a[GRADIENT], a[KEY], &c);
     if (!bad)
-        bad = fan_add_on(self->core, slot, &c);
+        bad = fan_add_on_library_stream(self->core, slot, &c);
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
     fan_stream_drop(c.stream);

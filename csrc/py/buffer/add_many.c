@@ -68,8 +68,8 @@ static int by_slot(const void *a, const void *b)
     return (x->at > y->at) - (x->at < y->at);
 }
 
-fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t *slots, size_t n,
-                             fan_error *err)
+fan_status fan_add_many_owned(fan_buffer *core, fan_contribution *c, const size_t *slots, size_t n,
+                              fan_error *err)
 {
     slot_order *sorted = fan_alloc(n * sizeof *sorted);
     size_t *order = fan_alloc(n * sizeof *order);
@@ -117,7 +117,7 @@ static fan_status batch_add(fan_buffer *core, fan_contribution *c, const size_t 
             first--;
     }
     if (status == FAN_OK)
-        status = fan_add_many_used(core, c, slots, n, err);
+        status = fan_add_many_owned(core, c, slots, n, err);
     for (; first < n; first++) {
         if (own[first])
             fan_stream_pop(own[first]);

@@ -31,7 +31,7 @@ static int add_one(fan_buffer *core, PyObject *array, int64_t key, const fan_wei
     fan_contribution c = {.key = key, .weight = *weight};
     int bad = fan_import(array, false, false, &c.value);
     if (!bad)
-        bad = fan_add_on(core, 0, &c);
+        bad = fan_add_on_library_stream(core, 0, &c);
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
     return bad;
@@ -202,9 +202,10 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
     PyObject *list = NULL;
     if (out != Py_None)
         Py_SETREF(outs, PyTuple_Pack(1, out));
+    const fan_take_args args = {
+        .out = outs, .scale = scale, .over = fan_given(a->over), .writable = true, .mean = mean};
     if (outs)
-        list = fan_take_weighted(core, NULL, NULL, NULL, outs, scale, true, mean, Py_None,
-                                 fan_given(a->over));
+        list = fan_take_list(core, &args);
     if (list)
         sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(outs);
@@ -268,7 +269,8 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
     const add_n_args a = {values[0], values[1], values[2], values[3], values[4],
                           values[5], values[6], values[7], NULL};
-    bool has_options = a.keys || a.accumulate || a.scale || a.stats;
+    bool has_options = a.keys || a.accumulate || a.scale;
+    has_options = has_options || a.stats;
     has_options = has_options || a.weights || a.mean;
     if (!has_options) {
         PyObject *sum = add_n_plain(a.arrays, fan_given(a.out));

@@ -60,7 +60,9 @@ static PyObject *rows_sum(PyObject *const *a)
     bool exact = false;
     if (fan_index(a[2], "n", PyExc_ValueError, &numbers) < 0)
         return NULL;
-    if (fan_accumulate_arg(fan_or_none(a[3]), &wish, &exact) < 0 || rows_read(a[1], &rows) < 0)
+    if (fan_accumulate_arg(fan_or_none(a[3]), &wish, &exact) < 0)
+        return NULL;
+    if (rows_read(a[1], &rows) < 0)
         return NULL;
     const fan_array *from = rows.array;
     fan_dtype acc = rows_accumulated(rows.dtype, wish);

@@ -185,8 +185,12 @@ static PyObject *take_over(PyObject *Py_UNUSED(m), PyObject *const *a)
     }
     fan_error_context w = fan_buffer_context(buffer);
     fan_error_context_push(&w);
-    PyObject *list = fan_take_weighted(buffer->core, one ? &only : NULL, buffer->names, NULL, a[2],
-                                       Py_None, false, true, Py_None, a[3]);
+    const fan_take_args args = {.only = one ? &only : NULL,
+                                .slot_names = buffer->names,
+                                .out = a[2],
+                                .over = a[3],
+                                .mean = true};
+    PyObject *list = fan_take_list(buffer->core, &args);
     fan_error_context_pop(&w);
     if (one && list)
         Py_SETREF(list, Py_NewRef(PyList_GET_ITEM(list, 0)));

@@ -72,10 +72,11 @@ static void free_values(fan_value *v, size_t n)
     fan_exception_put(live);
 }
 
-/* Exports the sums while the core still holds them, so that an exception loses none. */
+/* The context of `show`: the sums are exported while the core still holds them, before the slots
+ * are emptied, so that an exception loses none. */
 typedef struct shown {
     PyObject *list;
-    const fan_value *outs; /* NULL: none */
+    const fan_value *outs; /* the arrays of out=; NULL: none */
 } shown;
 
 /* report_write: reports our write into out= to libraries that count writes. */
@@ -107,22 +108,11 @@ static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *
 }
 
 /* import_outs: out=, of one slot the array itself, of all a list: 0, or -1 with an exception. */
-static int import_outs(fan_buffer *core, const size_t *only, PyObject *slot_names,
-                       fan_stream *ready, PyObject *out, fan_value *values)
+static int import_outs(const fan_buffer *core, const fan_take_args *args, fan_value *values)
 {
-    if (!only)
-        return parse_out(core, out, slot_names, ready, values);
-    return import_out(core, out, slot_names, *only, ready, values);
-}
-
-/* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What
- * comes back as it is shown is made before the slots are emptied; what was written into out= needs
- * nothing that can fail. */
-PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names,
-                       fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
-{
-    return fan_take_weighted(core, only, slot_names, stream, out, scale, writable, false, Py_None,
-                             NULL);
+    if (!args->only)
+        return parse_out(core, args->out, args->slot_names, args->stream, values);
+    return import_out(core, args->out, args->slot_names, *args->only, args->stream, values);
 }
 
 /* over_of: the parts of a divisor. */
@@ -141,17 +131,21 @@ static int over_of(PyObject *over, double *parts, fan_take *options)
     return 0;
 }
 
-PyObject *fan_take_weighted(fan_buffer *core, const size_t *only, PyObject *slot_names,
-                            fan_stream *stream, PyObject *out, PyObject *scale, bool writable,
-                            bool mean, PyObject *weights, PyObject *over)
+PyObject *fan_take_list(fan_buffer *core, const fan_take_args *args)
 {
     double parts[FAN_DIVISOR_PARTS];
+    const size_t *only = args->only;
+    PyObject *out = fan_or_none(args->out);
+    PyObject *weights = fan_or_none(args->weights);
     size_t n = fan_buffer_slots(core);
     shown to = {.list = NULL};
-    fan_take options = {
-        .one = only != NULL, .stream = stream, .writable = writable, .show = show, .ctx = &to};
-    options.mean = mean;
-    if (over && over_of(over, parts, &options) < 0)
+    fan_take options = {.one = only != NULL,
+                        .stream = args->stream,
+                        .writable = args->writable,
+                        .mean = args->mean,
+                        .show = show,
+                        .ctx = &to};
+    if (args->over && over_of(args->over, parts, &options) < 0)
         return NULL;
     if (only) {
         n = 1;
@@ -163,7 +157,7 @@ PyObject *fan_take_weighted(fan_buffer *core, const size_t *only, PyObject *slot
     if (results)
         to.list = PyList_New((Py_ssize_t)n);
     fan_memory_leave_begin();
-    if (!to.list || fan_scale_arg(scale, &options) < 0)
+    if (!to.list || fan_scale_arg(fan_or_none(args->scale), &options) < 0)
         goto done;
     options.late_places = !PyDict_Check(weights);
     if (fan_late_arg(weights, &options.late, &options.nlate) < 0)
@@ -177,15 +171,16 @@ PyObject *fan_take_weighted(fan_buffer *core, const size_t *only, PyObject *slot
     }
     if (out != Py_None) {
         outs = new_values(n);
-        if (!outs || import_outs(core, only, slot_names, stream, out, outs) < 0)
+        if (!outs || import_outs(core, args, outs) < 0)
             goto done;
         to.outs = outs;
         options.out = outs;
     }
     if (FAN_CHECK(fan_buffer_take(core, &options, results, &err)) < 0)
         goto done;
+    /* what is missing was not shown: the caller's own array, or None */
     for (size_t i = 0; i < n; i++) {
-        if (!PyList_GET_ITEM(to.list, (Py_ssize_t)i)) /* the caller's own array, or None */
+        if (!PyList_GET_ITEM(to.list, (Py_ssize_t)i))
             PyList_SET_ITEM(to.list, (Py_ssize_t)i, fan_export(&results[i]));
     }
     done = true;
@@ -247,9 +242,15 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
     if (fan_given(a[STREAM]) && fan_stream_arg(a[STREAM], &stream) < 0) {
         refuse_stream(a[STREAM]);
     } else {
-        list = fan_take_weighted(self->core, only, self->names, stream, fan_or_none(a[OUT]),
-                                 fan_or_none(a[SCALE]), a[WRITABLE] == Py_True, a[MEAN] == Py_True,
-                                 fan_or_none(a[WEIGHTS]), NULL);
+        const fan_take_args args = {.only = only,
+                                    .slot_names = self->names,
+                                    .stream = stream,
+                                    .out = a[OUT],
+                                    .scale = a[SCALE],
+                                    .weights = a[WEIGHTS],
+                                    .writable = a[WRITABLE] == Py_True,
+                                    .mean = a[MEAN] == Py_True};
+        list = fan_take_list(self->core, &args);
     }
     fan_error_context_pop(&w);
     fan_stream_drop(stream);

@@ -219,7 +219,7 @@ static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c,
         c->stream = producer->stream;
     fan_streams_outer outer;
     fan_streams_enter(producer->to, &outer);
-    int bad = fan_add_on(b->core, slot, c);
+    int bad = fan_add_on_library_stream(b->core, slot, c);
     fan_streams_leave(&outer);
     fan_stream_drop(current);
     return bad;
@@ -288,14 +288,16 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
 static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err)
 {
     PyObject *out = out_buffer_of(n, slot);
-    const fan_take options = {.one = true, .slot = slot};
     buffer_object *b = buffer;
     const size_t only = slot;
+    const fan_take options = {.one = true, .slot = only};
+    const fan_span span = {only, only + 1};
     bool plain = !out && !b->create_graph;
-    if (plain && fan_plain_take(b->core, (fan_span){slot, only + 1}, &options, NULL, sum))
+    if (plain && fan_plain_take(b->core, span, &options, NULL, sum))
         return FAN_OK;
     PyErr_Clear(); /* the general path raises the error again, if it is one */
-    PyObject *list = fan_take_all(b->core, &only, b->names, NULL, fan_or_none(out), Py_None, false);
+    const fan_take_args args = {.only = &only, .slot_names = b->names, .out = out};
+    PyObject *list = fan_take_list(b->core, &args);
     if (!list)
         return fan_from_python(err);
     if (PyList_GET_ITEM(list, 0) != Py_None)
@@ -565,19 +567,25 @@ static bool digest_ndarray(PyObject *o, uint64_t known, fan_trace_line *line)
     return true;
 }
 
+/* value_read: reads a gradient or a sum, for the caller to release. 0, or -1 with an exception. */
+static int value_read(void *object, fan_value *v)
+{
+    *v = fan_value_none();
+    if (!object)
+        return 0;
+    if (!fan_is_unboxed(object))
+        return fan_import(object, false, true, v);
+    *v = fan_unboxed_value(object);
+    return 0;
+}
+
 void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *line)
 {
     if (object && !fan_is_unboxed(object) && digest_ndarray(object, known, line))
         return;
     PyObject *live = fan_exception_take();
-    fan_value v = fan_value_none();
-    bool unboxed = object && fan_is_unboxed(object);
-    int bad = 0;
-    if (unboxed)
-        v = fan_value_dense(fan_array_hold(fan_unboxed_array(object)), fan_cpu());
-    else if (object)
-        bad = fan_import(object, false, true, &v);
-    if (bad) {
+    fan_value v;
+    if (value_read(object, &v) < 0) {
         PyErr_Clear();
         digest_label(object, "it cannot be read", line);
     } else {
@@ -599,10 +607,8 @@ void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *li
 static void gradient_memory(void *gradient, fan_trace_line *line)
 {
     PyObject *live = fan_exception_take();
-    fan_value v = fan_value_none();
-    if (fan_is_unboxed(gradient))
-        v = fan_value_dense(fan_array_hold(fan_unboxed_array(gradient)), fan_cpu());
-    else if (fan_import(gradient, false, true, &v) < 0)
+    fan_value v;
+    if (value_read(gradient, &v) < 0)
         PyErr_Clear();
     line->bytes = fan_value_bytes(&v);
     if (v.form == FAN_FORM_DENSE)
@@ -641,19 +647,19 @@ static void error_put(void *error)
 }
 
 /* pick: the user's schedule, of the tuple of nodes that are ready. */
-static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan_error *err)
+static fan_status pick(void *schedule, const fan_backward *pass, size_t *place, fan_error *err)
 {
     PyObject *list = PyList_New(0);
     PyObject *one = NULL;
     size_t at = 0;
     bool found = false;
-    for (const fan_node *n; list && (n = fan_backward_ready(p, &at)); at++)
+    for (const fan_node *n; list && (n = fan_backward_ready(pass, &at)); at++)
         fan_list_add(&list, Py_NewRef((PyObject *)fan_node_object(n)));
     PyObject *ready = fan_tuple_of(list);
     if (ready)
         one = PyObject_CallOneArg((PyObject *)schedule, ready);
     at = 0;
-    for (const fan_node *n; one && !found && (n = fan_backward_ready(p, &at)); at++) {
+    for (const fan_node *n; one && !found && (n = fan_backward_ready(pass, &at)); at++) {
         found = (PyObject *)fan_node_object(n) == one;
         *place = at;
     }

@@ -330,7 +330,7 @@ static PyObject *hooks_copy(const node_object *self, uint32_t slot, PyObject *su
     bool is_torch = PyObject_HasAttrString(sum, "grad_fn") && PyObject_HasAttrString(sum, "clone");
     if (is_torch)
         return PyObject_CallMethod(sum, "clone", NULL);
-    return fan_node_sum(self, slot, sum, NULL, (fan_sum_options){.writable = true});
+    return fan_node_sum(self, slot, sum, NULL, (fan_node_sum_options){.writable = true});
 }
 
 /* hooks_keep: retain_grad. */

@@ -133,7 +133,7 @@ static PyArray_Descr *descr_of_copy(const leaf_object *self, PyObject *sum)
 /* copied: L4. New reference. */
 static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
 {
-    const fan_sum_options options = {.writable = true, .create_graph = recording};
+    const fan_node_sum_options options = {.writable = true, .create_graph = recording};
     if (fan_storage_redirected()) /* use a kernel of the core, which is recorded */
         return fan_node_sum(&self->base, 0, sum, NULL, options);
     if (recording && PyObject_HasAttrString(sum, "clone")) /* torch's copies are differentiable */
@@ -186,7 +186,7 @@ static bool add_plain(PyObject *grad, PyObject *sum)
 /* weighed: the sum times a weight, a new object, laid out like the leaf. New reference. */
 static PyObject *weighed(const leaf_object *self, PyObject *sum, bool recording, fan_weight weight)
 {
-    fan_sum_options options = {.writable = true, .create_graph = recording, .weight = weight};
+    fan_node_sum_options options = {.writable = true, .create_graph = recording, .weight = weight};
     bool arrays = PyArray_CheckExact(self->array) && PyArray_CheckExact(sum);
     if (!arrays || recording || fan_storage_redirected())
         return fan_node_sum(&self->base, 0, sum, NULL, options);
@@ -206,7 +206,7 @@ static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum, 
 {
     if (!weight.on && add_plain(grad, sum))
         return 0;
-    const fan_sum_options options = {.out = grad, .weight = weight};
+    const fan_node_sum_options options = {.out = grad, .weight = weight};
     return fan_drop_result(fan_node_sum(&self->base, 0, grad, sum, options));
 }
 
@@ -241,7 +241,7 @@ static int add_wide(leaf_object *self, PyObject *wide, PyObject *sum, fan_weight
 static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum,
                     bool recording, fan_weight weight)
 {
-    const fan_sum_options options = {.create_graph = recording, .weight = weight};
+    const fan_node_sum_options options = {.create_graph = recording, .weight = weight};
     PyObject *made = NULL;
     if (weight.on && (action == FAN_LEAF_STEAL || action == FAN_LEAF_COPY)) {
         made = weighed(self, *sum, recording, weight);
@@ -473,7 +473,7 @@ static int update_wide(leaf_object *self)
     int bad = form_of(self, grad, &form);
     if (!bad && form == FAN_LEAF_DENSE)
         bad = fan_drop_result(
-            fan_node_sum(&self->base, 0, now, NULL, (fan_sum_options){.out = grad}));
+            fan_node_sum(&self->base, 0, now, NULL, (fan_node_sum_options){.out = grad}));
     else if (!bad)
         Py_XSETREF(self->grad, Py_XNewRef(fan_given(now)));
     Py_DECREF(now);

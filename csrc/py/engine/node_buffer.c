@@ -29,7 +29,7 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config config)
 }
 
 PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two,
-                       fan_sum_options options)
+                       fan_node_sum_options options)
 {
     fan_buffer_config config = {.create_graph = options.create_graph,
                                 .budget = fan_state_get()->budget};
@@ -46,13 +46,16 @@ PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObjec
         if (!next[1])
             c.weight = options.weight;
         if (!bad)
-            bad = fan_add_on(buffer->core, slot, &c);
+            bad = fan_add_on_library_stream(buffer->core, slot, &c);
         if (c.value.form != FAN_FORM_UNDEFINED)
             fan_value_drop(&fan_python, &c.value);
     }
+    const fan_take_args args = {.only = &slot,
+                                .slot_names = buffer->names,
+                                .out = options.out,
+                                .writable = options.writable};
     if (!bad)
-        list = fan_take_all(buffer->core, &slot, buffer->names, NULL, fan_or_none(options.out),
-                            Py_None, options.writable);
+        list = fan_take_list(buffer->core, &args);
     if (list)
         sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(list);

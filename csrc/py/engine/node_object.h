@@ -153,10 +153,9 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
 
 node_more *fan_node_more(node_object *self); /* allocates it if needed; NULL with an exception */
 
-/* fan_hooks_add: a new HookHandle. fan_hooks_remove: removes its pair, if it is there; None, or
- * NULL with an
- * exception. */
+/* fan_hooks_add: a new HookHandle. */
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot);
+/* fan_hooks_remove: removes its pair, if it is there; None, or NULL with an exception. */
 PyObject *fan_hooks_remove(node_object *owner, PyObject *hook);
 /* fan_hooks_sums: fan_engine_frontend.hooks. The others: -1 with an exception; node_hooks: as of
  * fan_hooks_sums. */
@@ -172,9 +171,9 @@ static inline int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)
         return 0;
     return fan__hooks_accumulated(self, node_hooks);
 }
-/* fan_hooks_produced: whether a post-hook returned the gradient. fan_from_hook: a prefix for
- * messages about one. */
+/* fan_hooks_produced: whether a post-hook returned the gradient. */
 bool fan_hooks_produced(const void *node_hooks, uint32_t index);
+/* fan_from_hook: a prefix for messages about such a gradient. */
 static inline const char *fan_from_hook(const fan_producer *producer)
 {
     if (producer->from_hook)
@@ -186,9 +185,8 @@ static inline const char *fan_from_hook(const fan_producer *producer)
 
 /* fan_node_declare: slots=: as many as *inputs; if that is 0, sets *inputs to their number. */
 int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs);
-/* fan_node_place: its stream: stream=, device=, else of the device that `slots` (or NULL) declare,
- * else the current
- * one. */
+/* fan_node_place: sets its stream: stream=, device=, else of the device that `slots` (or NULL)
+ * declare, else the current one. */
 int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots);
 /* fan_node_set_name: 0, or -1 with an exception. */
 int fan_node_set_name(node_object *self, PyObject *name);
@@ -215,16 +213,16 @@ PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a);
  * create_graph (A1), stats (E11) and budget of `config`; NULL with an exception. */
 buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config config);
 
-typedef struct fan_sum_options {
+typedef struct fan_node_sum_options {
     PyObject *out;     /* where the sum is written; NULL: a new object */
     bool writable;     /* the sum shares no memory with the gradients */
     bool create_graph; /* the sum is recorded (A1, L6) */
     fan_weight weight; /* multiplies the last of the gradients (W1) */
-} fan_sum_options;
+} fan_node_sum_options;
 /* fan_node_sum: the sum of one or two gradients (NULL: one) of a slot, by a buffer of the node's
  * slots. New reference, or NULL with an exception. */
 PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two,
-                       fan_sum_options options);
+                       fan_node_sum_options options);
 
 /* ---- leaf.c ---- */
 
@@ -244,15 +242,15 @@ fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *fo
 fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer,
                                  fan_error *err);
 /* fan_explain_pass: fan_backward_explain as a str; NULL with an exception. */
-PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only);
+PyObject *fan_explain_pass(const fan_backward *pass, const fan_node *only);
 /* fan_error_take, fan_error_both, fan_error_orphaned: see fan_engine_frontend. */
-void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status,
+void *fan_error_take(const fan_backward *pass, const fan_node *n, uint32_t ran, fan_status status,
                      const fan_error *err);
 void *fan_error_both(void *first, void *second);
 void fan_error_orphaned(void *error);
 /* fan_task_failed: raises the error, with notes: where the pass ended, and which gradients are lost
  * (E14). */
-void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *err);
+void fan_task_failed(const fan_backward *pass, fan_status status, const fan_error *err);
 
 /* ---- carry.c, pass.c ---- */
 
@@ -281,9 +279,9 @@ enum {
 
 /* fan_task_begin_args: begins a pass with the arguments of a call; NULL with an exception. */
 fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *nwanted);
-/* fan_task_run: runs it: 0, or -1 with an exception. fan_task_end: NULL: nothing; a live exception
- * stays. */
-int fan_task_run(fan_backward *p);
-void fan_task_end(fan_backward *p);
+/* fan_task_run: runs a pass: 0, or -1 with an exception. */
+int fan_task_run(fan_backward *pass);
+/* fan_task_end: ends and frees it (NULL: nothing); a live exception stays. */
+void fan_task_end(fan_backward *pass);
 
 #endif

@@ -360,10 +360,10 @@ fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *
                         .config = {.frontend = &fan_python_engine,
                                    .call = call,
                                    .capture = strcmp(call, "grad") == 0}};
-    fan_backward *p = NULL;
+    fan_backward *pass = NULL;
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     if (parse(&parts, a) == 0) {
-        (void)FAN_CHECK(fan_backward_begin(&parts.config, &p, &err));
+        (void)FAN_CHECK(fan_backward_begin(&parts.config, &pass, &err));
         *nwanted = parts.config.nwanted;
     }
     for (size_t i = 0; parts.config.roots && i < parts.config.nroots; i++)
@@ -372,30 +372,30 @@ fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *
     fan_free(parts.config.wanted);
     Py_XDECREF(parts.roots);
     Py_XDECREF(parts.inputs);
-    return p;
+    return pass;
 }
 
 /* ---- backward, grad ---- */
 
-int fan_task_run(fan_backward *p)
+int fan_task_run(fan_backward *pass)
 {
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
-    fan_status status = fan_backward_seed(p, &err);
+    fan_status status = fan_backward_seed(pass, &err);
     if (status == FAN_OK)
-        status = fan_backward_run(p, &err);
+        status = fan_backward_run(pass, &err);
     if (status == FAN_OK)
-        status = fan_backward_join(p, &err);
+        status = fan_backward_join(pass, &err);
     if (status == FAN_OK)
         return 0;
-    fan_task_failed(p, status, &err);
+    fan_task_failed(pass, status, &err);
     return -1;
 }
 
-void fan_task_end(fan_backward *p)
+void fan_task_end(fan_backward *pass)
 {
     PyObject *live = fan_exception_take();
-    fan_backward_end(p);
+    fan_backward_end(pass);
     fan_exception_put(live);
 }
 
@@ -405,12 +405,12 @@ static _Thread_local uint64_t last_pass;
 static int backward_run(PyObject *const *a)
 {
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("backward", a, &nwanted);
-    if (!p)
+    fan_backward *pass = fan_task_begin_args("backward", a, &nwanted);
+    if (!pass)
         return -1;
-    int bad = fan_task_run(p);
-    last_pass = fan_backward_id(p);
-    fan_task_end(p);
+    int bad = fan_task_run(pass);
+    last_pass = fan_backward_id(pass);
+    fan_task_end(pass);
     return bad;
 }
 
@@ -553,14 +553,14 @@ static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
 static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("grad", a, &nwanted);
+    fan_backward *pass = fan_task_begin_args("grad", a, &nwanted);
     PyObject *sums = NULL;
-    if (!p)
+    if (!pass)
         return NULL;
-    if (fan_task_run(p) == 0)
+    if (fan_task_run(pass) == 0)
         sums = PyList_New((Py_ssize_t)nwanted);
     for (size_t i = 0; sums && i < nwanted; i++) {
-        void *sum = fan_backward_result(p, i);
+        void *sum = fan_backward_result(pass, i);
         if (fan_box(&sum) < 0) {
             fan_object_drop(sum);
             Py_CLEAR(sums);
@@ -568,7 +568,7 @@ static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
             PyList_SET_ITEM(sums, (Py_ssize_t)i, fan_take_or_none(sum));
         }
     }
-    fan_task_end(p);
+    fan_task_end(pass);
     return sums;
 }
 
@@ -594,19 +594,19 @@ static PyObject *order_steps(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyObject *const args[FAN_PASS_ARGS] = {[FAN_PASS_ROOTS] = a[0], [FAN_PASS_INPUTS] = a[1]};
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("order", args, &nwanted);
-    if (!p)
+    fan_backward *pass = fan_task_begin_args("order", args, &nwanted);
+    if (!pass)
         return NULL;
     uint32_t ran, all;
-    (void)fan_backward_at(p, &ran, &all);
+    (void)fan_backward_at(pass, &ran, &all);
     PyObject *list = NULL;
     fan_backward_step *steps = fan_alloc(all * sizeof *steps);
     if (!steps)
         (void)fan_no_memory();
-    else if (FAN_CHECK(fan_backward_order(p, steps, &err)) == 0)
+    else if (FAN_CHECK(fan_backward_order(pass, steps, &err)) == 0)
         list = steps_list(steps, all);
     fan_free(steps);
-    fan_task_end(p);
+    fan_task_end(pass);
     return list;
 }
 

@@ -316,14 +316,14 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyTypeObject *type = fan_state_get()->walk_type;
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("walk", a, &nwanted);
-    if (!p)
+    fan_backward *pass = fan_task_begin_args("walk", a, &nwanted);
+    if (!pass)
         return NULL;
     walk_object *self = (walk_object *)type->tp_alloc(type, 0);
     if (self)
-        self->pass = p;
+        self->pass = pass;
     else
-        fan_backward_end(p);
+        fan_backward_end(pass);
     return (PyObject *)self;
 }
 

@@ -614,7 +614,6 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
     fan_array **in = on_stack;
     PyObject *others = NULL;
     PyObject *made = NULL;
-    uint64_t key;
     if (kwnames && PyTuple_GET_SIZE(kwnames))
         return PyErr_Format(PyExc_TypeError,
                             "%U: pass operands by position, in the order of roles=", self->name);
@@ -625,7 +624,11 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
     }
     Py_INCREF(o);
     memset(in, 0, n * sizeof *in);
-    if (operands_of(self, args, n, in, &others) == 0 && key_of(self, args, n, others, &key) == 0) {
+    uint64_t key = 0;
+    int failed = operands_of(self, args, n, in, &others);
+    if (!failed)
+        failed = key_of(self, args, n, others, &key);
+    if (!failed) {
         graph_call call = {.self = self, .args = args, .n = n, .in = in};
         made = call_with(&call, key);
         Py_XDECREF(call.result);

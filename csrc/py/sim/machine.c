@@ -239,7 +239,10 @@ static PyObject *machine_event(PyObject *o, PyObject *which)
 {
     int device = device_arg(fan_machine_self(o), which);
     fan_event *e = NULL;
-    if (device < 0 || FAN_CHECK(fan_event_new(fan_sim_device(sim_of(o), device), &e, &err)) < 0)
+    if (device < 0)
+        return NULL;
+    fan_device *d = fan_sim_device(sim_of(o), device);
+    if (FAN_CHECK(fan_event_new(d, &e, &err)) < 0)
         return NULL;
     PyObject *made = fan_event_wrap(e);
     fan_event_drop(e);

@@ -25,7 +25,7 @@ def chrome(
     for row, lane in enumerate(
         [*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]
     ):
-        said = f"device {lane.device}" if lane.device != HOST else "host" if lane.rank < 0 else f"rank {lane.rank}"
+        said = process_name(lane)
         stream = f"stream {lane.stream}" if lane.device != HOST else lane.name.rpartition(", ")[2]
         if lane[:2] in names:
             stream += f" ({names[lane[:2]]})"
@@ -55,7 +55,9 @@ def chrome(
         for word, phase, (lane, time) in (("record", "s", arrow.at), ("wait", "f", arrow.to)):
             work = neighbours.before(lane, time) if phase == "s" else neighbours.after(lane, time)
             dur = rim(work) if work else 0.0
-            start = time if not work else work.end - dur if phase == "s" else work.start
+            start = time
+            if work:
+                start = work.end - dur if phase == "s" else work.start
             events.append(at(lane, start, "X", f"{word} {arrow.name}", "event", dur=round(dur, 3), args={}))
             events.append(flow(phase, lane, start, arrow.name, "event", number))
     for g in picture.gradients:  # from the tail of the node that gave it to the head of the one that got it
@@ -98,7 +100,15 @@ def flow(phase: str, lane: Lane, time: float, name: str, category: str, number: 
 
 def pid(lane: Lane) -> int:
     """Ranks have their numbers, devices their ordinals, as in torch.profiler's traces; the host the process's own."""
-    return lane.rank if lane.rank >= 0 else lane.device if lane.device != HOST else os.getpid()
+    if lane.rank >= 0:
+        return lane.rank
+    return lane.device if lane.device != HOST else os.getpid()
+
+
+def process_name(lane: Lane) -> str:
+    if lane.device != HOST:
+        return f"device {lane.device}"
+    return "host" if lane.rank < 0 else f"rank {lane.rank}"
 
 
 def at(lane: Lane, time: float, phase: str, name: str, category: str, **more: object) -> dict[str, object]:

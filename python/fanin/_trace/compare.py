@@ -326,10 +326,16 @@ def sentences(walk: Walk, found: Found) -> str:
     a, b = records[usual], records[odd[0]]
     text = f"first difference of {that} and {this}: {where_of(place)}, {slot_of(unit, of)}"
     if of.what == CONTRIBUTION:
-        key = f"key {of.key}" if of.key >= 0 else f"the {ordinal(of.edge + 1)} contribution" if unit.name else "no key"
-        text += f", {key}"
+        text += f", {key_of(of, unit.name)}"
     text += f": {WHAT[of.what]} {shown(b)}, not {shown(a)}."
     return f"{text}\n{cause(unit, units, of, reason, usual, odd[0], a, b)}"
+
+
+def key_of(of: Record, in_unit: object) -> str:
+    """The key of a contribution, for the sentence; of one without a key its place in the unit, if that has a name."""
+    if of.key >= 0:
+        return f"key {of.key}"
+    return f"the {ordinal(of.edge + 1)} contribution" if in_unit else "no key"
 
 
 def same(a: Record, b: Record) -> bool:

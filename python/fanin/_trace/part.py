@@ -92,7 +92,10 @@ class Chooser:
         if self.meeting:  # below the streams for which it waits
             rows[self.meeting.work.lane] = rows.pop(self.meeting.work.lane)
         if len(rows) > MOST_LANES or not self.has_room(rows):
-            rows = self.at_race() if self.picture.races else self.at_meeting() if self.meeting else self.at_beginning()
+            if self.picture.races:
+                rows = self.at_race()
+            else:
+                rows = self.at_meeting() if self.meeting else self.at_beginning()
         part = Part({lane: bars for lane, bars in rows.items() if bars})
         part.cut = {lane for lane, bars in part.rows.items() if bars[0] is not self.every[lane][0]}
         if self.meeting and any(bar is self.meeting.work for bar in part.bars):

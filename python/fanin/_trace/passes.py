@@ -67,7 +67,9 @@ class CriticalPath:
 
 def amount(us: float) -> str:
     """A time, in the unit that suits it."""
-    return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1e3:.2f} ms" if us >= 1e3 else f"{us:.1f} us"
+    if us >= 1e6:
+        return f"{us / 1e6:.2f} s"
+    return f"{us / 1e3:.2f} ms" if us >= 1e3 else f"{us:.1f} us"
 
 
 def add_passes(picture: Picture, lines: Sequence[Line]) -> Picture:

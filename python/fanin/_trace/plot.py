@@ -245,7 +245,9 @@ def draw_bars(canvas: Canvas, sheet: Sheet) -> None:
 
 
 def colour(work: Slice) -> str:
-    return SUM if work.buffer else BUCKET if work.bucket else GREY
+    if work.buffer:
+        return SUM
+    return BUCKET if work.bucket else GREY
 
 
 def wire_ends(sheet: Sheet, wire: Wire) -> tuple[float, float]:

@@ -896,7 +896,9 @@ class Reader:
             values.append(self.value(f.name))
         self.need(r"\)", "')'")
         self.depth -= 1
-        return [] if [] in values else self.make((kind,), *(v[0] if isinstance(v, list) else v for v in values))
+        if [] in values:
+            return []
+        return self.make((kind,), *(v[0] if isinstance(v, list) else v for v in values))
 
     def value(self, name: str) -> object:
         if name == "idx":

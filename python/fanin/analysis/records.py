@@ -252,8 +252,11 @@ class OutputAliasInfo:
                 )
             return
         if self.base_idx is None or operator.index(self.base_idx) < 0:
-            output = kind is OutputType.alias_of_intermediate_base_is_user_output
-            of = "an input" if kind in INPUT_ALIAS_TYPES else "an output" if output else "an intermediate base"
+            of = "an intermediate base"
+            if kind in INPUT_ALIAS_TYPES:
+                of = "an input"
+            elif kind is OutputType.alias_of_intermediate_base_is_user_output:
+                of = "an output"
             raise ValueError(
                 f"OutputAliasInfo: {kind.name} needs base_idx, the position of {of}; got {self.base_idx!r}"
             )

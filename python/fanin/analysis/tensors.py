@@ -1702,6 +1702,36 @@ def state_of(t: Tensor) -> tuple[object, ...]:
     return t._version, attributes, grad, hooks, own, t.requires_grad, t.grad_fn is not None, (t.shape, t.stride())
 
 
+def unlike_copy(given: Tensor, t: Tensor, was: Sequence[object], reads: Reads) -> str | None:
+    """What of one input differs on a copy, or is set and no result carries; None: nothing. `was`: `state_of` it before
+    the function ran.
+    """
+    same = (a == b for a, b in zip(was, state_of(t), strict=True))
+    version, attributes, grad, hooks, own, requires_grad, grown, lay = same
+    required, had_history = was[5], was[6]
+    if not attributes:
+        return "attributes are set"
+    if given.__dict__:
+        return "it has attributes, which a copy has not"
+    if not grad:
+        return ".grad is set"
+    if not hooks:
+        return "a hook is added"
+    if not own:
+        return "its class is set, or its gradient retained"
+    if not requires_grad and (version or required):
+        return "requires_grad is set"
+    if had_history and not grown:
+        return "its history is cut (detach_)"
+    if required and not had_history and not lay:
+        return "it is a leaf that requires a gradient, and its strides change"
+    if id(t) not in reads.found or not given.is_leaf:
+        return None
+    if given.requires_grad or given.grad is not None:
+        return reads.found[id(t)]
+    return None
+
+
 def unlike_copies(
     record: Any, run: ObservedTensors, before: Sequence[tuple[object, ...]], reads: Reads
 ) -> list[Exception]:
@@ -1712,23 +1742,8 @@ def unlike_copies(
     places = dict.fromkeys(run.strided, False) | reads.storages
     found: list[Exception] = []
     for u, (given, t, was) in enumerate(zip(call.arrays, tensors, before, strict=True)):
-        now, name = state_of(t), record.name(u)
-        version, attributes, grad, hooks, own, requires_grad, grown, lay = (
-            a == b for a, b in zip(was, now, strict=True)
-        )
-        leaf = given.is_leaf and given.requires_grad
-        what = (
-            "attributes are set" if not attributes
-            else "it has attributes, which a copy has not" if given.__dict__
-            else ".grad is set" if not grad
-            else "a hook is added" if not hooks
-            else "its class is set, or its gradient retained" if not own
-            else "requires_grad is set" if not requires_grad and (version or was[5])
-            else "its history is cut (detach_)" if was[6] and not grown
-            else "it is a leaf that requires a gradient, and its strides change" if was[5] and not was[6] and not lay
-            else reads.found[id(t)] if id(t) in reads.found and (leaf or (given.is_leaf and given.grad is not None))
-            else None
-        )  # fmt: skip
+        name = record.name(u)
+        what = unlike_copy(given, t, was, reads)
         if what is not None:
             found.append(uncompiled(f"{name}: {what}"))
         if given.is_conj() or given.is_neg():
@@ -1806,8 +1821,11 @@ def admitted_views(
                 low = caller.lows[record.plan.where[p.base].group]
                 starts.append((Shown.given(detached[-1]), start_of(detached[-1]) - low))
         ties.append(tie)
-    inference = torch.is_inference_mode_enabled()
-    grew = run.grew and not torch.is_grad_enabled()
+    inside = ""
+    if torch.is_inference_mode_enabled():
+        inside = "inference"
+    elif run.grew and not torch.is_grad_enabled():
+        inside = "enable_grad"
     views = OutputViews(
         given=[Shown.given(t) for t in run.call.arrays],
         ends={u: Shown.given(tensors[u]) for u in caller.moved},
@@ -1817,6 +1835,6 @@ def admitted_views(
         ties=ties,
         detached=starts,
         leaves=frozenset(u for u, t in enumerate(run.call.arrays) if t.is_leaf and t.requires_grad),
-        inside="inference" if inference else "enable_grad" if grew else "",
+        inside=inside,
     )
     return views, problems

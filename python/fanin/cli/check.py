@@ -141,7 +141,9 @@ def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, o
         screen.say(f"again: fanin check {shlex.quote(str(file))} {again}")
     for name, why in unsure:
         screen.say(f"\n{name}: {why}", style="yellow")
-    return 1 if failed else 3 if unsure else 0
+    if failed:
+        return 1
+    return 3 if unsure else 0
 
 
 def replay(screen: Screen, chosen: Chosen, schedule: str, given: dict[str, object]) -> int:

@@ -99,7 +99,9 @@ class Spread:
 
     def home_of(self, name: str) -> tape.Stream:
         """The stream on which a parameter's gradient is summed: the bias lies on device 1, the others on device 0."""
-        return self.home[1] if name == "bias" else self.caller[0] if name == "position" else self.home[0]
+        if name == "bias":
+            return self.home[1]
+        return self.caller[0] if name == "position" else self.home[0]
 
     def names(self) -> dict[tuple[int, int], str]:
         """(device, stream): what it is for."""
@@ -403,7 +405,9 @@ def train(options: argparse.Namespace) -> int:
         screen.say()
         unwritten = picture(screen, machine, net, *next(batches), out)
     failed = judge(screen, right, check, steps, EPOCHS * epoch)
-    return 1 if failed else 2 if unwritten else 0
+    if failed:
+        return 1
+    return 2 if unwritten else 0
 
 
 def train_recorded(options: argparse.Namespace) -> int:

@@ -90,10 +90,13 @@ def shown(xs: Sequence[object], by_steps: bool = False, whole: int = 0) -> list[
     arrays = [x for x in xs if isinstance(x, Array)]
     plain = not by_steps and all(order_of(x) == list(range(x.ndim)) for x in arrays)
     kinds = {x.dtype: np.full((), whole if x.dtype.kind in "iu" else 1, x.dtype) for x in arrays}
-    return [
-        x if not isinstance(x, Array) else np.broadcast_to(kinds[x.dtype], x.shape) if plain else laid(x, whole)
-        for x in xs
-    ]
+
+    def ones(x: object) -> object:
+        if not isinstance(x, Array):
+            return x
+        return np.broadcast_to(kinds[x.dtype], x.shape) if plain else laid(x, whole)
+
+    return [ones(x) for x in xs]
 
 
 def read(x: object) -> object:

@@ -146,13 +146,21 @@ def options(roles: object, keep: object, only: object) -> tuple[bytes, bool, byt
         if not isinstance(word, str) or word not in ROLES:
             raise ValueError(f'roles are "auto", "copy", "static" and "accumulate", not {word!r}')
     held = keep == "held" if isinstance(keep, str) else False
-    keep = False if held else keep
-    kept = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else list(keep)
-    if keep is not True and keep is not False and any(type(k) is not bool for k in kept):
-        raise TypeError(f'keep= is True, False, or one of them for each output, or "held", not {keep!r}')
+    which = kept_outputs(False if held else keep)
     numbers = bytes(ROLES.index(cast(str, word)) for word in words)
-    which = None if keep is True else b"" if keep is False else bytes(cast(list[bool], kept))
     return numbers, not one, which, sizes(only), held
+
+
+def kept_outputs(keep: object) -> bytes | None:
+    """keep= as a bool for each output, none of them where it is False; None: all are kept."""
+    if keep is True:
+        return None
+    if keep is False:
+        return b""
+    kept = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else list(keep)
+    if any(type(k) is not bool for k in kept):
+        raise TypeError(f'keep= is True, False, or one of them for each output, or "held", not {keep!r}')
+    return bytes(cast(list[bool], kept))
 
 
 def sizes(only: object) -> bytes:

@@ -76,7 +76,9 @@ class Thread(Generic[T_co]):
     def __init__(self, machine: Machine, actor: int, name: str, apart: int | None, call: Callable[[], T_co]) -> None:
         self.name = name
         maker = machine._running
-        self._apart: int = apart if apart is not None else maker._apart if maker else 0
+        if apart is None:
+            apart = maker._apart if maker else 0
+        self._apart: int = apart
         self._exception: BaseException | None = None
         self._machine, self._actor, self._call = machine, actor, call
         self._turn = machine._turns[actor] = machine._turns.get(actor, 0) + 1
@@ -133,7 +135,9 @@ class Thread(Generic[T_co]):
 
     def __repr__(self) -> str:
         ended = self._look()
-        state = "raised" if self._exception is not None else "ended" if ended else "not ended"
+        state = "ended" if ended else "not ended"
+        if self._exception is not None:
+            state = "raised"
         return f"<fanin.sim.Thread {self.name!r}, {state}>"
 
 
