@@ -24,6 +24,7 @@ from fanin.dist.layout import Leaf
 from kit import wires
 from kit.ranks import NO_MPI, under_mpiexec
 from kit.sample import every, sizes
+from kit.support import run_python
 from kit.values import bits
 
 core = pytest.mark.core
@@ -480,6 +481,40 @@ def test_dtypes_of_every_library_name_one_dtype() -> None:
         return dist.add_n([np.float32([1.01])], group, wire=one)
 
     assert {x.tolist()[0] for x in dist.threads(4, rank)} == {4 * 1.0078125}
+
+
+WITHOUT_ML_DTYPES = """
+import sys
+sys.modules["ml_dtypes"] = None
+import numpy as np
+from fanin import dist
+x = np.ldexp(np.linspace(-3, 3, 700), np.arange(700) % 30 - 15).astype("f4")
+if sys.argv[1] == "torch":
+    import torch
+    for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
+        for order in ("key", "exact"):
+            how = {"order": order, "wire": name, "wire_out": name}
+            print(dist.threads(2, lambda group: dist.add_n([x, x], group, **how))[1].tobytes().hex())
+else:
+    try:
+        dist.threads(1, lambda group: dist.add_n([x], group, wire="bfloat16"))
+    except TypeError as e:
+        print(e)
+"""
+
+
+@partners
+def test_torch_has_the_narrow_dtypes_where_ml_dtypes_is_not_installed() -> None:
+    pytest.importorskip("torch")
+    x = np.ldexp(np.linspace(-3, 3, 700), np.arange(700) % 30 - 15).astype("f4")
+    expected = [wires.alone([x] * 4, order, name, name) for name in WIRES for order in ("key", "exact")]
+    got = run_python(WITHOUT_ML_DTYPES, "torch").stdout.split()
+    assert [bits(np.frombuffer(bytes.fromhex(text), "f4")) for text in got] == [bits(one) for one in expected]
+
+
+@core
+def test_a_narrow_dtype_that_no_library_has_is_refused_by_name() -> None:
+    assert "add_n: wire: bfloat16: NumPy has it through ml_dtypes" in run_python(WITHOUT_ML_DTYPES, "none").stdout
 
 
 # ---------------------------------------------------------------- what a reducer says
