@@ -24,6 +24,7 @@ from fanin.dist.layout import Leaf
 from kit import wires
 from kit.ranks import NO_MPI, under_mpiexec
 from kit.sample import every, sizes
+from kit.support import run_python
 from kit.values import bits
 
 core = pytest.mark.core
@@ -185,7 +186,7 @@ def test_a_block_is_counted_from_the_first_element_of_its_leaf() -> None:
         return [w.grad for w in leaves]
 
     for n in (1, 2):
-        for got in dist.threads(n, rank):
+        for got in on_ranks(n, rank):
             assert [bits(x) for x in got] == [bits(g) for g in grads]
 
 
@@ -251,7 +252,7 @@ def test_statistics_name_the_first_contribution_that_is_inf_as_it_travels() -> N
         fanin.backward([(leaf, 0, np.float32([1, 7e4 if group.rank == 1 else 1]))], reducer=reducer)
         return reducer.stats()
 
-    for stats in dist.threads(3, rank):
+    for stats in on_ranks(3, rank):
         assert stats.bad == dist.BadTerm(rank=1, leaf="w", elements=1, contribution=0, key=None)
         assert stats.nonfinite == 1
 
@@ -268,7 +269,7 @@ def test_a_leaf_without_a_gradient_is_no_term(missing: Any) -> None:
         return [w.grad for w in leaves]
 
     grads = wires.drawn((300,), "float32")
-    for first, second, third in dist.threads(2, rank):
+    for first, second, third in on_ranks(2, rank):
         n = 2 if missing == "error" else 1
         assert bits(first) == bits(wires.alone(grads[:1] * n, "key", "float8_e5m2", "float8_e5m2"))
         assert bits(second) == bits(wires.alone(grads[1:2] * 2, "key", "float8_e5m2", "float8_e5m2"))
@@ -287,7 +288,7 @@ def test_leaves_of_several_dtypes_travel_each_as_it_can() -> None:
         fanin.backward([(w, 0, x) for w, x in zip(leaves, arrays, strict=True)], reducer=reducer)
         return [w.grad for w in leaves]
 
-    for got in dist.threads(2, rank):
+    for got in on_ranks(2, rank):
         for x, dtype, total in zip(arrays, dtypes, got, strict=True):
             narrowed = wires.rounded(x, "bfloat16") if dtype in ("float32", "float64") else x
             assert bits(total) == bits(fanin.add_n([narrowed, narrowed], scale=0.5)) and total.dtype == x.dtype
@@ -325,11 +326,11 @@ def test_every_magnitude_is_rounded_to_nearest_even_and_a_second_rounding_change
     dtype: str, name: str
 ) -> None:
     x = odd_values(dtype)
-    once = dist.threads(1, lambda group: dist.add_n([x], group, "key", wire=name))[0]
+    once = on_ranks(1, lambda group: dist.add_n([x], group, "key", wire=name))[0]
     assert bits(once) == bits(wires.rounded(x, name))
     finite = np.isfinite(once.astype("f8"))
     whole = np.repeat(finite.reshape(-1, 256).all(1), 256)  # one that overflows has another power of two afterwards
-    twice = dist.threads(1, lambda group: dist.add_n([once], group, "key", wire=name))[0]
+    twice = on_ranks(1, lambda group: dist.add_n([once], group, "key", wire=name))[0]
     assert bits(twice[whole]) == bits(once[whole]) and np.array_equal(finite, np.isfinite(twice.astype("f8")))
     if name.startswith("float8") and dtype != "float64":  # the largest numbers of all are rounded to inf
         assert (~finite).sum() <= 256
@@ -359,7 +360,7 @@ def test_the_modes_of_the_calling_thread_change_no_bit(name: str) -> None:
         pytest.skip("the processor has no such mode")
     try:
         with np.errstate(all="raise"):
-            got = dist.add_n([x], dist.group(OneRank()), "key", wire=name)
+            got = dist.add_n([x], dist.group(OneRank(), timeout=None), "key", wire=name)
     finally:
         torch.set_flush_denormal(False)
     assert bits(got) == bits(expected)
@@ -396,7 +397,7 @@ def test_an_array_is_not_written() -> None:
     x = wires.drawn((600,), "float32")[0]
     kept = x.copy()
     for order, name in itertools.product(("key", "exact", "rank"), WIRES):
-        dist.threads(2, lambda group, o=order, w=name: dist.add_n([x, x], group, o, wire=w, wire_out=w))
+        on_ranks(2, lambda group, o=order, w=name: dist.add_n([x, x], group, o, wire=w, wire_out=w))
     assert bits(x) == bits(kept)
 
 
@@ -473,7 +474,7 @@ def test_another_dtype_is_refused_with_those_that_there_are(
             dist.Reducer([leaf], group, **{option: value})
         assert dist.add_n([np.ones(3)], group, **{option: None}).tolist() == [2.0] * 3
 
-    dist.threads(2, rank)
+    on_ranks(2, rank)
 
 
 @core
@@ -503,7 +504,41 @@ def test_dtypes_of_every_library_name_one_dtype() -> None:
         one = ("bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16), torch.bfloat16)[group.rank]
         return dist.add_n([np.float32([1.01])], group, wire=one)
 
-    assert {x.tolist()[0] for x in dist.threads(4, rank)} == {4 * 1.0078125}
+    assert {x.tolist()[0] for x in on_ranks(4, rank)} == {4 * 1.0078125}
+
+
+WITHOUT_ML_DTYPES = """
+import sys
+sys.modules["ml_dtypes"] = None
+import numpy as np
+from fanin import dist
+x = np.ldexp(np.linspace(-3, 3, 700), np.arange(700) % 30 - 15).astype("f4")
+if sys.argv[1] == "torch":
+    import torch
+    for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
+        for order in ("key", "exact"):
+            how = {"order": order, "wire": name, "wire_out": name}
+            print(dist.threads(2, lambda group: dist.add_n([x, x], group, **how), timeout=None)[1].tobytes().hex())
+else:
+    try:
+        dist.threads(1, lambda group: dist.add_n([x], group, wire="bfloat16"), timeout=None)
+    except TypeError as e:
+        print(e)
+"""
+
+
+@partners
+def test_torch_has_the_narrow_dtypes_where_ml_dtypes_is_not_installed() -> None:
+    pytest.importorskip("torch")
+    x = np.ldexp(np.linspace(-3, 3, 700), np.arange(700) % 30 - 15).astype("f4")
+    expected = [wires.alone([x] * 4, order, name, name) for name in WIRES for order in ("key", "exact")]
+    got = run_python(WITHOUT_ML_DTYPES, "torch").stdout.split()
+    assert [bits(np.frombuffer(bytes.fromhex(text), "f4")) for text in got] == [bits(one) for one in expected]
+
+
+@core
+def test_a_narrow_dtype_that_no_library_has_is_refused_by_name() -> None:
+    assert "add_n: wire: bfloat16: NumPy has it through ml_dtypes" in run_python(WITHOUT_ML_DTYPES, "none").stdout
 
 
 # ---------------------------------------------------------------- what a reducer says
@@ -604,7 +639,7 @@ def test_ddp_refuses_another_dtype() -> None:
 MPI = """
 from fanin import dist
 from kit import wires
-group = dist.group()
+group = dist.group(timeout=None)
 wrong = [x for name in wires.FORMATS for x in wires.wrongs(group, name, "float32", (3, 700))]
 print(wrong)
 """
@@ -655,7 +690,7 @@ def test_a_mode_of_a_block_that_overflows_is_found(monkeypatch: pytest.MonkeyPat
     for name, (digits, top) in wire.BLOCKED.items():
         for other in (top - 1, top + 1):
             monkeypatch.setitem(wire.BLOCKED, name, wire.Blocks(digits, other))
-            once = dist.threads(1, lambda group, w=name: dist.add_n([x], group, "key", wire=w))[0]
+            once = on_ranks(1, lambda group, w=name: dist.add_n([x], group, "key", wire=w))[0]
             assert bits(once) != bits(wires.rounded(x, name)), (name, other)
 
 

@@ -68,7 +68,10 @@ def _name_of(call: str, option: str, dtype: DTypeLike | None) -> str | None:
         raise TypeError(f"{expected}, got {type_of(dtype)}") from None
     if name not in WIRES:
         raise ValueError(f"{expected}, got {name}")
-    typed(np.empty(0, np.uint8), name)  # raises where neither NumPy nor torch has it
+    try:
+        typed(np.empty(0, np.uint8), name)
+    except TypeError as e:  # neither NumPy nor torch has it
+        raise TypeError(f"{call}: {option}: {e}") from None
     return name
 
 
