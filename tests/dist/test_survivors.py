@@ -281,6 +281,36 @@ def test_ranks_that_are_killed_in_a_sum_are_left_out_and_the_others_train_on(
     assert all([step[2] for step in found] == [step[2] for step in every[0][1]] for _, found in every)
 
 
+def killed_amid_an_attempt(group: Group) -> Any:
+    """Rank 1 is killed before a sum, rank 2 as it makes the group of ranks 0 and 2."""
+    from fanin.dist.processes import TorchEngine
+
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(fanin.PeerError):
+        group.barrier()
+    if group.rank == 2:
+        TorchEngine.remade = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    told = []
+    while True:
+        try:
+            group = group.survivors(timeout=10)
+            return told, group.former_ranks, wrong_sums(group)
+        except fanin.PeerError as e:
+            told.append(str(e))
+
+
+@pytest.mark.partners
+def test_a_rank_that_is_killed_while_the_group_is_made_is_an_error_and_the_next_call_works(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from dist.test_gloo import on_processes
+
+    [(told, formerly, wrong)] = on_processes(3, killed_amid_an_attempt, tmp_path, alive=1)
+    print(told)
+    assert told and all(text.startswith("survivors: rank ") and text.endswith("; call it again") for text in told)
+    assert (formerly, wrong) == ((0,), [])
+
+
 STORE_GONE = """
 import os, signal, sys
 import numpy as np, torch.distributed as td
