@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -309,6 +310,34 @@ def test_a_rank_that_is_killed_while_the_group_is_made_is_an_error_and_the_next_
     print(told)
     assert told and all(text.startswith("survivors: rank ") and text.endswith("; call it again") for text in told)
     assert (formerly, wrong) == ((0,), [])
+
+
+def wakes(group: Group, pid: Path) -> Any:
+    """Rank 1 is stopped for longer than the time limit; rank 0 wakes it when it has its own error."""
+    dist.add_n([np.ones(3)], group)
+    if group.rank == 1:
+        pid.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(fanin.PeerError) as e:
+        dist.add_n([np.ones(3)], group, timeout=2)
+    if group.rank == 0:
+        os.kill(int(pid.read_text()), signal.SIGCONT)
+    again = group.survivors()
+    return str(e.value), again.former_ranks, wrong_sums(again)
+
+
+@pytest.mark.partners
+def test_a_rank_that_was_stopped_for_longer_than_the_limit_reads_the_truth_and_goes_on_with_the_others(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    from dist.test_gloo import on_processes
+
+    found = on_processes(3, partial(wakes, pid=tmp_path / "pid"), tmp_path)
+    for text, formerly, wrong in found:
+        # on a busy machine another one may answer late, too
+        assert re.search(r"(rank 1 did not answer|no answer of ranks (0, 1|1, 2)) within 2 s", text), text
+        assert (formerly, wrong) == ((0, 1, 2), [])
 
 
 STORE_GONE = """
