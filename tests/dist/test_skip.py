@@ -236,8 +236,8 @@ def test_what_is_no_step_and_no_reducer_is_refused() -> None:
             with pytest.raises(error, match=r"^skip: reducers: expected reducers of th"):
                 group.skip(1, reducers=reducers)
 
-    [other_group] = dist.threads(1, lambda g: g)
-    dist.threads(1, rank)
+    [other_group] = dist.threads(1, lambda g: g, timeout=None)
+    dist.threads(1, rank, timeout=None)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
