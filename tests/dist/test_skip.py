@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_a_sum_has_the_bits_of_one_in_which_the_rank_brings_no_array(order: Any,
     assert every[0] == every[1]
 
 
-def reduced(group: Group, calls: list[list[float]], skipping_rank: int, **options: Any) -> Any:
+def reduced(group: Group, skipping_rank: int, **options: Any) -> Any:
     """A step in which every rank but one runs a pass of two reducers, which the last skips; then one of all."""
     ws = [fanin.Leaf(np.zeros(n, "f4"), name=f"w{n}") for n in (300, 5)]
     reducers = [dist.Reducer([w], group, missing="skip", bucket_bytes=1, **options) for w in ws]
@@ -117,12 +118,12 @@ def reduced(group: Group, calls: list[list[float]], skipping_rank: int, **option
 
 @pytest.mark.parametrize("order", ["key", "exact", "rank"])
 def test_a_rank_that_skips_gets_the_sums_of_reducers_and_brings_nothing(order: Any) -> None:
-    for found in dist.threads(3, lambda g: reduced(g, [], 1, order=order), timeout=None):
+    for found in dist.threads(3, lambda g: reduced(g, 1, order=order), timeout=None):
         assert found == [[12, 12], [8, 8], [12, 12]]
 
 
 def test_a_rank_that_skips_has_no_part_in_the_divisor_of_a_mean() -> None:
-    for found in dist.threads(3, lambda g: reduced(g, [], 0, mean=True), timeout=None):
+    for found in dist.threads(3, lambda g: reduced(g, 0, mean=True), timeout=None):
         assert found == [[2, 2], [2.5, 2.5], [2, 2]]
 
 
@@ -235,8 +236,8 @@ def test_what_is_no_step_and_no_reducer_is_refused() -> None:
             with pytest.raises(error, match=r"^skip: reducers: expected reducers of th"):
                 group.skip(1, reducers=reducers)
 
-    [other_group] = dist.threads(1, lambda g: g)
-    dist.threads(1, rank)
+    [other_group] = dist.threads(1, lambda g: g, timeout=None)
+    dist.threads(1, rank, timeout=None)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -274,7 +275,7 @@ for found in comm.allgather(trained(group, [2, 0, 1, 1], lambda s, r: s < 3 and 
         assert found[s] == [expected(s, k, bring) for k in range(n)], (found, s)
 other = dist.group(comm.Dup(), timeout=None)
 n = comm.size
-assert [x[0] for x in reduced(other, [], 1)] == [n * (n + 1), n * (n + 1) - 4, n * (n + 1)]
+assert [x[0] for x in reduced(other, 1)] == [n * (n + 1), n * (n + 1) - 4, n * (n + 1)]
 group.step = 9
 if comm.rank == 1:
     assert [x.tolist() for x in group.skip()] == [[n - 1]]
@@ -291,6 +292,26 @@ def test_steps_are_skipped_over_mpi(ranks: int) -> None:
     done = under_mpiexec(ranks, "-c", BEGIN + MPI)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "returned" in done.stdout and "ended after pass" in done.stdout
+
+
+def over_gloo(group: Group) -> bool:
+    calls = [2, 0, 1, 1]
+    found = trained(group, calls, lambda s, r: s < 3 and (s + r) % 3 == 0)
+    for s, n in enumerate(calls):
+        bring = {r for r in range(group.size) if (s + r) % 3 or s == 3}
+        if found[s] != [expected(s, k, bring) for k in range(n)]:
+            return False
+    group.step = 4
+    sums = [row[0] for row in reduced(group, 1)] if group.size == 3 else []
+    return sums == [12, 8, 12]
+
+
+@pytest.mark.partners
+def test_steps_are_skipped_over_gloo(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from dist.test_gloo import on_processes
+
+    assert on_processes(3, over_gloo, tmp_path) == [True] * 3
 
 
 def test_each_order_of_threads_pairs_the_sums_of_a_step() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -88,6 +89,14 @@ def test_survivors_train_as_one_process_does() -> None:
     assert dist.threads(3, trains, timeout=None) == [[True, True], None, [True, True]]
 
 
+def is_here(group: Group, rank: int) -> None:
+    """Returns when a rank has called `survivors`."""
+    engine: Any = group._engine
+    board = engine.board()
+    while board.get(f"1 here {rank}") is None:
+        board.pause(survivors.LOOK)
+
+
 def hurried(board: Any, suspects: Any, rank: int, size: int, attempt: int, timeout: Any) -> list[int]:
     """As `_members`, but the first rank that comes waits for none: it leaves ranks out that are alive."""
     board.put(f"{attempt} here {rank}", "[]")
@@ -160,10 +169,9 @@ def test_a_rank_that_does_not_come_is_left_out_at_the_time_limit_and_told_so_whe
             with pytest.raises(fanin.PeerError, match="ranks 0, 1 went on without rank 2, which came late") as e:
                 group.survivors()
             return e.value.rank
-        try:
-            group = group.survivors(timeout=1)
-        except fanin.PeerError:  # on a busy machine the other one came too late for the first attempt
-            group = group.survivors(timeout=None)
+        if group.rank == 0:
+            is_here(group, 1)
+        group = group.survivors(timeout=None if group.rank else 1)
         made.set()
         return group.former_ranks
 
@@ -210,12 +218,12 @@ def test_groups_that_are_open_closed_by_the_rank_or_of_other_engines_are_refused
             group.survivors()
         with pytest.raises(TypeError, match="survivors: timeout"):
             group.survivors(timeout="soon")  # type: ignore[arg-type]
-        other: Any = Group(Other())  # type: ignore[arg-type]
+        other: Any = Group(Other(), timeout=None)  # type: ignore[arg-type]
         other.abort("lost")
         with pytest.raises(RuntimeError, match="survivors: other cannot go on without a rank: its engine has no"):
             other.survivors()
 
-    dist.threads(1, rank)
+    dist.threads(1, rank, timeout=None)
 
 
 @pytest.mark.partners
@@ -279,6 +287,66 @@ def test_ranks_that_are_killed_in_a_sum_are_left_out_and_the_others_train_on(
         print(*(text for *_, text in found), sep="\n")
         assert trained and all(mine and not wrong for mine, wrong, *_ in found)
     assert all([step[2] for step in found] == [step[2] for step in every[0][1]] for _, found in every)
+
+
+def killed_amid_an_attempt(group: Group) -> Any:
+    """Rank 1 is killed before a sum, rank 2 as it makes the group of ranks 0 and 2."""
+    from fanin.dist.processes import TorchEngine
+
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(fanin.PeerError):
+        group.barrier()
+    if group.rank == 2:
+        TorchEngine.remade = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        group.survivors(timeout=None)
+    is_here(group, 2)
+    told = []
+    while True:
+        try:
+            group = group.survivors(timeout=10)
+            return told, group.former_ranks, wrong_sums(group)
+        except fanin.PeerError as e:
+            told.append(str(e))
+
+
+@pytest.mark.partners
+def test_a_rank_that_is_killed_while_the_group_is_made_is_an_error_and_the_next_call_works(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from dist.test_gloo import on_processes
+
+    [(told, formerly, wrong)] = on_processes(3, killed_amid_an_attempt, tmp_path, alive=1)
+    print(told)
+    assert told and all(text.startswith("survivors: rank ") and text.endswith("; call it again") for text in told)
+    assert (formerly, wrong) == ((0,), [])
+
+
+def wakes(group: Group, pid: Path) -> Any:
+    """Rank 1 is stopped for longer than the time limit; rank 0 wakes it when it has its own error."""
+    dist.add_n([np.ones(3)], group)
+    if group.rank == 1:
+        pid.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(fanin.PeerError) as e:
+        dist.add_n([np.ones(3)], group, timeout=2)
+    if group.rank == 0:
+        os.kill(int(pid.read_text()), signal.SIGCONT)
+    again = group.survivors()
+    return str(e.value), again.former_ranks, wrong_sums(again)
+
+
+@pytest.mark.partners
+def test_a_rank_that_was_stopped_for_longer_than_the_limit_reads_the_truth_and_goes_on_with_the_others(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    from dist.test_gloo import on_processes
+
+    found = on_processes(3, partial(wakes, pid=tmp_path / "pid"), tmp_path)
+    for text, formerly, wrong in found:
+        # on a busy machine another one may answer late, too
+        assert re.search(r"(rank 1 did not answer|no answer of ranks (0, 1|1, 2)) within 2 s", text), text
+        assert (formerly, wrong) == ((0, 1, 2), [])
 
 
 STORE_GONE = """

@@ -51,6 +51,17 @@ ALLOWED = {
     ("tests/dist/test_gloo.py", "waits"): "waits for the limit's error, however late it comes",
     ("tests/dist/test_gloo.py", "without_answers"): "waits for the limit's error, however late it comes",
     ("tests/dist/test_gloo.py", "killed"): "kills a rank in a sum: any moment will do",
+    (
+        "tests/dist/test_survivors.py",
+        "test_a_rank_that_does_not_come_is_left_out_at_the_time_limit_and_told_so_when_it_comes.rank",
+    ): "waits for the limit, however late that comes: the other rank is there before",
+    (
+        "tests/dist/test_survivors.py",
+        "test_groups_that_are_open_closed_by_the_rank_or_of_other_engines_are_refused.rank",
+    ): "a wrong limit, which is refused",
+    ("tests/dist/test_survivors.py", "killed_one_by_one"): "kills a rank in a sum: any moment will do",
+    ("tests/dist/test_survivors.py", "killed_amid_an_attempt"): "waits for the limit's error, however late it comes",
+    ("tests/dist/test_survivors.py", "wakes"): "waits for the limit's error, however late it comes",
     ("tests/dist/test_ddp.py", "late"): "waits for the limit's error, however late it comes",
     ("tests/dist/test_ddp.py", "shard_faults"): "waits for the limit's error, however late it comes",
     ("tests/dist/test_explored_ranks.py", "counting.counts"): "wait of a fanin._core.EventCount, for a number",

@@ -106,7 +106,7 @@ class Group:
         self._tally = Tally()
         self._closed: str | None = None
         self._left = False  #: this rank has closed it
-        self.former_ranks: tuple[int, ...] = tuple(range(engine.size))
+        self._former = tuple(range(engine.size))
         self._process = os.getpid()
         self._uses: dict[str, Use] = {}  #: "now": the one that has begun
         atexit.register(_ends, weakref.ref(self))  # after the engine's own, so it runs before that
@@ -134,6 +134,15 @@ class Group:
         (0, 0, 1, 1)
         """
         return self._nodes
+
+    @property
+    def former_ranks(self) -> tuple[int, ...]:
+        """For each rank its number in the group of which `survivors` made this one; for another group its number.
+
+        >>> fanin.dist.threads(2, lambda group: group.former_ranks)[0]
+        (0, 1)
+        """
+        return self._former
 
     @property
     def step(self) -> int | None:
@@ -345,7 +354,7 @@ class Group:
             raise RuntimeError(f"survivors: {self.name} cannot go on without a rank: {why}")
         engine, members = agreed(self._engine, self.rank, self.size, limit)
         made = Group(engine, nodes=[self.nodes[rank] for rank in members], timeout=self.timeout)
-        made.former_ranks = tuple(members)
+        made._former = tuple(members)
         made._step = self._step
         self._replace(made)
         return made
