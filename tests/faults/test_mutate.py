@@ -69,11 +69,12 @@ def test_each_file_has_tests_that_are_run_first_and_those_are_there() -> None:
     assert all((ROOT / f"tests/c/test_{c}.c").is_file() for programs in mutate.NEAR_IN_C.values() for c in programs)
 
 
-def test_a_draw_may_be_of_some_folders() -> None:
+def test_a_draw_may_be_of_some_folders_or_files() -> None:
     assert {m.file.split("/")[1] for m in mutate.drawn(7, 60, among=["engine", "graph"])} == {"engine", "graph"}
     some = ["device/sim", "py/buffer", "python/fanin/dist"]
     below = {m.file.rpartition("/")[0] for m in mutate.drawn(7, 40, among=some)}
     assert below == {"csrc/device/sim", "csrc/py/buffer", "python/fanin/dist"}
+    assert {m.file for m in mutate.drawn(7, 20, among=["array/rows.c"])} == {"csrc/array/rows.c"}
     assert not mutate.drawn(7, 1, among=["none"])
 
 

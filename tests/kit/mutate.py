@@ -3,6 +3,7 @@
     python tests/kit/mutate.py --seed 1 --minutes 60                draws, judges and prints verdicts
     python tests/kit/mutate.py --seed 1 --folders engine py/buffer  .. of these folders alone
     python tests/kit/mutate.py --folders python/fanin/dist          .. of Python modules
+    python tests/kit/mutate.py --folders array/rows.c --near        .. of one file, and runs the likely tests alone
     python tests/kit/mutate.py --seed 1 --verdicts FILE             .. adds the verdicts to FILE, and skips those in it
     python tests/kit/mutate.py --seed 1 -- tests/laws               .. with other tests after the likely ones
     python tests/kit/mutate.py --seed 1 --list                      prints what the seed draws
@@ -425,8 +426,8 @@ def candidates(root: Path = ROOT) -> tuple[Mutant, ...]:
 
 
 def folder_of(m: Mutant, among: Sequence[str] = FOLDERS) -> str | None:
-    """The one of the folders, below csrc/ or of Python, that the mutant is in."""
-    return next((f for f in among if m.file.startswith((f"csrc/{f}/", f"{f}/"))), None)
+    """The one of the folders, below csrc/ or of Python, that the mutant is in, or of the files that it is of."""
+    return next((f for f in among if f"{m.file}/".startswith((f"csrc/{f}/", f"{f}/"))), None)
 
 
 def drawn(seed: int, count: int, root: Path = ROOT, among: Sequence[str] = FOLDERS) -> list[Mutant]:
@@ -714,7 +715,9 @@ def main(args: Sequence[str] | None = None) -> int:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--seed", type=int, default=1)
     parse.add_argument("--count", type=int, default=200)
-    parse.add_argument("--folders", nargs="+", default=FOLDERS, help="draw from these alone, below csrc/ or of Python")
+    parse.add_argument(
+        "--folders", nargs="+", default=FOLDERS, help="draw from these folders or files alone, below csrc/ or of Python"
+    )
     parse.add_argument("--minutes", type=float, default=float("inf"), help="no mutant is begun later")
     parse.add_argument("--verdicts", type=Path, help="a file: its mutants are skipped, new verdicts are added to it")
     parse.add_argument("--near", action="store_true", help="run the likely tests alone")
