@@ -1766,6 +1766,19 @@ def overlaps_pairs(found: object, budget: float | None, /) -> tuple[list[tuple[i
 def address(a: NDArray, /) -> int:
     """The address of the first element of an ndarray."""
 
+# ---------------------------------------------------------------- audits
+
+# elements.c
+def _elements(tensor: object, places: NDArray | None, /) -> NDArray | None:
+    """The elements of a torch tensor at some places of int32, None: all, as float64 of one of float64, else as float32.
+    None: it is not an exact tensor of float64, float32, float16 or bfloat16 on the host in C order.
+    """
+
+def _adds_up(before: NDArray, gradient: NDArray, after: NDArray, dtype: str, /) -> bool:
+    """Whether before + gradient, rounded to `dtype`, has the bits of `after`: arrays of float64 for float64, else of
+    float32. False also where NaNs or subnormal numbers differ in their bits, and for other arrays.
+    """
+
 # ---------------------------------------------------------------- analysis
 
 # analysis.c

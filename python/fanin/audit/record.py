@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .. import _core
 from . import rounding
 from .rounding import Factor, Vector, added, carrier, empty, factor, same
 from .rows import VERDICTS, Row, Verdict
@@ -316,9 +317,10 @@ class Record:
         """An arrival: whether the sum after it is the sum before it and the gradient."""
         before, gradient, dtype = waiting.before, waiting.gradient, self.dtype
         self.arrivals += 1
-        right = added(before, gradient, dtype)
         self.last = after
-        if after is not None and same(after, right, dtype):
+        quickly = before is not None and after is not None and _core._adds_up(before, gradient, after, dtype)
+        right = gradient if quickly else added(before, gradient, dtype)
+        if after is not None and (quickly or same(after, right, dtype)):
             self._mark("+")
             self._keep(gradient, before, after)
             return
