@@ -118,6 +118,7 @@ class Record:
         self.marks: list[tuple[str, int]] = []
         self.excuse = ""  # why this step is not judged
         self.alone = 0  # gradients that did not go to the sum
+        self.clipped = 0  # the arrival after which a call clipped the sum first
         self.moving = False  # whether a gradient was not zero
         self.reducing = False  # whether ranks average the sum after its last arrival
         self.drift: Vector | None = None  # what averages over ranks took from the sum: zero over all ranks
@@ -224,6 +225,11 @@ class Record:
             return
         self.look(before, f"before it was {mark}")
         self._weigh()
+        changed = before is not None and after is not None and not same(before, after, self.dtype)
+        if mark == "unscaled" and self.clipped:
+            self._find("warning", "clipped before it was unscaled: the limit was compared with scaled gradients")
+        if mark == "clipped" and changed and not self.clipped:
+            self.clipped = self.arrivals
         self.scale = (self.scale[0] * scale, self.scale[1] * scale)
         self._mark(mark)
         self.last = after
@@ -260,6 +266,11 @@ class Record:
         """
         self.look(y, "before the step")
         self._weigh()
+        if 0 < self.clipped < self.arrivals:
+            words = (
+                f"clipped after arrival {self.clipped} of {self.arrivals}: earlier gradients count less than later ones"
+            )
+            self._find("warning", words)
         if self.began:
             self._resolve(declared, shared, clips, weighed)
             self._sum_up()
