@@ -378,11 +378,22 @@ def _take_over(buffer: InputBuffer, slot: int | None, out: Any, divisor: tuple[f
     """
 
 # producers.c
-def _fan_ins(roots: list[tuple[Any, int]], /) -> tuple[set[Any], dict[tuple[Any, int], list[tuple[Any, int]]]]:
-    """The nodes of a graph of torch's, and of each place (a node, and the index of one of its gradients) at which
-    several gradients meet: the nodes and edges that they come from. A pass begins with gradients at the places `roots`,
-    whose number among these is an edge of None.
+def _fan_ins(
+    roots: list[tuple[Any, int]], least: int, few: int, /
+) -> tuple[set[Any] | None, dict[tuple[Any, int], list[tuple[Any, int]]]]:
+    """The nodes of a graph of torch's, if there are more than `few`, and of each place (a node, and the index of one of
+    its gradients) at which `least` gradients or more meet: the nodes and edges that they come from. A pass begins with
+    gradients at the places `roots`, whose number among these is an edge of None.
     """
+
+def _in_order(slots: list[list[tuple[Any, int]]], roots: list[Any], /) -> tuple[list[Any], bytes]:
+    """The nodes that make the gradients of some slots, and four numbers (C's int) for each gradient: of the node among
+    these, its edge, the slot, the key. The keys of a slot are in the order in which torch's engine makes its gradients
+    on one thread. `roots` has the nodes in the place of None.
+    """
+
+def _remove_hooks(handles: list[Any], /) -> None:
+    """Remove hooks of nodes, and empty the list of their handles."""
 
 def _producers(
     buffer: InputBuffer,
@@ -1762,6 +1773,19 @@ def overlaps_pairs(found: object, budget: float | None, /) -> tuple[list[tuple[i
 
 def address(a: NDArray, /) -> int:
     """The address of the first element of an ndarray."""
+
+# ---------------------------------------------------------------- audits
+
+# elements.c
+def _elements(tensor: object, places: NDArray | None, /) -> NDArray | None:
+    """The elements of a torch tensor at some places of int32, None: all, as float64 of one of float64, else as float32.
+    None: it is not an exact tensor of float64, float32, float16 or bfloat16 on the host in C order.
+    """
+
+def _adds_up(before: NDArray, gradient: NDArray, after: NDArray, dtype: str, /) -> bool:
+    """Whether before + gradient, rounded to `dtype`, has the bits of `after`: arrays of float64 for float64, else of
+    float32. False also where NaNs or subnormal numbers differ in their bits, and for other arrays.
+    """
 
 # ---------------------------------------------------------------- analysis
 

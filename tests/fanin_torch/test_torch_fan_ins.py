@@ -558,9 +558,61 @@ def test_what_torch_knows_of_the_places_of_a_node_is_read_once() -> None:
             return "Unbind"
 
     node = Node()
-    chosen = fan_ins._chosen({(node, i): [(object(), 0)] * 3 for i in range(10)}, None, set())
-    assert len(chosen) == 10
+    chosen, producers = fan_ins._chosen({(node, i): [(object(), 0)] * 3 for i in range(10)}, None, set())
+    assert len(chosen) == len(producers) == 10
     assert node.read == 1
+
+
+def test_passes_over_graphs_of_the_same_form_share_their_sums_and_their_bits_are_right() -> None:
+    fan_ins._kept.clear()
+    w = torch.ones(8, dtype=BF16, requires_grad=True)
+    v = torch.ones(8, dtype=BF16, requires_grad=True)
+    for i in range(4):
+        gradients = factors(5 if i % 2 else 4, size=8)
+        w.grad = v.grad = None
+        backward(sum((w * f + v * f).float().sum() for f in gradients))
+        assert torch.equal(w.grad, folded(gradients[::-1])) and torch.equal(v.grad, w.grad)
+        assert len(fan_ins._kept) == min(i + 1, 2)
+    for sums in fan_ins._kept.values():
+        assert sums.hooks and not sums.places and sums.task == [fan_ins.NO_PASS]
+
+
+def test_a_pass_within_a_pass_over_a_graph_of_the_same_form_has_sums_of_its_own() -> None:
+    w = torch.ones(8, dtype=BF16, requires_grad=True)
+    inner = torch.ones(8, dtype=BF16, requires_grad=True)
+    gradients = factors(5, size=8)
+
+    def loss(x: Any, hook: Callable[[Any], None] | None = None) -> Any:
+        terms = [x * f for f in gradients]
+        if hook is not None:
+            terms[2].register_hook(hook)
+        return torch.stack([t.float().sum() for t in terms]).sum()
+
+    def step(_: Any) -> None:
+        with torch.enable_grad():
+            backward(loss(inner))
+
+    for _ in range(2):
+        w.grad = inner.grad = None
+        backward(loss(w, step))
+        assert torch.equal(w.grad, folded(gradients[::-1])) and torch.equal(inner.grad, w.grad)
+
+
+def test_sums_are_not_kept_after_an_error() -> None:
+    fan_ins._kept.clear()
+    w = torch.ones(8, dtype=BF16, requires_grad=True)
+    terms = [w * f for f in factors(5, size=8)]
+    terms[1].register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        backward(torch.stack([t.float().sum() for t in terms]).sum())
+    assert not fan_ins._kept
+
+
+def test_so_many_sums_are_kept_at_most() -> None:
+    w = torch.ones(2, dtype=BF16, requires_grad=True)
+    for n in range(3, 3 + 3 * fan_ins.KEPT):
+        backward(sum((w * f).float().sum() for f in factors(n, size=2)))
+        assert 0 < len(fan_ins._kept) <= fan_ins.KEPT
 
 
 DEEP = """

@@ -8,28 +8,57 @@
 
 /* ---- where gradients meet ---- */
 
-/* A gradient of a node, and the first edge that leads there. from is NULL for a gradient that a
- * pass begins with. All nodes are borrowed from walk.nodes. */
+#define NONE (-1)
+#define NO_INDEX (-1) /* of the place that stands for a node itself */
+
+/* An edge that leads to a place. from is NULL for a gradient that a pass begins with. */
+typedef struct graph_edge {
+    PyObject *from;
+    Py_ssize_t index;
+    Py_ssize_t next; /* another edge to the same place, or NONE */
+} graph_edge;
+
+/* A gradient of a node, and the edges that lead there, in the order in which they were found. */
 typedef struct place {
     PyObject *to;
     Py_ssize_t index;
-    PyObject *from;
-    Py_ssize_t edge;
+    Py_ssize_t first;
+    Py_ssize_t last;
+    Py_ssize_t count;
 } place;
 
-/* A hash table by node and index, with linear probing; size is a power of two. */
-typedef struct place_table {
-    place *places;
+/* An array that grows. */
+typedef struct rows {
+    void *items;
     size_t size;
     size_t used;
-} place_table;
+} rows;
 
+/* All nodes are borrowed from walk.nodes, but for those. */
 typedef struct walk {
-    place_table table;
-    PyObject *nodes;   /* a set: the nodes that were found */
-    PyObject *waiting; /* a list: those whose edges were not read yet */
-    PyObject *several; /* a dict: (node, index) -> list of (node or None, edge) */
+    rows nodes;    /* PyObject *, new references: the nodes that were found */
+    rows waiting;  /* PyObject *: those whose edges were not read yet */
+    rows places;   /* place */
+    rows edges;    /* graph_edge */
+    size_t *table; /* by place, with linear probing: a place's number plus one, or 0 */
+    size_t size;   /* a power of two */
 } walk;
+
+/* rows_add: a new item at the end; NULL with an exception. */
+static void *rows_add(rows *r, size_t item)
+{
+    if (r->used == r->size) {
+        size_t size = r->size ? 2 * r->size : 128;
+        char *items = fan_realloc(r->items, size * item);
+        if (!items) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        r->items = items;
+        r->size = size;
+    }
+    return (char *)r->items + item * r->used++;
+}
 
 static size_t place_hash(PyObject *to, Py_ssize_t index)
 {
@@ -37,79 +66,76 @@ static size_t place_hash(PyObject *to, Py_ssize_t index)
     return (size_t)((mixed * UINT64_C(0x9E3779B97F4A7C15)) >> 32);
 }
 
-/* place_find: the entry of a place, or the empty one where it belongs. */
-static place *place_find(const place_table *table, PyObject *to, Py_ssize_t index)
+/* place_find: the entry of a place in the table, or the empty one where it belongs. */
+static size_t *place_find(const walk *w, PyObject *to, Py_ssize_t index)
 {
-    size_t mask = table->size - 1;
+    const place *places = w->places.items;
+    size_t mask = w->size - 1;
     size_t at = place_hash(to, index) & mask;
-    while (table->places[at].to) {
-        place *found = &table->places[at];
+    while (w->table[at]) {
+        const place *found = &places[w->table[at] - 1];
         if (found->to == to && found->index == index)
-            return found;
+            break;
         at = (at + 1) & mask;
     }
-    return &table->places[at];
+    return &w->table[at];
 }
 
-static int place_table_grow(place_table *table)
+static int table_grow(walk *w)
 {
-    place_table larger = {.size = table->size ? 2 * table->size : 256, .used = table->used};
-    larger.places = fan_calloc(larger.size * sizeof *larger.places);
-    if (!larger.places) {
+    size_t size = w->size ? 2 * w->size : 256;
+    size_t *table = fan_calloc(size * sizeof *table);
+    if (!table) {
         PyErr_NoMemory();
         return -1;
     }
-    for (size_t i = 0; i < table->size; i++) {
-        const place *old = &table->places[i];
-        if (old->to)
-            *place_find(&larger, old->to, old->index) = *old;
-    }
-    fan_free(table->places);
-    *table = larger;
+    fan_free(w->table);
+    w->table = table;
+    w->size = size;
+    const place *places = w->places.items;
+    for (size_t i = 0; i < w->places.used; i++)
+        *place_find(w, places[i].to, places[i].index) = i + 1;
     return 0;
 }
 
-static int edge_append(PyObject *edges, PyObject *from, Py_ssize_t edge)
+/* place_of: the number of a place, which is new where *found is false; NONE with an exception. */
+static Py_ssize_t place_of(walk *w, PyObject *to, Py_ssize_t index, bool *found)
 {
-    PyObject *pair = Py_BuildValue("(On)", fan_or_none(from), edge);
-    if (!pair)
-        return -1;
-    int status = PyList_Append(edges, pair);
-    Py_DECREF(pair);
-    return status;
-}
-
-/* edges_of: the list of the edges that lead to a place, which more than one does. Borrowed. */
-static PyObject *edges_of(walk *w, const place *one)
-{
-    PyObject *key = Py_BuildValue("(On)", one->to, one->index);
-    if (!key)
-        return NULL;
-    PyObject *edges = PyDict_GetItemWithError(w->several, key);
-    if (!edges && !PyErr_Occurred()) {
-        PyObject *made = PyList_New(0);
-        if (made && edge_append(made, one->from, one->edge) == 0 &&
-            PyDict_SetItem(w->several, key, made) == 0)
-            edges = made;
-        Py_XDECREF(made);
-    }
-    Py_DECREF(key);
-    return edges;
+    if (2 * w->places.used >= w->size && table_grow(w) < 0)
+        return NONE;
+    size_t *entry = place_find(w, to, index);
+    *found = *entry != 0;
+    if (*found)
+        return (Py_ssize_t)*entry - 1;
+    place *made = rows_add(&w->places, sizeof *made);
+    if (!made)
+        return NONE;
+    *made = (place){.to = to, .index = index, .first = NONE, .last = NONE};
+    *entry = w->places.used;
+    return (Py_ssize_t)w->places.used - 1;
 }
 
 /* node_found: a node whose edges are to be read, unless they were. */
 static int node_found(walk *w, PyObject *node)
 {
-    int known = PySet_Contains(w->nodes, node);
-    if (known)
-        return known < 0 ? -1 : 0;
-    if (PySet_Add(w->nodes, node) < 0)
+    bool known;
+    if (place_of(w, node, NO_INDEX, &known) == NONE)
         return -1;
-    return PyList_Append(w->waiting, node);
+    if (known)
+        return 0;
+    PyObject **kept = rows_add(&w->nodes, sizeof *kept);
+    if (!kept)
+        return -1;
+    *kept = Py_NewRef(node);
+    PyObject **waits = rows_add(&w->waiting, sizeof *waits);
+    if (!waits)
+        return -1;
+    *waits = node;
+    return 0;
 }
 
 /* edge_found: an edge leads from a node to a place. */
-static int edge_found(walk *w, PyObject *from, Py_ssize_t edge, PyObject *pair)
+static int edge_found(walk *w, PyObject *from, Py_ssize_t index, PyObject *pair)
 {
     if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2) {
         PyErr_SetString(PyExc_TypeError, "_fan_ins: expected pairs of a node and an index");
@@ -118,19 +144,25 @@ static int edge_found(walk *w, PyObject *from, Py_ssize_t edge, PyObject *pair)
     PyObject *to = PyTuple_GET_ITEM(pair, 0);
     if (to == Py_None)
         return 0;
-    Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 1));
-    if (index == -1 && PyErr_Occurred())
+    Py_ssize_t to_index = PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 1));
+    if (to_index == -1 && PyErr_Occurred())
         return -1;
-    if (2 * w->table.used >= w->table.size && place_table_grow(&w->table) < 0)
+    bool known;
+    Py_ssize_t number = place_of(w, to, to_index, &known);
+    if (number == NONE || (!known && node_found(w, to) < 0))
         return -1;
-    place *one = place_find(&w->table, to, index);
-    if (one->to) {
-        PyObject *edges = edges_of(w, one);
-        return edges ? edge_append(edges, from, edge) : -1;
-    }
-    *one = (place){.to = to, .index = index, .from = from, .edge = edge};
-    w->table.used++;
-    return node_found(w, to);
+    graph_edge *made = rows_add(&w->edges, sizeof *made);
+    if (!made)
+        return -1;
+    *made = (graph_edge){.from = from, .index = index, .next = NONE};
+    Py_ssize_t at = (Py_ssize_t)w->edges.used - 1;
+    place *one = (place *)w->places.items + number;
+    if (one->count++)
+        ((graph_edge *)w->edges.items)[one->last].next = at;
+    else
+        one->first = at;
+    one->last = at;
+    return 0;
 }
 
 static int node_read(walk *w, PyObject *node, PyObject *next_functions)
@@ -157,32 +189,223 @@ static int walk_run(walk *w, PyObject *roots)
     int status = 0;
     for (Py_ssize_t i = 0; status == 0 && i < PyList_GET_SIZE(roots); i++)
         status = edge_found(w, NULL, i, PyList_GET_ITEM(roots, i));
-    while (status == 0 && PyList_GET_SIZE(w->waiting)) {
-        Py_ssize_t last = PyList_GET_SIZE(w->waiting) - 1;
-        PyObject *node = Py_NewRef(PyList_GET_ITEM(w->waiting, last));
-        status = PyList_SetSlice(w->waiting, last, last + 1, NULL);
-        if (status == 0)
-            status = node_read(w, node, next_functions);
-        Py_DECREF(node);
+    while (status == 0 && w->waiting.used) {
+        PyObject *const *waiting = w->waiting.items;
+        status = node_read(w, waiting[--w->waiting.used], next_functions);
     }
     Py_DECREF(next_functions);
     return status;
 }
 
-static PyObject *fan_ins(PyObject *Py_UNUSED(m), PyObject *roots)
+/* edges_of: a list of the nodes and indices of the edges that lead to a place. */
+static PyObject *edges_of(const walk *w, const place *one)
 {
-    if (!PyList_Check(roots))
-        return PyErr_Format(PyExc_TypeError, "_fan_ins: expected a list, got %s",
-                            FAN_TYPE_TEXT(roots));
-    walk w = {.nodes = PySet_New(NULL), .waiting = PyList_New(0), .several = PyDict_New()};
+    const graph_edge *edges = w->edges.items;
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = one->first; list && i != NONE; i = edges[i].next)
+        fan_list_add(&list, Py_BuildValue("(On)", fan_or_none(edges[i].from), edges[i].index));
+    return list;
+}
+
+/* walk_several: a dict: (node, index) of each place with so many edges -> their list. */
+static PyObject *walk_several(const walk *w, Py_ssize_t least)
+{
+    PyObject *several = PyDict_New();
+    for (size_t i = 0; several && i < w->places.used; i++) {
+        const place *one = (const place *)w->places.items + i;
+        if (one->count < least)
+            continue;
+        PyObject *key = Py_BuildValue("(On)", one->to, one->index);
+        PyObject *edges = edges_of(w, one);
+        if (!key || !edges || PyDict_SetItem(several, key, edges) < 0)
+            Py_CLEAR(several);
+        Py_XDECREF(key);
+        Py_XDECREF(edges);
+    }
+    return several;
+}
+
+static PyObject *walk_nodes(const walk *w)
+{
+    PyObject *nodes = PySet_New(NULL);
+    PyObject *const *found = w->nodes.items;
+    for (size_t i = 0; nodes && i < w->nodes.used; i++) {
+        if (PySet_Add(nodes, found[i]) < 0)
+            Py_CLEAR(nodes);
+    }
+    return nodes;
+}
+
+static void walk_end(walk *w)
+{
+    PyObject *const *nodes = w->nodes.items;
+    for (size_t i = 0; i < w->nodes.used; i++)
+        Py_DECREF(nodes[i]);
+    fan_free(w->nodes.items);
+    fan_free(w->waiting.items);
+    fan_free(w->places.items);
+    fan_free(w->edges.items);
+    fan_free(w->table);
+}
+
+static PyObject *fan_ins(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    enum {
+        ROOTS,
+        LEAST,
+        FEW
+    };
+    Py_ssize_t least = PyLong_AsSsize_t(a[LEAST]);
+    Py_ssize_t few = PyLong_AsSsize_t(a[FEW]);
+    if (PyErr_Occurred())
+        return NULL;
+    walk w = {.table = NULL};
     PyObject *answer = NULL;
-    bool is_made = w.nodes && w.waiting && w.several;
-    if (is_made && walk_run(&w, roots) == 0)
-        answer = PyTuple_Pack(2, w.nodes, w.several);
-    fan_free(w.table.places);
-    Py_XDECREF(w.nodes);
-    Py_XDECREF(w.waiting);
-    Py_XDECREF(w.several);
+    /* Most nodes are objects for the time of the walk alone: the garbage collector would visit them
+     * all, and free none. */
+    int collects = PyGC_Disable();
+    if (walk_run(&w, a[ROOTS]) == 0) {
+        PyObject *nodes = NULL;
+        if ((Py_ssize_t)w.nodes.used > few)
+            nodes = walk_nodes(&w);
+        else
+            nodes = Py_NewRef(Py_None);
+        PyObject *several = walk_several(&w, least);
+        if (nodes && several)
+            answer = PyTuple_Pack(2, nodes, several);
+        Py_XDECREF(nodes);
+        Py_XDECREF(several);
+    }
+    walk_end(&w);
+    if (collects)
+        PyGC_Enable();
+    return answer;
+}
+
+/* ---- the order of producers ---- */
+
+/* A gradient that a slot gets: from which node, by which edge. */
+typedef struct producer {
+    PyObject *node; /* borrowed */
+    long long sequence;
+    int edge;
+    int place; /* among those of its slot */
+} producer;
+
+/* producer_compare: torch's engine runs the node with the largest number first, on one thread. */
+static int producer_compare(const void *left, const void *right)
+{
+    const producer *a = left;
+    const producer *b = right;
+    if (a->sequence != b->sequence)
+        return a->sequence > b->sequence ? -1 : 1;
+    if (a->edge != b->edge)
+        return a->edge < b->edge ? -1 : 1;
+    return a->place < b->place ? -1 : 1;
+}
+
+static int producer_read(producer *one, PyObject *pair, PyObject *roots, PyObject *sequence_nr)
+{
+    one->node = PyTuple_GET_ITEM(pair, 0);
+    Py_ssize_t edge = PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 1));
+    if (edge == -1 && PyErr_Occurred())
+        return -1;
+    if (one->node == Py_None) {
+        one->node = PyList_GetItem(roots, edge);
+        edge = 0;
+    }
+    if (!one->node)
+        return -1;
+    one->edge = (int)edge;
+    PyObject *number = PyObject_CallMethodNoArgs(one->node, sequence_nr);
+    if (!number)
+        return -1;
+    one->sequence = PyLong_AsLongLong(number);
+    Py_DECREF(number);
+    if (one->sequence == -1 && PyErr_Occurred())
+        return -1;
+    return 0;
+}
+
+/* node_number: of a node in a list; `numbers` has that of each. NONE with an exception. */
+static Py_ssize_t node_number(PyObject *nodes, PyObject *numbers, PyObject *node)
+{
+    PyObject *known = PyDict_GetItemWithError(numbers, node);
+    if (known)
+        return PyLong_AsSsize_t(known);
+    if (PyErr_Occurred())
+        return NONE;
+    Py_ssize_t next = PyList_GET_SIZE(nodes);
+    PyObject *number = PyLong_FromSsize_t(next);
+    if (!number)
+        return NONE;
+    int status = PyDict_SetItem(numbers, node, number);
+    Py_DECREF(number);
+    if (status < 0 || PyList_Append(nodes, node) < 0)
+        return NONE;
+    return next;
+}
+
+/* slot_order: four numbers for each gradient of a slot, in order: that of the node, the edge, the
+ * slot, the key. */
+static int slot_order(PyObject *pairs, PyObject *roots, PyObject *sequence_nr, PyObject *nodes,
+                      PyObject *numbers, int slot, int *out)
+{
+    Py_ssize_t n = PyList_GET_SIZE(pairs);
+    producer *each = fan_calloc((size_t)(n + 1) * sizeof *each);
+    if (!each) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    int status = 0;
+    for (Py_ssize_t i = 0; status == 0 && i < n; i++) {
+        each[i].place = (int)i;
+        status = producer_read(&each[i], PyList_GET_ITEM(pairs, i), roots, sequence_nr);
+    }
+    if (status == 0)
+        qsort(each, (size_t)n, sizeof *each, producer_compare);
+    for (Py_ssize_t i = 0; status == 0 && i < n; i++) {
+        Py_ssize_t number = node_number(nodes, numbers, each[i].node);
+        if (number == NONE)
+            status = -1;
+        *out++ = (int)number;
+        *out++ = each[i].edge;
+        *out++ = slot;
+        *out++ = (int)i;
+    }
+    fan_free(each);
+    return status;
+}
+
+static PyObject *in_order(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    PyObject *slots = a[0];
+    PyObject *roots = a[1];
+    Py_ssize_t edges = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(slots); i++)
+        edges += PyList_GET_SIZE(PyList_GET_ITEM(slots, i));
+    PyObject *sequence_nr = PyUnicode_InternFromString("_sequence_nr");
+    PyObject *nodes = PyList_New(0);
+    PyObject *numbers = PyDict_New();
+    PyObject *layout = PyBytes_FromStringAndSize(NULL, edges * 4 * (Py_ssize_t)sizeof(int));
+    PyObject *answer = NULL;
+    int status = -1;
+    int *out = NULL;
+    if (sequence_nr && nodes && numbers && layout) {
+        status = 0;
+        out = (int *)(void *)PyBytes_AS_STRING(layout);
+    }
+    for (Py_ssize_t i = 0; status == 0 && i < PyList_GET_SIZE(slots); i++) {
+        PyObject *pairs = PyList_GET_ITEM(slots, i);
+        status = slot_order(pairs, roots, sequence_nr, nodes, numbers, (int)i, out);
+        out += 4 * PyList_GET_SIZE(pairs);
+    }
+    if (status == 0)
+        answer = PyTuple_Pack(2, nodes, layout);
+    Py_XDECREF(sequence_nr);
+    Py_XDECREF(nodes);
+    Py_XDECREF(numbers);
+    Py_XDECREF(layout);
     return answer;
 }
 
@@ -284,13 +507,16 @@ static PyObject *first_arrive(PyObject *shared, PyObject *edge, PyObject *gradie
     PyObject *memory = PyObject_CallOneArg(PyTuple_GET_ITEM(shared, EMPTY_LIKE), gradient);
     if (!memory)
         return NULL;
-    /* A new buffer takes its first contribution by its general path. */
-    PyObject *args[] = {slot, gradient, PyTuple_GET_ITEM(edge, EDGE_KEY)};
-    PyObject *add = PyTuple_GET_ITEM(shared, ADD);
-    int status = fan_drop_result(PyObject_Vectorcall(add, args, 2, PyTuple_GET_ITEM(shared, KEY)));
-    if (status == 0)
-        status = edge_count(shared, edge);
-    if (status == 0)
+    int status = edge_add(shared, edge, gradient);
+    if (status == 0) { /* a new buffer takes its first contribution by its general path */
+        PyObject *args[] = {slot, gradient, PyTuple_GET_ITEM(edge, EDGE_KEY)};
+        PyObject *add = PyTuple_GET_ITEM(shared, ADD);
+        PyObject *names = PyTuple_GET_ITEM(shared, KEY);
+        status = fan_drop_result(PyObject_Vectorcall(add, args, 2, names));
+        if (status == 0)
+            status = edge_count(shared, edge);
+    }
+    if (status >= 0)
         status = PyDict_SetItem(PyTuple_GET_ITEM(shared, PLACES), slot, memory);
     if (status < 0)
         Py_CLEAR(memory);
@@ -327,10 +553,16 @@ static PyObject *plain_arrive(PyObject *shared, PyObject *edge, PyObject *gradie
     bool is_only = is_last && kept == 0;
     if (kept < 0 || is_only || fan_sched_active())
         return NULL;
-    if (has_dtype(gradient, PyTuple_GET_ITEM(edge, EDGE_DTYPE)) <= 0)
+    PyObject *dtype = PyTuple_GET_ITEM(edge, EDGE_DTYPE);
+    if (dtype == Py_None)
         return NULL;
-    if (kept == 0)
+    if (kept == 0) { /* the others are plain if they are like the first one */
+        if (has_dtype(gradient, dtype) <= 0)
+            return NULL;
         return first_arrive(shared, edge, gradient);
+    }
+    if (!fan_is_tensor(gradient))
+        return NULL;
     if (is_last && PyDict_Contains(places, PyTuple_GET_ITEM(edge, EDGE_SLOT)) <= 0)
         return NULL;
     if (edge_add(shared, edge, gradient) <= 0)
@@ -414,6 +646,47 @@ static PyObject *produced(PyObject *self, PyObject *const *args, Py_ssize_t narg
     if (status < 0)
         Py_CLEAR(goes_on);
     return goes_on;
+}
+
+/* handle_remove: what `remove()` of torch's RemovableHandle does to the one dict of a node's hook,
+ * without Python. */
+static int handle_remove(PyObject *handle, PyObject *names)
+{
+    PyObject *ref = PyObject_GetAttr(handle, PyTuple_GET_ITEM(names, 0));
+    PyObject *id = NULL;
+    PyObject *hooks = NULL;
+    int status = -1;
+    if (ref)
+        id = PyObject_GetAttr(handle, PyTuple_GET_ITEM(names, 1));
+    if (id)
+        hooks = PyObject_CallNoArgs(ref);
+    if (hooks)
+        status = 0;
+    if (hooks && hooks != Py_None && PyObject_DelItem(hooks, id) < 0) {
+        status = -1;
+        if (PyErr_ExceptionMatches(PyExc_KeyError)) {
+            PyErr_Clear();
+            status = 0;
+        }
+    }
+    Py_XDECREF(ref);
+    Py_XDECREF(id);
+    Py_XDECREF(hooks);
+    return status;
+}
+
+static PyObject *remove_hooks(PyObject *Py_UNUSED(m), PyObject *handles)
+{
+    PyObject *names = Py_BuildValue("(ss)", "hooks_dict_ref", "id");
+    int status = names ? 0 : -1;
+    while (status == 0 && PyList_GET_SIZE(handles)) {
+        Py_ssize_t last = PyList_GET_SIZE(handles) - 1;
+        status = handle_remove(PyList_GET_ITEM(handles, last), names);
+        if (status == 0)
+            status = PyList_SetSlice(handles, last, last + 1, NULL);
+    }
+    Py_XDECREF(names);
+    return fan_none_unless(status);
 }
 
 static PyMethodDef produced_def = {"produced", (PyCFunction)(void (*)(void))produced, METH_FASTCALL,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .. import _core
 from . import rounding
 from .rounding import Factor, Vector, added, carrier, empty, factor, same
 from .rows import VERDICTS, Row, Verdict
@@ -117,6 +118,7 @@ class Record:
         self.marks: list[tuple[str, int]] = []
         self.excuse = ""  # why this step is not judged
         self.alone = 0  # gradients that did not go to the sum
+        self.clipped = 0  # the arrival after which a call clipped the sum first
         self.moving = False  # whether a gradient was not zero
         self.reducing = False  # whether ranks average the sum after its last arrival
         self.drift: Vector | None = None  # what averages over ranks took from the sum: zero over all ranks
@@ -223,6 +225,11 @@ class Record:
             return
         self.look(before, f"before it was {mark}")
         self._weigh()
+        changed = before is not None and after is not None and not same(before, after, self.dtype)
+        if mark == "unscaled" and self.clipped:
+            self._find("warning", "clipped before it was unscaled: the limit was compared with scaled gradients")
+        if mark == "clipped" and changed and not self.clipped:
+            self.clipped = self.arrivals
         self.scale = (self.scale[0] * scale, self.scale[1] * scale)
         self._mark(mark)
         self.last = after
@@ -259,6 +266,11 @@ class Record:
         """
         self.look(y, "before the step")
         self._weigh()
+        if 0 < self.clipped < self.arrivals:
+            words = (
+                f"clipped after arrival {self.clipped} of {self.arrivals}: earlier gradients count less than later ones"
+            )
+            self._find("warning", words)
         if self.began:
             self._resolve(declared, shared, clips, weighed)
             self._sum_up()
@@ -316,9 +328,10 @@ class Record:
         """An arrival: whether the sum after it is the sum before it and the gradient."""
         before, gradient, dtype = waiting.before, waiting.gradient, self.dtype
         self.arrivals += 1
-        right = added(before, gradient, dtype)
         self.last = after
-        if after is not None and same(after, right, dtype):
+        quickly = before is not None and after is not None and _core._adds_up(before, gradient, after, dtype)
+        right = gradient if quickly else added(before, gradient, dtype)
+        if after is not None and (quickly or same(after, right, dtype)):
             self._mark("+")
             self._keep(gradient, before, after)
             return

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -133,16 +133,19 @@ def backward(
         inputs = _several("inputs", inputs)
     sums = None
     if not create_graph and _are_dense(roots, wanted):
-        chosen = _chosen(_fan_ins([_place_of_root(t) for t in roots], inputs, named), accumulate, {*named})
+        chosen, producers = _chosen(_fan_ins([*map(_place_of_root, roots)], inputs, named), accumulate, {*named})
         if chosen:
             roots = _aliases(roots)
-            sums = _Sums(chosen, accumulate, [t.grad_fn for t in roots])
+            begin = [t.grad_fn for t in roots]
+            nodes, layout = _core._in_order(producers, begin)
+            sums = _sums_of(chosen, accumulate, layout)
     if sums is None:
         torch.autograd.backward(roots, gradients, retain_graph, create_graph, inputs=inputs)
         return
-    with sums:
+    with _Hooks(sums, begin, nodes):
         torch.autograd.backward(roots, gradients, retain_graph, create_graph, inputs=inputs)
     sums.check()
+    _keep(sums)
 
 
 def _aliases(roots: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -229,7 +232,11 @@ def _fan_ins(roots: list[Place], inputs: list[Any] | None, named: Iterable[Place
     pass begins with at a root comes from None, and the number of the root. RuntimeError if the graph lacks a place that
     `at` names.
     """
-    nodes, several = _core._fan_ins(roots)
+    named = [*named]
+    is_asked = bool(named) or inputs is not None
+    nodes, several = _core._fan_ins(roots, 2 if named else SEVERAL, 0 if is_asked else BAND)
+    if nodes is None:
+        return several
     for i, (node, _) in enumerate(named):
         if node not in nodes:
             raise RuntimeError(
@@ -238,7 +245,7 @@ def _fan_ins(roots: list[Place], inputs: list[Any] | None, named: Iterable[Place
             )
     if len(nodes) > BAND:
         _part(nodes, [node for node, _ in roots])
-    if inputs is None or not several:
+    if inputs is None:
         return several
     targets = {_place("backward: inputs", x)[0] for x in inputs}
     runs = _leading(nodes, targets)
@@ -303,8 +310,7 @@ def _leading(nodes: Iterable[Node], targets: set[Node]) -> set[Node]:
 # ---- which of them fanin sums
 
 
-@dataclass(frozen=True)
-class _FanIn:
+class _FanIn(NamedTuple):
     """Gradients that fanin sums."""
 
     name: str
@@ -312,11 +318,14 @@ class _FanIn:
     dtype: torch.dtype
     on_host: bool
     asked: bool  # by `accumulate` or `at`: it is not left to torch in silence
-    producers: list[Place]
+    producers: int  # how many gradients come, some of which may be undefined
 
 
-def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, named: set[Place]) -> list[_FanIn]:
-    chosen = []
+def _chosen(
+    fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, named: set[Place]
+) -> tuple[list[_FanIn], list[list[Place]]]:
+    """What fanin sums, and of each the nodes and edges that its gradients come from."""
+    chosen, producers_of = [], []
     places: dict[Node, Any] = {}  # what torch knows of each place of a node: read once, as it is a new list each time
     for place, producers in fan_ins.items():
         node, index = place
@@ -344,12 +353,13 @@ def _chosen(fan_ins: dict[Place, list[Place]], accumulate: DTypeLike | None, nam
         elif accumulate is not None:
             _check_sum(node, dtype, accumulate)
         if why is None:
-            chosen.append(_FanIn(node.name(), tuple(what.shape), dtype, device == "cpu", asked, producers))
+            chosen.append(_FanIn(node.name(), tuple(what.shape), dtype, device == "cpu", asked, len(producers)))
+            producers_of.append(producers)
         elif asked:
             raise RuntimeError(
                 f"backward: the gradient of {node.name()} {why}: only torch sums it: leave accumulate= and at= out"
             )
-    return chosen
+    return chosen, producers_of
 
 
 @functools.cache
@@ -379,8 +389,8 @@ BUFFERS = hasattr(torch.autograd.function.FunctionCtx, "input_grad_buffers")
 # ---- the hooks of a pass
 
 
-class _Sums(_core.Block):
-    """The sums of one pass: a block, in which their hooks are there.
+class _Sums:
+    """The sums of a pass, and the hooks that make them.
 
     The hooks are the last of their nodes, so that others receive what the node made.
     On the CPU the first gradient of a sum becomes a place for the sum, which torch keeps, and the later ones undefined;
@@ -388,32 +398,37 @@ class _Sums(_core.Block):
     the place, the last gradient becomes the sum, and the others undefined.
     """
 
-    def __init__(self, fan_ins: list[_FanIn], accumulate: DTypeLike | None, roots: list[Node]) -> None:
-        self.fan_ins = fan_ins
+    def __init__(self, fan_ins: list[_FanIn], accumulate: DTypeLike | None, layout: bytes, checked: bool) -> None:
+        self.fan_ins, self.form = fan_ins, (*fan_ins, layout, checked)
+        self.is_kept = accumulate is None and all(f.on_host for f in fan_ins)
         slots = [fanin.Slot(f.shape, f.dtype, accumulate=accumulate, name=f.name) for f in fan_ins]
         self.buffer = fanin.InputBuffer(slots, name="backward")
-        self.coming = [len(f.producers) for f in fan_ins]
+        self.coming = [f.producers for f in fan_ins]
         self.kept = [0] * len(fan_ins)  # how many gradients each slot of the buffer has; TORCHS: torch sums the others
         self.places: dict[int, torch.Tensor] = {}  # by slot: where the sum goes
         self.task = [NO_PASS]  # other passes may run the same nodes
-        checked = torch.is_anomaly_enabled()  # `arrive` checks every gradient
-        edges: defaultdict[Node, list[tuple[int, int, int, object]]] = defaultdict(list)
-        for slot, f in enumerate(fan_ins):
-            for key, (node, i) in enumerate(_in_order(f.producers, roots)):
-                edges[node].append((i, slot, key, f.dtype if f.on_host and not checked else None))
-        self.roots, self.edges = roots, edges
-        self.hooks: list[Any] = []
-
-    def _begin(self) -> None:
-        """Register the hooks. Between a hook and its place in the list no Python runs, which Ctrl-C could end."""
+        edges: defaultdict[int, list[tuple[int, int, int, object]]] = defaultdict(list)
+        numbers = iter(memoryview(layout).cast("i").tolist())
+        for node, i, slot, key in zip(numbers, numbers, numbers, numbers, strict=True):
+            f = fan_ins[slot]
+            edges[node].append((i, slot, key, f.dtype if f.on_host and not checked else None))
         lock = threading.Lock()  # nodes of several devices run on several threads
-        hooks = _core._producers(
-            self.buffer, self.task, _task, self.coming, self.kept, self.places, _empty_like, self.buffer.add,
-            self.buffer.take, lock.acquire, lock.release, self.arrive, [*map(tuple, self.edges.values())],
+        self.hooks = _core._producers(
+            self.buffer, self.task, _task, self.coming, self.kept, self.places,
+            _empty_like if checked else torch.empty_like, self.buffer.add,
+            self.buffer.take, lock.acquire, lock.release, self.arrive, [*map(tuple, edges.values())],
         )  # fmt: skip
-        register = [node.register_hook for node in self.edges]
-        self.hooks.extend(node.register_prehook(self.enter) for node in self.roots)
-        self.hooks.extend(map(operator.call, register, hooks))
+
+    def begin(self) -> None:
+        """Count anew."""
+        self.coming[:] = [f.producers for f in self.fan_ins]
+        self.kept[:] = [0] * len(self.fan_ins)
+
+    def end(self) -> None:
+        """Drop what an error has left."""
+        self.task[0] = NO_PASS
+        self.places.clear()
+        self.buffer.clear()
 
     def enter(self, _: Gradients) -> None:
         self.task[0] = _task()
@@ -475,23 +490,60 @@ class _Sums(_core.Block):
         self.kept[slot] = TORCHS
         return gradient
 
-    def _end(self, _: BaseException | None) -> None:
-        """Remove the hooks, and drop what an error has left. May be repeated."""
-        self.task[0] = NO_PASS
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks.clear()
-        self.places.clear()
-        self.buffer.clear()
-
     def check(self) -> None:
         """After a pass: RuntimeError if not every gradient came that the graph had."""
         for f, coming in zip(self.fan_ins, self.coming, strict=True):
-            if coming and coming < len(f.producers):
+            if coming and coming < f.producers:
                 raise RuntimeError(
-                    f"backward: {len(f.producers) - coming} of {len(f.producers)} gradients of {f.name} came: the graph"
-                    " changed while the pass ran, and its sum is wrong"
+                    f"backward: {f.producers - coming} of {f.producers} gradients of {f.name} came: the graph changed"
+                    " while the pass ran, and its sum is wrong"
                 )
+
+
+class _Hooks(_core.Block):
+    """A block in which the hooks of some sums are there. roots, nodes: those that begin the pass, and the producers."""
+
+    def __init__(self, sums: _Sums, roots: list[Node], nodes: list[Node]) -> None:
+        self.sums, self.roots, self.nodes = sums, roots, nodes
+        self.handles: list[Any] = []
+
+    def _begin(self) -> None:
+        """Register the hooks. Between a hook and its place in the list no Python runs, which Ctrl-C could end."""
+        self.sums.begin()
+        register = [node.register_hook for node in self.nodes]
+        self.handles.extend(node.register_prehook(self.sums.enter) for node in self.roots)
+        self.handles.extend(map(operator.call, register, self.sums.hooks))
+
+    def _end(self, _: BaseException | None) -> None:
+        """Remove the hooks. May be repeated."""
+        self.sums.end()
+        _core._remove_hooks(self.handles)
+
+
+KEPT = 16
+#: Sums that passes have left, by the form of their fan-ins.
+_kept: dict[Any, _Sums] = {}
+os.register_at_fork(after_in_child=_kept.clear)
+
+
+def _sums_of(fan_ins: list[_FanIn], accumulate: DTypeLike | None, layout: bytes) -> _Sums:
+    """Sums for a pass: those of an earlier one, where its fan-ins had the same form."""
+    checked = torch.is_anomaly_enabled()  # `arrive` checks every gradient
+    if accumulate is None:
+        kept = _kept.pop((*fan_ins, layout, checked), None)
+        if kept is not None:
+            return kept
+    return _Sums(fan_ins, accumulate, layout, checked)
+
+
+def _keep(sums: _Sums) -> None:
+    """Keep the sums of a pass that went well for the next one."""
+    if not sums.is_kept:
+        sums.hooks.clear()  # which refer to them
+        return
+    if len(_kept) >= KEPT:
+        _kept.clear()
+    _kept[sums.form] = sums
 
 
 def _empty_like(gradient: torch.Tensor) -> torch.Tensor:
@@ -502,11 +554,3 @@ def _empty_like(gradient: torch.Tensor) -> torch.Tensor:
 def _is_anomaly(gradient: torch.Tensor) -> bool:
     """Whether anomaly mode refuses a gradient."""
     return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled() and bool(gradient.isnan().any())
-
-
-def _in_order(producers: list[Place], roots: list[Node]) -> list[Place]:
-    """The producers in the order in which torch's engine runs them on one thread. roots: the nodes for those that are
-    None.
-    """
-    nodes = [(roots[i], 0) if node is None else (node, i) for node, i in producers]
-    return sorted(nodes, key=lambda one: (-one[0]._sequence_nr(), one[1]))

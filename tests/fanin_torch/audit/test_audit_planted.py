@@ -418,3 +418,34 @@ def test_a_micro_batch_without_a_pass_is_not_seen() -> None:
             return loss / (self.k - 1) if i != 1 else loss.detach().requires_grad_() * 0
 
     assert faults(Skipped().run().rows) == []
+
+
+def clipping_rows(limit: float, each: bool, scaled: bool) -> set[tuple[str, str]]:
+    """What an audit says of the parameters in a loop that clips after each micro-batch, or once before the step."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    with fanin.torch.audit(model.named_parameters(), optimizer) as audit:
+        for i, x in enumerate(torch.randn(K, 8, 20)):
+            scaler.scale(audit.loss(model(x).square().mean()) / K).backward()
+            if each or i == K - 1:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        scaler.step(optimizer)
+    return {(row.verdict, row.happened) for row in audit.rows if row.parameter != "the loss"}
+
+
+def test_a_norm_that_is_clipped_in_each_micro_batch_is_a_warning() -> None:
+    ((verdict, happened),) = clipping_rows(1e-3, True, False)
+    assert verdict == "warning" and happened.startswith("clipped after arrival 1 of 4")
+
+
+def test_a_norm_that_is_clipped_before_it_is_unscaled_is_a_warning() -> None:
+    ((verdict, happened),) = clipping_rows(1e-3, False, True)
+    assert verdict == "warning" and happened.startswith("clipped before it was unscaled")
+
+
+def test_a_norm_that_is_clipped_once_or_is_below_its_limit_is_right() -> None:
+    assert clipping_rows(1e-3, False, False) == {("right", "")}
+    assert clipping_rows(1e9, True, False) == {("right", "")}
+    assert clipping_rows(1e9, False, True) == {("right", "")}

@@ -410,7 +410,7 @@ class audit(_core.Block):
             return None
         if total.dtype is not samples.tensor_dtype and (record.undelivered or not record.began):
             wider = Samples(one.name, total, self.full, one.replica is not None)  # main_grad, made meanwhile
-            wider.index = samples.index
+            wider.index, wider.places = samples.index, samples.places
             if wider.dtype != "float64" and record.dtype != "float64":
                 one.samples, record.dtype = wider, wider.dtype
                 samples = wider

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ... import _core
+from ..._interop.torch import quicken
 from ..._words import type_of
 from ...audit import places, rounding
 from ...audit.rounding import Vector
@@ -57,6 +59,7 @@ class Samples:
 
     def __init__(self, name: str, total: torch.Tensor, full: bool, spread: bool) -> None:
         self.name, self.spread = name, spread
+        quicken()
         refuse_dispatching("gradient", total)
         self.sparse = total.layout == torch.sparse_coo
         if not self.sparse and total.layout != torch.strided:
@@ -69,6 +72,7 @@ class Samples:
         self.n = total.numel() * (2 if self.complex else 1)
         self.whole = full or self.n <= places.SAMPLES
         self.index: torch.Tensor | None = None
+        self.places: np.ndarray[Any, Any] | None = None  # the same, where the elements are read on the host
         self.again = 0
         if self.sparse:
             if self.dtype not in ("float32", "float64") or self.complex or total.sparse_dim() != 1:
@@ -108,7 +112,7 @@ class Samples:
                 self.again,
             )
         self.again += 1
-        self.index = torch.from_numpy(found).to(like.device)
+        self.places, self.index = found, torch.from_numpy(found).to(like.device)
 
     def _parts(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor of real numbers that requires no gradient."""
@@ -122,8 +126,11 @@ class Samples:
         """The sampled elements: a copy."""
         if self.sparse:
             return self._sketch(x)
-        x = self._parts(x)
         index = self.index
+        read = _core._elements(x, self.places)
+        if read is not None:
+            return read
+        x = self._parts(x)
         if index is None:
             x = x.reshape(-1).clone()
         elif x.is_contiguous():
