@@ -50,6 +50,14 @@ def passes(w: Any, reducer: Reducer) -> None:
     fanin.backward(root, reducer=reducer)
 
 
+def folds(w: Any, reducer: Reducer) -> None:
+    root = [(w, 0, np.ones(3))]
+    for _ in range(3):
+        with reducer.accumulate():
+            fanin.backward(root)
+    fanin.backward(root, reducer=reducer)
+
+
 def calls(w: Any, reducer: Reducer) -> None:
     reducer.group.barrier()
     fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
@@ -67,6 +75,9 @@ def weighed(w: Any, reducer: Reducer) -> None:
     with reducer.at(5, weight=3):
         fanin.backward(root)
 
+
+#: The sum of the next pass, with the contributions of before that were complete.
+BEFORE: dict[Any, tuple[int, ...]] = {weighed: (1,), folds: (1, 2, 3, 4)}
 
 #: Every so manieth line: a prime, so that it meets the lines of repeated calls at different places.
 STEP = 7
@@ -92,7 +103,7 @@ def interrupted(work: Callable[[Any, Reducer], None], options: dict[str, Any], s
             w.grad = None
             fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
             sums = reducer.shards[0] if reducer._options.into == "shard" else w.grad
-            assert sums.tolist()[0] in ((1,) if reducer._options.mean else (1, 2)), came  # 2: with that of before
+            assert sums.tolist()[0] in BEFORE.get(work, (1, 2)), came
             whole += 1
         else:
             assert "interrupted" in group.closed or "KeyboardInterrupt" in group.closed, came
@@ -103,20 +114,33 @@ def interrupted(work: Callable[[Any, Reducer], None], options: dict[str, Any], s
     return n, closed, whole
 
 
+def by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread sends, as it does of buckets that are not small."""
+    monkeypatch.setattr(reducer_module, "SMALL", 0)
+
+
 @pytest.mark.parametrize("step", sizes(STEP, 1))
+@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize(
     ("work", "options"),
     [
         (passes, {}),
         (calls, {"into": "shard"}),
         (weighed, {"mean": True}),
+        (folds, {"order": "rank"}),
         pytest.param(passes, {"order": "exact", "stats": True}, marks=pytest.mark.full),
         pytest.param(calls, {}, marks=pytest.mark.full),
     ],
 )
 def test_after_ctrl_c_at_any_line_a_plain_pass_is_right_and_groups_work_or_are_closed(
-    work: Callable[[Any, Reducer], None], options: dict[str, Any], step: int
+    work: Callable[[Any, Reducer], None],
+    options: dict[str, Any],
+    small: bool,
+    step: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not small:
+        by_thread(monkeypatch)
     n, closed, whole = interrupted(work, options, step)
     print(n, "lines:", closed, "groups closed,", whole, "open")
     assert n > 400 and min(closed, whole) > 20, (n, closed, whole)
@@ -165,6 +189,7 @@ def test_what_a_pass_leaves_behind_is_found_by_the_sample(
         ended_early: (reducer_module._State, "_end"),
         left_with_weights: (reducer_module.Reducer, "_reset"),
     }
+    by_thread(monkeypatch)
     monkeypatch.setattr(*places.get(fault, (reducer_module._Pass, "release")), fault)
     work, options = (weighed, {"mean": True}) if fault is left_with_weights else (passes, {})
     found: list[BaseException] = []
@@ -209,6 +234,7 @@ def test_a_pass_whose_thread_cannot_start_fails_on_every_rank_and_the_next_one_i
         fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
         return error, plain, w.grad.tolist()
 
+    by_thread(monkeypatch)
     failing = [True]
     monkeypatch.setattr(threading.Thread, "start", no_start)
     found = dist.threads(2, rank, timeout=None)
@@ -252,9 +278,14 @@ def torch_weights(p: Any, reducer: Reducer) -> None:
 
 
 @pytest.mark.partners
+@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("work", [torch_passes, torch_block, torch_last_pass, torch_weights])
-def test_after_ctrl_c_at_any_line_a_plain_pass_of_torch_is_right(work: Callable[[Any, Reducer], None]) -> None:
+def test_after_ctrl_c_at_any_line_a_plain_pass_of_torch_is_right(
+    work: Callable[[Any, Reducer], None], small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
+    if not small:
+        by_thread(monkeypatch)
     for n in itertools.count():
         p = torch.nn.Parameter(torch.zeros(3))
         loss = p.sum()

@@ -13,6 +13,7 @@ import pytest
 
 import fanin
 from fanin import _core, dist
+from fanin.dist import reducer as reducer_module
 from fanin.dist.group import Group
 from fanin.dist.norms import Squares, root
 from fanin.dist.reducer import Reducer, _Bucket
@@ -429,6 +430,44 @@ def test_buckets_travel_while_the_pass_goes_on() -> None:
         return float(first.grad[0])
 
     assert outcomes(2, rank) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_one_small_bucket_travels_at_the_end_of_its_pass_without_a_thread_and_with_one_header(one: bool) -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(2, 512)
+        reducer = Reducer(leaves, group, bucket_bytes=1 << 12 if one else 1 << 11)
+        before = group.counters.messages
+        fanin.backward(roots(leaves, 1), reducer=reducer)
+        return reducer._sender._begun, group.counters.messages - before, float(leaves[0].grad[0])
+
+    # for each bucket a header, terms and the sum; with several a header more, of how the pass ended
+    assert outcomes(2, rank) == [(False, 3, 2.0) if one else (True, 7, 2.0)] * 2
+
+
+@pytest.mark.parametrize("small", [0, reducer_module.SMALL])
+def test_ranks_of_which_one_fails_all_fail_and_the_next_pass_is_right(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducer_module, "SMALL", small)
+
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(2)
+        reducer = Reducer(leaves, group)
+        other = Reducer([*leaves, *leaves_of(1)], group) if group.rank else reducer
+        bad = node(leaves[0], raises if group.rank else lambda g: g, "Mul")
+        with pytest.raises(ZeroDivisionError if group.rank else fanin.PeerError, match="planted"):
+            fanin.backward([*roots(leaves[1:], 1), (bad, 0, np.ones(300, "f4"))], reducer=reducer)
+        with pytest.raises(fanin.PeerError, match="rank 1 has"):
+            fanin.backward(roots(leaves, 1), reducer=other)
+        some = roots(leaves[: 1 + group.rank], 1)
+        with pytest.raises(fanin.PeerError, match="w1 has a gradient on ranks"):
+            fanin.backward(some, reducer=reducer)
+        assert [w.grad for w in leaves] == [None, None]
+        fanin.backward(roots(leaves, 1), reducer=reducer)
+        return [float(w.grad[0]) for w in leaves]
+
+    assert outcomes(2, rank) == [[2.0, 2.0]] * 2
 
 
 # ---------------------------------------------------------------- the norm

@@ -354,7 +354,7 @@ def explained(group: Group, order: Any, **options: Any) -> tuple[str, str, int]:
         elif key is None:
             before = group.counters.bytes_sent
             fanin.backward(some(), reducer=reducer.at(group.rank if order == "key" else None))
-    headers = (group.size - 1) * 2 * 1024
+    headers = (group.size - 1) * 1024
     return reducer.explain(0), reducer.explain(a), group.counters.bytes_sent - before - headers
 
 
@@ -394,7 +394,7 @@ def test_explain_names_the_levels_of_a_sum() -> None:
         fanin.backward([node(w)], reducer=reducer)
         now = group.counters
         near = now.bytes_sent - now.bytes_between - (before.bytes_sent - before.bytes_between)
-        return reducer.explain(w), near - 2 * 1024 - 2 * 1024  # headers, the sum
+        return reducer.explain(w), near - 1024 - 2 * 1024  # the header, the sum
 
     text, near = dist.threads(4, rank, nodes=2, timeout=None)[2]
     assert text.splitlines()[2:] == [

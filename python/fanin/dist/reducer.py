@@ -53,6 +53,9 @@ __tracebackhide__ = True  # no frames of ours in reports of pytest
 #: Bytes of a gradient: copying more costs more than finding out whether a copy is needed.
 LARGE = 1 << 16
 
+#: Bytes of a bucket whose sum takes less time than a thread needs to begin it.
+SMALL = 1 << 16
+
 #: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
 _inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
 
@@ -406,6 +409,8 @@ class Reducer(_core.Block):
         ]
         for bucket in made:
             self._options.check_dtypes(bucket.layout, "Reducer")
+        #: One small bucket travels when the pass has ended, on its thread. So its header says that no rank failed.
+        self._sends_at_end = len(made) == 1 and sum(leaf.size * itemsize(leaf.dtype) for leaf in specs) <= SMALL
         self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
         self._parts += [part for bucket in made for part in bucket.layout.parts]
         self._digest = digest(self._parts)
@@ -779,7 +784,9 @@ class Reducer(_core.Block):
     # ---- on the sending thread
 
     def _send(self, number: int) -> None:
-        """Sum all buckets, in their order on every rank; then agree that no rank failed."""
+        """Sum all buckets, in their order on every rank; then agree that no rank failed, which is known of a small one
+        alone.
+        """
         for bucket in self._buckets:
             failed = self._until(bucket)
             with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
@@ -787,6 +794,8 @@ class Reducer(_core.Block):
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
             self._travels.append(call.data_ns)
+        if self._sends_at_end:
+            return
         failed = self._until(None)
         with Call(self.group, self._name, number, len(self._buckets), self._timeout) as call:
             call.title = "pass end"
@@ -1021,7 +1030,9 @@ class _Pass(_State):
         reducer._in_block = self.block
         reducer._travels = []
         reducer._divert(self)
-        if here.spawn is not None:
+        if reducer._sends_at_end:
+            pass
+        elif here.spawn is not None:
             here.spawn(partial(self.send, "thread", ()))
         else:
             reducer._sender.put(partial(self.send, "thread", beside()))
@@ -1062,7 +1073,7 @@ class _Pass(_State):
             error = error or e
         ended = time.monotonic_ns()
         reducer._pass_ended(error)
-        if not self.begun:
+        if not self.begun or reducer._sends_at_end:
             self.send("end", ())
         reducer._sent.wait(self.turn)
         error = error or reducer._failed
