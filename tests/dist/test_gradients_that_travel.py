@@ -32,22 +32,27 @@ def leaf_with(make: Any) -> tuple[fanin.Leaf, Any]:
     return w, [(fanin.Node(make, edges=[(w, 0)]), 0, np.ones(1, "f4"))]
 
 
+@pytest.mark.parametrize("weight", [None, 0.3])
 @pytest.mark.parametrize("order", [None, "key", "rank", "exact"])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_sums_of_gradients_that_travel_have_the_bits_of_others(order: Any, n: int) -> None:
+def test_sums_of_gradients_that_travel_have_the_bits_of_others(order: Any, n: int, weight: float | None) -> None:
     def rank(group: Group) -> bool:
+        def at_once(count: int) -> Any:
+            weights = None if weight is None else [weight] * count
+            return dist.add_n([value(group.rank)] * count, group, order, weights=weights)
+
         w, roots = leaf_with(lambda g: value(group.rank))
         reducer = Reducer([w], group, order=order)
         for _ in range(2):
             w.grad = None
-            fanin.backward(roots, reducer=reducer, keep_graph=True)
-            once = bits(w.grad) == bits(dist.add_n([value(group.rank)], group, order))
+            fanin.backward(roots, reducer=reducer, keep_graph=True, weight=weight)
+            once = bits(w.grad) == bits(at_once(1))
         w.grad = None
         for _ in range(3):
-            with reducer.accumulate():
+            with reducer.accumulate(weight=weight):
                 fanin.backward(roots, keep_graph=True)
-        fanin.backward(roots, reducer=reducer, keep_graph=True)
-        return once and bits(w.grad) == bits(dist.add_n([value(group.rank)] * 4, group, order))
+        fanin.backward(roots, reducer=reducer, keep_graph=True, weight=weight)
+        return once and bits(w.grad) == bits(at_once(4))
 
     assert dist.threads(n, rank, timeout=None) == [True] * n
 
@@ -162,6 +167,20 @@ def test_a_gradient_of_torch_travels_without_a_copy(monkeypatch: pytest.MonkeyPa
 
     assert dist.threads(2, rank, timeout=None) == [4.0 * SIZE] * 2
     assert messages.most <= 2 * (4 * SIZE + 4 * SIZE // 2)  # the sum, and half of a gradient that is received
+
+
+@pytest.mark.partners
+def test_a_large_parameter_whose_shape_has_changed_is_named_with_both_shapes() -> None:
+    torch = pytest.importorskip("torch")
+
+    def rank(group: Group) -> None:
+        w = torch.nn.Parameter(torch.ones(SIZE))
+        reducer = Reducer([("w", w)], group)
+        w.data = torch.ones(SIZE // 2)
+        with pytest.raises(ValueError, match=r"w: expected float32 of shape \(65536,\), got"), reducer:
+            torch.autograd.backward((w * 2).sum())
+
+    dist.threads(1, rank, timeout=None)
 
 
 @pytest.mark.partners
