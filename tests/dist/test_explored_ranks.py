@@ -12,6 +12,7 @@ import pytest
 
 import fanin
 from fanin import _core, dist
+from fanin.dist import reducer as reducer_module
 from fanin.dist import sums
 from fanin.dist.group import Call, Group
 from fanin.dist.layout import Level
@@ -91,6 +92,12 @@ def expected(
     return [([one, *["ended"] * after], grads) for one in first]
 
 
+@pytest.fixture(autouse=True)
+def a_thread_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of buckets that are not small, so that there are orders to explore."""
+    monkeypatch.setattr(reducer_module, "SMALL", 0)
+
+
 def scenario(machine: Machine, n: int, buckets: int, nodes: int = 1, **options: Any) -> Any:
     outcome = on_ranks(machine, n, lambda group: passes(group, buckets, **options), nodes)
     facts = {k: v for k, v in options.items() if k not in ("turned", "order")}
@@ -140,6 +147,14 @@ SAMPLE = (SCENES[0], SCENES[1])
 def test_every_order_of_ranks_has_one_outcome(n: int, buckets: int, options: dict[str, Any], least: int) -> None:
     report = explored(n, buckets, **options)
     assert report.ok and report.runs >= least, report
+
+
+@pytest.mark.parametrize("options", [{}, {"fails": 0}, {"fails": 1, "after": True}, {"order": "exact"}])
+def test_every_order_of_ranks_with_a_small_bucket_has_one_outcome(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducer_module, "SMALL", 1 << 16)
+    assert explored(2, 1, **options).ok
 
 
 TWO_LEVELS = {"nodes": 2, "order": "exact"}

@@ -12,6 +12,7 @@ import pytest
 import fanin
 from fanin import _core, dist
 from fanin._threads import here
+from fanin.dist import reducer as reducer_module
 from fanin.dist import sums
 from fanin.dist.group import Group
 from fanin.dist.reducer import Reducer, _Collecting
@@ -20,6 +21,12 @@ from fanin.sim import Machine, Report, explore
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.threads, pytest.mark.partners]
+
+
+@pytest.fixture(autouse=True)
+def a_thread_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of buckets that are not small, so that there are orders to explore."""
+    monkeypatch.setattr(reducer_module, "SMALL", 0)
 
 
 def total(named: list[tuple[str, Any]], factor: float) -> Any:
@@ -96,6 +103,14 @@ SCENES: list[tuple[dict[str, Any], int]] = [
 def test_every_order_of_blocks_on_ranks_has_one_outcome(options: dict[str, Any], least: int) -> None:
     report = explored(**options)
     assert report.ok and report.runs >= least, report
+
+
+@pytest.mark.parametrize("options", [options for options, _ in SCENES])
+def test_every_order_of_blocks_with_a_small_bucket_has_one_outcome(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducer_module, "SMALL", 1 << 16)
+    assert explored(**options).ok
 
 
 class Ticket:
