@@ -401,13 +401,16 @@ static fan_status partial_more(fan_fold *fold, partial_sum *sum, fan_error *err)
 static fan_status partial_place(fan_fold *fold, partial_sum *sum, fan_error *err)
 {
     const fan_value *first = fold->terms[0].v;
-    const fan_array *like = NULL; /* D16 */
+    const fan_array *like = NULL; /* D16: a partial one that comes before is in C order */
+    bool after_partial = false;
     for (size_t i = 0; i < fold->n; i++) {
         const fan_value *value = fold->terms[i].v;
+        if (value->form == FAN_FORM_PARTIAL)
+            after_partial = true;
         if (value->form != FAN_FORM_DENSE)
             continue;
         sum->some_dense = true;
-        if (!like)
+        if (!like && !after_partial)
             like = value->array;
     }
     if (fold->plan.exclusive) {

@@ -404,3 +404,21 @@ def test_the_attributes_of_a_partial_gradient_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         diagonal.offset = 2  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(diagonal)) == diagonal == Diagonal(np.int64(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.rule("P1", "P2")
+def test_the_layout_of_a_sum_does_not_depend_on_the_budget() -> None:
+    """A partial gradient that reaches each element is dense after a fold, before the Fortran-ordered one comes."""
+    fortran = np.asfortranarray(np.ones((2, 3)))
+    whole, some = Partial(np.ones((2, 3)), (), (2, 3)), Partial(np.ones(3), 0, (2, 3))
+    for terms, order in (
+        ([whole, fortran], "C"),
+        ([some, fortran], "C"),
+        ([fortran, whole], "F"),
+        ([fortran, some], "F"),
+    ):
+        for budget in BUDGETS:
+            buf = fanin.InputBuffer(1, budget=budget)
+            for key, x in enumerate(terms):
+                buf.add(0, x, key=key)
+            assert buf.take(writable=True)[0].flags[f"{order}_CONTIGUOUS"], (terms, budget)
