@@ -231,6 +231,29 @@ class TorchEngine:
             return _Works([work], lambda: [bytes(x.cpu().numpy()) for x in receive], keep)
         return _Header(self, work, lambda: [bytes(x.numpy()) for x in receive], keep)
 
+    alike = True  #: `share` sends all ranks the same message
+
+    def share(self, sends: Sequence[NDArray], receives: Sequence[NDArray], again: bool) -> _Works:
+        """A collective operation, in messages of the largest size: waits for it can be ended, unlike those point to
+        point, and it takes little longer than one of the size that is sent.
+        """
+        send, room = sends[self.rank], len(receives[0])
+        padded = np.zeros(room, np.uint8)
+        padded[: len(send)] = send
+        mine = torch.from_numpy(padded).to(self.device)
+        places = [self._tensor(x) for x in receives]
+        work = dist.all_gather(places, mine, group=self._alive(), async_op=True)
+        sizes = [room] * self.size
+        if self.device.type != "cpu":
+
+            def done() -> list[int]:
+                for host, x in zip(receives, places, strict=True):
+                    host[:] = x.cpu().numpy()
+                return sizes
+
+            return _Works([work], done, (mine, places))
+        return _Header(self, work, lambda: sizes, (mine, places))
+
     def all_to_all(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Works:
         pg = self._alive()
         tensors = {id(x): self._tensor(x) for x in sends}  # one array may go to several ranks
