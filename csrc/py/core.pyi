@@ -1844,6 +1844,11 @@ def message_new(size: int, /) -> NDArray:
 def window_round(window: object, out: object, scale: complex | None, /) -> None:
     """Write the sum, times `scale`, rounded once, to an array with the window's number of elements."""
 
+def exact_into(terms: list[object], out: object, scale: complex | None, /) -> bool:
+    """Write the exact sum of a few small arrays of one shape and dtype, times `scale`, rounded once, to `out`, of the
+    same. False: nothing was written, as `add_n` must do it.
+    """
+
 @final
 class EventCount:
     """A number that only grows; threads wait until it is large enough, a step of explored schedules without polling."""
@@ -1875,8 +1880,17 @@ def trace_bucket(label: str, group: int, number: int, bucket: int, begin_ns: int
     line for each other rank to which it sent bytes: `sends`.
     """
 
+def tracing() -> bool:
+    """Whether a trace records this thread."""
+
 def yield_thread() -> None:
     """Let other threads and processes use this core. Unlike os.sched_yield before Python 3.12, it releases the GIL."""
+
+# requests.c
+def requests_run(state: NDArray, begin: bool, /) -> int:
+    """Start the requests of an MPI library that `state` describes, if `begin`; then look at them for a short while.
+    Return 0 if all are complete, -1 if some are not, else the library's error. Without the GIL.
+    """
 
 # float_mode.c
 def in_default_modes(call: Callable[[], _T], /) -> _T:

@@ -555,7 +555,7 @@ def test_a_call_without_a_limit_waits_without_one_and_the_others_as_long_as_the_
         class Noting:
             def __getattr__(self, name: str) -> Any:
                 call = getattr(engine, name)
-                return (lambda *args: Wait(call(*args))) if name in ("exchange", "all_to_all") else call
+                return (lambda *args: Wait(call(*args))) if name in ("share", "exchange", "all_to_all") else call
 
         class Wait:
             def __init__(self, pending: Any) -> None:
@@ -729,7 +729,7 @@ class Breaks:
             call(*args)
             return self
 
-        return broken if name in ("exchange", "all_to_all") else call
+        return broken if name in ("share", "exchange", "all_to_all") else call
 
     def wait(self, timeout: float | None) -> Any:
         raise OSError("the wire broke")

@@ -303,4 +303,60 @@ done:
     return result;
 }
 
+/* ---- a sum of a few arrays, without a window ---- */
+
+/* exact_fits: whether the value can be a term of an exact sum in `out`, or `out` itself. */
+static bool exact_fits(const fan_value *v, const fan_value *out)
+{
+    if (v->form != FAN_FORM_DENSE || v->device != fan_cpu() || v->dtype != out->dtype)
+        return false;
+    return fan_exact_fits(v->dtype) && fan_array_same_shape(v->array, out->array);
+}
+
+/* exact_terms: reads the terms; returns how many fit, of which the caller releases the values. */
+static size_t exact_terms(PyObject *arrays, const fan_value *out, fan_value *values,
+                          fan_operand *in)
+{
+    size_t n = (size_t)PyList_GET_SIZE(arrays);
+    for (size_t k = 0; k < n; k++) {
+        if (fan_import(PyList_GET_ITEM(arrays, k), false, false, &values[k]) < 0)
+            return k;
+        in[k].array = values[k].array;
+        if (!exact_fits(&values[k], out)) {
+            fan_value_release(&values[k]);
+            return k;
+        }
+    }
+    return n;
+}
+
+static PyObject *exact_into(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    fan_value out;
+    fan_take options = {0};
+    if (fan_storage_redirected()) /* a graph tree records: add_n knows what to do */
+        Py_RETURN_FALSE;
+    if (fan_scale_arg(a[2], &options) < 0 || fan_import_out(a[1], &out) < 0)
+        return NULL;
+    size_t n = (size_t)PyList_GET_SIZE(a[0]);
+    fan_value *values = fan_calloc((n + 1) * sizeof *values);
+    fan_operand *in = fan_calloc((n + 1) * sizeof *in);
+    size_t read = 0;
+    bool fits = values && in && n > 0;
+    if (fits) {
+        read = exact_terms(a[0], &out, values, in);
+        fits = read == n && exact_fits(&out, &out) && !PyErr_Occurred();
+    }
+    if (fits)
+        fan_exact_fold(out.array, in, n, out.dtype, options.scale.on ? &options.scale : NULL);
+    for (size_t k = 0; k < read; k++)
+        fan_value_release(&values[k]);
+    fan_value_release(&out);
+    fan_free(values);
+    fan_free(in);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(fits);
+}
+
 #include "py/declared/window.h"

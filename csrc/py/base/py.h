@@ -397,7 +397,8 @@ extern PyMethodDef fan_add_n_functions[], fan_add_rows_functions[], fan_collecto
     fan_options_functions[], fan_exchange_functions[], fan_overlap_functions[],
     fan_analysis_functions[], fan_cuda_functions[], fan_backends_functions[], fan_pass_functions[],
     fan_walk_functions[], fan_cpu_kernel_functions[], fan_window_functions[], fan_ranks_functions[],
-    fan_float_mode_functions[], fan_elements_functions[];
+    fan_float_mode_functions[], fan_elements_functions[], fan_requests_functions[];
+
 /* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now
  * on. */
 void fan_cuda_compile_in_python(void);

@@ -121,7 +121,8 @@ static int module_exec(PyObject *m)
         fan_pass_functions,      fan_walk_functions,          fan_collector_functions,
         fan_producers_functions, fan_cpu_kernel_functions,    fan_window_functions,
         fan_ranks_functions,     fan_float_mode_functions,    fan_add_rows_functions,
-        fan_elements_functions,
+        fan_elements_functions,  fan_requests_functions,
+
 #ifdef FAN_TEST
         fan_for_tests_functions, fan_machine_tests_functions,
 #endif

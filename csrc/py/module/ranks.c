@@ -53,6 +53,11 @@ static PyObject *trace_bucket(PyObject *Py_UNUSED(module), PyObject *const *a)
     Py_RETURN_NONE;
 }
 
+static PyObject *tracing(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyBool_FromLong(fan_trace_on());
+}
+
 static PyObject *yield_thread(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     Py_BEGIN_ALLOW_THREADS

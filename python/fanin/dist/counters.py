@@ -13,6 +13,7 @@ class GroupCounters:
     """The work of one rank in a group (`Group.counters`)."""
 
     sums: int = 0  #: buckets and arrays whose sums travelled
+    planned: int = 0  #: sums without headers, by plans of earlier ones
     messages: int = 0  #: messages to other ranks, headers included
     bytes_sent: int = 0  #: their bytes
     messages_between: int = 0  #: messages to ranks of other nodes (`Group.nodes`)
@@ -53,13 +54,14 @@ class Tally:
     """Counters in progress."""
 
     def __init__(self) -> None:
-        self.sums = self.messages = self.bytes_sent = self.messages_between = self.bytes_between = 0
+        self.sums = self.planned = self.messages = self.bytes_sent = self.messages_between = self.bytes_between = 0
+        self.first_bytes = self.first_between = 0  #: of bytes_sent and bytes_between: those of first messages
         self.wait_ns = self.data_ns = self.hidden_ns = 0
 
     def counters(self) -> GroupCounters:
         seconds = (1e-9 * ns for ns in (self.wait_ns, self.data_ns, self.hidden_ns))
         between = self.messages_between, self.bytes_between
-        return GroupCounters(self.sums, self.messages, self.bytes_sent, *between, *seconds)
+        return GroupCounters(self.sums, self.planned, self.messages, self.bytes_sent, *between, *seconds)
 
     def sent(self, sends: Sequence[int], between: Sequence[int], begin_ns: int, end_ns: int, header: bool) -> None:
         """Count an operation, with the bytes that it sent to each rank, and to each rank of another node."""

@@ -64,6 +64,11 @@ class Engine(Protocol):
     no longer succeed raises any exception, at its start or in `wait`. An engine may have `largest`, the bytes of its
     largest message, and `nodes`, for each rank the number of the machine that it runs on; both are the same on every
     rank.
+
+    An engine may have an operation `share(sends, receives, again)`, with which sums begin instead of `exchange`: as
+    `all_to_all`, but a message may be shorter than the array of `receives` that it comes into, and each rank sends each
+    other one a message; the result is how many bytes each rank sent, or more. again: this rank gives the same two lists
+    of arrays often. With `alike`, True, all arrays of `sends` are the same one.
     """
 
     rank: int  #: from 0 to size - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import json
 import math
@@ -16,29 +17,47 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
+
 from fanin import _core
 from fanin._interop.classes import attribute
+from fanin._interop.protocols import NDArray
 from fanin._words import names_nearest, type_of
 from fanin.errors import PeerError
 
 from .counters import GroupCounters, Tally
 from .engine import Engine, end_reason
+from .frames import (
+    FULL,
+    HEAD_SIZE,
+    NO_STEP,
+    ByExchange,
+    CutShort,
+    Head,
+    read,
+    room_of,
+)
 from .layout import digest, levels_of
 from .skip import check_steps, is_skipped, reducers_of, skip
 from .survivors import agreed
 
 if TYPE_CHECKING:
+    from .plans import Plan
     from .reducer import Reducer
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
-
-#: Bytes of the first message of a header; longer ones send the rest in a second.
-FRAME = 1024
 
 Header = dict[str, Any]  #: of ranks that sent the same text it is one object: nothing may write to it
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _numbers = itertools.count(1)
+_process = os.getpid()
+
+
+def _forked() -> None:
+    global _process
+    _process = os.getpid()
+    _known.clear()  # another thread may have held a lock
 
 
 class _Here(threading.local):
@@ -110,6 +129,10 @@ class Group:
         self._process = os.getpid()
         self._uses: dict[str, Use] = {}  #: "now": the one that has begun
         atexit.register(_ends, weakref.ref(self))  # after the engine's own, so it runs before that
+        #: Whether the first messages of a rank to all others are the same.
+        self._alike = getattr(engine, "alike", not hasattr(engine, "share"))
+        self._room = room_of(engine.size, self._alike)
+        self._rows: list[NDArray] = []  #: what the first message of each rank is received into
 
     @property
     def rank(self) -> int:
@@ -182,6 +205,14 @@ class Group:
         self._nodes, self._levels = nodes, levels_of(self.rank, nodes)
         self._flat = levels_of(self.rank, [0] * self.size)
         self._nodes_text = shortly(nodes)
+        self._between = sum(node != nodes[self.rank] for node in nodes)  #: ranks of other nodes
+        self._plans: dict[object, Plan] = {}  #: the least recently used one first
+
+    def _receives(self) -> list[NDArray]:
+        """Memory for the first message of each rank."""
+        if not self._rows:
+            self._rows = list(np.empty((self.size, self._room), np.uint8))
+        return self._rows
 
     @property
     def closed(self) -> str | None:
@@ -387,31 +418,34 @@ class Use(_core.Block):
         """Whether it has begun, and has not ended."""
         return self.group._uses.get("now") is self
 
-    def _begin(self) -> None:
-        group, name = self.group, self.name
-        if group._process != os.getpid():
-            raise RuntimeError(f"{name}: the group {group.name} was made before fork(): a child makes its own")
+    def _begin(self) -> Any:
+        group = self.group
+        if group._process != _process:
+            raise RuntimeError(f"{self.name}: the group {group.name} was made before fork(): a child makes its own")
         outer = _here.inside
         if outer is not None and outer.holds:
             which = "the same" if outer.group is group else "another"
-            raise RuntimeError(f"{name}: this thread is inside a pass of {which} group: expected it to end first")
+            raise RuntimeError(f"{self.name}: this thread is inside a pass of {which} group: expected it to end first")
         if group._uses.setdefault("now", self) is not self:
-            raise RuntimeError(f"{name}: another thread uses the group {group.name}: expected one thread at a time")
+            raise RuntimeError(
+                f"{self.name}: another thread uses the group {group.name}: expected one thread at a time"
+            )
         _here.inside = self
         if group._closed is not None:
-            raise RuntimeError(f"{name}: the group {group.name} is closed: {group._closed}")
+            raise RuntimeError(f"{self.name}: the group {group.name} is closed: {group._closed}")
 
     def _end(self, error: BaseException | None) -> None:
-        if self.holds:
+        uses = self.group._uses
+        if uses.get("now") is self:
             _here.inside = None
-            del self.group._uses["now"]
+            del uses["now"]
 
 
-class _OneCall(_core.Block):
+class _OneCall(Use):
     """A use of a group for one call, which its `with` has."""
 
     def __init__(self, group: Group, name: str, timeout: TimeLimit) -> None:
-        self.use, self.timeout = Use(group, name), timeout
+        self.group, self.name, self.timeout = group, name, timeout
         self.made: Call | None = None
 
     if TYPE_CHECKING:
@@ -419,25 +453,23 @@ class _OneCall(_core.Block):
         def __enter__(self) -> Call: ...
 
     def _begin(self) -> Call:
-        group, name = self.use.group, self.use.name
-        self.use._begin()
-        group._passes += 1
-        call = Call(group, name, group._passes, 0, group.timeout)
-        call.title = name
-        self.made = call
+        super()._begin()
+        group, name = self.group, self.name
+        group._passes = number = group._passes + 1
+        self.made = call = Call(group, name, number, 0, group.timeout, name)
         call.timeout = limit_of(name, self.timeout, group.timeout)
         return call
 
     def _end(self, error: BaseException | None) -> None:
-        if not self.use.holds:
+        if self.group._uses.get("now") is not self:
             return
         try:
             if self.made is not None:
                 self.made._end(error)
             elif error is not None and not isinstance(error, Exception):  # else it was refused
-                self.use.group.interrupted(error)
+                self.group.interrupted(error)
         finally:
-            self.use._end(error)
+            super()._end(error)
 
 
 def seconds(call: str, timeout: object) -> float | None:
@@ -488,20 +520,29 @@ class Call(_core.Block):
     closes the group, because the other ranks may wait for data.
     """
 
-    def __init__(self, group: Group, name: str, number: int, bucket: int, timeout: float | None) -> None:
+    data_ns = (0, 0)  #: when its data began and ended to travel
+    _shared_ns = (0, 0)  #: .. its first message
+    _summing = 0  #: since when the owner sums what came
+    _met = _over = False
+    options: str | None = None  #: what a rank that skips the call needs to take part in it
+
+    def __init__(
+        self, group: Group, name: str, number: int, bucket: int, timeout: float | None, title: str | None = None
+    ) -> None:
         self.group, self.name, self.timeout = group, name, timeout
-        self.at: Header = {
-            "step": group._step,
-            "call": name,
-            "pass": number,
-            "bucket": bucket,
-            "nodes": group._nodes_text,
+        self.number, self.bucket, self.step = number, bucket, group._step
+        self.title = title or f"bucket {bucket}"  #: in traces
+
+    @functools.cached_property
+    def at(self) -> Header:
+        """The first fields of its header, which are equal on all ranks."""
+        return {
+            "step": self.step,
+            "call": self.name,
+            "pass": self.number,
+            "bucket": self.bucket,
+            "nodes": self.group._nodes_text,
         }
-        self.title = f"bucket {bucket}"  #: in traces
-        self.options: str | None = None  #: what a rank that skips the call needs to take part in it
-        self.data_ns = (0, 0)  #: when its data began and ended to travel
-        self._summing = 0  #: since when the owner sums what came
-        self._met = self._over = False
 
     def _begin(self) -> Self:
         return self
@@ -542,8 +583,24 @@ class Call(_core.Block):
         """
         self._summed()
         begin, engine = time.monotonic_ns(), self.group._engine
+        result = self._waited(getattr(engine, operation), *args)
+        end, header = time.monotonic_ns(), operation == "exchange"
+        sends = [len(args[0])] * engine.size if header else [len(x) for x in args[0]]
+        sends[engine.rank] = 0
+        nodes = self.group.nodes
+        between = [n for n, node in zip(sends, nodes, strict=True) if node != nodes[engine.rank]]
+        self.group._tally.sent(sends, between, begin, end, header)
+        if not header:
+            self.data_ns = (self.data_ns[0] or begin, end)
+        self.trace(step, begin, () if header else tuple(sends))
+        if step.startswith("to "):
+            self._summing = time.monotonic_ns()
+        return result
+
+    def _waited(self, operation: Callable[..., Any], *args: Any) -> Any:
+        """The result of an operation that is started here; a PeerError that closes the group if it does not come."""
         try:
-            result = getattr(engine, operation)(*args).wait(self.timeout)
+            return operation(*args).wait(self.timeout)
         except TimeoutError as e:
             within = "" if self.timeout is None else f" within {self.timeout:g} s"
             reason = (str(e) or "no answer") + within
@@ -558,18 +615,43 @@ class Call(_core.Block):
         except BaseException as e:
             self.group.interrupted(e)
             raise
-        end, header = time.monotonic_ns(), operation == "exchange"
-        sends = [len(args[0])] * engine.size if header else [len(x) for x in args[0]]
-        sends[engine.rank] = 0
-        nodes = self.group.nodes
-        between = [n for n, node in zip(sends, nodes, strict=True) if node != nodes[engine.rank]]
-        self.group._tally.sent(sends, between, begin, end, header)
-        if not header:
-            self.data_ns = (self.data_ns[0] or begin, end)
-        self.trace(step, begin, () if header else tuple(sends))
-        if step.startswith("to "):
-            self._summing = time.monotonic_ns()
-        return result
+
+    def share(self, sends: list[NDArray], sent: int, between: int, again: bool = False) -> Sequence[int]:
+        """Send the first messages of this rank, and receive those of all others into `Group._receives`; return how many
+        bytes each rank sent to this one, or more. sent, between: the bytes of all messages, and of those to other
+        nodes. again: this rank sends the same list often.
+        """
+        group = self.group
+        engine, rows, tally = group._engine, group._rows or group._receives(), group._tally
+        begin = time.monotonic_ns()
+        share = getattr(engine, "share", None)
+        if share is None:
+            sizes: Sequence[int] = self._waited(ByExchange, engine, sends, rows)
+        else:
+            sizes = self._waited(share, sends, rows, again)
+        end = time.monotonic_ns()
+        self._shared_ns = begin, end
+        tally.messages += len(rows) - 1
+        tally.bytes_sent += sent
+        tally.first_bytes += sent
+        tally.wait_ns += end - begin
+        if group._between:
+            tally.messages_between += group._between
+            tally.bytes_between += between
+            tally.first_between += between
+        return sizes
+
+    def met(self, step: str, sends: Sequence[NDArray]) -> None:
+        """All ranks have the same plan; `step`: what came with their heads, "headers" for nothing."""
+        self._met = True
+        self.group._tally.planned += 1
+        if step != "headers":
+            self.data_ns = self._shared_ns
+            self._summing = self._shared_ns[1]
+        if _core.tracing():
+            sizes = [len(x) for x in sends]
+            sizes[self.group.rank] = 0
+            self.trace(step, self._shared_ns[0], () if step == "headers" else tuple(sizes))
 
     def _summed(self) -> None:
         """The owner's sum, if one was made since data came, has ended."""
@@ -580,28 +662,52 @@ class Call(_core.Block):
 
     def trace(self, step: str, begin_ns: int, sends: tuple[int, ...] = ()) -> None:
         """Write a step since `begin_ns` to the traces of this thread, with the bytes sent to each rank."""
-        at = self.at
-        _core.trace_bucket(f"{self.title}: {step}", self.group._number, at["pass"], at["bucket"], begin_ns, sends)
+        if _core.tracing():
+            label = f"{self.title}: {step}"
+            _core.trace_bucket(label, self.group._number, self.number, self.bucket, begin_ns, sends)
 
     def say(self, header: Header) -> list[Header]:
         """Send every rank a header with this call's place, and return those of all."""
         return self._exchange({**self.at, **header})
 
     def _exchange(self, header: Header) -> list[Header]:
-        data = _encode(header).encode()
-        room = FRAME - 8
-        frames = self.start("exchange", len(data).to_bytes(8, "little") + data[:room].ljust(room, b"\0"))
-        sizes = [int.from_bytes(f[:8], "little") for f in frames]
-        rests: Sequence[bytes] = [b""] * len(frames)
-        if max(sizes) > room:
-            rests = self.start("exchange", data[room:].ljust(max(sizes) - room, b"\0"))
-        texts = [(f[8:] + r)[:n] for f, r, n in zip(frames, rests, sizes, strict=True)]
+        """The headers of all ranks, of which this rank sends one."""
+        data = np.frombuffer(_encode(header).encode(), np.uint8)
+        step = NO_STEP if self.step is None else self.step
+        head = Head(FULL, len(data), number=self.number, bucket=self.bucket, step=step)
+        message = np.concatenate([np.frombuffer(head.write(), np.uint8), data])
+        room = self.group._room
+        begin = time.monotonic_ns()
         try:
-            read = {text: json.loads(text.decode()) for text in set(texts)}  # those of most ranks are alike
-            return [read[text] for text in texts]
+            messages, heads = self._heads(message[:room])
+            if any(h.kind != FULL for h in heads):  # a rank had a plan, and sends its header now, too
+                messages, heads = self._heads(message[:room])
+            texts = [m[HEAD_SIZE : HEAD_SIZE + h.body].tobytes() for m, h in zip(messages, heads, strict=True)]
+            self.trace("headers", begin)
+            longest = HEAD_SIZE + max(h.body for h in heads) - room
+            if longest > 0:
+                rests = self.start("exchange", message[room:].tobytes().ljust(longest, b"\0"))
+                texts = [(text + rest)[: h.body] for text, rest, h in zip(texts, rests, heads, strict=True)]
+            if any(len(text) < h.body for text, h in zip(texts, heads, strict=True)):
+                raise CutShort("a header ends before its end")
+            made = {text: json.loads(text.decode()) for text in set(texts)}  # those of most ranks are alike
+            return [made[text] for text in texts]
         except (ValueError, UnicodeDecodeError):
-            self.group.abort("a header cannot be read")
-            raise PeerError(f"{self.where}: a header cannot be read; the group is closed") from None
+            raise self.unreadable() from None
+
+    def _heads(self, message: NDArray) -> tuple[list[NDArray], list[Head]]:
+        """The first messages of all ranks, and their heads."""
+        group = self.group
+        size = len(message)
+        sizes = self.share([message] * group.size, size * (group.size - 1), size * group._between)
+        messages = [row[:size] for row, size in zip(group._receives(), sizes, strict=True)]
+        messages[group.rank] = message
+        return messages, [read(m) for m in messages]
+
+    def unreadable(self) -> PeerError:
+        """The error of a message that is none, which closes the group."""
+        self.group.abort("a header cannot be read")
+        return PeerError(f"{self.where}: a header cannot be read; the group is closed")
 
     def meet(self, header: Header, *, digest: str = "", failure: Header | None = None) -> list[Header]:
         """Exchange headers, and return those of all ranks if no rank failed and all are at the same place."""
@@ -668,7 +774,7 @@ class _Known:
 
 _known: dict[int, _Known] = {}  # by id
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_known.clear)  # another thread may have held a lock
+    os.register_at_fork(after_in_child=_forked)
 
 
 @names_nearest

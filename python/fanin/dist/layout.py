@@ -74,11 +74,11 @@ def typed(raw: NDArray, dtype: str) -> Any:
     except ImportError:
         if attribute("torch", dtype) is None:
             raise TypeError(f"{dtype}: NumPy has it through ml_dtypes alone: pip install ml_dtypes") from None
-        return _tensor(raw, dtype)
+        return as_tensor(raw, dtype)
     return raw.view(getattr(ml_dtypes, dtype))
 
 
-def _tensor(raw: NDArray, dtype: str, shape: tuple[int, ...] | None = None) -> Any:
+def as_tensor(raw: NDArray, dtype: str, shape: tuple[int, ...] | None = None) -> Any:
     """Bytes as a tensor, flat or of a shape. It is no view of another and its storage has these bytes alone, so that
     `pickle`, `torch.save` and `copy.deepcopy` of a gradient write no whole bucket, and `detach_()` works.
     """
@@ -252,7 +252,7 @@ class Layout:
             for leaf, start, stop in segment.places:
                 x, shape = like[leaf], self.leaves[leaf].shape
                 if is_tensor(x):
-                    made[leaf] = placed(_tensor(raw[start * size : stop * size], segment.dtype, shape), x)
+                    made[leaf] = placed(as_tensor(raw[start * size : stop * size], segment.dtype, shape), x)
                     continue
                 if type(x) not in whole:
                     whole[type(x)] = wrapped(raw, segment.dtype, x)
@@ -275,7 +275,7 @@ class Layout:
 def wrapped(raw: NDArray, dtype: str, like: Any) -> Any:
     """Bytes as a flat array on the CPU of the library that `like` is of: a tensor, or an ndarray."""
     if is_tensor(like):
-        return _tensor(raw, dtype)
+        return as_tensor(raw, dtype)
     return typed(raw, dtype)
 
 

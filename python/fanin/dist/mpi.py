@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fanin import _core
+from fanin._core import requests_run
 from fanin._interop.classes import named
 from fanin._interop.protocols import NDArray
 
@@ -28,6 +30,7 @@ _LEVELS = {
 #: A rank that ends the operations of all sends them its reason with this tag, in as many bytes.
 _TAG, _REASON = 7, 512
 _DATA = 6  #: the tag of all else that goes point to point
+PREPARED = 64  #: messages that come again, whose requests are kept
 _PROBE = 1e-3  #: seconds between two looks for such a message, and at the time limit
 
 
@@ -47,8 +50,8 @@ class _Request:
     def wait(self, timeout: float | None) -> Any:
         begin = probed = time.monotonic()
         end = end_of(timeout)
-        for one in self.requests:
-            while not one.Test():
+        for k, one in enumerate(self.requests):
+            while not self.is_over(k, one):
                 now = time.monotonic()
                 if now - probed > _PROBE:
                     self.check(now > end)
@@ -60,18 +63,112 @@ class _Request:
         self.engine.open.remove(self)
         return self.result()
 
+    def is_over(self, k: int, one: Any) -> bool:
+        """Whether the k-th operation is complete."""
+        return bool(one.Test())
+
     def check(self, over: bool) -> None:
         """Raise if a rank that has not answered has left, or if the time limit is over.
 
         A rank that left after it answered is no error: the others may still be on their way.
         """
         gone = self.engine.gone()
-        late = sorted({peer for peer, one in zip(self.peers, self.requests, strict=True) if not one.Test()})
+        pairs = enumerate(zip(self.peers, self.requests, strict=True))
+        late = sorted({peer for k, (peer, one) in pairs if not self.is_over(k, one)})
         for rank in late:
             if rank in gone:
                 raise blamed(gone[rank], rank)
         if over and late:
             raise Late(late)
+
+
+class _Shared(_Request):
+    """One message to each other rank and one from each, by persistent requests, which may be started again."""
+
+    def __init__(self, engine: MPIEngine, sends: Sequence[NDArray], receives: Sequence[NDArray], again: bool) -> None:
+        self.engine, self.keep, self.again = engine, (sends, receives), again
+        self.result = self.received
+        comm, rank, size = engine._comm, engine.rank, engine.size
+        origins = [r for r in range(size) if r != rank]
+        targets = [(rank + step) % size for step in range(1, size)]
+        self.peers = [*origins, *targets]
+        self.requests = [comm.Recv_init([receives[r], MPI.BYTE], r, _DATA) for r in origins]
+        self.requests += [comm.Send_init([sends[r], MPI.BYTE], r, _DATA) for r in targets]
+        self.own = len(sends[rank])
+        #: For `requests_run`. The last words: which requests are not complete, and the bytes that came.
+        self.state = np.array(
+            [*_functions(), len(self.peers), len(origins), *map(MPI._addressof, self.requests)]
+            + [0] * (len(self.peers) + len(origins)),
+            np.int64,
+        )
+        ends = np.cumsum([_WORDS, len(self.peers), len(self.peers)])
+        self.left, self.sizes = self.state[ends[1] : ends[2]], self.state[ends[2] :]
+        self.status = MPI.Status()
+        _alive.add(self)
+
+    def start(self) -> None:
+        self.engine.open.append(self)
+        self.over = self.run(True)  # often no rank is late
+
+    def run(self, begin: bool) -> bool:
+        """Start the requests, or look at them; whether all are complete."""
+        code = requests_run(self.state, begin)
+        if code > 0:
+            raise MPI.Exception(code)
+        return code == 0
+
+    def wait(self, timeout: float | None) -> Any:
+        if not self.over:
+            return super().wait(timeout)
+        self.engine.open.remove(self)
+        return self.received()
+
+    def is_over(self, k: int, one: Any) -> bool:
+        return not self.left[k] or self.run(False) or not self.left[k]
+
+    def received(self) -> list[int]:
+        """The bytes that each rank sent."""
+        sizes: list[int] = self.sizes.tolist()
+        sizes.insert(self.engine.rank, self.own)
+        if not self.again:
+            self.free()
+        return sizes
+
+    def free(self) -> None:
+        _alive.discard(self)
+        for one in self.requests:
+            one.Free()
+
+
+_WORDS = 7  #: of the state of `requests_run`, before those of requests
+
+
+@functools.cache
+def _functions() -> list[int]:
+    """What `requests_run` needs of the MPI library that mpi4py has loaded."""
+    library = ctypes.CDLL(MPI.__file__)
+    functions = library.MPI_Start, library.MPI_Test, library.MPI_Get_count
+    addresses = [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions]
+    return [*addresses, MPI._handleof(MPI.BYTE), MPI._sizeof(MPI.Datatype)]
+
+
+#: Messages whose requests were not freed.
+_alive: set[_Shared] = set()
+
+
+def _free_all(*_: object) -> None:
+    """Free the requests before MPI ends, but those in progress, and those of the process that has forked this one."""
+    for one in list(_alive):
+        ours = one.engine._process == os.getpid() and not MPI.Is_finalized()
+        if ours and one not in one.engine.open:
+            one.free()
+
+
+@functools.cache
+def _free_at_finalize() -> None:
+    """MPI_Finalize first deletes what belongs to MPI_COMM_SELF; at the end of Python it comes too late to call this."""
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), None)
+    atexit.register(_free_all)
 
 
 class MPIEngine:
@@ -106,6 +203,8 @@ class MPIEngine:
         node.Free()
         self.no_survivors = "mpiexec ends all ranks where one is killed: start them again, from a checkpoint"
         self._sent: list[Any] = []
+        self._prepared: dict[int, _Shared] = {}  #: those that come again, the least recently used one first
+        _free_at_finalize()
         self.open: list[_Request] = []  #: operations that are not complete
         self._gone: dict[int, str] = {}
         atexit.register(self._at_exit)
@@ -142,6 +241,20 @@ class MPIEngine:
                 made.requests.append(comm.Isend([sends[to], MPI.BYTE], to, _DATA))
                 made.peers.append(to)
         return made
+
+    def share(self, sends: Sequence[NDArray], receives: Sequence[NDArray], again: bool) -> _Shared:
+        """Point to point, where a message may be shorter than the array that it is received into."""
+        self._alive()
+        number = id(sends)
+        one = self._prepared.pop(number, None)
+        if one is None:
+            one = _Shared(self, sends, receives, again)
+        if again:
+            self._prepared[number] = one
+            if len(self._prepared) > PREPARED:
+                self._prepared.pop(next(iter(self._prepared))).free()
+        one.start()
+        return one
 
     def exchange(self, data: bytes) -> _Request:
         send = np.frombuffer(data, np.uint8)

@@ -312,6 +312,30 @@ class TorchEngine:
         self._in_header = True
         return _Header(self, [work], lambda: [bytes(x.numpy()) for x in receive], keep)
 
+    alike = True  #: `share` sends all ranks the same message
+
+    def share(self, sends: Sequence[NDArray], receives: Sequence[NDArray], again: bool) -> _Works:
+        """A collective operation, in messages of the largest size: waits for it can be ended, unlike those point to
+        point, and it takes little longer than one of the size that is sent.
+        """
+        send, room = sends[self.rank], len(receives[0])
+        padded = np.zeros(room, np.uint8)
+        padded[: len(send)] = send
+        mine = torch.from_numpy(padded).to(self.device)
+        places = [self._tensor(x) for x in receives]
+        work = self._alive().allgather([places], [mine])
+        sizes = [room] * self.size
+        if self.device.type != "cpu":
+
+            def done() -> list[int]:
+                for host, x in zip(receives, places, strict=True):
+                    host[:] = x.cpu().numpy()
+                return sizes
+
+            return _Works(self, [work], done, (mine, places))
+        self._in_header = True
+        return _Header(self, [work], lambda: sizes, (mine, places))
+
     def all_to_all(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Works:
         pg = self._alive()
         tensors = {id(x): self._tensor(x) for x in sends}  # one array may go to several ranks

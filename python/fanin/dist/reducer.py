@@ -44,7 +44,6 @@ from .layout import (
     leaf_of,
     typed,
 )
-
 from .norms import Squares, merged, root, values_of
 from .sender import Sender
 from .sums import Counted, Into, Options, Order, Sent, Term
@@ -296,7 +295,6 @@ class _Bucket:
         leaf = self.layout.leaves[0]
         self.result = np.empty(leaf.shape, typed(sums.NOTHING, leaf.dtype).dtype)
         return {0: self.result.reshape(-1).view(np.uint8)}
-
 
     def sent(self, group: Group, options: Options, kind: Kind, total: Fraction) -> Sent:
         """The messages to the owners; `kind` and `total`: of the weights of this rank."""

@@ -35,6 +35,7 @@ from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
 from fanin.partial import Partial
 
+from . import frames, plans
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
 from .layout import (
@@ -430,6 +431,30 @@ def order_of(options: Options, counts: Sequence[int]) -> Order:
     return options.order or ("key" if max(counts) <= 1 else "rank")
 
 
+def keys_of_ranks(call: Call, keys: Sequence[Sequence[int | None]]) -> list[list[int]]:
+    """The keys of each rank's contributions; by default their places, those of rank 0 first. An error on every rank if
+    some have a key and others none, or two have the same.
+    """
+    made: list[list[int]] = [[] for _ in keys]
+    given = [(r, k) for r, mine in enumerate(keys) for k in mine]
+    owner: dict[int, int] = {}
+    for place, (r, k) in enumerate(given):
+        first, other = given[0]
+        if (k is None) != (other is None):
+            gives, none = (r, first) if other is None else (first, r)
+            raise call.refuse(
+                f"rank {gives} gives keys and rank {none} gives none: expected keys on all ranks or none", r
+            )
+        number = place if k is None else k
+        if number in owner:
+            raise call.refuse(
+                f"key {number} of rank {r} was given by rank {owner[number]} before: expected each key once", r
+            )
+        owner[number] = r
+        made[r].append(number)
+    return made
+
+
 class Sum:
     """The sum of one bucket, once headers are agreed. places: bytes in which whole sums of segments are made."""
 
@@ -454,23 +479,7 @@ class Sum:
         ]
         self.keys: list[list[int]] = [[] for _ in headers]
         if self.order == "key":
-            given = [(r, k) for r, h in enumerate(headers) for k in h["keys"]]
-            for r, k in given:
-                if (k is None) != (given[0][1] is None):
-                    gives, none = (r, given[0][0]) if given[0][1] is None else (given[0][0], r)
-                    raise call.refuse(
-                        f"rank {gives} gives keys and rank {none} gives none: expected keys on all ranks or none", r
-                    )
-            if given and given[0][1] is None:  # by default their places, those of rank 0 first
-                given = [(r, place) for place, (r, _) in enumerate(given)]
-            owner: dict[int, int] = {}
-            for r, k in given:
-                if k in owner:
-                    raise call.refuse(
-                        f"key {k} of rank {r} was given by rank {owner[k]} before: expected each key once", r
-                    )
-                owner[k] = r
-                self.keys[r].append(k)
+            self.keys = keys_of_ranks(call, [h["keys"] for h in headers])
 
     def run(self) -> list[NDArray]:
         """For each segment the bytes of the whole sum, or of this rank's shard; nothing if another rank gets them."""
@@ -804,7 +813,19 @@ def add_n(
     array([8.])
     """
     ranks = group if isinstance(group, Group) else group_of(group)
+    plain = weights is None and mean is False and wire is wire_out is None
+    some: Any = arrays
     with ranks.call("add_n", timeout) as call:
+        name = None
+        if plain and type(some) in (list, tuple) and len(some) == 1:
+            name = plans.name_of(some[0], order, scale, into)
+        plan = None if name is None else plans.find(ranks, name)
+        if plan is not None:
+            if keys is not None:
+                keys = check_keys(keys, 1)
+            found = plan.meet(call, some[0], None if keys is None else keys[0])
+            if found is not None:
+                return planned(call, plan, some[0], found)
         sent_as, returned_as = names_of("add_n", wire, wire_out)
         options = Options(order, scale, into, mean=flag("add_n: mean", mean), wire=sent_as, wire_out=returned_as)
         options.check("add_n", ranks.size)
@@ -858,7 +879,26 @@ def add_n(
             layout = options.layout([agreed], ranks.size)
             sent = prepare(layout, [], options, ranks, counted)
         example = present[0][2] if present else example_of(headers[first]["like"])
-        return finish(call, layout, sent, headers, options, [example])[0]
+        total = finish(call, layout, sent, headers, options, [example])[0]
+        if name is not None and agreed.size and all(h["terms"] == 1 and "weigh" not in h for h in headers):
+            flat = len(levels_for(ranks, layout.segments[0], options)) == 1
+            plans.keep(ranks, name, agreed, options, flat)
+        return total
+
+
+def planned(call: Call, plan: plans.Plan, x: Any, keys: list[int | None]) -> Any:
+    """The sum of one array of each rank, of which all ranks have a plan; the keys that ranks gave."""
+    options, group = plan.options, call.group
+    largest = getattr(group._engine, "largest", None)
+    if plan.way == frames.HEAD and (largest is not None or not plan.flat):
+        sent = Sent([Term(plan.layout.flatten([x]), keys[group.rank])])
+        headers: list[Header] = [{"terms": 1, "keys": [key], "sizes": {}} for key in keys]
+        return finish(call, plan.layout, sent, headers, options, [x])[0]
+    places = None
+    if options.order in (None, "key") and keys is not plan.no_keys:
+        mine = keys_of_ranks(call, [[key] for key in keys])
+        places = sorted(range(len(mine)), key=mine.__getitem__)
+    return plan.sum(call, x, places)
 
 
 def weights_of(weights: Iterable[float], n: int) -> Iterator[Weight]:
