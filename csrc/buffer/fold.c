@@ -813,11 +813,15 @@ static fan_status weigh_term(fan_fold *fold, fan_term *term, fan_value *out, fan
     return FAN_OK;
 }
 
-/* Whether one pass over memory multiplies the terms on its way. */
+/* Whether one pass over memory multiplies the terms on its way. An exact sum does, exactly (W2),
+ * beside sparse terms too, which have no weights there (W4). */
 static bool fold_weighs_on_the_way(const fan_fold *fold)
 {
+    bool exact = fan_fold_is_exact(fold);
     for (size_t i = 0; i < fold->n; i++) {
-        if (fold->terms[i].v->form != FAN_FORM_DENSE)
+        fan_form form = fold->terms[i].v->form;
+        bool plain = form == FAN_FORM_DENSE || (exact && form == FAN_FORM_SPARSE);
+        if (!plain)
             return false;
     }
     return true;

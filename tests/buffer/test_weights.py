@@ -263,6 +263,21 @@ def test_an_exact_mean_keeps_the_lowest_bit_of_a_product() -> None:
         assert buf.take(mean=True)[0].tolist() == [expected]
 
 
+@pytest.mark.rule("W2")
+@pytest.mark.parametrize("budget", [0, math.inf])
+def test_an_exact_product_beside_a_sparse_gradient_is_not_rounded(budget: Any) -> None:
+    """1e200 * w + 1e200, where the rounded product gives another sum."""
+    x, w = np.array([1e200]), 1 / 3
+    expected = float(Fraction(1e200) * Fraction(w) + Fraction(1e200))
+    assert expected != 1e200 * w + 1e200
+    none = fanin.Sparse("coo", (np.zeros((1, 0), np.int64), np.zeros(0)), (1,))
+    for order in itertools.permutations([(x, w), (x, None), (none, None)]):
+        buf = fanin.InputBuffer(1, accumulate="exact", budget=budget)
+        for g, weight in order:
+            buf.add(0, g, weight=weight)
+        assert buf.take()[0].tolist() == [expected]
+
+
 @pytest.mark.rule("W2", "D10")
 def test_an_exact_product_with_a_scale_rounds_halves_to_even() -> None:
     for tie, expected in ((1 + Fraction(1, 2**24), 1.0), (1 + Fraction(3, 2**24), 1 + 2.0**-22)):
