@@ -674,7 +674,8 @@ class Reducer(_core.Block):
     def accumulate(self, key: int | None = None, *, weight: float | None = None) -> AbstractContextManager[None]:
         """The pass inside is one more contribution of this rank to the next sum; nothing travels.
 
-        If it raises, the next sum's pass ends at once, on every rank.
+        If it raises, the next sum's pass ends at once, on every rank. A call without its `with` is an error of the next
+        sum's pass.
 
         Parameters
         ----------
