@@ -17,6 +17,7 @@ from fanin.dist import layout, sums
 from fanin.dist.group import Group
 from fanin.dist.reducer import Reducer, _Bucket
 from kit.messages import Messages
+from kit.sample import every
 from kit.values import bits
 
 pytestmark = pytest.mark.core
@@ -95,8 +96,7 @@ def differ(dtypes: Sequence[str], weights: str, options: Any) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("scale", [None, 0.125])
-@pytest.mark.parametrize("weights", ["none", "integers", "floats", "some"])
+@pytest.mark.parametrize(("weights", "scale"), every(3, [*itertools.product(WEIGHTS, (None, 0.125))]))
 def test_running_sums_of_floats_have_the_bits_of_a_sum_at_once(weights: str, scale: float | None) -> None:
     assert differ(FLOATS, weights, {"scale": scale}) == []
 

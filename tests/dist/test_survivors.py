@@ -24,6 +24,7 @@ from fanin.dist import survivors
 from fanin.dist.group import Group
 from fanin.dist.threads import ThreadEngine
 from kit.ranks import NO_MPI, alone, train, under_mpiexec
+from kit.sample import sizes
 
 pytestmark = pytest.mark.core
 
@@ -105,9 +106,10 @@ def hurried(board: Any, suspects: Any, rank: int, size: int, attempt: int, timeo
     return members
 
 
+@pytest.mark.parametrize("limit", sizes(60, 300))
 @pytest.mark.parametrize("fault", [False, True])
 def test_every_rank_that_is_alive_is_a_survivor_in_each_order_of_threads(
-    fault: bool, monkeypatch: pytest.MonkeyPatch
+    fault: bool, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """fault: a planted one."""
     if fault:
@@ -125,7 +127,7 @@ def test_every_rank_that_is_alive_is_a_survivor_in_each_order_of_threads(
     def program(machine: Any) -> None:
         assert on_ranks(machine, 3, rank) == [(0, 2), (), (0, 2)]
 
-    report = fanin.sim.explore(program, limit=300)
+    report = fanin.sim.explore(program, limit=limit)
     assert bool(report.failed) is fault, report
     assert report.runs > 1
 

@@ -96,9 +96,11 @@ def seen(x: Any) -> Any:
         return x.text
     if isinstance(x, np.ndarray) and x.nbytes >= LARGE.nbytes:
         return hash(x.tobytes())
-    return (
-        x.toarray().tolist() if sp.issparse(x) else np.asarray(x).tolist() if not isinstance(x, fanin.Zero) else repr(x)
-    )
+    if isinstance(x, fanin.Zero):
+        return repr(x)
+    if isinstance(x, fanin.Partial):
+        return x.values.tolist(), x.at, x.shape
+    return x.toarray().tolist() if sp.issparse(x) else np.asarray(x).tolist()
 
 
 def snapshot() -> Any:

@@ -245,7 +245,10 @@ PASTED = [README, *(ROOT / "docs" / f"{name}.md" for name in NEWCOMERS)]
 
 @pytest.mark.parametrize("page", PASTED, ids=lambda p: p.stem)
 def test_a_page_for_newcomers_can_be_pasted_into_a_prompt(page: Path, tmp_path: Path) -> None:
-    assert pasted(runnable(page), tmp_path) == []
+    blocks = runnable(page)
+    if not blocks:
+        pytest.skip("the code of this page needs torch, which is not installed")
+    assert pasted(blocks, tmp_path) == []
 
 
 def test_a_block_that_a_prompt_refuses_is_found(tmp_path: Path) -> None:
