@@ -136,16 +136,6 @@ bool fan__exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex)
     return false;
 }
 
-void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale)
-{
-    for (int64_t i = 0; i < len; i++) {
-        double re = parts[2 * i];
-        double im = parts[2 * i + 1];
-        parts[2 * i] = re * scale->re - im * scale->im;
-        parts[2 * i + 1] = re * scale->im + im * scale->re;
-    }
-}
-
 void fan__exact_set_grid(judge *j, fan_dtype out)
 {
     j->grid = TO_LOW;

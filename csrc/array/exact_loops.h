@@ -106,9 +106,18 @@ void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, f
  * to the dtype of the sum and copied to `room`. */
 const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room);
 /* fan__exact_scale_begin: enters a factor into the judge; true: a complex factor, which
- * fan__exact_turn applies at the end to `len` complex values. */
+ * fan__exact_turn applies at the end. */
 bool fan__exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex);
-void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale);
+/* fan__exact_turn: multiplies `len` complex values. */
+static inline void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale)
+{
+    for (int64_t i = 0; i < len; i++) {
+        double re = parts[2 * i];
+        double im = parts[2 * i + 1];
+        parts[2 * i] = re * scale->re - im * scale->im;
+        parts[2 * i + 1] = re * scale->im + im * scale->re;
+    }
+}
 void fan__exact_set_grid(judge *j, fan_dtype out);
 
 /* fan__exact_is_wide: whether numbers of d are float64; else they are read as float32. */

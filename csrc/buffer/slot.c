@@ -402,6 +402,19 @@ void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line)
     fan_trace_put(&line);
 }
 
+fan_status fan_slot_divisor(const fan_buffer *b, size_t slot, fan_divisor *out, fan_error *err)
+{
+    static const fan_weight_sum nothing;
+    const fan_slot *s = &b->slots[slot];
+    const fan_weight_sum *sum = &nothing;
+    int64_t ones = fan_slot_count(s);
+    if (fan_slot_weighted(s)) {
+        sum = &s->weights->sum;
+        ones -= s->weights->given;
+    }
+    return fan_divisor_of(b, slot, sum, ones, out, err);
+}
+
 /* digest_weigh: makes the weight of a contribution a part of its digest. */
 static void digest_weigh(const fan_weight *weight, fan_trace_line *line)
 {

@@ -242,4 +242,8 @@ static inline void fan_list_unpark(fan_buffer *b, fan_list *list, size_t n)
     list->alone = list->recheck_at = 0;
 }
 
+/* fan_slot_divisor: W3: the divisor of a mean of a slot's contributions, by the weights that came
+ * with them (fan_divisor_of). */
+fan_status fan_slot_divisor(const fan_buffer *b, size_t slot, fan_divisor *out, fan_error *err);
+
 #endif

@@ -4,7 +4,6 @@
 
 #include "base/float_mode.h"
 #include "base/mem.h"
-#include "buffer/slot.h"
 
 #include <assert.h>
 #include <math.h>
@@ -133,19 +132,6 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
                            "the sum of its weights exceeds float64: give smaller weights (W3)");
     }
     return FAN_OK;
-}
-
-fan_status fan_slot_divisor(const fan_buffer *b, size_t slot, fan_divisor *out, fan_error *err)
-{
-    static const fan_weight_sum nothing;
-    const fan_slot *s = &b->slots[slot];
-    const fan_weight_sum *sum = &nothing;
-    int64_t ones = fan_slot_count(s);
-    if (fan_slot_weighted(s)) {
-        sum = &s->weights->sum;
-        ones -= s->weights->given;
-    }
-    return fan_divisor_of(b, slot, sum, ones, out, err);
 }
 
 /* ---- the weights of a slot ---- */

@@ -118,7 +118,5 @@ fan_status fan_weight_check_value(const fan_buffer *b, size_t slot, int64_t key,
  * FAN_ERR_ZERO_DIVISION: it is 0. */
 fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum *sum, int64_t ones,
                           fan_divisor *out, fan_error *err);
-/* fan_slot_divisor: the same of the contributions of a slot, by the weights that came with them. */
-fan_status fan_slot_divisor(const fan_buffer *b, size_t slot, fan_divisor *out, fan_error *err);
 
 #endif

@@ -194,7 +194,7 @@ def real_and_imaginary(x: Any) -> list[tuple[Fraction, Fraction]]:
     return [(Fraction(float(z.real)), Fraction(float(z.imag))) for z in x.tolist()]
 
 
-@pytest.mark.rule("W2", "W3", "D10")
+@pytest.mark.rule("W2", "W3")
 @pytest.mark.parametrize(("dtype", "part"), [("complex64", "float32"), ("complex128", "float64")])
 @pytest.mark.parametrize("scale", [None, 0.1, -3.0, 2.5 - 0.75j])
 def test_an_exact_complex_sum_with_complex_weights_is_that_of_fractions(dtype: str, part: str, scale: Any) -> None:
@@ -278,7 +278,7 @@ def test_an_exact_product_beside_a_sparse_gradient_is_not_rounded(budget: Any) -
         assert buf.take()[0].tolist() == [expected]
 
 
-@pytest.mark.rule("W2", "D10")
+@pytest.mark.rule("W2")
 def test_an_exact_product_with_a_scale_rounds_halves_to_even() -> None:
     for tie, expected in ((1 + Fraction(1, 2**24), 1.0), (1 + Fraction(3, 2**24), 1 + 2.0**-22)):
         buf = fanin.InputBuffer([fanin.Slot(shape=1, dtype="float32", accumulate="exact")])

@@ -317,7 +317,7 @@ def test_reducers_threads_and_descriptors_do_not_grow_with_steps_over_gloo(tmp_p
 @pytest.mark.partners
 def test_reducers_that_stay_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a planted fault: blocks whose reducers are never used again, and stay."""
-    from fanin.torch import resting
+    from fanin.dist import resting
 
     kept: list[Any] = []
     monkeypatch.setattr(resting, "rest", lambda reducer, *args: kept.append(reducer))

@@ -18,6 +18,7 @@ from fanin import _core, dist
 from fanin.dist import sums
 from fanin.dist.group import Call, Group, shortly
 from fanin.dist.layout import Layout, Leaf
+from fanin.dist.options import Options
 from fanin.dist.sums import Sum
 from kit.at import until_at
 from kit.prepared import run_prepared
@@ -126,7 +127,7 @@ def test_shards_of_any_bounds_are_summed(nodes: int) -> None:
     def rank(group: Group) -> Any:
         layout = Layout([Leaf("w", (1401,), "float64")], 4)
         layout.segments = (replace(layout.segments[0], bounds=(0, 301, 301, 1000, 1401)),)
-        options = sums.Options("exact", into="shard")
+        options = Options("exact", into="shard")
         terms = [sums.Term(layout.flatten([x])) for x in arrays[group.rank :: 4]]
         with group.call("sum", None) as call:
             sent = sums.prepare(layout, terms, options, group)

@@ -17,6 +17,7 @@ from .counters import BadTerm, GroupCounters, SumStats
 from .engine import Engine, Pending
 from .group import Group, group
 from .reducer import Reducer, clip_norm
+from .skip import skip as _skip  # noqa: F401  (Group.skip calls it)
 from .sums import add_n
 from .threads import threads
 from .traces import gather_trace

@@ -10,7 +10,8 @@ from fanin._words import counted, size
 
 from .group import Group, Header
 from .layout import BLOCK, Layout, Segment, accumulation, is_inexact
-from .sums import Options, levels_for, order_of
+from .options import Options
+from .sums import levels_for, order_of
 from .wire import returned_codec, sent_codec, shard_sizes
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest

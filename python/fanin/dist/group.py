@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 
@@ -38,12 +38,7 @@ from .frames import (
     room_of,
 )
 from .layout import digest, levels_of
-from .skip import check_steps, is_skipped, reducers_of, skip
 from .survivors import agreed
-
-if TYPE_CHECKING:
-    from .plans import Plan
-    from .reducer import Reducer
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -78,6 +73,15 @@ def _ends(group: weakref.ref[Group]) -> None:
     here = group()
     if here is not None:
         here._at_exit()
+
+
+_skips: list[Callable[[Group, object, TimeLimit], list[Any]]] = []
+
+
+def skips_by(function: Callable[[Group, object, TimeLimit], list[Any]]) -> Callable[..., list[Any]]:
+    """What `Group.skip` calls: of a module that knows the calls in which a rank can take part (skip.py)."""
+    _skips.append(function)
+    return function
 
 
 def set_default(group: Group) -> None:
@@ -206,7 +210,7 @@ class Group:
         self._flat = levels_of(self.rank, [0] * self.size)
         self._nodes_text = shortly(nodes)
         self._between = sum(node != nodes[self.rank] for node in nodes)  #: ranks of other nodes
-        self._plans: dict[object, Plan] = {}  #: the least recently used one first
+        self._plans: dict[object, Any] = {}  #: the least recently used one first
 
     def _receives(self) -> list[NDArray]:
         """Memory for the first message of each rank."""
@@ -284,9 +288,7 @@ class Group:
         with self.call("barrier", timeout) as call:
             call.meet({})
 
-    def skip(
-        self, step: int | None = None, *, reducers: Reducer | Sequence[Reducer] = (), timeout: TimeLimit = "group"
-    ) -> list[Any]:
+    def skip(self, step: int | None = None, *, reducers: Any = (), timeout: TimeLimit = "group") -> list[Any]:
         """Take part in all calls of one step without contributions, and return when the other ranks have left the step.
 
         It is for a rank that has nothing in this step, because its loader or its forward raised. Every rank sets
@@ -328,12 +330,11 @@ class Group:
         [10. 10.]
         [200. 200.]
         """
-        given = reducers_of(self, reducers)
         limit_of("skip", timeout, None)
         self.step = self.step if step is None else step
         if self.step is None:
             raise ValueError("skip: expected a step, or group.step to be set at the beginning of each step")
-        return skip(self, self.step, given, timeout)
+        return _skips[0](self, reducers, timeout)
 
     def survivors(self, timeout: TimeLimit = "group") -> Group:
         """Make a new group of the ranks that are left, after a PeerError that closed this one.
@@ -383,7 +384,7 @@ class Group:
         if not hasattr(self._engine, "remade"):
             why = getattr(self._engine, "no_survivors", "its engine has no survivors")
             raise RuntimeError(f"survivors: {self.name} cannot go on without a rank: {why}")
-        engine, members = agreed(self._engine, self.rank, self.size, limit)
+        engine, members = agreed(cast(Any, self._engine), self.rank, self.size, limit)
         made = Group(engine, nodes=[self.nodes[rank] for rank in members], timeout=self.timeout)
         made._former = tuple(members)
         made._step = self._step
@@ -713,8 +714,8 @@ class Call(_core.Block):
         """Exchange headers, and return those of all ranks if no rank failed and all are at the same place."""
         own = {"digest": digest, "failure": failure, **header}
         headers = self.say(own)
-        while is_skipped(headers):
-            check_steps(self, headers)
+        while any("skip" in h for h in headers):
+            self.check_steps(headers)
             self.say({"digest": digest, "options": self.options})
             headers = self.say(own)
         self._met = True
@@ -727,6 +728,25 @@ class Call(_core.Block):
             if mine != other:
                 raise self.refuse(f"rank {rank} is at {other}, rank 0 at {mine}", rank)
         return headers
+
+    def check_steps(self, headers: Sequence[Header]) -> None:
+        """Raise an error on every rank if one has no step, or makes a call in a step before one that another skips."""
+        last, skipping = max((h["step"], rank) for rank, h in enumerate(headers) if "skip" in h)
+        for rank, h in enumerate(headers):
+            if "skip" in h:
+                continue
+            if h["step"] is None:
+                raise self.refuse(
+                    f"rank {skipping} skips step {last}, and rank {rank} has no group.step: expected every rank to set"
+                    " it at the beginning of each step",
+                    rank,
+                )
+            if h["step"] < last:
+                raise self.refuse(
+                    f"rank {skipping} skips step {last}, and rank {rank} is at step {h['step']}, call {h['call']}, pass"
+                    f" {h['pass']}",
+                    rank,
+                )
 
     def compare(self, headers: list[Header], parts: list[list[str]]) -> None:
         """Raise an error on every rank if digests differ, with the first part that does: [leaf, description]."""

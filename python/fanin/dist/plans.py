@@ -27,10 +27,10 @@ from fanin._interop.protocols import NDArray
 from . import frames
 from .frames import ALL, HEAD, HEAD_SIZE, PART, Head
 from .layout import Layout, Leaf, as_tensor, digest, is_inexact, placed, typed
+from .options import Options
 
 if TYPE_CHECKING:
     from .group import Call, Group
-    from .sums import Options
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -53,7 +53,7 @@ def name_of(x: Any, order: object, scale: object, into: object) -> tuple[object,
 
 def find(group: Group, name: tuple[object, ...]) -> Plan | None:
     """The plan of that name, which is then the last to be forgotten."""
-    plan = group._plans.pop(name, None)
+    plan: Plan | None = group._plans.pop(name, None)
     if plan is not None:
         group._plans[name] = plan
     return plan

@@ -45,8 +45,9 @@ from .layout import (
     typed,
 )
 from .norms import Squares, merged, root, values_of
+from .options import Into, Options, Order
 from .sender import Sender
-from .sums import Counted, Into, Options, Order, Sent, Term
+from .sums import Counted, Sent, Term
 from .wire import names_of, rounded, sent_codec
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest

@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fanin._words import type_of
 from fanin.errors import PeerError
 
-if TYPE_CHECKING:
-    from .group import Call, Group, Header, TimeLimit
-    from .reducer import Reducer
+from .group import Call, Group, Header, TimeLimit, limit_of, skips_by
+from .reducer import Reducer
+from .sums import add_n
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -25,39 +25,16 @@ __tracebackhide__ = True  # no frames of ours in reports of pytest
 LEFT = re.compile(r"rank \d+ (closed its group|ended) (after pass \d+|before a pass)(; |$)")
 
 
-def is_skipped(headers: Sequence[Header]) -> bool:
-    """Whether a rank skips the call of these headers."""
-    return any("skip" in h for h in headers)
-
-
-def check_steps(call: Call, headers: Sequence[Header]) -> None:
-    """Raise an error on every rank if a rank makes a call in a step before one that another skips, or has no step."""
-    last, skipping = max((h["step"], rank) for rank, h in enumerate(headers) if "skip" in h)
-    for rank, h in enumerate(headers):
-        if "skip" in h:
-            continue
-        if h["step"] is None:
-            raise call.refuse(
-                f"rank {skipping} skips step {last}, and rank {rank} has no group.step: expected every rank to set it"
-                " at the beginning of each step",
-                rank,
-            )
-        if h["step"] < last:
-            raise call.refuse(
-                f"rank {skipping} skips step {last}, and rank {rank} is at step {h['step']}, call {h['call']}, pass"
-                f" {h['pass']}",
-                rank,
-            )
-
-
-def skip(group: Group, step: int, reducers: Sequence[Reducer], timeout: TimeLimit) -> list[Any]:
-    """`Group.skip`, of a step that was checked: the sums of the others' `add_n`."""
+@skips_by
+def skip(group: Group, reducers: object, timeout: TimeLimit) -> list[Any]:
+    """`Group.skip`, in the group's step: the sums of the others' `add_n`."""
+    given = reducers_of(group, reducers)
     sums: list[Any] = []
     while (found := _next_call(group, timeout)) is not None:
         header, needs = found
         group._passes -= 1  # the call counts it
         try:
-            _take_part(group, header["call"], needs, reducers, sums, timeout)
+            _take_part(group, header["call"], needs, given, sums, timeout)
         except PeerError:
             if group.closed is not None:
                 raise
@@ -68,8 +45,6 @@ def _next_call(group: Group, timeout: TimeLimit) -> tuple[Header, Header] | None
     """The header of the next call that another rank makes in this step, and what a rank needs to take part in it;
     None: there is none.
     """
-    from .group import Call, limit_of
-
     limit = limit_of("skip", timeout, group.timeout)
     with group.entered("skip"), Call(group, "skip", group._passes, 0, limit) as call:
         try:
@@ -79,7 +54,7 @@ def _next_call(group: Group, timeout: TimeLimit) -> tuple[Header, Header] | None
                 return None
             raise
         group._passes = max([group._passes, *(h["pass"] for h in headers if "skip" not in h)])
-        check_steps(call, headers)
+        call.check_steps(headers)
         needs = call.say({})
         last = max(h["step"] for h in headers)
         calls = [rank for rank, h in enumerate(headers) if "skip" not in h and h["step"] == last]
@@ -98,8 +73,6 @@ def _take_part(
     group: Group, call: str, needs: Header, reducers: Sequence[Reducer], sums: list[Any], timeout: TimeLimit
 ) -> None:
     """Make a call without contributions; or end it with an error on every rank."""
-    from .sums import add_n
-
     if call == "barrier":
         group.barrier(timeout)
         return
@@ -145,8 +118,6 @@ def _without_gradients(group: Group, reducer: Reducer) -> None:
 
 def reducers_of(group: Group, reducers: object) -> list[Reducer]:
     """The reducers, checked: those of the group."""
-    from .reducer import Reducer
-
     given = [reducers] if isinstance(reducers, Reducer) else reducers
     if not isinstance(given, list | tuple):
         raise TypeError(f"skip: reducers: expected reducers of the group, got {type_of(reducers)}")

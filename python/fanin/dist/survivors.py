@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from fanin.errors import PeerError
 
@@ -74,7 +74,7 @@ MADE = "made"
 _SILENT = "did not come"
 
 
-def agreed(engine: Any, rank: int, size: int, timeout: float | None) -> tuple[Engine, list[int]]:
+def agreed(engine: Remade, rank: int, size: int, timeout: float | None) -> tuple[Engine, list[int]]:
     """The new engine, and its ranks as those of this one; the same on all of them, or PeerError."""
     board = engine.board()
     gone = set(engine.suspects())

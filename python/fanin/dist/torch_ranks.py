@@ -18,8 +18,9 @@ from fanin._words import type_of
 from fanin.dist.group import Call, Group, TimeLimit, failure_of, limit_of, weakly
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
+from fanin.dist.options import Options, Order
 from fanin.dist.sender import Sender
-from fanin.dist.sums import Options, Order, Term, finish, prepare
+from fanin.dist.sums import Term, finish, prepare
 from fanin.dist.wire import names_of, on_wire
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest

@@ -167,7 +167,7 @@ class accumulate(_core.Block):
         into: str = "grad",
         budget: float | Literal["auto"] | None = None,
         group: object = None,
-        order: dist.sums.Order | None = None,
+        order: dist.options.Order | None = None,
         scale: complex | None = None,
         missing: Literal["error", "skip"] | None = None,
         wire: DTypeLike | None = None,
@@ -190,7 +190,7 @@ class accumulate(_core.Block):
             if value is not None:
                 raise ValueError(f"accumulate: {option}= is for sums {'over' if group is None else 'without'} ranks")
         if group is not None:
-            from . import resting
+            from ..dist import resting
 
             self._named_parameters = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
             self._options = {
@@ -535,7 +535,7 @@ class accumulate(_core.Block):
         self._passes.start()
         if self._reducer is not None:
             if self._rests:
-                from . import resting
+                from ..dist import resting
 
                 self._reducer = resting.awake(self._named_parameters, self._group, self._options)
                 self._rests = False
@@ -597,7 +597,7 @@ class accumulate(_core.Block):
         finally:
             self._active = collecting is not None and not collecting.over
         if error is None and not self._active:
-            from . import resting
+            from ..dist import resting
 
             assert self._reducer is not None
             self._rests = True

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ..dist import Reducer
-from ..dist.group import Group
-from ..dist.group import group as group_of
+from .group import Group
+from .group import group as group_of
+from .reducer import Reducer
 
 #: How many reducers rest for each group, as for models that are trained in turn.
 KEPT = 4
