@@ -18,7 +18,7 @@ import pytest
 import fanin
 from fanin import _core, dist
 from fanin.dist import reducer as reducers
-from fanin.dist import sums, wire
+from fanin.dist import options, sums, wire
 from fanin.dist.group import Group
 from fanin.dist.layout import Leaf
 from kit import wires
@@ -663,7 +663,7 @@ def test_a_rank_alone_that_does_not_round_is_found(name: str, monkeypatch: pytes
     def layout_of(leaves: Any, ranks: int, sent: Any, back: Any) -> Any:
         return real(leaves, ranks, None if ranks == 1 else sent, back)
 
-    monkeypatch.setattr(sums, "layout_of", layout_of)
+    monkeypatch.setattr(options, "layout_of", layout_of)
     for order in ("key", "exact"):
         wrong = wrong_sums(order, name)
         assert len(wrong) == 6 and all(w.startswith("1 ranks") for w in wrong)
