@@ -147,7 +147,7 @@ def test_a_tensor_of_a_device_is_copied_to_the_host_before_it_travels(monkeypatc
         x = torch.arange(3.0).as_subclass(OnDevice)
         bucket = dist.reducer._Bucket(0, [0], dist.layout.Layout([dist.layout.Leaf("w", (3,), "float32")], 2))
         bucket.put(0, x, False)
-        return dist.add_n([x], group).tolist(), bucket.places[0].tolist()
+        return dist.add_n([x], group).tolist(), bucket.take_memory().places[0].tolist()
 
     assert dist.threads(2, rank, timeout=None) == [([0.0, 2.0, 4.0], [0.0, 1.0, 2.0])] * 2
 

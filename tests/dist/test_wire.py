@@ -17,8 +17,8 @@ import pytest
 
 import fanin
 from fanin import _core, dist
+from fanin.dist import options, wire
 from fanin.dist import reducer as reducers
-from fanin.dist import options, sums, wire
 from fanin.dist.group import Group
 from fanin.dist.layout import Leaf
 from kit import wires

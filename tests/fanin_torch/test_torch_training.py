@@ -868,7 +868,7 @@ MEASURED: dict[str, Callable[[], Any]] = {
 @pytest.fixture(params=MEASURED)
 def measured(request: pytest.FixtureRequest) -> Iterator[None]:
     """The references that a gradient has are measured once in a process: wherever that happens they are the same."""
-    measure = fanin.torch.accumulation._counts_alone
+    measure = torch_leaves.counts_alone
     measure.cache_clear()
     with MEASURED[request.param]():
         measure()

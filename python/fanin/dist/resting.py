@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,10 +61,7 @@ def rest(reducer: Reducer, named: list[tuple[str, torch.Tensor]], options: dict[
     reducer._rest()
     there = _resting.setdefault(ranks, {})
     number = next(_numbers)
-
-    def end(_: object) -> None:
-        there.pop(number, None)
-
+    end = partial(there.pop, number)  # no code of Python, which Ctrl-C could end; the weak reference is its default
     there[number] = Resting(reducer, text_of(named, options), [p for _, p in named], end)
     for oldest in [*there][:-KEPT]:
         there.pop(oldest, None)
