@@ -17,6 +17,8 @@ from .group import Group
 from .group import group as group_of
 from .reducer import Reducer
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: How many reducers rest for each group, as for models that are trained in turn.
 KEPT = 4
 
