@@ -167,7 +167,7 @@ static int64_t magnitude_bits(const magnitude *m)
     return (int64_t)m->n * 64 - __builtin_clzll(m->words[m->n - 1]);
 }
 
-/* Shifts left by `bits`, into n words, of which the last is not needed. */
+/* Shifts left by `bits`, into n words: one more than the shifted number needs. */
 static void words_shift(const magnitude *m, int64_t bits, uint64_t *out, int n)
 {
     int whole = (int)(bits >> 6);
