@@ -23,6 +23,7 @@ from fanin.dist.reducer import Reducer
 from kit.messages import Messages
 
 ONES = np.ones(300, "f4")
+LISTING = threading.Lock()
 
 
 def leaf() -> fanin.Leaf:
@@ -274,13 +275,19 @@ def test_a_reducer_at_rest_keeps_neither_its_parameters_nor_its_group(monkeypatc
         gc.enable()
 
 
+def descriptors() -> int:
+    """How many descriptors the process has. The list opens one itself, so one thread lists at a time."""
+    with LISTING:
+        return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+
+
 def steps(group: Group, n: int) -> tuple[int, int, int]:
     """How many reducers, threads and descriptors there are more after `n` steps than after the first ones."""
     named = parameters()
 
     def counts() -> tuple[int, int, int]:
         alive = sum(type(one) is Reducer for one in gc.get_objects())
-        return alive, len(senders()), len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+        return alive, len(senders()), descriptors()
 
     gc.disable()
     try:
