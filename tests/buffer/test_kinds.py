@@ -530,6 +530,19 @@ def test_parts_are_the_memory_of_an_object() -> None:
             through(Wrong(wrong))
 
 
+def test_each_of_several_parts_lives_as_long_as_the_object_that_is_handed_through() -> None:
+    class Several(Money):
+        def __fanin_parts__(self) -> Any:
+            return self.n
+
+    held = [np.ones(n) for n in (4, 2, 3)]
+    alive = [weakref.ref(x) for x in held]
+    total = through(Several(held))
+    assert [x.tolist() for x in total.n] == [[1] * 4, [1] * 2, [1] * 3]
+    del held, total
+    assert [x() for x in alive] == [None] * 3
+
+
 # Zeros
 
 
