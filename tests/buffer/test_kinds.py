@@ -229,6 +229,18 @@ def test_a_scaled_sum_of_donated_arrays_lies_and_counts_alike_on_both_paths(keys
     assert found[0] == found[1] == (False, 2, 0)
 
 
+@pytest.mark.parametrize(("keys", "in_place"), [((0, 1), 2), ((0, 2), 0), ((None, None), 2)])
+def test_a_take_of_several_slots_sums_into_the_buffers_copies_where_no_key_is_missing(
+    keys: tuple[int | None, int | None], in_place: int
+) -> None:
+    buf = fanin.InputBuffer(2)
+    for slot in (0, 1):
+        for key in keys:
+            buf.add(slot, np.ones((4, 4))[::2, ::2], key=key, copy=True)
+    assert [total.tolist() for total in buf.take()] == [[[2, 2], [2, 2]]] * 2
+    assert buf.counters.in_place == in_place
+
+
 def test_a_read_only_array_is_never_written_even_donated() -> None:
     x = np.ones(4)
     x.flags.writeable = False
@@ -516,6 +528,19 @@ def test_parts_are_the_memory_of_an_object() -> None:
     ):
         with pytest.raises(kind, match="slot 0"):
             through(Wrong(wrong))
+
+
+def test_each_of_several_parts_lives_as_long_as_the_object_that_is_handed_through() -> None:
+    class Several(Money):
+        def __fanin_parts__(self) -> Any:
+            return self.n
+
+    held = [np.ones(n) for n in (4, 2, 3)]
+    alive = [weakref.ref(x) for x in held]
+    total = through(Several(held))
+    assert [x.tolist() for x in total.n] == [[1] * 4, [1] * 2, [1] * 3]
+    del held, total
+    assert [x() for x in alive] == [None] * 3
 
 
 # Zeros

@@ -52,7 +52,7 @@ def recorded(n: int) -> fanin.InputBuffer:
 LIVES = [plain, shaped, low, joining, exact, recorded]
 
 
-def said(call: Callable[[], object]) -> str:
+def outcome(call: Callable[[], object]) -> str:
     try:
         return str(call())
     except (TypeError, ValueError, RuntimeError) as e:
@@ -62,12 +62,12 @@ def said(call: Callable[[], object]) -> str:
 def observed(buf: fanin.InputBuffer) -> list[str]:
     """Everything observable of a buffer: what it accepts and refuses, with which messages, and its reports."""
     slot = len(buf) - 1
-    seen = [repr(buf), str(buf.name), str(buf.budget), said(lambda: buf.ready(slot)), str(buf.counters)]
+    seen = [repr(buf), str(buf.name), str(buf.budget), outcome(lambda: buf.ready(slot)), str(buf.counters)]
     for gradients in ([np.ones(3, F)] * 2, [np.ones((2, 3))] * 2, [1.5, 2.5], [{1}, {2}], [np.ones((4, 1), "O")] * 2):
-        seen += [said(lambda g=g: buf.add(slot, g)) for g in gradients]  # type: ignore[misc]
-        seen += [said(lambda: buf.explain(slot)), said(buf.take)]
+        seen += [outcome(lambda g=g: buf.add(slot, g)) for g in gradients]  # type: ignore[misc]
+        seen += [outcome(lambda: buf.explain(slot)), outcome(buf.take)]
     buf.expect(slot, 2)  # and something is left in it
-    return [*seen, said(lambda: buf.add(slot, np.ones(3, F))), said(lambda: buf.ready(slot))]
+    return [*seen, outcome(lambda: buf.add(slot, np.ones(3, F))), outcome(lambda: buf.ready(slot))]
 
 
 @pytest.mark.parametrize("slots", [1, 4, 5])

@@ -132,7 +132,7 @@ def handed_through(m: Machine, s: Any, x: Any, buf: Any) -> None:
     m.launch(s, nothing, writes=[x])
 
 
-def looked_at(m: Machine, s: Any, x: Any, buf: Any) -> None:
+def read_by_snapshot(m: Machine, s: Any, x: Any, buf: Any) -> None:
     m.launch(s, nothing, reads=[buf[0]])
 
 
@@ -260,7 +260,7 @@ def before(m: Machine, s: Any, x: Any, buf: Any) -> None:
 NO_USES = [
     sums,
     handed_through,
-    looked_at,
+    read_by_snapshot,
     beside,
     used_again,
     refused,

@@ -179,7 +179,7 @@ def captured_by_others(driver: FakeDriver) -> Iterator[None]:
                 driver.call("cuStreamDestroy_v2", s)
 
 
-def all_that_it_does(driver: FakeDriver) -> dict[str, Callable[[], object]]:
+def driver_operations(driver: FakeDriver) -> dict[str, Callable[[], object]]:
     s, t = driver.stream(), driver.stream()
     x, y = driver.array(np.ones(4)), driver.array(np.ones((4, 4)))
     xs = [driver.array(np.ones(16, "f4")) for _ in range(40)]
@@ -235,7 +235,7 @@ def test_no_call_of_fanin_breaks_a_foreign_capture(a_world: Any, pools: bool, th
     driver.set(pools=pools)
     kept = _core.get_options()["pool_bytes"]
     broken = []
-    for what, act in all_that_it_does(driver).items():
+    for what, act in driver_operations(driver).items():
         if what == "trim" and not pools:
             continue  # it frees the pool, which waits for the device: the user decides when
         try:
@@ -256,7 +256,7 @@ def test_no_call_of_fanin_breaks_a_foreign_capture(a_world: Any, pools: bool, th
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 def test_calls_that_are_not_made_in_relaxed_mode_break_the_captures_of_others(driver: FakeDriver) -> None:
     """The control of each of them."""
-    acts = all_that_it_does(driver)
+    acts = driver_operations(driver)
     broken = []
     for what in ("a copy to the device", "memory alone", "a read", "many sums", "events", "trim", "pool_bytes"):
         hooks.fault("CUDA_NO_RELAX")

@@ -52,7 +52,7 @@ def left_alone(group: Group) -> Group:
     return group.survivors()
 
 
-def goes_on(group: Group, ends: list[int]) -> Any:
+def sums_of_those_left(group: Group, ends: list[int]) -> Any:
     """The ranks `ends` end one after the other, each after a sum of the others."""
     me = group.rank
     left = list(range(group.size))
@@ -70,7 +70,7 @@ def goes_on(group: Group, ends: list[int]) -> Any:
 
 @pytest.mark.parametrize(("ranks", "ends"), [(2, [0]), (3, [1]), (3, [0, 2]), (4, [3, 0]), (4, [1, 2, 0])])
 def test_the_ranks_that_are_left_go_on_and_their_sums_have_the_bits_of_one_process(ranks: int, ends: list[int]) -> None:
-    found = dist.threads(ranks, partial(goes_on, ends=ends), timeout=None)
+    found = dist.threads(ranks, partial(sums_of_those_left, ends=ends), timeout=None)
     now = list(range(ranks))
     for k, rank in enumerate(ends):
         assert found[rank] == "ended"
@@ -254,7 +254,7 @@ if group.rank == 0:
 
 
 def killed_one_by_one(group: Group, ends: list[int], seed: int) -> Any:
-    """The ranks `ends` are killed, each at a random moment of a sum; the others go on, as `goes_on`."""
+    """The ranks `ends` are killed, each at a random moment of a sum; the others go on, as `sums_of_those_left`."""
     rng = random.Random(seed)
     me, left, found = group.rank, list(range(group.size)), []
     for rank in ends:

@@ -185,22 +185,22 @@ def test_hooks_of_a_walk_inside_another_get_the_needed_gradients_of_their_own_wa
     a, b = leaf("a"), leaf("b")
     seen: dict[str, list[bool]] = {}
 
-    def see(name: str) -> None:
+    def record_needs(name: str) -> None:
         seen[name] = [node.needs(i) for i in range(2)]
 
     def fn(g: Any) -> Any:
         handles = [
-            node.register_hook(lambda _: see("slot")),
-            node.register_prehook(lambda _: see("before")),
-            node.register_posthook(lambda *_: see("behind")),
+            node.register_hook(lambda _: record_needs("slot")),
+            node.register_prehook(lambda _: record_needs("before")),
+            node.register_posthook(lambda *_: record_needs("behind")),
         ]
         p = fanin.walk([(node, 0, ones())], inputs=[a], keep_graph=True)
         for _, sums in p:
-            see("between")
+            record_needs("between")
             p.give((sums[0], None))
         for handle in handles:
             handle.remove()
-        see("function")
+        record_needs("function")
         return g, g
 
     node = Node(fn, edges=[(a, 0), (b, 0)])
@@ -212,7 +212,7 @@ def test_hooks_of_a_walk_inside_another_get_the_needed_gradients_of_their_own_wa
 # Nodes in the making, edges that come late
 
 
-class Asked:
+class RunsCode:
     """A slot index that runs code when it is converted."""
 
     def __init__(self, do: Callable[[], Any]) -> None:
@@ -233,7 +233,7 @@ def test_a_node_under_construction_cannot_be_found() -> None:
                 o.edges.append((w, 0))
 
     found: list[Any] = []
-    node = Node(passed_on, edges=[(w, Asked(append)), (w, 0), (w, 0)])
+    node = Node(passed_on, edges=[(w, RunsCode(append)), (w, 0), (w, 0)])
     assert found == [] and len(node.edges) == 3
     assert gc.is_tracked(node)
 

@@ -32,7 +32,7 @@ def ended_on_another_thread(w: Any, s: Any, o: SimpleNamespace) -> None:
         raise error
 
 
-def asked(what: str) -> Act:
+def calls_with_an_event(what: str) -> Act:
     def act(w: Any, s: Any, o: SimpleNamespace) -> None:
         w.record(o.event, s)
         getattr(w, what)(o.event)
@@ -64,8 +64,8 @@ ROWS: dict[str, tuple[Act, int, bool, bool]] = {
     "a capture on the legacy stream": (lambda w, s, o: w.begin_capture(w.legacy()), 900, False, False),
     "the end on a stream that was forked": (ended_elsewhere, 903, True, True),
     "the end on another thread": (ended_on_another_thread, 908, False, False),
-    "a query of an event": (asked("query"), 907, True, True),
-    "an event waited for by the host": (asked("sync_event"), 907, True, True),
+    "a query of an event": (calls_with_an_event("query"), 907, True, True),
+    "an event waited for by the host": (calls_with_an_event("sync_event"), 907, True, True),
     "a wait for an event of outside": (lambda w, s, o: w.wait(s, o.outside), 905, True, False),
     "a wait for an event of another capture": (waits_for_another_capture, 902, True, False),
     "the legacy stream pulled in": (pulls_the_legacy_stream_in, 906, True, False),

@@ -64,7 +64,7 @@ def no_room(m: Any) -> list[Any]:
     return [*values, small.numpy().tolist(), large.numpy().tolist()]
 
 
-def gone(m: Any) -> list[Any]:
+def dropped_functions(m: Any) -> list[Any]:
     """Functions are dropped after others, in a step and between steps, and their recordings freed."""
     values: list[Any] = []
     x = m.array(np.ones(4))
@@ -114,7 +114,7 @@ def pipelines(m: Any) -> list[Any]:
     return values
 
 
-WAYS = {"a life": life, "no room": no_room, "functions that are gone": gone, "pipelines": pipelines}
+WAYS = {"a life": life, "no room": no_room, "functions that are gone": dropped_functions, "pipelines": pipelines}
 EVERY = pytest.mark.parametrize("way", WAYS.values(), ids=[word.replace(" ", "-") for word in WAYS])
 
 
@@ -123,7 +123,7 @@ def test_the_scripted_ways_have_the_expected_results(m: Any) -> None:
     assert [did for did, _ in said[:-2]] == ["warmed", "raw", "raw", "raw", "warmed", "raw"]
     assert said[4][1] == [4.0] * 100 and said[5][1] == [4.0] * 300
     assert said[-2:] == [[3.0] * 100, [3.0] * 300]
-    assert gone(m) == [[6.0] * 4] * 4 + [([2.0] * 4, 1)] + [[10.0] * 4] * 4 + [([2.0] * 4, 1)]
+    assert dropped_functions(m) == [[6.0] * 4] * 4 + [([2.0] * 4, 1)] + [[10.0] * 4] * 4 + [([2.0] * 4, 1)]
 
 
 @EVERY
@@ -276,7 +276,7 @@ def forked_in_a_call(m: Any, recording: bool, act: Callable[[Any, Any], None]) -
         tree.close()
 
 
-def is_told(tree: Any, x: Any) -> None:
+def check_refused(tree: Any, x: Any) -> None:
     with pytest.raises(RuntimeError, match="another thread was in a call of this graph tree when the process was"):
         tree.step().__enter__()
 
@@ -289,11 +289,11 @@ def test_a_forked_child_closes_the_tree_and_makes_one_for_each_failing_allocatio
         while n < failures + 10:
             hooks.fail_at(n)
             try:
-                is_told(tree, x)
+                check_refused(tree, x)
                 tree.close()
                 assert tree.closed and repr(tree) and tree.stats.nodes == 0 and tree._recordings() == []
                 if m.kind != "fake":  # CUDA does not work in a forked child
-                    assert gone(m)[-1] == ([2.0] * 4, 1)
+                    assert dropped_functions(m)[-1] == ([2.0] * 4, 1)
             except MemoryError:
                 failures += 1
             finally:
@@ -329,11 +329,11 @@ def test_a_function_without_memory_for_its_recording_runs_eagerly_from_then_on(m
 
 
 def gives_back(m: Any) -> bool:
-    return bool(gone(m)[-1] == ([2.0] * 4, 1))
+    return bool(dropped_functions(m)[-1] == ([2.0] * 4, 1))
 
 
 def tells_a_forked_child(m: Any) -> bool:
-    return forked_in_a_call(m, False, is_told) == 0
+    return forked_in_a_call(m, False, check_refused) == 0
 
 
 def keeps_what_runs_later(m: Any) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 import fanin
 
-Seen = list[tuple[str, tuple[str, ...]]]
+Calls = list[tuple[str, tuple[str, ...]]]
 
 
 class Script:
@@ -21,7 +21,7 @@ class Script:
         self.m = m
         self.tree = fanin.GraphTree(m.place(), memory=1 << 16, limit=1)
         self.x = m.array(np.ones(4))
-        self.seen: Seen = []
+        self.calls: Calls = []
 
     def times(self, factor: float, **how: Any) -> Any:
         def f(x: Any) -> Any:
@@ -42,12 +42,12 @@ class Script:
         out = f(*operands)
         rules = tuple(r for r in f.last.rules if r not in ("T5", "T17"))
         assert "T17" in f.last.rules and (f.last.reason is None) == (f.last.did == "replayed")
-        self.seen.append((f.last.did, rules))
+        self.calls.append((f.last.did, rules))
         return out
 
-    def taken(self) -> Seen:
-        seen, self.seen = self.seen, []
-        return seen
+    def taken(self) -> Calls:
+        calls, self.calls = self.calls, []
+        return calls
 
 
 @pytest.fixture(params=["sim", "fake", "cpu"])
@@ -116,10 +116,10 @@ def test_an_operand_that_moves_is_counted_and_then_copied(script: Script) -> Non
                 reasons.append(w.last.reason or "")
     assert len(warned) == 1
     if not copied:
-        assert [did for did, _ in script.seen] == ["warmed", "recorded", "recorded", "raw", "raw"]
+        assert [did for did, _ in script.calls] == ["warmed", "recorded", "recorded", "raw", "raw"]
         return
-    assert [did for did, _ in script.seen] == ["warmed", "recorded", "recorded", "recorded", "replayed"]
-    assert ["T14" in rules for _, rules in script.seen] == [False, False, True, True, False]
+    assert [did for did, _ in script.calls] == ["warmed", "recorded", "recorded", "recorded", "replayed"]
+    assert ["T14" in rules for _, rules in script.calls] == [False, False, True, True, False]
     assert ["copied from now on" in reason for reason in reasons] == [False, False, False, True, False]
 
 
@@ -129,13 +129,13 @@ def test_a_function_that_writes_a_copied_operand_runs_eagerly(script: Script) ->
         for _ in range(3):
             with script.tree.step():
                 script.call(writes, script.x)
-    assert [did for did, _ in script.seen] == ["warmed", "raw", "raw"]
+    assert [did for did, _ in script.calls] == ["warmed", "raw", "raw"]
     assert script.taken()[1:] == [("raw", ("T6",))] * 2
     with pytest.warns(RuntimeWarning, match="runs without a recording: operand 0 lay elsewhere more than 1 times"):
         for o in [script.x, script.x, *(script.m.array(np.ones(4)) for _ in range(3))]:
             with script.tree.step():
                 script.call(inc, o)
-    assert script.seen[-1] == ("raw", ("T7",)) and "cannot be copied" in inc.last.reason
+    assert script.calls[-1] == ("raw", ("T7",)) and "cannot be copied" in inc.last.reason
 
 
 def test_a_function_recorded_twice_after_itself_is_reported(script: Script) -> None:
@@ -144,4 +144,4 @@ def test_a_function_recorded_twice_after_itself_is_reported(script: Script) -> N
         for _ in range(3):
             with script.tree.step():
                 ys = [script.call(a, script.x) for _ in range(4)]
-    assert len(ys) == 4 and any("T19" in rules for _, rules in script.seen)
+    assert len(ys) == 4 and any("T19" in rules for _, rules in script.calls)

@@ -92,7 +92,7 @@ def test_the_tensor_is_kept_until_the_take_which_returns_the_same_object() -> No
         gc.collect()
         assert p.deleted == 0
         assert buf.take()[0] is p
-    assert p.asked == [{"max_version": (1, 3)}]
+    assert p.requests == [{"max_version": (1, 3)}]
 
 
 DTYPES = ["bool", *(k + b for k in ("int", "uint") for b in ("8", "16", "32", "64"))]
@@ -229,16 +229,16 @@ def test_row_5_a_producer_without_the_keyword_is_called_without_it() -> None:
 
 
 def test_row_5_a_type_error_from_within_is_the_producers_own() -> None:
-    asked = []
+    requests = []
 
     class Bad(Producer):
         def __dlpack__(self, **how: Any) -> Any:
-            asked.append(how)
+            requests.append(how)
             return len(42)  # type: ignore[arg-type]
 
     with pytest.raises(TypeError, match="has no len"):
         fanin.add_n([Bad()])
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 # Rows 6-10: version, flags, device
@@ -282,7 +282,7 @@ def test_row_9_a_garbled_device_is_a_type_error(said: Any) -> None:
     p = Producer(said=said)
     with never(p):
         refused(p, TypeError, "expected \\(device type, device id\\)")
-    assert p.asked == []
+    assert p.requests == []
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_row_9_a_device_that_is_not_the_host_is_named(said: Any, words: str) -> 
     p = Producer(said=said)
     with never(p):
         refused(p, BufferError, words)
-    assert p.asked == [], "the device is asked first"
+    assert p.requests == [], "the device is asked first"
 
 
 @pytest.mark.parametrize("device", [(2, 0), (3, 0), (0, 0), (-7, 0), (99, 0), (1, -1)])
@@ -734,19 +734,19 @@ def test_row_43_slots_and_keys_are_converted_once() -> None:
 
     class Meddler:
         def __init__(self) -> None:
-            self.asked = 0
+            self.requests = 0
 
         def __index__(self) -> int:
-            self.asked += 1
+            self.requests += 1
             buf.clear()
-            return self.asked - 1
+            return self.requests - 1
 
     buf = fanin.InputBuffer(2)
     buf.add(Lying(1), ONE)
     assert buf.take() == [None, ONE]
     m = Meddler()
     buf.add(m, ONE, key=0)
-    assert m.asked == 1
+    assert m.requests == 1
     with pytest.raises(IndexError):
         buf.add(type("Huge", (), {"__index__": lambda self: 2**64})(), ONE)
 

@@ -136,7 +136,7 @@ def test_every_tensor_is_summed_or_refused_and_given_back_once(seed: int) -> Non
             buf.clear()
             assert expected is None, (how, e)
             seen["refused"] += 1
-        taken = bool(p.asked) and how["name"] == ""
+        taken = bool(p.requests) and how["name"] == ""
         assert p.deleted == (1 if taken and how["deleter"] == "" else 0), how
     del result
     assert hooks.memory()[0] == before

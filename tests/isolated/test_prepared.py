@@ -32,7 +32,7 @@ warnings.warn("one")
 """
 
 
-def last_said(stderr: str) -> list[str]:
+def last_message(stderr: str) -> list[str]:
     """The last warning or error, without its place, and without the line of code below, which -c has from 3.13 on."""
     return [line.split(": ", 1)[-1] for line in stderr.splitlines() if line[:1] != " "][-1:]
 
@@ -45,7 +45,7 @@ def test_a_prepared_process_runs_code_files_and_modules_as_a_new_python_does(wor
     how: dict[str, Any] = {"env": {"OF_A_TEST": "here"}, "cwd": tmp_path, "check": False}
     new, forked = run_python([*words, "more"], **how), run_prepared([*words, "more"], **how)
     assert (forked.returncode, forked.stdout) == (new.returncode, new.stdout)
-    assert last_said(forked.stderr) == last_said(new.stderr)
+    assert last_message(forked.stderr) == last_message(new.stderr)
 
 
 @pytest.mark.unsanitized  # a sanitized build forks none

@@ -105,15 +105,15 @@ class Model:
     def queued(self, h: int) -> int | None:
         return None if self.without == "queueing" else h
 
-    def touch(self, step: int, views: list[Any], write: bool, kept: bool = False) -> None:
+    def access(self, step: int, views: list[Any], write: bool, kept: bool = False) -> None:
         for view in views:
             found = view_of(view, np.arange(SIZE)).ravel()
             touched = range(found.min(), found.max() + 1) if self.without == "bytes" else found.tolist()
             self.accesses.append(Access(step, view[0], frozenset(touched), write, kept))
 
     def work(self, step: int, reads: list[Any], writes: list[Any], kept: bool = False) -> None:
-        self.touch(step, reads, False, kept)
-        self.touch(step, writes, True, kept)
+        self.access(step, reads, False, kept)
+        self.access(step, writes, True, kept)
 
     def mark(self, s: int, views: list[Any]) -> None:
         for view in views:
@@ -154,7 +154,7 @@ class Model:
         else:
             step = self.stream_step(s, self.queued(self.host_step(t)))
             self.host_step(t, step)
-        self.touch(step, [view], False, kept=True)
+        self.access(step, [view], False, kept=True)
 
     def on_capture(self, t: int, g: int, a: int, b: int | None, works: list[Any]) -> None:
         self.host_step(t)

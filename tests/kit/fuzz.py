@@ -184,7 +184,7 @@ def documented(e: Entry) -> tuple[type[BaseException], ...]:
     )
 
 
-class Mine(Exception):
+class UsersError(Exception):
     """Raised by functions of the user's: any call may pass it on."""
 
 
@@ -415,7 +415,7 @@ class Program:
 
     def function(self) -> Callable[..., Any]:
         def fails(*args: Any) -> Any:
-            raise Mine("a function of the user's")
+            raise UsersError("a function of the user's")
 
         return self.rng.choice((
             self.again, self.again, fails, lambda *a: a[0] if a else None, lambda *a: None, lambda *a: a, lambda *a: 5,
@@ -488,7 +488,7 @@ class Program:
             result = c.run()
         except Found:
             raise
-        except (*documented(c.entry), Mine) as e:
+        except (*documented(c.entry), UsersError) as e:
             self.seen[str(c.entry), "raised"] += 1
             if self.say:
                 print(f"    {type(e).__name__}: {e}", flush=True)
@@ -534,7 +534,7 @@ class Program:
         wait for the end of the block.
         """
         entry = self.found.get(f"{type(context).__name__}.__enter__")
-        allowed = (*(documented(entry) if entry else EVERYWHERE), Mine)
+        allowed = (*(documented(entry) if entry else EVERYWHERE), UsersError)
         try:
             with context as x:
                 if isinstance(x, np.ndarray):
@@ -553,7 +553,7 @@ class Program:
 
     def recorded(self) -> None:
         """A function of a graph tree on the CPU is called in a step: there arrays have NumPy's operators."""
-        with contextlib.suppress(*EVERYWHERE, Mine), fanin.GraphTree("cpu", memory=1 << 16) as tree, tree.step():
+        with contextlib.suppress(*EVERYWHERE, UsersError), fanin.GraphTree("cpu", memory=1 << 16) as tree, tree.step():
             f = self.keep(tree.function(self.again))
             for x in (np.ones((2, 3)), np.ones((2, 3)), np.arange(3)):
                 self.judged(Call(self.found["GraphFunction.__call__"], f, [x], {}, set()))
@@ -577,12 +577,12 @@ class Worker(threading.Thread):
 
     def __init__(self, machine: fanin.sim.Machine) -> None:
         super().__init__(daemon=True)
-        self.machine, self.asked, self.answers = machine, queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
+        self.machine, self.jobs, self.answers = machine, queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
         self.start()
 
     def run(self) -> None:
         with contextlib.suppress(Exception), self.machine:
-            while (call := self.asked.get()) is not None:
+            while (call := self.jobs.get()) is not None:
                 try:
                     call()
                 except BaseException as e:
@@ -590,10 +590,10 @@ class Worker(threading.Thread):
                 else:
                     self.answers.put(None)
                 del call
-            raise Mine  # so that leaving the machine runs nothing
+            raise UsersError  # so that leaving the machine runs nothing
 
     def do(self, call: Callable[[], Any]) -> None:
-        self.asked.put(call)
+        self.jobs.put(call)
 
     def done(self) -> None:
         """Waits for the call, and raises what was found."""
@@ -602,7 +602,7 @@ class Worker(threading.Thread):
             raise e
 
     def end(self) -> None:
-        self.asked.put(None)
+        self.jobs.put(None)
         self.join()
         del self.machine
 
@@ -624,7 +624,7 @@ class Machines(world.Sim):
     def close(self, bad: bool) -> None:
         for m in (self.other, self.on):
             with contextlib.suppress(Exception):
-                m.__exit__(Mine, None, None)
+                m.__exit__(UsersError, None, None)
         _core.set_options(*(self._options[name] for name in OPTIONS))
         del self.other, self.closed
 

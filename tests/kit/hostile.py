@@ -96,7 +96,7 @@ class Producer:
         self.array = np.array([1.0, 2.0, 3.0]) if array is None else np.asarray(array)
         self.said = said
         self.deleted = 0
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         a = self.array
         kinds = {"f": 2, "i": 0, "u": 1, "c": 5, "b": 6}
         code, bits, lanes = dtype or (kinds[a.dtype.kind], 8 * a.itemsize, 1)
@@ -135,7 +135,7 @@ class Producer:
         return self.said
 
     def __dlpack__(self, **how: Any) -> Any:
-        self.asked.append(how)
+        self.requests.append(how)
         self.capsule = self.make()
         return self.capsule
 

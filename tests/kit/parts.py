@@ -23,14 +23,14 @@ PARTS: dict[str, tuple[str, ...]] = {
     "torch": ("torch", "fanin_torch"),
     "api": ("api", "capi"),
 }
-#: The pages of each part, in docs; fanin.torch has parts of several.
+#: The pages of each part, in docs.
 PAGES: dict[str, tuple[str, ...]] = {
     "sim": ("simulated-device.md",),
     "graph": ("graph-trees.md", "recorded-steps.md"),
     "analysis": ("analysis.md",),
     "audit": ("audit.md",),
     "dist": ("ranks.md",),
-    "torch": (),
+    "torch": ("torch.md",),
     "api": ("c-api.md",),
 }
 #: The folder of a part's README where it has none in python/fanin.

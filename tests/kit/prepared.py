@@ -61,7 +61,7 @@ def end() -> None:
     _server.cache_clear()
 
 
-def _asked(imports: tuple[str, ...], request: dict[str, Any]) -> int:
+def _status_of(imports: tuple[str, ...], request: dict[str, Any]) -> int:
     """The exit status of a program."""
     if imports not in _started:
         _started.append(imports)
@@ -89,6 +89,6 @@ def run_prepared(
     request["env"] = {**os.environ, "PYTHONPATH": _path(), **(env or {})}
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder, name) for name in ("out", "err"))
-        status = _asked(imports, request | {"out": str(out), "err": str(err)})
+        status = _status_of(imports, request | {"out": str(out), "err": str(err)})
         said = [file.read_text(errors="replace") for file in (out, err)]
     return judged(subprocess.CompletedProcess([sys.executable, *words], status, *said), check)

@@ -26,14 +26,14 @@ CODES = {"f": 2, "i": 0, "u": 1, "c": 5, "b": 6}
 
 
 class Library:
-    """One library: its memory, its current streams, and what was asked of it."""
+    """One library: its memory, its current streams, and the requests that it got."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self.driver = driver
         self.current: dict[int, int] = {}  # handles, by device
         self.freed: list[int] = []
         self.held: dict[int, Any] = {}  # tensors on their way, by the address of their struct
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self.blocks: list[tuple[int, int]] = []  # (device, address)
         self.allocated = 0
         self.allocated_on: list[int] = []  # the handles of the streams that were current then
@@ -211,7 +211,7 @@ class DLArray(Array):
         return (self.device_type, self.device_id)
 
     def __dlpack__(self, **how: Any) -> Any:
-        self.library.asked.append(how)
+        self.library.requests.append(how)
         stream = how.get("stream")
         assert stream is None or (type(stream) is int and stream != 0), stream
         if stream != -1:
@@ -376,8 +376,8 @@ def installed(name: str, module: Any) -> Iterator[Any]:
 
 
 def cupy(library: Library) -> Any:
-    """CuPy, as far as it is asked: arrays whose capsule keeps the array itself, streams with `ptr` and a device of -1,
-    `from_dlpack`.
+    """CuPy, as far as fanin calls it: arrays whose capsule keeps the array itself, streams with `ptr` and a device of
+    -1, `from_dlpack`.
     """
     module: Any = types.ModuleType("cupy")
 
@@ -421,7 +421,7 @@ def cupy(library: Library) -> Any:
 
 
 def numba(library: Library) -> Any:
-    """Numba, as far as it is asked: device arrays by `__cuda_array_interface__` alone."""
+    """Numba, as far as fanin calls it: device arrays by `__cuda_array_interface__` alone."""
     module: Any = types.ModuleType("numba")
 
     class DeviceNDArray(InterfaceArray):
@@ -479,7 +479,7 @@ def torch_tensor(library: Library) -> Any:
 
 
 def torch(library: Library, *, table: bool = True) -> Any:
-    """torch, as far as it is asked of a CUDA tensor."""
+    """torch, as far as fanin calls it for a CUDA tensor."""
     streams.of_torch.clear()  # handles of another driver
     module: Any = types.ModuleType("torch")
     Tensor = torch_tensor(library)

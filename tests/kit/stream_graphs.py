@@ -134,7 +134,7 @@ class OnStreams(graphs.Built):
     def run(self, keep: bool, **how: Any) -> Any:
         """One pass, on the callers' streams: of `grad`, what it gave, as read there."""
         with self.here():
-            self.touch()
+            self.use_gradients()
             inputs = None if self.spec.inputs is None else [self.input(*place) for place in self.spec.inputs]
             try:
                 if not self.spec.capture:
@@ -144,7 +144,7 @@ class OnStreams(graphs.Built):
             except graphs.Boom as e:
                 return type(e).__name__
 
-    def touch(self) -> None:
+    def use_gradients(self) -> None:
         """The callers' streams work on what there is of the leaves, as an optimizer does."""
         for i in self.spec.leaves:
             if (g := self.nodes[i].grad) is not None:

@@ -132,7 +132,7 @@ def declared(csrc: Path) -> Path:
     return folder
 
 
-def asked(cc: list[str], csrc: Path, *flags: str) -> str:
+def compiler_output(cc: list[str], csrc: Path, *flags: str) -> str:
     """The compiler's output with these flags and those of a release build; a failure is an AssertionError."""
     import numpy
 
@@ -162,7 +162,9 @@ def compile_objects(csrc: Path, cc: list[str], cache: Path) -> dict[str, Path]:
     def one(source: Path) -> Path:
         made = [p.read_bytes() for p in (csrc / "py").glob("*.py*")]
         key = [*cc, *flags, str(source), *made, *(p.read_bytes() for p in closure(source, csrc))]
-        return kept(cache, key, ".o", lambda out: void(asked(cc, csrc, *flags, "-c", str(source), "-o", str(out))))
+        return kept(
+            cache, key, ".o", lambda out: void(compiler_output(cc, csrc, *flags, "-c", str(source), "-o", str(out)))
+        )
 
     sources = [p for p in c_files(csrc) if p.suffix == ".c"]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -438,19 +440,19 @@ def uses_in(path: Path, csrc: Path, cc: list[str], cache: Path, folder: Path) ->
     """(line, field) of each use of a watched field in a file."""
     flags = [f"-I{folder}", "-fsyntax-only", "-Wdeprecated-declarations", "-fmax-errors=1", str(path)]
     key = [*cc, *flags, *(p.read_bytes() for p in closure(path, csrc))]
-    said = kept(cache, key, ".said", lambda out: void(out.write_text(asked(cc, csrc, *flags)))).read_text()
+    said = kept(cache, key, ".said", lambda out: void(out.write_text(compiler_output(cc, csrc, *flags)))).read_text()
     own = re.findall(rf"^{re.escape(str(path))}:(\d+):\d+: warning: .*deprecated: (\w+\.\w+)", said, re.MULTILINE)
     return {(int(line), name) for line, name in own}
 
 
-def facts_nobody_sets(csrc: Path) -> list[str]:
+def facts_never_set(csrc: Path) -> list[str]:
     """The facts that a rule reads (the fields of the structs that it is passed) and that nothing under `csrc` decides:
     to copy a field of the same name from another struct is not to decide it.
     """
     headers = [p for name in RULE_FILES if (p := csrc / f"{name}.h").exists()]
     texts = {p.relative_to(csrc).as_posix(): without_comments(p.read_text()) for p in headers}
     structs = {name: (file, body) for file, text in texts.items() for name, body in STRUCT.findall(text)}
-    asked = {n for text in texts.values() for n in re.findall(r"\bconst (\w+) \*\w+[,)]", text) if n in structs}
+    read = {n for text in texts.values() for n in re.findall(r"\bconst (\w+) \*\w+[,)]", text) if n in structs}
     sources = [without_comments(p.read_text()) for p in c_files(csrc)]
     written: set[str] = set()
     for text in sources:
@@ -458,8 +460,8 @@ def facts_nobody_sets(csrc: Path) -> list[str]:
             if not re.fullmatch(rf"[\w.>-]*(?:\.|->){name}", value.strip()):
                 written.add(name)
     return [
-        f"{structs[name][0]}: {name}.{field[1]} is asked for and set by nobody"
-        for name in sorted(asked)
+        f"{structs[name][0]}: {name}.{field[1]} is read and never set"
+        for name in sorted(read)
         for field in FIELD.finditer(structs[name][1])
         if field[1] not in written
     ]
@@ -555,7 +557,7 @@ def without_comments(text: str, *, strings: bool = False) -> str:
 # Names
 
 
-def used_by_nobody(objects: Mapping[str, Path]) -> dict[str, str]:
+def used_in_one_file_alone(objects: Mapping[str, Path]) -> dict[str, str]:
     """Global name -> the source that defines it and is alone in knowing it: such a name is static, or dead."""
     symbols = {name: Elf(obj) for name, obj in objects.items()}
     used = set().union(*(elf.uses() for elf in symbols.values()))

@@ -127,7 +127,7 @@ def adds(case: Case, way: Way) -> Lines:
     for i in way.order:
         options = f"{key(way, i)}{weight(case, way, i)}{stream(way, i)}{HOLDS[way.hold][1]}"
         lines.append(f"buf.add({way.slot}, {given(way, i, i % 3)}{options})")
-        lines += [*written(case, way, (i,)), *looks(way)]
+        lines += [*written(case, way, (i,)), *lines_between(way)]
     return lines
 
 
@@ -137,7 +137,7 @@ def written(case: Case, way: Way, some: tuple[int, ...]) -> Lines:
     return [f"scribble(g[{i}])" for i in some] if copied else []
 
 
-def looks(way: Way) -> Lines:
+def lines_between(way: Way) -> Lines:
     snapshot = f"seen.append(shown_now(lambda: buf[{way.slot}]))"
     if way.place != "host":
         snapshot = f"with fanin.stream(s[0]): {snapshot}"
@@ -150,7 +150,7 @@ def add_many(case: Case, way: Way) -> Lines:
     keys = f", keys={[way.keys[i] for i in way.order]}" if way.keys else ""
     where = weights(case, way) + (", stream=s[1]" if way.place != "host" else "")
     return [f"buf.add_many({[way.slot] * len(way.order)}, [{some}]{keys}{where}{HOLDS[way.hold][1]})",
-            *written(case, way, way.order), *looks(way)]  # fmt: skip
+            *written(case, way, way.order), *lines_between(way)]  # fmt: skip
 
 
 def add_in_two(case: Case, way: Way) -> Lines:
@@ -179,9 +179,9 @@ def target(case: Case, way: Way) -> Lines:
     lines = []
     for i in way.order:
         if case.terms[i].kind == "dense":
-            lines += [f"with buf.target({way.slot}{key(way, i)}) as x:", f"    x += g[{i}]", *looks(way)]
+            lines += [f"with buf.target({way.slot}{key(way, i)}) as x:", f"    x += g[{i}]", *lines_between(way)]
         else:
-            lines += [f"buf.add({way.slot}, g[{i}]{key(way, i)})", *looks(way)]
+            lines += [f"buf.add({way.slot}, g[{i}]{key(way, i)})", *lines_between(way)]
     return lines
 
 

@@ -430,7 +430,7 @@ def root(x: Any) -> Any:
     return x
 
 
-def looks(x: Any) -> Any:
+def form(x: Any) -> Any:
     return x.dtype, x.shape, x.strides, x.flags.writeable, type(x)
 
 
@@ -454,7 +454,7 @@ def description(result: Any, w: World) -> list[Any]:
     described: list[Any] = [w.memory()]
     inputs = {id(a): f"array {i}" for i, a in enumerate(w.arrays)}
     for a in w.arrays:
-        described.append(("argument", looks(a), place(a, w)))
+        described.append(("argument", form(a), place(a, w)))
     names = dict(inputs)
     owned: list[Any] = []
     seen_boxes: dict[int, int] = {
@@ -471,7 +471,7 @@ def description(result: Any, w: World) -> list[Any]:
             if where is None and not empty:
                 relation = [address(x) - address(o) if fanin.overlap(x, o) else None for o in owned]
                 owned.append(x)
-            return known, looks(x), None if empty else where, base, x.flags.owndata, relation, x.tobytes()
+            return known, form(x), None if empty else where, base, x.flags.owndata, relation, x.tobytes()
         if isinstance(x, (list, tuple, dict)):
             if id(x) in seen_boxes:
                 return "box", seen_boxes[id(x)]

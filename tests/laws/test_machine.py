@@ -495,7 +495,7 @@ def lends_its_memory_to_a_snapshot(m: Any) -> None:
     wrap(m.Sum, "result", lambda old, me, scale=None, own=False: old(me, scale, False))
 
 
-def forgets_who_has_contributed(m: Any) -> None:
+def forgets_keys(m: Any) -> None:
     m.InputBuffer._number = lambda self, i, key: len(self.passes[i].came) if key is None else key
 
 
@@ -595,7 +595,7 @@ FAULTS = [
     writes_into_what_is_held,
     copies_what_it_should_hand_through,
     lends_its_memory_to_a_snapshot,
-    forgets_who_has_contributed,
+    forgets_keys,
     expects_nothing,
     keeps_a_slot_after_take,
     adds_to_zero_first,

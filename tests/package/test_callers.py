@@ -66,7 +66,7 @@ def core_names(core: ModuleType, public: set[str]) -> Iterator[tuple[str, str]]:
             yield from ((m, f"_core.{name}.{m}") for m in members if m.startswith("_") or name not in public)
 
 
-def nobody_calls(core: ModuleType, public: set[str], called: set[str]) -> list[str]:
+def without_a_caller(core: ModuleType, public: set[str], called: set[str]) -> list[str]:
     return [f"{where} has no caller in the package" for name, where in core_names(core, public) if name not in called]
 
 
@@ -74,7 +74,7 @@ def test_each_name_of_the_core_is_public_or_called_by_the_package() -> None:
     """Or by the fake driver, which puts itself in the place of CUDA's."""
     called = uses(trees([PACKAGE, ROOT / "tests" / "fake_cuda"]))
     assert len(list(core_names(_core, PUBLIC))) > 80, "hardly a name was read"
-    assert nobody_calls(_core, PUBLIC, called) == []
+    assert without_a_caller(_core, PUBLIC, called) == []
 
 
 def test_a_planted_name_of_the_core_is_found() -> None:
@@ -82,7 +82,7 @@ def test_a_planted_name_of_the_core_is_found() -> None:
     inner = type("Layout", (), {"__module__": "fanin._core", "same": 1, "hash": 2})
     planted = ModuleType("planted")
     planted.__dict__.update(Machine=kind, Layout=inner, trim=len, kernels_hash=len, _test_fault=len)
-    assert nobody_calls(planted, {"Machine", "trim"}, {"_join", "Layout", "same"}) == [
+    assert without_a_caller(planted, {"Machine", "trim"}, {"_join", "Layout", "same"}) == [
         "_core.Machine._fail_at has no caller in the package",
         "_core.Layout.hash has no caller in the package",
         "_core.kernels_hash has no caller in the package",

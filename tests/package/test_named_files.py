@@ -57,7 +57,7 @@ def texts(path: str, source: str) -> Iterator[str]:
         yield source
 
 
-def gone(path: str, source: str, files: set[str]) -> set[str]:
+def missing_files(path: str, source: str, files: set[str]) -> set[str]:
     """The names in a file's text of which no file is one; `files` are all paths and their ends, from each folder on."""
     names = {name for text in texts(path, source) for name in NAMED.findall(text)}
     return {name for name in names if name not in files | ELSEWHERE and not EXAMPLE.fullmatch(name)}
@@ -70,7 +70,7 @@ def ends(paths: list[str]) -> set[str]:
 def test_every_file_that_a_comment_or_a_page_names_exists() -> None:
     paths = sources()
     files = ends(paths)
-    found = {path: gone(path, Path(ROOT, path).read_text(), files) for path in paths if NAMED.fullmatch(path)}
+    found = {path: missing_files(path, Path(ROOT, path).read_text(), files) for path in paths if NAMED.fullmatch(path)}
     assert len(found) > 500
     assert not {path: names for path, names in found.items() if names}
 
@@ -85,11 +85,11 @@ def test_every_file_that_a_comment_or_a_page_names_exists() -> None:
     ],
 )
 def test_a_planted_name_of_a_missing_file_is_found(path: str, source: str) -> None:
-    [name] = gone(path, source, ends(["csrc/buffer/add.c"]))
+    [name] = missing_files(path, source, ends(["csrc/buffer/add.c"]))
     assert "gone" in name
-    assert not gone(path, source, ends(["csrc/" + name]))
+    assert not missing_files(path, source, ends(["csrc/" + name]))
 
 
 def test_code_and_examples_name_any_file() -> None:
-    assert not gone("a.c", 'include("gone.c") /* X.h, name.c, path/of/x.c */', set())
-    assert not gone("a.py", 'open("gone.md")  # FILE.py\n', set())
+    assert not missing_files("a.c", 'include("gone.c") /* X.h, name.c, path/of/x.c */', set())
+    assert not missing_files("a.py", 'open("gone.md")  # FILE.py\n', set())

@@ -108,6 +108,22 @@ def test_each_part_has_folders_for_its_sources_and_tests_a_readme_and_a_page() -
         assert all((ROOT / "docs" / page).is_file() for page in PAGES[part]), part
 
 
+def not_in_readme(home: Path) -> list[str]:
+    """The modules of a part's folder that its README does not name."""
+    text = (home / "README.md").read_text()
+    modules = sorted({p.stem for p in home.glob("*.py")} - {"__init__"})
+    return [name for name in modules if not re.search(rf"`{name}(\.py)?`", text)]
+
+
+def test_the_readme_of_each_part_names_its_modules(tmp_path: Path) -> None:
+    for part in sorted(PARTS.keys() - WITHOUT_PYTHON.keys()):
+        assert not_in_readme(ROOT / "python/fanin" / part) == [], part
+    for name in ("__init__.py", "sums.py", "wire.py", "products.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "README.md").write_text("| `sums`, `wire.py` | products |")
+    assert not_in_readme(tmp_path) == ["products"]
+
+
 @pytest.mark.parametrize(
     ("folder", "parts"),
     [

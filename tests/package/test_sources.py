@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kit.support import CSRC, ROOT, TESTS, cache_dir, compiler
-from kit.tree import compile_objects, used_by_nobody
+from kit.tree import compile_objects, used_in_one_file_alone
 
 pytestmark = pytest.mark.tools
 
@@ -32,7 +32,7 @@ def dead(csrc: Path, cache: Path) -> list[str]:
     """Names that the objects of a release show each other and that no other file uses, nor the fake driver, which is
     linked with the lower rungs.
     """
-    found = used_by_nobody(release(csrc, cache))
+    found = used_in_one_file_alone(release(csrc, cache))
     driver = {name for path in (TESTS / "fake_cuda").glob("*.[ch]") for name in re.findall(r"\w+", path.read_text())}
     return [
         f"{name} of {file}" for name, file in found.items() if not name.startswith("PyInit_") and name not in driver

@@ -245,7 +245,7 @@ class Pass:
                 if any(e is not None and e[0] in self.needed for e in node.edges):
                     self.needed.add(node)
         for node in self.needed:
-            need(node.freed_by is None or not self.goes_on(node), RuntimeError,
+            need(node.freed_by is None or not self.runs(node), RuntimeError,
                  f"{node.name} was freed by pass {node.freed_by}: keep_graph=True keeps it")  # fmt: skip
         self.due: Counter[Node] = Counter()
         self.expected: Counter[tuple[Node, int]] = Counter()
@@ -275,7 +275,7 @@ class Pass:
                 todo += [(e[0], False) for e in node.edges if e is not None and e[0] not in done]
         return list(done)
 
-    def goes_on(self, node: Node) -> bool:
+    def runs(self, node: Node) -> bool:
         """Whether its function runs: not where the pass is limited and only its own sum is wanted."""
         return self.wanted is None or any(e is not None and e[0] in self.needed for e in node.edges)
 
@@ -342,7 +342,7 @@ class Pass:
                         self.waits.left(node.stream, node.place)
             if isinstance(node, Leaf):
                 self.finish(node, sums[0])
-            gradients = self.apply(node, sums) if not isinstance(node, Leaf) and self.goes_on(node) else None
+            gradients = self.apply(node, sums) if not isinstance(node, Leaf) and self.runs(node) else None
             self.ran += 1
             if gradients is not None:
                 self.send(node, gradients)

@@ -659,14 +659,14 @@ def test_a_sum_of_an_array_that_another_call_writes_is_run_in_both_orders() -> N
 
 
 def test_both_results_of_a_query_are_tried() -> None:
-    def asked(m: Machine) -> Any:
+    def program(m: Machine) -> Any:
         s, other, x = m.stream(), m.stream(), m.array(np.zeros(1))
         m.launch(s, lambda v: v.fill(1), writes=[x], name="write")
         e = s.record()
         if not e.query():
             m.launch(other, lambda v: None, reads=[x], name="read")
 
-    report = explore(asked)
+    report = explore(program)
     assert report.complete and report.runs == 2 and report.races == 1, report
     assert report.schedule == "N"
     with pytest.raises(fanin.RaceError):
@@ -676,7 +676,7 @@ def test_both_results_of_a_query_are_tried() -> None:
 
 @pytest.mark.parametrize("reduce", [True, False])
 def test_results_of_queries_in_host_threads_are_part_of_the_order(reduce: bool) -> None:
-    def asked(m: Machine) -> Any:
+    def program(m: Machine) -> Any:
         s = m.stream()
         m.launch(s, lambda v: None, writes=[m.empty(1)])
         e = s.record()
@@ -684,24 +684,24 @@ def test_results_of_queries_in_host_threads_are_part_of_the_order(reduce: bool) 
         m.join()
         return tuple(t.result for t in queries)
 
-    report = explore(asked, reduce=reduce)
+    report = explore(program, reduce=reduce)
     assert report.complete and set(report.results) == {(a, b) for a in (True, False) for b in (True, False)}, report
 
 
 def test_a_query_of_work_that_the_caller_waited_for_is_no_choice() -> None:
-    def asked(m: Machine) -> Any:
+    def program(m: Machine) -> Any:
         s = m.stream()
         m.launch(s, lambda v: None, writes=[m.empty(1)])
         e = s.record()
         s.synchronize()
         return e.query()
 
-    report = explore(asked)
+    report = explore(program)
     assert report.runs == 1 and report.results == (True,)
 
 
 def test_repeated_queries_of_an_event_end() -> None:
-    def asked(m: Machine) -> int:
+    def program(m: Machine) -> int:
         s, n = m.stream(), 0
         for _ in range(4):
             m.launch(s, lambda v: None, writes=[m.empty(1)])
@@ -710,9 +710,9 @@ def test_repeated_queries_of_an_event_end() -> None:
             n += 1
         return n
 
-    assert set(explore(asked).results) == {0, 1, 2, 3}
+    assert set(explore(program).results) == {0, 1, 2, 3}
     with Machine() as m:
-        assert asked(m) == 4  # one piece of work for each time
+        assert program(m) == 4  # one piece of work for each time
 
 
 # Busy waits, and waits outside of the machine

@@ -49,7 +49,7 @@ class Kit:
         m.launch(self.a, write, writes=[self.x], name="first")
 
 
-def known(k: Kit) -> Callable[[Machine], Any]:
+def waits_for_first_write(k: Kit) -> Callable[[Machine], Any]:
     """A step after which its thread has waited for the first write."""
     return lambda m: k.a.synchronize()
 
@@ -201,7 +201,7 @@ def test_a_threads_result_comes_before_the_next_step_of_its_reader() -> None:
     def run(ask: bool) -> None:
         def scenario(m: Machine) -> None:
             k(m)
-            first = m.spawn(known(k), m)
+            first = m.spawn(waits_for_first_write(k), m)
 
             def second() -> None:
                 if ask:

@@ -16,7 +16,7 @@ import pytest
 from kit.support import CSRC, cache_dir, compiler
 from kit.tree import (
     c_functions,
-    facts_nobody_sets,
+    facts_never_set,
     places_compared,
     plan_fields,
     rule_bits_set,
@@ -493,7 +493,7 @@ def test_each_rule_has_its_question() -> None:
 
 
 def test_every_fact_that_a_rule_reads_is_set() -> None:
-    assert facts_nobody_sets(CSRC) == []
+    assert facts_never_set(CSRC) == []
 
 
 def test_a_planted_unset_fact_is_found(tmp_path: Path) -> None:
@@ -503,8 +503,8 @@ def test_a_planted_unset_fact_is_found(tmp_path: Path) -> None:
     rule += "int ask(const fan_reuse *f);\n"
     (tmp_path / "buffer/accum.h").write_text(rule)
     (tmp_path / "buffer/x.c").write_text("fan_reuse f = {.dense = a->dense && b,\n .lent = v->lent};\n")
-    assert facts_nobody_sets(tmp_path) == ["buffer/accum.h: fan_reuse.lent is asked for and set by nobody"]
+    assert facts_never_set(tmp_path) == ["buffer/accum.h: fan_reuse.lent is read and never set"]
     (tmp_path / "buffer/y.c").write_text("void lend(fan_value *v) { if (v->lent == 1) v->other = 2; }\n")
-    assert len(facts_nobody_sets(tmp_path)) == 1, "to compare is not to set"
+    assert len(facts_never_set(tmp_path)) == 1, "to compare is not to set"
     (tmp_path / "buffer/y.c").write_text("void lend(fan_value *v) { v->lent = true; }\n")
-    assert facts_nobody_sets(tmp_path) == []
+    assert facts_never_set(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Outcomes of calls, figures and a picture of graph trees."""
+"""Outcomes of calls, options and keys of functions, and figures of graph trees."""
 
 from __future__ import annotations
 

@@ -582,7 +582,7 @@ def shown(t: Any) -> Any:
     return t.tolist(), t.shape, t.stride()
 
 
-class Asks(Reverse):
+class CallsInForward(Reverse):
     """Calls a function in its forward, which takes no context."""
 
     @staticmethod
@@ -600,19 +600,19 @@ def test_a_function_that_runs_is_told_from_no_grad() -> None:
 
     seen: list[bool] = []
 
-    def ask() -> None:
+    def record_flag() -> None:
         seen.append(admitted.in_function())
 
     x = torch.ones(2, requires_grad=True)
-    Asks.apply(x, ask)
+    CallsInForward.apply(x, record_flag)
     with torch.no_grad():
-        Asks.apply(x, ask)
+        CallsInForward.apply(x, record_flag)
     assert seen == [True, True]
     seen.clear()
-    ask()
+    record_flag()
     for around in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         with around():
-            ask()
+            record_flag()
     assert seen == [False] * 4
 
 

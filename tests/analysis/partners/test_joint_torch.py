@@ -69,13 +69,13 @@ def upstream_joint(fn: Callable[..., Any], args: list[Any]) -> Upstream:
         )
 
 
-def asks(args: list[Any]) -> list[bool]:
+def flags_of(args: list[Any]) -> list[bool]:
     return [isinstance(x, torch.Tensor) and x.requires_grad for x in args]
 
 
 def our_joint(fn: Callable[..., Any], args: list[Any]) -> tuple[ViewAndMutationMeta, JointSignature]:
     """Ours. Where an array is given twice and written, PyTorch takes it once; where it is not written, twice."""
-    flags = asks(args)
+    flags = flags_of(args)
     meta, kept, _ = without_duplicates(fn, args)
     descs = [PlainAOTInput(i) for i in kept]
     return meta, records.create_joint_signature(meta, [flags[i] for i in kept], descs)
@@ -273,7 +273,7 @@ def compare_bases(seeds: range) -> Counter[str]:
         if based is None:
             counts["nothing merged"] += 1
             continue
-        ours = records.create_joint_signature(based.meta, asks(based.args), based.descs)
+        ours = records.create_joint_signature(based.meta, flags_of(based.args), based.descs)
         theirs = named(upstream_joint(based.fn, based.args), based.descs)
         assert joint_differences(theirs, ours, based.meta) == [], (seed, theirs, ours)
         counts["compared"] += 1

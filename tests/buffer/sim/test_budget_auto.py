@@ -180,6 +180,18 @@ def test_a_converted_gradient_is_owned_by_the_buffer_alone(limits: tuple[int, in
     assert buf.counters.peak_parked_bytes <= (limits[0] + 1) * ONE and buf.take()[0][0] == 40
 
 
+@pytest.mark.parametrize("owned", ["converted", "dropped"])
+def test_an_owned_gradient_on_the_general_path_counts_before_its_slot_is_rechecked(
+    limits: tuple[int, int], owned: str
+) -> None:
+    """Four slots with one each are below the limit; the fifth, to any of them, is beyond it."""
+    buf, held = fanin.InputBuffer([fanin.Slot(dtype="float64") for _ in range(4)]), np.ones(N, "f4")
+    for slot in (0, 1, 2, 3, 0):
+        assert buf.counters.folds == 0
+        buf.add(slot, held if owned == "converted" else made(1)[::-1])
+    assert buf.counters.folds == 1
+
+
 def kept(k: int) -> Any:
     return made(k)
 

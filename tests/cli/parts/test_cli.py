@@ -26,7 +26,7 @@ CHECK_ME = ROOT / "examples" / "06_check_me.py"
 COMMANDS = ["demo", "check", "compare", "info"]
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
@@ -43,7 +43,7 @@ def test_help_has_examples_everywhere_and_fits_a_terminal(
         with pytest.raises(SystemExit) as e:
             main([command, "--help"])
         assert e.value.code == 0
-        text = said(capsys)
+        text = printed(capsys)
         assert f"examples:\n  fanin {command}" in text
         assert max(map(len, text.splitlines())) <= 80, text
 
@@ -142,20 +142,20 @@ def test_info_has_the_width_of_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert main(["info"]) == 0
-    lines = said(capsys).splitlines()
+    lines = printed(capsys).splitlines()
     longest = max(len(line) for line in lines if len(line.split()) > 2)  # a path is not broken
     assert columns - 25 < longest <= columns
 
 
 def test_info_lists_what_is_available(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
-    text = said(capsys)
+    text = printed(capsys)
     assert all(len(line) <= 80 for line in text.splitlines())
     assert all(
         re.search(rf"^{word} ", text, re.MULTILINE) for word in ("fanin", "python", "numpy", "backends", "devices")
     )
     assert main(["info", "--json"]) == 0
-    assert json.loads(said(capsys)) == fanin.info(), "data, as the function gives it"
+    assert json.loads(printed(capsys)) == fanin.info(), "data, as the function gives it"
 
 
 # check
@@ -163,7 +163,7 @@ def test_info_lists_what_is_available(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_check_finds_a_race_and_prints_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(CHECK_ME)]) == 1
-    text = said(capsys)
+    text = printed(capsys)
     assert all(len(line) <= 80 for line in text.partition("\n\n")[0].splitlines())
     assert re.search(r"^  keyed_sums_in_any_order +\d+, all +0 +0 +0 +1 +ok$", text, re.MULTILINE)
     assert re.search(r"^  scratch_memory_is_shared +\d+, all +1 +0 +0 +\d +FAILED$", text, re.MULTILINE)
@@ -173,7 +173,7 @@ def test_check_finds_a_race_and_prints_how_to_replay_it(capsys: pytest.CaptureFi
     assert again
     words = shlex.split(again[1])
     assert main(words) == 1
-    assert "RaceError: race on 32 bytes" in said(capsys)
+    assert "RaceError: race on 32 bytes" in printed(capsys)
     # In the order in which one has ended before the other begins, it is luck, and no race.
     assert main([*words[:-1], ""]) == 0
 
@@ -182,7 +182,7 @@ def test_the_command_to_replay_is_quoted_for_a_shell(tmp_path: Path, capsys: pyt
     file = tmp_path / "check me.py"
     file.write_text(CHECK_ME.read_text())
     assert main(["check", str(file), "--scenario", "scratch_memory_is_shared"]) == 1
-    again = re.search(r"^again: fanin (.*)$", said(capsys), re.MULTILINE)
+    again = re.search(r"^again: fanin (.*)$", printed(capsys), re.MULTILINE)
     assert again
     assert main(shlex.split(again[1])) == 1
 
@@ -222,7 +222,7 @@ def test_check_reports_a_thread_that_waits_for_a_foreign_lock(
     file = tmp_path / "stuck.py"
     file.write_text(STUCK)
     assert main(["check", str(file), "--scenario", "behind_a_lock", "--stuck-after", "0.3"]) == 1
-    text = said(capsys)
+    text = printed(capsys)
     assert "StuckError" in text and "with lock:" in text and re.search(r"host thread '(first|second)':", text)
     with pytest.raises(SystemExit):
         main(["check", str(file), "--stuck-after", "0"])
@@ -233,9 +233,9 @@ def test_check_tries_all_orders_without_the_reduction(tmp_path: Path, capsys: py
     file.write_text(STUCK)
     words = ["check", str(file), "--scenario", "a_list_between_threads"]
     assert main(words) == 0
-    assert re.search(r"a_list_between_threads +1, all +0 +0 +0 +1 +ok$", said(capsys), re.MULTILINE)
+    assert re.search(r"a_list_between_threads +1, all +0 +0 +0 +1 +ok$", printed(capsys), re.MULTILINE)
     assert main([*words, "--no-reduce"]) == 1
-    assert re.search(r"a_list_between_threads +\d+, all +0 +0 +0 +2 +FAILED$", said(capsys), re.MULTILINE)
+    assert re.search(r"a_list_between_threads +\d+, all +0 +0 +0 +2 +FAILED$", printed(capsys), re.MULTILINE)
 
 
 def test_check_is_content_with_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,11 +252,11 @@ def test_check_is_content_with_what_is_right(capsys: pytest.CaptureFixture[str])
         "4",
     ]
     assert main(words) == 3
-    text = said(capsys)
+    text = printed(capsys)
     assert re.search(r" 4, 3 at random +0 +0 +0 +1 +incomplete$", text, re.MULTILINE)
     assert "keyed_sums_in_any_order: incomplete: no fault was found, but orders are missing" in text
     assert main(words[:4]) == 0
-    assert re.search(r" all +0 +0 +0 +1 +ok$", said(capsys), re.MULTILINE)
+    assert re.search(r" all +0 +0 +0 +1 +ok$", printed(capsys), re.MULTILINE)
 
 
 OTHERS = """
@@ -281,7 +281,7 @@ def test_check_shows_differing_results_and_errors(tmp_path: Path, capsys: pytest
     file = tmp_path / "others.py"
     file.write_text(OTHERS)
     assert main(["check", str(file)]) == 1
-    text = said(capsys)
+    text = printed(capsys)
     assert re.search(
         r"^without_keys: the result depends on the order: (\[0.0\] or \[1.0\]|\[1.0\] or \[0.0\])$", text, re.MULTILINE
     )

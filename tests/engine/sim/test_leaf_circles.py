@@ -49,7 +49,7 @@ def value(w: fanin.Leaf) -> float:
     return now
 
 
-def asks(w: fanin.Leaf, g: Number) -> str:
+def error_of_pass(w: fanin.Leaf, g: Number) -> str:
     """What became of a pass that brings g to a leaf."""
     try:
         fanin.backward([(w, 0, g)])
@@ -73,7 +73,7 @@ def two_leaves(m: Machine) -> tuple[float, float, str]:
     """Two threads: each brings 10 to its leaf, and in that `+` 1 to the other's."""
     a, b = leaf("a"), leaf("b")
     threads = [
-        m.spawn(asks, one, Number(10.0, lambda other=other: fanin.backward([(other, 0, Number(1.0))])))
+        m.spawn(error_of_pass, one, Number(10.0, lambda other=other: fanin.backward([(other, 0, Number(1.0))])))
         for one, other in ((a, b), (b, a))
     ]
     m.join()
@@ -103,7 +103,7 @@ def with_helpers(m: Machine) -> tuple[float, float, str]:
     """The `+` of a runs a pass of two workers, of which one may come to a itself."""
     a, c = leaf("a"), leaf("c")
     top = branches(a, c)
-    thread = m.spawn(asks, a, Number(10.0, lambda: fanin.backward([(top, 0, Number(1.0))], workers=2)))
+    thread = m.spawn(error_of_pass, a, Number(10.0, lambda: fanin.backward([(top, 0, Number(1.0))], workers=2)))
     m.join()
     return value(a), value(c), str(thread.result)
 
@@ -123,8 +123,8 @@ def with_helpers_and_another(m: Machine) -> tuple[float, float, str]:
     a, b, c = leaf("a"), leaf("b"), leaf("c")
     top = branches(b, c)
     threads = [
-        m.spawn(asks, a, Number(10.0, lambda: fanin.backward([(top, 0, Number(1.0))], workers=2))),
-        m.spawn(asks, b, Number(10.0, lambda: fanin.backward([(a, 0, Number(1.0))]))),
+        m.spawn(error_of_pass, a, Number(10.0, lambda: fanin.backward([(top, 0, Number(1.0))], workers=2))),
+        m.spawn(error_of_pass, b, Number(10.0, lambda: fanin.backward([(a, 0, Number(1.0))]))),
     ]
     m.join()
     return value(a), value(b), "; ".join(sorted(t.result for t in threads if t.result))
@@ -173,7 +173,7 @@ def test_a_circle_of_four_names_its_leaves_and_ends_one_pass_alone() -> None:
             met.wait()
             fanin.backward([(leaves[(i + 1) % 4], 0, Number(1.0))])
 
-        return lambda: asks(leaves[i], Number(10.0, meanwhile))
+        return lambda: error_of_pass(leaves[i], Number(10.0, meanwhile))
 
     said = run(*(call(i) for i in range(4)))
     [(i, message)] = [(i, x) for i, x in enumerate(said) if x]

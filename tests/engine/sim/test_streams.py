@@ -503,7 +503,7 @@ def consumed(w: Any) -> None:
         fanin.backward([(top, 0, ones(w, t))])
 
 
-def handed(w: Any) -> None:
+def forwarded(w: Any) -> None:
     s, t = w.stream(), w.stream()
     node = fanin.Node(times(w, 3.0), edges=[None], stream=s)
     top = fanin.Node(times(w, 2.0), edges=[(node, 0)], stream=t)
@@ -551,7 +551,7 @@ def test_a_sum_for_the_producers_stream_is_found(w: Any) -> None:
 @planted
 @pytest.mark.rule("A14", "S18")
 def test_a_gradient_handed_through_without_a_wait_is_found(w: Any) -> None:
-    found(w, "HAND_WITHOUT_WAIT", handed)
+    found(w, "HAND_WITHOUT_WAIT", forwarded)
 
 
 def test_no_slot_of_a_node_declares_another_machine_than_its_streams() -> None:

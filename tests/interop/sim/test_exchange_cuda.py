@@ -326,7 +326,7 @@ def test_row_44_dlpack_is_called_with_the_integer_of_the_stream(library: Library
     x = DLArray(library, (3,))
     with fanin.stream(s) if given == "pushed" else contextlib.nullcontext():
         buf.add(0, x, stream=stream)
-    assert library.asked == [{"max_version": (1, 3), "stream": s.handle if said is None else said}]
+    assert library.requests == [{"max_version": (1, 3), "stream": s.handle if said is None else said}]
     assert buf.take()[0] is x
 
 
@@ -335,7 +335,7 @@ def test_row_5_a_producer_before_dlpack_1_is_called_without_a_version_and_with_t
     buf = fanin.InputBuffer(1)
     x = standins.LegacyArray(library, (3,))
     buf.add(0, x, stream=s)
-    assert library.asked == [{"stream": s.handle}] and buf.take()[0] is x
+    assert library.requests == [{"stream": s.handle}] and buf.take()[0] is x
 
 
 # Lifetime

@@ -108,7 +108,7 @@ def test_row_10_a_device_that_is_not_there_is_named(library: Library, device: tu
     x.device_type, x.device_id = device
     with pytest.raises(BufferError, match=f"DLArray is on CUDA device {device[1]}, which cannot be used"):
         fanin.InputBuffer(1).add(0, x)
-    assert not library.asked  # its memory was not requested
+    assert not library.requests  # its memory was not requested
 
 
 def test_row_10_without_a_driver_the_error_says_so() -> None:
@@ -237,7 +237,7 @@ def test_managed_memory_is_the_devices_and_pinned_memory_the_hosts(library: Libr
         host = np.arange(3, dtype="f4")
         x = Made(library, (3,), memory=standins.types.SimpleNamespace(address=host.ctypes.data))
         assert fanin.add_n([x, x]).tolist() == [0, 2, 4]
-        assert library.asked[0] == {"max_version": (1, 3)}  # the host has no streams
+        assert library.requests[0] == {"max_version": (1, 3)}  # the host has no streams
         return
     x = Made(library, (3,)).fill(s, 2)
     buf = fanin.InputBuffer(1, stream=s)
@@ -270,7 +270,7 @@ def test_a_table_of_a_newer_major_version_is_walked_to_an_older_one(library: Lib
     buf = fanin.InputBuffer(1, stream=s)
     for _ in range(2):
         buf.add(0, Strange(library, (3,)).fill(s, 1), stream=s)  # by DLPack then
-    assert values(buf.take()[0], s) == [2, 2, 2] and len(library.asked) == 2
+    assert values(buf.take()[0], s) == [2, 2, 2] and len(library.requests) == 2
 
 
 def test_a_table_that_refuses_to_allocate_leaves_the_sum_to_us(library: Library) -> None:
@@ -292,14 +292,14 @@ def test_an_allocator_that_fails_half_way_or_lies_leaves_the_sum_to_us(library: 
     table = standins._forever[-1][0]
     kept: list[Any] = [dict(table._objects)]  # its functions live as long as it has them
     look: Any = standins.LOOK(standins.ctypes.cast(table.look, standins.c_void_p).value)
-    asked: list[int] = []
+    requests: list[int] = []
 
     def give(managed: int, out: Any) -> int:
         Deleter(standins.Versioned.from_address(managed).deleter)(managed)  # it had it, errors too
         return -1
 
     def lying(x: int, out: Any) -> int:
-        asked.append(x)
+        requests.append(x)
         if lie == "look" or look(x, out):
             return -1
         t = out[0]
@@ -329,7 +329,7 @@ def test_an_allocator_that_fails_half_way_or_lies_leaves_the_sum_to_us(library: 
         for x in terms:
             buf.add(0, x)
         [total] = buf.take()
-    assert lie in ("give", "current") or asked
+    assert lie in ("give", "current") or requests
     gc.collect()
     assert len(library.freed) - freed == library.allocated, "what it gave and we could not use went back"
     assert values(total, s) == [3, 3, 3]

@@ -132,7 +132,7 @@ def held_by(tree: Any) -> Any:
 
 
 def state(w: programs.World) -> Any:
-    return w.memory(), [programs.looks(a) for a in w.arrays]
+    return w.memory(), [programs.form(a) for a in w.arrays]
 
 
 def count_kinds(meta: Any, kinds: set[str], seen: Counter[str]) -> None:
