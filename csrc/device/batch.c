@@ -27,9 +27,11 @@ typedef struct entry {
 
 struct fan_batch {
     entry *entries;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     fan_operand *operands;
-    size_t noperands, operands_cap;
+    size_t noperands;
+    size_t operands_cap;
     size_t flushed;                     /* entries before this one were flushed */
     const fan_stream *streams[STREAMS]; /* the streams of the other entries */
     size_t nstreams;                    /* if more than STREAMS, not all are listed */
@@ -86,13 +88,19 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
                  sizeof *b->operands))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a batch of sums");
     entry *e = &b->entries[b->n];
-    *e = (entry){.stream = fan_stream_hold(s), .job = *job, .first = b->noperands};
+    *e = (entry){
+        .stream = fan_stream_hold(s),
+        .job = *job,
+        .first = b->noperands,
+    };
     e->job.out = fan_array_hold((fan_array *)(uintptr_t)job->out);
-    for (size_t i = 0; i < job->n; i++)
-        b->operands[b->noperands++] =
-            (fan_operand){.array = fan_array_hold((fan_array *)(uintptr_t)job->in[i].array),
-                          .acc = job->in[i].acc,
-                          .weight = job->in[i].weight};
+    for (size_t i = 0; i < job->n; i++) {
+        b->operands[b->noperands++] = (fan_operand){
+            .array = fan_array_hold((fan_array *)(uintptr_t)job->in[i].array),
+            .acc = job->in[i].acc,
+            .weight = job->in[i].weight,
+        };
+    }
     snprintf(e->label, sizeof e->label, "%s", fan_job_name(job));
     if (!fan_batch_waits_on(b, s)) {
         if (b->nstreams < STREAMS)
@@ -143,7 +151,8 @@ static bool batch_independent(const fan_job *jobs, size_t n, fan_extent_entry *r
 typedef struct group {
     fan_job *jobs;
     fan_job_state *states;
-    size_t *entries, n;
+    size_t *entries;
+    size_t n;
 } group;
 
 static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *room)
@@ -173,9 +182,11 @@ void fan_batch_flush(fan_batch *b)
     if (b->status != FAN_OK || n == 0)
         return;
     size_t operands = b->noperands - b->entries[b->flushed].first;
-    group g = {.jobs = fan_alloc(n * sizeof *g.jobs),
-               .states = fan_alloc(n * sizeof *g.states),
-               .entries = fan_alloc(n * sizeof *g.entries)};
+    group g = {
+        .jobs = fan_alloc(n * sizeof *g.jobs),
+        .states = fan_alloc(n * sizeof *g.states),
+        .entries = fan_alloc(n * sizeof *g.entries),
+    };
     fan_extent_entry *room = fan_alloc((n + operands) * sizeof *room);
     bool fits = g.jobs && g.states && g.entries;
     if (!fits || !room)
@@ -225,7 +236,13 @@ static fan_status sparse_upload(fan_device *d, fan_stream *s, const fan_array *o
                                 const fan_array *host, fan_error *err)
 {
     fan_operand from = {.array = host, .acc = host->dtype};
-    fan_job job = {.kind = FAN_JOB_UPLOAD, .out = out, .in = &from, .n = 1, .label = "upload"};
+    fan_job job = {
+        .kind = FAN_JOB_UPLOAD,
+        .out = out,
+        .in = &from,
+        .n = 1,
+        .label = "upload",
+    };
     return fan_device_run(d, s, &job, err);
 }
 
@@ -298,7 +315,13 @@ static fan_status sparse_queue_copy(fan_device *d, fan_stream *s, const fan_arra
         return FAN_OK;
     FAN_TRY(fan_array_slice(dst, axis, start, src->shape[axis], &into, err));
     fan_operand from = {.array = src, .acc = dst->dtype};
-    fan_job job = {.kind = FAN_JOB_COPY, .out = into, .in = &from, .n = 1, .label = "concatenate"};
+    fan_job job = {
+        .kind = FAN_JOB_COPY,
+        .out = into,
+        .in = &from,
+        .n = 1,
+        .label = "concatenate",
+    };
     fan_status status = fan_device_run(d, s, &job, err);
     fan_array_drop(into);
     return status;

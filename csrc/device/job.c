@@ -31,9 +31,11 @@ static void job_write_stats(const fan_job *job, const fan_stats *s)
 void fan_job_run(const fan_job *job, bool parallel)
 {
     fan_stats stats;
-    fan_sum_options options = {.stats = job->stats_out ? &stats : job->stats,
-                               .first_suspect = job->first_suspect,
-                               .parallel = parallel};
+    fan_sum_options options = {
+        .stats = job->stats_out ? &stats : job->stats,
+        .first_suspect = job->first_suspect,
+        .parallel = parallel,
+    };
     if (job->scale)
         options.scale = *job->scale;
     switch (job->kind) {
@@ -85,9 +87,10 @@ uint64_t fan_job_bytes(const fan_job *job)
     uint64_t bytes = bytes_of(job->out);
     for (size_t i = 0; i < job->n; i++)
         bytes += bytes_of(job->in[i].array);
-    if (job->sparse) /* each entry's elements are read and written */
+    if (job->sparse) { /* each entry's elements are read and written */
         bytes = bytes_of(job->sparse->indices) + bytes_of(job->sparse->pointers) +
                 3 * bytes_of(job->sparse->values);
+    }
     return bytes;
 }
 
@@ -146,13 +149,15 @@ static fan_array *pack_array(fan__packer *p, const fan_array *a, bool bytes)
         data = fan__pack(p, bytes_of(a));
     if (!copy)
         return NULL;
-    *copy = (fan_array){.data = data,
-                        .dtype = a->dtype,
-                        .ndim = a->ndim,
-                        .size = a->size,
-                        .shape = dims,
-                        .strides = dims + a->ndim,
-                        .writable = true};
+    *copy = (fan_array){
+        .data = data,
+        .dtype = a->dtype,
+        .ndim = a->ndim,
+        .size = a->size,
+        .shape = dims,
+        .strides = dims + a->ndim,
+        .writable = true,
+    };
     for (int i = 0; i < a->ndim; i++) {
         copy->shape[i] = a->shape[i];
         copy->strides[i] = a->strides[i];
@@ -171,7 +176,11 @@ static fan_stats_out *pack_stats(fan__packer *p, const fan_stats_out *stats_out,
     const fan_array *words = pack_array(p, stats_out->words, false);
     const fan_array *before = pack_array(p, stats_out->before, false);
     if (copy) {
-        *copy = (fan_stats_out){.words = words, .before = before, .keys = keys};
+        *copy = (fan_stats_out){
+            .words = words,
+            .before = before,
+            .keys = keys,
+        };
         memcpy(keys, stats_out->keys, n * sizeof *keys);
     }
     return copy;
@@ -193,21 +202,28 @@ static void pack_job(fan__packer *p, fan_job *copy, const fan_job *job)
         sparse = fan__pack(p, sizeof *sparse);
     if (job->stats_out)
         stats_out = pack_stats(p, job->stats_out, job->n);
-    if (copy)
-        *copy = (fan_job){.kind = job->kind,
-                          .in = in,
-                          .n = job->n,
-                          .scale = scale,
-                          .stats_out = stats_out,
-                          .first_suspect = job->first_suspect,
-                          .sparse = sparse};
+    if (copy) {
+        *copy = (fan_job){
+            .kind = job->kind,
+            .in = in,
+            .n = job->n,
+            .scale = scale,
+            .stats_out = stats_out,
+            .first_suspect = job->first_suspect,
+            .sparse = sparse,
+        };
+    }
     fan_array *out = pack_array(p, job->out, false);
     if (copy)
         copy->out = out;
     for (size_t i = 0; i < job->n; i++) {
         fan_array *a = pack_array(p, job->in[i].array, job->kind == FAN_JOB_UPLOAD);
         if (in)
-            in[i] = (fan_operand){.array = a, .acc = job->in[i].acc, .weight = job->in[i].weight};
+            in[i] = (fan_operand){
+                .array = a,
+                .acc = job->in[i].acc,
+                .weight = job->in[i].weight,
+            };
     }
     if (scale) {
         *scale = *job->scale;

@@ -49,9 +49,10 @@ static fan_status block_reserve(fan_cuda_part *p, fan_error *err)
     int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16,
                           sizeof *p->blocks); /* for several threads that reserve */
     fan__part_unlock(p);
-    if (failed)
+    if (failed) {
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d",
                         p->index);
+    }
     return FAN_OK;
 }
 
@@ -109,7 +110,11 @@ static bool block_out(fan_cuda_part *p, fan__cuda_block *b, fan__cuda_block *gon
         return true;
     }
     p->nleft -= b->left;
-    *b = (fan__cuda_block){.address = b->address, .bytes = b->bytes, .kept = true};
+    *b = (fan__cuda_block){
+        .address = b->address,
+        .bytes = b->bytes,
+        .kept = true,
+    };
     return false;
 }
 
@@ -276,8 +281,11 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
         if (listed) {
             size_t i = block_place(p, b.address);
             memmove(p->blocks + i + 1, p->blocks + i, (p->nblocks - i) * sizeof *p->blocks);
-            p->blocks[i] =
-                (fan__cuda_block){.address = b.address, .bytes = b.bytes, .pooled = b.pooled};
+            p->blocks[i] = (fan__cuda_block){
+                .address = b.address,
+                .bytes = b.bytes,
+                .pooled = b.pooled,
+            };
             p->nblocks++;
         }
         fan__part_unlock(p);
@@ -425,9 +433,10 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
     fan__part_unlock(p);
     if (recorded)
         return FAN_OK;
-    if (!graphs)
+    if (!graphs) {
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph's hold on memory of cuda:%d",
                         p->index);
+    }
     if (!api->has[FAN_CUDA_GRAPHS]) {
         block_note_capture(p, address, capture);
         return FAN_OK; /* it is never freed */

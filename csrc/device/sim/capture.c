@@ -93,9 +93,10 @@ int fan_capture_end(fan_capture_run *run, uint32_t member, uint64_t thread)
     run->ended = true;
     if (run->broken)
         return FAN_CAPTURE_INVALIDATED;
-    for (uint32_t i = 1; i < run->members; i++)
+    for (uint32_t i = 1; i < run->members; i++) {
         if (fan_clock_get(&run->before[0], i) < run->work[i])
             return FAN_CAPTURE_UNJOINED;
+    }
     return 0;
 }
 

@@ -49,11 +49,13 @@ typedef struct fan_capture_run {
     uint64_t id; /* never reused */
     fan_capture_mode mode;
     uint64_t thread; /* the thread that began it */
-    bool broken, ended;
+    bool broken;
+    bool ended;
     uint32_t members;
     fan_clock *before; /* of each member: the work ordered before its next work */
     uint64_t *work;    /* of each member: pieces of work so far */
-    size_t cap, work_cap;
+    size_t cap;
+    size_t work_cap;
 } fan_capture_run;
 
 /* fan_capture_begin: begins it with its first member. FAN_ERR_NOMEM. */

@@ -31,7 +31,8 @@ typedef struct fan__footprint_item {
 /* The accesses of one step. Owned by the node at which it ran; deeper nodes borrow it. */
 typedef struct fan__footprint {
     struct fan__footprint *next; /* among the free ones */
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     fan__footprint_item *items;
 } fan__footprint;
 
@@ -62,10 +63,18 @@ typedef enum mode {
 } mode;
 
 struct fan_explore {
-    bool reduce, started, exhausted, strayed, redundant;
-    mode now, next;
+    bool reduce;
+    bool started;
+    bool exhausted;
+    bool strayed;
+    bool redundant;
+    mode now;
+    mode next;
     fan_status status;
-    uint64_t limit, runs, abandoned, searched;
+    uint64_t limit;
+    uint64_t runs;
+    uint64_t abandoned;
+    uint64_t searched;
     fan__explore_node *nodes;
     size_t n, cap; /* the path of the current or last run of the search */
     size_t depth;  /* steps of this run */
@@ -74,7 +83,8 @@ struct fan_explore {
     size_t order_cap;
     char *script;      /* of a replay */
     uint64_t *decided; /* objects by whose number some step decides */
-    size_t ndecided, decided_cap;
+    size_t ndecided;
+    size_t decided_cap;
     fan__footprint_known *known_footprints; /* a hash table */
     size_t nknown, known_cap;               /* a power of 2 */
     bool prune;                             /* Persistent sets of one */
@@ -118,9 +128,10 @@ static void node_end(fan_explore *search, const fan__explore_node *node)
 
 static bool footprint_decides(const fan_explore *search, uint64_t object)
 {
-    for (size_t i = 0; i < search->ndecided; i++)
+    for (size_t i = 0; i < search->ndecided; i++) {
         if (search->decided[i] == object)
             return true;
+    }
     return false;
 }
 
@@ -162,10 +173,11 @@ static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t
 static bool conflicts_with(const fan_explore *search, const fan__footprint_known *row, int actor,
                            unsigned modes)
 {
-    for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++)
+    for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++) {
         if (a != actor && row->modes[a] &&
             !footprint_commute(search, row->object, modes, row->modes[a]))
             return true;
+    }
     return false;
 }
 

@@ -20,7 +20,8 @@
 #define FAN_ARENA_ALIGN 64
 
 typedef struct fan_block {
-    uintptr_t lo, hi;
+    uintptr_t lo;
+    uintptr_t hi;
     bool used;
     bool automatic; /* meaning defined by the arena's owner, as of the next three */
     bool left;
@@ -34,7 +35,8 @@ typedef struct fan_arena {
     bool poison;
     /* sorted, contiguous from base on; after the last, memory that was never allocated */
     fan_block *blocks;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     size_t hint;         /* no block before it is free */
     size_t live, in_use; /* used blocks, their bytes */
 } fan_arena;
@@ -76,10 +78,12 @@ struct fan_sim_queue {
     uint64_t name; /* for footprints */
     uint32_t lane;
     fan_stream *stream; /* the stream that a user made, while it lives; not held */
-    bool blocking, legacy;
+    bool blocking;
+    bool legacy;
     bool running;          /* a thread is running its head */
     uint64_t queued, done; /* ops ever, ops run; events and waits use these numbers */
-    fan_sim_op *head, **tail;
+    fan_sim_op *head;
+    fan_sim_op **tail;
     double end_us;                /* the time at which all queued work will have run */
     fan_sim_recording *recording; /* the capture that it is in; counted; NULL: none */
     uint32_t member;              /* its number among the members of that capture */
@@ -101,8 +105,10 @@ typedef struct fan_sim_command {
         FAN_COMMAND_RECORD,
         FAN_COMMAND_WAIT
     } kind;
-    uint32_t member, event;
-    char name[48], call_site[96];
+    uint32_t member;
+    uint32_t event;
+    char name[48];
+    char call_site[96];
     double us;
     const fan_job *jobs; /* copied after this struct */
     /* 0: a kernel; else `kernel` has the accesses of several jobs. Its arrays are only geometry */
@@ -116,14 +122,16 @@ struct fan_sim_graph {
     size_t queued; /* queued pieces of its work: they hold the graph, but no machine */
     fan_sim *machine;
     fan_sim_graph *next; /* among the machine's graphs */
-    fan_sim_command *head, **tail;
+    fan_sim_command *head;
+    fan_sim_command **tail;
     uint32_t events;
     uint32_t members;
     int *device; /* of each member */
     size_t device_cap;
     fan_sim_queue **queues; /* of each member, once it was launched; counted */
     uintptr_t *blocks;      /* memory that it uses */
-    size_t nblocks, blocks_cap;
+    size_t nblocks;
+    size_t blocks_cap;
 };
 
 /* An element of a queue: work, or a wait for a point. Without bytes to move (run_work false) only
@@ -146,7 +154,8 @@ typedef struct fan_sim_event {
     double us;
     int denied; /* how often a search answered "not yet" since the last record */
     /* `name` is for footprints, and belongs to this use of the event (fan_event.id) */
-    uint64_t id, name;
+    uint64_t id;
+    uint64_t name;
     fan_sim_recording *recording; /* the capture of its last record; counted; NULL: not captured */
     uint32_t number;              /* its number in that capture */
     fan_clock place;              /* the captured work ordered before it */
@@ -194,12 +203,15 @@ struct fan_sim {
     size_t entered;     /* how often threads have entered it and not left */
     atomic_bool closed; /* all that entered it have left; false while none has entered */
     fan_race_check *race_check;
-    bool checking, dying;
+    bool checking;
+    bool dying;
     fan_sim_device_part *parts;
     fan_sim_queue **queues;
-    size_t nqueues, queues_cap;
+    size_t nqueues;
+    size_t queues_cap;
     fan_sim_name *names; /* of streams that have one */
-    size_t nnames, names_cap;
+    size_t nnames;
+    size_t names_cap;
     size_t last;     /* queue that ran last, for round robin */
     uint64_t handle; /* last given to a stream */
     uint64_t number; /* ops so far */
@@ -212,7 +224,9 @@ struct fan_sim {
     double host_us[1 + FAN_ACTORS];
     uint64_t made[1 + FAN_ACTORS]; /* how many objects each thread has named */
     double device_us;
-    uint64_t races, unsound, calls;
+    uint64_t races;
+    uint64_t unsound;
+    uint64_t calls;
     fan_race first;   /* if there is one */
     fan_race pending; /* found by a release */
     bool has_pending;
@@ -289,9 +303,10 @@ bool fan__work_access(const fan__work *work, size_t i, const fan_array **a, bool
 
 static inline fan_sim_device_part *fan__access_part(fan_sim *machine, uintptr_t address)
 {
-    for (int i = 0; i < machine->config.devices; i++)
+    for (int i = 0; i < machine->config.devices; i++) {
         if (address - machine->parts[i].arena.base < machine->parts[i].arena.bytes)
             return &machine->parts[i];
+    }
     return NULL;
 }
 fan_block *fan__access_block(fan_sim *machine, const void *address);

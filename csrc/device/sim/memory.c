@@ -272,20 +272,24 @@ static bool access_is_donated(const fan_sim *machine, const fan_op *op, const fa
     for (const fan_sim_donation *g = machine->donations; g; g = g->next) {
         fan_region donated = fan_region_of(g->what);
         fan_verdict verdict;
-        int64_t lo, hi;
+        int64_t lo;
+        int64_t hi;
         /* A6: an undecided overlap counts as one. */
         if (fan_overlap(&donated, &accessed, 0, NULL, NULL, &verdict, NULL) == FAN_OK &&
             verdict == FAN_OVERLAP_DISJOINT)
             continue;
         fan_array_reach(a, &lo, &hi);
-        if (race)
-            *race = (fan_race){.first = g->op,
-                               .second = *op,
-                               .first_writes = true,
-                               .second_writes = write,
-                               .donated = true,
-                               .lo = (uintptr_t)(a->data + lo),
-                               .hi = (uintptr_t)(a->data + hi)};
+        if (race) {
+            *race = (fan_race){
+                .first = g->op,
+                .second = *op,
+                .first_writes = true,
+                .second_writes = write,
+                .donated = true,
+                .lo = (uintptr_t)(a->data + lo),
+                .hi = (uintptr_t)(a->data + hi),
+            };
+        }
         return true;
     }
     return false;

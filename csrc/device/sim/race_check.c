@@ -20,7 +20,9 @@ typedef struct fan__runs {
     uintptr_t base;
     uintptr_t bytes; /* 0: the view is empty */
     int n;           /* axes left */
-    int64_t extent[FAN_MAX_NDIM], stride[FAN_MAX_NDIM], at[FAN_MAX_NDIM];
+    int64_t extent[FAN_MAX_NDIM];
+    int64_t stride[FAN_MAX_NDIM];
+    int64_t at[FAN_MAX_NDIM];
 } fan__runs;
 
 /* history: the last write of each byte and the reads since: the core of the happens-before checker.
@@ -33,13 +35,15 @@ typedef struct fan__runs {
 /* One read since the last write; reads of a range are a list. */
 typedef struct fan__reading {
     uint64_t count;
-    uint32_t lane, op;
+    uint32_t lane;
+    uint32_t op;
     uint32_t next; /* NONE ends the list; also links free ones */
 } fan__reading;
 
 /* A range of bytes with one history. */
 typedef struct fan__range {
-    uintptr_t lo, hi;
+    uintptr_t lo;
+    uintptr_t hi;
     uint64_t count;    /* of the last write; 0: none */
     uint32_t lane, op; /* of the last write; op NONE: none */
     uint32_t reads;
@@ -61,7 +65,9 @@ typedef struct fan__place {
 /* Room in the history: for so many more ranges and reads, of accesses that cross `crossed` existing
  * ranges. */
 typedef struct history_room {
-    size_t ranges, reads, crossed;
+    size_t ranges;
+    size_t reads;
+    size_t crossed;
 } history_room;
 
 typedef struct fan__op_slot {
@@ -87,22 +93,27 @@ typedef struct fan__lock {
 
 struct fan_race_check {
     fan__lane *lanes;
-    size_t nlanes, lanes_cap;
+    size_t nlanes;
+    size_t lanes_cap;
     fan__chunk **dir; /* sorted by address */
-    size_t ndir, dir_cap;
+    size_t ndir;
+    size_t dir_cap;
     fan__chunk *freelist;
     size_t nfree;
     fan__reading *reads;
-    size_t nreads, reads_cap;
+    size_t nreads;
+    size_t reads_cap;
     uint32_t free_read;
     size_t free_reads; /* in the list and behind nreads */
     fan__op_slot *ops;
-    size_t nops, ops_cap;
+    size_t nops;
+    size_t ops_cap;
     uint32_t free_op;
     uint64_t number;    /* operations so far */
     history_room want;  /* requested by fan_race_check_plan */
     fan__lock *mutexes; /* open addressing; a power of two */
-    size_t nmutexes, mutexes_cap;
+    size_t nmutexes;
+    size_t mutexes_cap;
     fan_clock gate; /* the G of a release; kept for its memory */
 };
 
@@ -452,8 +463,12 @@ static void fan__history_add_read(fan_race_check *check, fan__range *r, const fa
         }
     }
     uint32_t at = history_take_read(check);
-    check->reads[at] =
-        (fan__reading){.count = acting->count, .lane = acting->lane, .op = op, .next = r->reads};
+    check->reads[at] = (fan__reading){
+        .count = acting->count,
+        .lane = acting->lane,
+        .op = op,
+        .next = r->reads,
+    };
     r->reads = at;
     check->ops[op].refs++;
 }
@@ -480,7 +495,12 @@ static void fan__history_note_write(fan_race_check *check, uint32_t op, uintptr_
     fan__place p = fan__history_find(check, lo);
     fan__range *first = history_below(check, p, hi);
     if (!first) {
-        fan__range r = {.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
+        fan__range r = {
+            .lo = lo,
+            .hi = hi,
+            .op = FAN__NONE,
+            .reads = FAN__NONE,
+        };
         fan__history_set_write(check, &r, op, released);
         history_insert(check, p, &r);
         return;
@@ -526,9 +546,10 @@ fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *
     /* A host's clock has room for every lane, so joining it cannot fail. The others grow. */
     for (size_t i = 0; fits && i < check->nlanes; i++)
         fits = !check->lanes[i].host || !fan__lane_room(&check->lanes[i].clock, n);
-    if (!fits)
+    if (!fits) {
         return fan_fail(err, FAN_ERR_NOMEM,
                         "out of memory for a lane of the happens-before checker");
+    }
     fan__lane *l = &check->lanes[check->nlanes];
     *l = (fan__lane){.owner = owner, .open = FAN__NONE};
     fan_clock_init(&l->clock);
@@ -756,8 +777,10 @@ static void race_put_text(char *to, size_t size, const char *from)
 typedef struct race_access {
     const fan_op *acting;
     const fan_clock *now; /* of the operation; of a release: the gate */
-    bool writes, releases;
-    uintptr_t lo, hi;
+    bool writes;
+    bool releases;
+    uintptr_t lo;
+    uintptr_t hi;
     fan_race *race; /* filled in; NULL: not wanted */
 } race_access;
 
@@ -790,14 +813,16 @@ static bool is_race(const fan_race_check *check, const fan__range *r, const race
     fan_race *race = access->race;
     if (first == FAN__NONE || !race)
         return first != FAN__NONE;
-    *race = (fan_race){.first = check->ops[first].op,
-                       .second = *access->acting,
-                       .first_writes = wrote,
-                       .second_writes = access->writes,
-                       .release = access->releases,
-                       .released = wrote && r->released,
-                       .lo = access->lo,
-                       .hi = access->hi};
+    *race = (fan_race){
+        .first = check->ops[first].op,
+        .second = *access->acting,
+        .first_writes = wrote,
+        .second_writes = access->writes,
+        .release = access->releases,
+        .released = wrote && r->released,
+        .lo = access->lo,
+        .hi = access->hi,
+    };
     if (race->lo < r->lo)
         race->lo = r->lo;
     if (race->hi > r->hi)
@@ -824,7 +849,12 @@ static void race_note_read(fan_race_check *check, uint32_t op, const fan_clock *
     fan__history_cut(check, hi);
     fan__place p = fan__history_find(check, lo);
     while (lo < hi) {
-        fan__range gap = {.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
+        fan__range gap = {
+            .lo = lo,
+            .hi = hi,
+            .op = FAN__NONE,
+            .reads = FAN__NONE,
+        };
         fan__range *r = history_below(check, p, hi);
         if (r)
             gap.hi = r->lo;
@@ -847,7 +877,13 @@ static fan_status race_touch(fan_race_check *check, uint32_t op, uintptr_t lo, u
     const fan_op *acting = &check->ops[op].op;
     const fan_clock *now = &check->lanes[acting->lane].clock;
     race_access access = {
-        .acting = acting, .now = now, .writes = write, .lo = lo, .hi = hi, .race = race};
+        .acting = acting,
+        .now = now,
+        .writes = write,
+        .lo = lo,
+        .hi = hi,
+        .race = race,
+    };
     fan__place p = fan__history_find(check, lo);
     fan__range *r = history_below(check, p, hi);
     bool exact = r && r->lo == lo && r->hi == hi;
@@ -894,9 +930,10 @@ fan_status fan_race_check_begin(fan_race_check *check, uint32_t at, uint32_t hos
     bool grows = !again && check->free_op == FAN__NONE;
     bool fits = !fan__history_reserve(check, room) && !fan__lane_room(&l->clock, (size_t)at + 1) &&
                 !fan__lane_room_to_join(check, at, host);
-    if (fits && grows)
+    if (fits && grows) {
         fits = check->nops + 1 < FAN__NONE && !fan_grow((void **)&check->ops, &check->ops_cap,
                                                         check->nops + 1, sizeof *check->ops);
+    }
     if (!fits)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
     if (!again) {
@@ -913,12 +950,14 @@ fan_status fan_race_check_begin(fan_race_check *check, uint32_t at, uint32_t hos
     }
     fan__lane_join(check, at, host);
     fan_op *acting = &check->ops[new_].op;
-    *acting = (fan_op){.number = check->number++,
-                       .lane = at,
-                       .host = host,
-                       .owner = l->owner,
-                       .over = l->host,
-                       .count = fan__count_in(&l->clock, at) + 1};
+    *acting = (fan_op){
+        .number = check->number++,
+        .lane = at,
+        .host = host,
+        .owner = l->owner,
+        .over = l->host,
+        .count = fan__count_in(&l->clock, at) + 1,
+    };
     fan_clock_set(&l->clock, at, acting->count); /* there is room */
     race_put_text(acting->name, sizeof acting->name, name);
     race_put_text(acting->call_site, sizeof acting->call_site, call_site);
@@ -980,20 +1019,24 @@ fan_status fan_race_check_let_go(fan_race_check *check, uint32_t host, const uin
     for (size_t i = 0; i < n; i++)
         fan_clock_join(&check->gate, &check->lanes[lanes[i]].clock);
 
-    fan_op acting = {.number = check->number,
-                     .lane = host,
-                     .host = host,
-                     .owner = check->lanes[host].owner,
-                     .count = fan__count_in(&check->gate, host) + 1};
+    fan_op acting = {
+        .number = check->number,
+        .lane = host,
+        .host = host,
+        .owner = check->lanes[host].owner,
+        .count = fan__count_in(&check->gate, host) + 1,
+    };
     race_put_text(acting.name, sizeof acting.name, "release");
     race_put_text(acting.call_site, sizeof acting.call_site, call_site);
-    race_access access = {.acting = &acting,
-                          .now = &check->gate,
-                          .writes = true,
-                          .releases = true,
-                          .lo = lo,
-                          .hi = hi,
-                          .race = race};
+    race_access access = {
+        .acting = &acting,
+        .now = &check->gate,
+        .writes = true,
+        .releases = true,
+        .lo = lo,
+        .hi = hi,
+        .race = race,
+    };
     return races_from(check, fan__history_find(check, lo), &access);
 }
 

@@ -87,8 +87,10 @@ typedef struct fan_op {
 } fan_op;
 
 typedef struct fan_race {
-    fan_op first, second;
-    bool first_writes, second_writes;
+    fan_op first;
+    fan_op second;
+    bool first_writes;
+    bool second_writes;
     bool release;     /* the second is a release of memory */
     bool released;    /* the first is one: the second accesses freed memory */
     bool donated;     /* the first is an add to which the memory was donated */

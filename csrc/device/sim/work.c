@@ -275,14 +275,15 @@ static fan_status run_stuck(fan_sim *machine, fan_error *err)
     char text[FAN_ERROR_TEXT] = "";
     for (size_t i = 0; i < machine->nqueues; i++) {
         const fan_sim_queue *queue = machine->queues[i];
-        if (queue->head && queue->running)
+        if (queue->head && queue->running) {
             fan_append(text, sizeof text, "; stream %llu of sim:%d runs the calling kernel",
                        (unsigned long long)queue->handle, queue->device);
-        else if (queue->head && queue->head->wait.queue)
+        } else if (queue->head && queue->head->wait.queue) {
             fan_append(text, sizeof text, "; stream %llu of sim:%d waits for stream %llu of sim:%d",
                        (unsigned long long)queue->handle, queue->device,
                        (unsigned long long)queue->head->wait.queue->handle,
                        queue->head->wait.queue->device);
+        }
     }
     return fan_fail(err, FAN_ERR_DEADLOCK, "no queued work can run%s", text);
 }
@@ -545,11 +546,12 @@ static fan_status work_record(fan_sim *machine, fan_sim_queue *queue, const fan_
     fan_sim_recording *r = queue->recording;
     fan__packer p = {NULL, 0};
     bool one = work->njobs == 1;
-    if (one && (work->jobs->kind == FAN_JOB_UPLOAD || work->jobs->stats_out))
+    if (one && (work->jobs->kind == FAN_JOB_UPLOAD || work->jobs->stats_out)) {
         return fan_fail_code(err, FAN_ERR_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
                              "%s on stream %llu of sim:%d needs the host, which a graph cannot "
                              "wait for: do it before the capture",
                              work->name, (unsigned long long)queue->handle, queue->device);
+    }
     fan__pack(&p, sizeof(fan_sim_command));
     (void)fan__pack_arrays(&p, kernel->reads, kernel->nreads);
     (void)fan__pack_arrays(&p, kernel->writes, kernel->nwrites);
@@ -630,7 +632,12 @@ done:
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
     bool kept;
-    fan__work work = {.name = fan_job_name(job), .jobs = job, .njobs = 1, .kernel.us = -1};
+    fan__work work = {
+        .name = fan_job_name(job),
+        .jobs = job,
+        .njobs = 1,
+        .kernel.us = -1,
+    };
     fan_status status = work_submit(s, "run", fan_job_bytes(job), &work, &kept, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
         fan_job_trace(d, s, job, 0, work.start, work.end);
@@ -660,11 +667,18 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
         all[reads + i] = (fan_array *)(uintptr_t)jobs[i].out;
     }
     fan_sim_kernel k = {
-        .reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
-    fan__work work = {.name = fan_jobs_label(jobs, n, label, sizeof label),
-                      .jobs = jobs,
-                      .njobs = n,
-                      .kernel = k};
+        .reads = all,
+        .nreads = reads,
+        .writes = all + reads,
+        .nwrites = n,
+        .us = -1,
+    };
+    fan__work work = {
+        .name = fan_jobs_label(jobs, n, label, sizeof label),
+        .jobs = jobs,
+        .njobs = n,
+        .kernel = k,
+    };
     fan_status status = work_submit(s, "run", bytes, &work, &kept, err);
     fan_free(all);
     for (size_t i = 0; i < n; i++)
@@ -680,7 +694,11 @@ fan_status fan_sim_launch(fan_sim *machine, fan_stream *s, const fan_sim_kernel 
     if (s->device->self != machine)
         return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
     fan_yield();
-    fan__work work = {.name = k->name ? k->name : "kernel", .kernel = *k, .by_user = true};
+    fan__work work = {
+        .name = k->name ? k->name : "kernel",
+        .kernel = *k,
+        .by_user = true,
+    };
     const fan_array *a = NULL;
     bool write;
     uint64_t bytes = 0;
@@ -701,14 +719,16 @@ fan_status fan_sim_launch(fan_sim *machine, fan_stream *s, const fan_sim_kernel 
     if (status == FAN_OK && !kept && k->fini)
         k->fini(k->ctx); /* no bytes to move: it will never run */
     if ((status == FAN_OK || status == FAN_ERR_RACE) && fan_trace_on()) {
-        fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
-                               .device = (int16_t)s->device->index,
-                               .slot = -1,
-                               .key = -1,
-                               .stream = s->handle,
-                               .bytes = bytes,
-                               .start_us = work.start,
-                               .end_us = work.end};
+        fan_trace_line line = {
+            .kind = FAN_TRACE_KERNEL,
+            .device = (int16_t)s->device->index,
+            .slot = -1,
+            .key = -1,
+            .stream = s->handle,
+            .bytes = bytes,
+            .start_us = work.start,
+            .end_us = work.end,
+        };
         snprintf(line.label, sizeof line.label, "%s", work.name);
         fan_trace_put(&line);
     }

@@ -173,10 +173,11 @@ static PyObject *snapshot_record(PyObject *capsule, copied *self, PyObject *arra
     if (fan_regions_read(arrays, "Snapshot", was) < 0)
         return NULL;
     for (size_t i = 0; i < was->n; i++) {
-        if (was->items[i].device != 0)
+        if (was->items[i].device != 0) {
             return PyErr_Format(
                 PyExc_TypeError,
                 "Snapshot: array %zu is not on the host: expected memory that can be read", i);
+        }
     }
     if (snapshot_copy(self) == 0)
         made = PyTuple_Pack(2, capsule, was->tuple);
@@ -305,9 +306,10 @@ static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *const *values)
     PyObject *strides = values[1];
     npy_intp to[FAN_MAX_NDIM];
     int ndim = PyArray_NDIM(a);
-    if (ndim > FAN_MAX_NDIM || PyTuple_GET_SIZE(strides) != ndim)
+    if (ndim > FAN_MAX_NDIM || PyTuple_GET_SIZE(strides) != ndim) {
         return PyErr_Format(PyExc_ValueError, "restride: expected %d strides, got %zd", ndim,
                             PyTuple_GET_SIZE(strides));
+    }
     for (int i = 0; i < ndim; i++) {
         to[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, i));
         if (to[i] == -1 && PyErr_Occurred())

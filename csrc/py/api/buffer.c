@@ -94,9 +94,14 @@ static bool api_writable(void *object, const fan_plain_kind *kind)
 /* api_fresh: in the order of the kind's axes. */
 static void *api_fresh(void *like, const fan_plain_kind *kind, char **data)
 {
-    int64_t strides[FAN_PLAIN_NDIM], shape[FAN_PLAIN_NDIM];
+    int64_t strides[FAN_PLAIN_NDIM];
+    int64_t shape[FAN_PLAIN_NDIM];
     fan_array layout = {
-        .dtype = kind->dtype, .ndim = kind->ndim, .shape = shape, .strides = strides};
+        .dtype = kind->dtype,
+        .ndim = kind->ndim,
+        .shape = shape,
+        .strides = strides,
+    };
     const fan_array *order = NULL;
     fan_array *a;
     (void)like;
@@ -123,7 +128,8 @@ static void *api_copy(void *of, const fan_plain_kind *kind, char **data)
 static fan_status api_plain_value(void *object, char *data, const fan_plain_kind *kind,
                                   fan_value *out, bool *kept, fan_error *err)
 {
-    int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];
+    int64_t shape[FAN_PLAIN_NDIM];
+    int64_t strides[FAN_PLAIN_NDIM];
     fan_array *a;
     *kept = false;
     if (object != LENT) {
@@ -258,18 +264,20 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
     out->exact = slot.declares & FANIN_SLOT_EXACT;
     bool has_accumulate = slot.declares & FANIN_SLOT_ACCUMULATE;
     if (out->has_shape) {
-        if (slot.ndim > 0 && !slot.shape)
+        if (slot.ndim > 0 && !slot.shape) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "fanin_slot: expected a shape of %d extents, got NULL", (int)slot.ndim);
+        }
         out->ndim = slot.ndim;
         out->shape = slot.shape;
         FAN_TRY(fan_shape_check(slot.ndim, slot.shape, 16, &size, err));
     }
     if (slot.declares & FANIN_SLOT_DTYPE)
         FAN_TRY(dtype_of(slot.dtype, "fanin_slot", &out->dtype, err));
-    if (out->exact && has_accumulate)
+    if (out->exact && has_accumulate) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "fanin_slot: expected one of accumulate and exact, got both");
+    }
     if (has_accumulate)
         FAN_TRY(dtype_of(slot.accumulate, "fanin_slot", &out->accumulate, err));
     if (slot.declares & FANIN_SLOT_DEVICE)
@@ -295,9 +303,10 @@ static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config
     c->leaf = o->flags & FANIN_BUFFER_LEAF;
     c->stats = o->flags & FANIN_BUFFER_STATS;
     c->exact = o->flags & FANIN_BUFFER_EXACT;
-    if (c->exact && has_accumulate)
+    if (c->exact && has_accumulate) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "fanin_buffer_options: expected one of accumulate and exact, got both");
+    }
     if (has_accumulate)
         FAN_TRY(dtype_of(o->accumulate, "fanin_buffer_options", &c->accumulate, err));
     return fan_api_stream(o->stream, NULL, &c->stream, err);
@@ -314,19 +323,22 @@ static fan_status specs_read(const fanin_slot *given, size_t slots, fan_slot_spe
     if (!specs)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     /* each is as long as its author's version had it */
-    for (size_t i = 0; i < slots; i++)
+    for (size_t i = 0; i < slots; i++) {
         FAN_TRY(slot_spec((const void *)((const char *)given + i * given->struct_size), &specs[i],
                           err));
+    }
     return FAN_OK;
 }
 
 static fan_status buffer_init(fanin_buffer *b, size_t slots, const fanin_buffer_options *options,
                               fan_error *err)
 {
-    fan_buffer_config config = {.slots = slots,
-                                .budget = FAN_BUDGET_AUTO,
-                                .accumulate = FAN_DT_NONE,
-                                .frontend = &frontend};
+    fan_buffer_config config = {
+        .slots = slots,
+        .budget = FAN_BUDGET_AUTO,
+        .accumulate = FAN_DT_NONE,
+        .frontend = &frontend,
+    };
     fanin_buffer_options o;
     fan_slot_spec *specs = NULL;
     FAN_TRY(fan_api_options(options, sizeof o, sizeof o, "fanin_buffer_options", &o, err));
@@ -401,15 +413,17 @@ void fan_api_buffer_free(fanin_buffer *b)
 fanin_buffer *fan_api_buffer_of_python(fanin_object *object)
 {
     PyObject *o = (PyObject *)object;
-    if (!o || !PyObject_TypeCheck(o, fan_state_get()->buffer_type))
+    if (!o || !PyObject_TypeCheck(o, fan_state_get()->buffer_type)) {
         return (fanin_buffer *)PyErr_Format(
             PyExc_TypeError, "buffer_of_python: expected a fanin.InputBuffer, got %s",
             o ? FAN_TYPE_TEXT(o) : "NULL");
-    if (fan_buffer_self(o)->create_graph)
+    }
+    if (fan_buffer_self(o)->create_graph) {
         return (fanin_buffer *)PyErr_Format(
             PyExc_TypeError,
             "buffer_of_python: a buffer with create_graph=True sums by the arrays' own "
             "+: add to it in Python");
+    }
     fanin_buffer *b = fan_calloc(sizeof *b);
     if (!b)
         return (fanin_buffer *)PyErr_NoMemory();
@@ -446,20 +460,26 @@ static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_
     FAN_TRY(fan_api_options(given, ADD_OPTIONS_LEAST, sizeof *o, "fanin_add_options", o, err));
     FAN_TRY(fan_api_flags(o->flags, ADD_FLAGS, "fanin_add_options", err));
     FAN_TRY(fan_api_reserved(o->reserved, "fanin_add_options", err));
-    if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0)
+    if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0) {
         return fan_fail(err, FAN_ERR_VALUE, "key: expected a non-negative integer, got %lld",
                         (long long)o->key);
-    if ((o->flags & DONATE_AND_COPY) == DONATE_AND_COPY)
+    }
+    if ((o->flags & DONATE_AND_COPY) == DONATE_AND_COPY) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "FANIN_ADD_DONATE gives the memory away, FANIN_ADD_COPY keeps it yours: "
                         "give one of them");
+    }
     return FAN_OK;
 }
 
 /* weight_of: W4: a weight that the caller gave. */
 static fan_status weight_of(double re, double im, fan_weight *out, fan_error *err)
 {
-    *out = (fan_weight){.on = true, .re = re, .im = im};
+    *out = (fan_weight){
+        .on = true,
+        .re = re,
+        .im = im,
+    };
     if (isfinite(re) && isfinite(im))
         return FAN_OK;
     return fan_fail(err, FAN_ERR_VALUE, "weight: expected a finite number, got %.12g%+.12gj (W4)",
@@ -562,10 +582,12 @@ static fan_status contribution_of(const fanin_buffer *b, const fanin_tensor *vie
     if (value)
         d = fan_api_device_of(value);
     bool donate = o->flags & FANIN_ADD_DONATE;
-    *c = (fan_contribution){.key = key_of(o),
-                            .donate = donate,
-                            .copy = o->flags & FANIN_ADD_COPY,
-                            .value = {.dtype = FAN_DT_NONE}};
+    *c = (fan_contribution){
+        .key = key_of(o),
+        .donate = donate,
+        .copy = o->flags & FANIN_ADD_COPY,
+        .value = {.dtype = FAN_DT_NONE},
+    };
     if (b->python && view && !donate)
         c->copy = true;
     if (o->flags & FANIN_ADD_WEIGHT)
@@ -710,13 +732,15 @@ static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t
     for (size_t k = 0; k < n; k++) {
         const fanin_gradient *g = gradient_at(m->all, k);
         m->o.key = g->key;
-        if (g->view && g->value)
+        if (g->view && g->value) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "gradient %zu: expected a view or a value, got both", k);
-        if (m->o.flags & FANIN_ADD_KEY && g->key < 0)
+        }
+        if (m->o.flags & FANIN_ADD_KEY && g->key < 0) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "gradient %zu: key: expected a non-negative integer, got %lld", k,
                             (long long)g->key);
+        }
         slots[k] = g->slot;
         if (m->o.flags & FANIN_ADD_WEIGHT) {
             m->o.weight = g->weight;
@@ -729,7 +753,12 @@ static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t
 
 static fan_status add_many(fanin_buffer *b, many *m, size_t n, fan_error *err)
 {
-    fan_plain_batch batch = {.n = n, .read = many_read, .again = many_again, .ctx = m};
+    fan_plain_batch batch = {
+        .n = n,
+        .read = many_read,
+        .again = many_again,
+        .ctx = m,
+    };
     bool added = false;
     fan_status status;
     if (!m->o.stream)
@@ -763,9 +792,10 @@ static fan_status add_many_check(many *m, size_t n, const fanin_add_options *opt
         least = sizeof g;
     if (n && !m->all)
         return fan_fail(err, FAN_ERR_VALUE, "buffer_add_many: expected %zu gradients, got NULL", n);
-    for (size_t k = 0; k < n; k++)
+    for (size_t k = 0; k < n; k++) {
         FAN_TRY(
             fan_api_options(gradient_at(m->all, k), least, sizeof g, "fanin_gradient", &g, err));
+    }
     return FAN_OK;
 }
 
@@ -873,9 +903,10 @@ static fan_status take_weights(const fanin_take_options *o, fan_take *options, f
     }
     qsort(options->late, n, sizeof *options->late, late_by_key);
     for (size_t i = 1; i < n; i++) {
-        if (options->late[i].key == options->late[i - 1].key)
+        if (options->late[i].key == options->late[i - 1].key) {
             return fan_fail(err, FAN_ERR_VALUE, "weights: key %lld is there twice (W5)",
                             (long long)options->late[i].key);
+        }
     }
     return FAN_OK;
 }
@@ -1182,9 +1213,10 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
 static fan_status result_size(size_t given, size_t least, size_t size, const char *what,
                               fan_error *err)
 {
-    if (given < least || given > size)
+    if (given < least || given > size) {
         return fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu",
                         what, what, size, given);
+    }
     return FAN_OK;
 }
 

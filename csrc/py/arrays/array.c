@@ -150,12 +150,13 @@ static PyObject *array_dlpack(PyObject *o, PyObject *const *a)
     const fan_array_object *self = fan_array_self(o);
     if (fan_array_usable(self->a) < 0)
         return NULL;
-    if (array_on_cpu(o))
+    if (array_on_cpu(o)) {
         return PyErr_Format(PyExc_BufferError,
                             "__dlpack__: memory of a graph tree ends with its step, and %R may be "
                             "of one: x.numpy() is "
                             "a copy",
                             o);
+    }
     return fan_dlpack_export(self->a, self->d, a);
 }
 
@@ -179,7 +180,8 @@ static PyObject *array_get_cuda_array_interface(PyObject *o, void *Py_UNUSED(clo
 static PyObject *array_repr(PyObject *o)
 {
     fan_array *a = fan_array_self(o)->a;
-    char shape[256], device[32];
+    char shape[256];
+    char device[32];
     return PyUnicode_FromFormat("<fanin.sim.Array %s %s on %s, %llu B>",
                                 fan_shape_text(a->ndim, a->shape, shape, sizeof shape),
                                 fan_dtype_name(a->dtype),

@@ -66,7 +66,8 @@ typedef struct fan_dl_managed {
 /* What a capsule named "dltensor_versioned" holds. The fields before `tensor` are the same in every
  * version. */
 typedef struct fan_dl_versioned {
-    uint32_t major, minor;
+    uint32_t major;
+    uint32_t minor;
     void *ctx;
     void (*deleter)(struct fan_dl_versioned *self); /* may be NULL */
     uint64_t flags;
@@ -88,7 +89,8 @@ _Static_assert(offsetof(fan_dl_tensor, byte_offset) == 40, "DLPack's layout");
  * tensor's conjugate and negative bits, and whether it requires a gradient, are not in it. */
 typedef struct fan_dl_api {
     struct {
-        uint32_t major, minor;
+        uint32_t major;
+        uint32_t minor;
         const struct fan_dl_api *older;
     } header;
     int (*allocate)(fan_dl_tensor *like, fan_dl_versioned **out, void *ctx,

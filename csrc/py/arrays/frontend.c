@@ -187,7 +187,8 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
     fan_gil gil;
     if (!st || !fan_gil_enter(&gil))
         return FAN_OK;
-    char one[32], two[32];
+    char one[32];
+    char two[32];
     PyObject *live = fan_exception_take();
     if (PyErr_WarnFormat(st->mismatch_warning, 1,
                          "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf "

@@ -333,7 +333,8 @@ bool fan_plain_writable(void *o, const fan_plain_kind *kind)
 /* The record that torch keeps of a tensor; the elements follow it in the same block. */
 typedef struct tensor_block {
     fan_dl_versioned managed;
-    int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];
+    int64_t shape[FAN_PLAIN_NDIM];
+    int64_t strides[FAN_PLAIN_NDIM];
 } tensor_block;
 
 /* block_free: the thread that drops the last reference to the tensor's memory calls it. */
@@ -352,15 +353,20 @@ static PyObject *fresh_tensor(const fan_plain_kind *kind, char **data)
         return NULL;
     uintptr_t end = (uintptr_t)(block + 1) + DATA_ALIGN - 1;
     *data = (char *)(end - end % DATA_ALIGN);
-    block->managed = (fan_dl_versioned){.major = FAN_DL_MAJOR,
-                                        .minor = FAN_DL_MINOR,
-                                        .deleter = block_free,
-                                        .tensor = {.data = *data,
-                                                   .device = {FAN_DL_CPU, 0},
-                                                   .ndim = kind->ndim,
-                                                   .dtype = fan_dl_dtype_for(kind->dtype),
-                                                   .shape = block->shape,
-                                                   .strides = block->strides}};
+    block->managed = (fan_dl_versioned){
+        .major = FAN_DL_MAJOR,
+        .minor = FAN_DL_MINOR,
+        .deleter = block_free,
+        .tensor =
+            {
+                .data = *data,
+                .device = {FAN_DL_CPU, 0},
+                .ndim = kind->ndim,
+                .dtype = fan_dl_dtype_for(kind->dtype),
+                .shape = block->shape,
+                .strides = block->strides,
+            },
+    };
     for (int i = 0; i < kind->ndim; i++)
         block->shape[i] = kind->shape[i];
     fan_plain_strides(kind, 1, block->strides);

@@ -370,7 +370,9 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
         return FAN_OK;
     uint64_t capture;
     FAN_TRY(fan_stream_capture(on, &capture, err));
-    int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
+    int64_t dims[FAN_MAX_NDIM];
+    int64_t strides[FAN_MAX_NDIM];
+    int64_t steps[FAN_MAX_NDIM];
     int64_t size = 1;
     fan_dense_strides(ndim, shape, fan_dtype_size(dtype), like, steps);
     for (int i = ndim - 1; i >= 0; i--) {
@@ -388,11 +390,13 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     if (!fan_gil_enter(&gil))
         return FAN_OK;
     PyObject *live = fan_exception_take();
-    fan_dl_tensor wanted = {.device = {d->backend->dlpack[0], d->index},
-                            .ndim = ndim,
-                            .dtype = fan_dl_dtype_for(dtype),
-                            .shape = dims,
-                            .strides = strides};
+    fan_dl_tensor wanted = {
+        .device = {d->backend->dlpack[0], d->index},
+        .ndim = ndim,
+        .dtype = fan_dl_dtype_for(dtype),
+        .shape = dims,
+        .strides = strides,
+    };
     fan_status status = fresh_from(api, origin, d, on, &wanted, steps, out, err);
     fan_exception_put(live);
     fan_gil_leave(&gil);

@@ -74,7 +74,8 @@ int fan_ndarray_check_known(PyObject *o, const char *op)
         return 0;
     for (size_t i = 0; i < scope->n; i++) {
         const fan_array *operand = scope->in[i];
-        int64_t lo, hi;
+        int64_t lo;
+        int64_t hi;
         if (!operand || !scope->stays(scope, i))
             continue;
         fan_array_reach(operand, &lo, &hi);

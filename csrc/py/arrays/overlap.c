@@ -54,9 +54,10 @@ static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *a)
     uint64_t budget;
     if (fan_overlap_budget_arg(a[2], &budget) < 0)
         return NULL;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         if (fan_region_read(a[i], "overlap", i, dims[i], &items[i], &descr) < 0)
             return NULL;
+    }
     if (fan_regions_one_device(items, 2, "overlap") < 0)
         return NULL;
     return judge(&items[0].region, &items[1].region, budget);

@@ -104,9 +104,10 @@ static bool read_dlpack(reading *r, const fan_dl_tensor *t)
     if (!empty && !t->data)
         return false;
     set_region(r, (uintptr_t)t->data + t->byte_offset, itemsize, ndim, t->shape, t->strides);
-    for (int i = 0; i < ndim && t->strides; i++)
+    for (int i = 0; i < ndim && t->strides; i++) {
         if (__builtin_mul_overflow(t->strides[i], itemsize, &r->dims[ndim + i]))
             r->dims[ndim + i] = INT64_MAX; /* too far to be represented */
+    }
     r->item->dtype =
         NO_DESCR | (uint64_t)t->dtype.code << 32 | (uint64_t)t->dtype.bits << 16 | t->dtype.lanes;
     r->item->device = dlpack_device(t->device.type, t->device.id);
@@ -157,9 +158,10 @@ static uint64_t hash_text(const char *s)
 /* is_indirect: whether a buffer's elements are reached by pointers. */
 static bool is_indirect(const Py_buffer *view)
 {
-    for (int i = 0; i < view->ndim && view->suboffsets; i++)
+    for (int i = 0; i < view->ndim && view->suboffsets; i++) {
         if (view->suboffsets[i] >= 0)
             return true;
+    }
     return false;
 }
 
@@ -197,7 +199,9 @@ static int read_record(reading *r, PyObject *record)
     unsigned long long address;
     long long itemsize;
     const char *dtype;
-    int writable, type, id;
+    int writable;
+    int type;
+    int id;
     FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
     if (!PyArg_ParseTuple(record, "KOOLspii:memory", &address, &shape, &strides, &itemsize, &dtype,
                           &writable, &type, &id))
@@ -226,9 +230,10 @@ static int read_capsule(reading *r, PyObject *capsule)
     }
     if (flags & FAN_DL_IS_COPIED)
         return refuse_type(r, "this %.200s exports a copy by DLPack, which hides its own memory");
-    if (!read_dlpack(r, &t))
+    if (!read_dlpack(r, &t)) {
         return refuse_type(
             r, "the DLPack tensor of this %.200s has no memory whose bytes can be compared");
+    }
     r->item->writable = !(flags & FAN_DL_READ_ONLY);
     return 0;
 }
@@ -349,9 +354,10 @@ static bool is_sequence(PyObject *o)
 int fan_regions_read(PyObject *o, const char *who, fan_regions *out)
 {
     *out = (fan_regions){.n = 0};
-    if (!is_sequence(o))
+    if (!is_sequence(o)) {
         return fan_set_error(PyExc_TypeError, "%s: expected a sequence of arrays, got %s", who,
                              FAN_TYPE_TEXT(o));
+    }
     out->tuple = PySequence_Tuple(o);
     if (out->tuple && read_all(who, out) == 0)
         return 0;
@@ -373,7 +379,8 @@ static const char *device_words(uint64_t device, char *buf, size_t size)
 
 int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *who)
 {
-    char one[64], two[64];
+    char one[64];
+    char two[64];
     for (size_t i = 1; i < n; i++) {
         if (items[i].device == items[0].device)
             continue;

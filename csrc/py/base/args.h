@@ -18,7 +18,10 @@ typedef struct fan_decl {
     /* a letter for each, "o" for any object (declare.py, KINDS); NULL: all are "o" */
     const char *kinds;
     /* by_place: how many may be given by position */
-    unsigned char n, by_place_only, by_place, required;
+    unsigned char n;
+    unsigned char by_place_only;
+    unsigned char by_place;
+    unsigned char required;
 } fan_decl;
 
 /* fan_parse: writes the arguments of a vectorcall to values[n]: borrowed; NULL: not given. Returns

@@ -20,9 +20,10 @@ static bool inside(const char *path, const char *home)
     size_t n = strlen(home);
     if (n == 0 || strncmp(path, home, n) != 0)
         return false;
-    for (const char *const *p = programs; *p; p++)
+    for (const char *const *p = programs; *p; p++) {
         if (strncmp(path + n, *p, strlen(*p)) == 0)
             return false;
+    }
     return true;
 }
 

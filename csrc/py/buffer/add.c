@@ -44,18 +44,20 @@ static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gra
 /* check_object: whether a slot that declares something takes what sums by its own + (A8). */
 static int check_object(const PyObject *gradient, unsigned flags)
 {
-    if ((flags & FAN_NUMBERS) && PyArray_CheckExact(gradient))
+    if ((flags & FAN_NUMBERS) && PyArray_CheckExact(gradient)) {
         return fan_refuse(
             fan_state_get()->dtype_error,
             "expected an array of numbers, as the slot declares its shape or dtype, got %s of "
             "objects: convert it, x.astype(float), or give Slot(combine=f)",
             FAN_TYPE_TEXT(gradient));
-    if (flags & FAN_ARRAYS)
+    }
+    if (flags & FAN_ARRAYS) {
         return fan_refuse(
             PyExc_TypeError,
             "expected an array that can be added to the leaf's .grad in place, got %s, which sums "
             "by its own +: pass np.asarray(x)",
             FAN_TYPE_TEXT(gradient));
+    }
     return 0;
 }
 
@@ -72,10 +74,11 @@ static bool needs_ml_dtypes(const fan_value *v, unsigned flags)
 /* check_contribution: 0, or -1 with an exception, here, where nothing is lost yet. */
 static int check_contribution(const fan_value *v, const PyObject *own, unsigned flags)
 {
-    if (needs_ml_dtypes(v, flags))
+    if (needs_ml_dtypes(v, flags)) {
         return fan_refuse(PyExc_TypeError,
                           "the slot is declared of a dtype that NumPy knows through ml_dtypes "
                           "alone: import ml_dtypes first");
+    }
     if ((flags & (FAN_NUMBERS | FAN_ARRAYS)) && v->form == FAN_FORM_OBJECT)
         return check_object(own, flags);
     return 0;
@@ -146,7 +149,8 @@ int fan_add_on_library_stream(fan_buffer *core, size_t slot, fan_contribution *c
 /* The options of add that plain contributions need. */
 typedef struct add_options {
     Py_ssize_t key; /* -1: none */
-    bool donate, copy;
+    bool donate;
+    bool copy;
     bool weighted; /* `weight` is set */
     fan_weight weight;
 } add_options;

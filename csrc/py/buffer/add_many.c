@@ -23,11 +23,12 @@ static int batch_begin(fan_batch_args *args, PyObject *slots, PyObject *gradient
     int bare = fan_is_bare(gradients);
     if (bare < 0)
         return -1;
-    if (bare)
+    if (bare) {
         return fan_refuse(
             PyExc_TypeError,
             "gradients: expected a sequence of gradients, got one %.200s: give [x, ..]",
             Py_TYPE(gradients)->tp_name);
+    }
     /* Our own tuples: no other code can change them. */
     if (fan_sequence_arg(slots, "slots", &args->slots) < 0)
         return -1;
@@ -56,7 +57,8 @@ static int batch_begin(fan_batch_args *args, PyObject *slots, PyObject *gradient
 }
 
 typedef struct slot_order {
-    size_t slot, at;
+    size_t slot;
+    size_t at;
 } slot_order;
 
 static int by_slot(const void *a, const void *b)

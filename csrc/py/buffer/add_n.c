@@ -63,12 +63,14 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys, PyObject 
 static bool all_readable(PyObject *const *arrays, size_t n, const fan_plain_kind *kind,
                          const char *const *data)
 {
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (!fan_plain_has_own_value(arrays[i]))
             return false;
-    for (size_t i = 0; i < n; i++)
+    }
+    for (size_t i = 0; i < n; i++) {
         if (!fan_plain_is_unchanged(arrays[i], kind, data[i]))
             return false;
+    }
     return true;
 }
 
@@ -93,9 +95,10 @@ static bool out_fits(PyObject *out, const char *const *src, size_t n, const fan_
     if (!fan_plain_writable_now(out, &other, to) || !fan_plain_same(kind, &other))
         return false;
     uint64_t bytes = fan_plain_bytes(kind);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (src[i] != *to && fan_flats_meet(src[i], bytes, *to, bytes))
             return false;
+    }
     return true;
 }
 
@@ -107,7 +110,8 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
     /* their list may change while they are summed */
     FAN_UNINITIALIZED PyObject *held[FAN_PLAIN_TERMS];
     FAN_UNINITIALIZED fan_plain_kind kind, other;
-    char *data, *to;
+    char *data;
+    char *to;
     if (!PyList_CheckExact(arrays) && !PyTuple_CheckExact(arrays))
         return NULL;
     Py_ssize_t n = PySequence_Fast_GET_SIZE(arrays);
@@ -168,22 +172,25 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
         advice = ": give list(x) or [x, ..]";
     bool is_text = PyUnicode_Check(a->arrays) || PyBytes_Check(a->arrays);
     bool is_list = Py_TYPE(a->arrays)->tp_iter && !PyDict_Check(a->arrays);
-    if (bare || is_text || !is_list)
+    if (bare || is_text || !is_list) {
         return fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s",
                           Py_TYPE(a->arrays)->tp_name, advice);
+    }
     *items = PySequence_Tuple(a->arrays);
     if (!*items)
         return -1;
-    if (PyTuple_GET_SIZE(*items) == 0)
+    if (PyTuple_GET_SIZE(*items) == 0) {
         return fan_refuse(PyExc_ValueError,
                           "expected at least one array: the sum of none has no shape and no dtype");
+    }
     if (!fan_given(a->keys))
         return 0;
     if (fan_sequence_arg(a->keys, "keys", keys) < 0)
         return -1;
-    if (PyTuple_GET_SIZE(*keys) != PyTuple_GET_SIZE(*items))
+    if (PyTuple_GET_SIZE(*keys) != PyTuple_GET_SIZE(*items)) {
         return fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd",
                           PyTuple_GET_SIZE(*items), PyTuple_GET_SIZE(*keys));
+    }
     return 0;
 }
 
@@ -203,7 +210,12 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
     if (out != Py_None)
         Py_SETREF(outs, PyTuple_Pack(1, out));
     const fan_take_args args = {
-        .out = outs, .scale = scale, .over = fan_given(a->over), .writable = true, .mean = mean};
+        .out = outs,
+        .scale = scale,
+        .over = fan_given(a->over),
+        .writable = true,
+        .mean = mean,
+    };
     if (outs)
         list = fan_take_list(core, &args);
     if (list)
@@ -220,13 +232,19 @@ static PyObject *add_n_any(const add_n_args *a)
     PyObject *weights = NULL;
     PyObject *sum = NULL;
     PyObject *accumulate = fan_or_none(a->accumulate);
-    fan_buffer_config config = {.slots = 1,
-                                .budget = UINT64_MAX,
-                                .accumulate = FAN_DT_NONE,
-                                .frontend = &fan_python,
-                                .name = "add_n",
-                                .hides_slots = true};
-    fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
+    fan_buffer_config config = {
+        .slots = 1,
+        .budget = UINT64_MAX,
+        .accumulate = FAN_DT_NONE,
+        .frontend = &fan_python,
+        .name = "add_n",
+        .hides_slots = true,
+    };
+    fan_error_context w = {
+        .buffer = "add_n",
+        .slot = -1,
+        .key = -1,
+    };
     fan_buffer *core = NULL;
     config.stats = a->stats == Py_True;
     fan_error_context_push(&w);
@@ -283,12 +301,14 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 /* add_n_over: a mean with a divisor of the caller's. */
 static PyObject *add_n_over(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    const add_n_args a = {.arrays = values[0],
-                          .out = values[1],
-                          .accumulate = values[2],
-                          .scale = values[3],
-                          .weights = values[4],
-                          .over = values[5]};
+    const add_n_args a = {
+        .arrays = values[0],
+        .out = values[1],
+        .accumulate = values[2],
+        .scale = values[3],
+        .weights = values[4],
+        .over = values[5],
+    };
     return add_n_any(&a);
 }
 

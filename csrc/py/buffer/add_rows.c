@@ -106,7 +106,11 @@ done:;
 
 static PyObject *add_rows(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    fan_error_context w = {.buffer = "add_rows", .slot = -1, .key = -1};
+    fan_error_context w = {
+        .buffer = "add_rows",
+        .slot = -1,
+        .key = -1,
+    };
     fan_error_context_push(&w);
     PyObject *sum = rows_sum(a);
     fan_error_context_pop(&w);

@@ -110,7 +110,12 @@ static Py_ssize_t place_of(walk *w, PyObject *to, Py_ssize_t index, bool *found)
     place *made = rows_add(&w->places, sizeof *made);
     if (!made)
         return NONE;
-    *made = (place){.to = to, .index = index, .first = NONE, .last = NONE};
+    *made = (place){
+        .to = to,
+        .index = index,
+        .first = NONE,
+        .last = NONE,
+    };
     *entry = w->places.used;
     return (Py_ssize_t)w->places.used - 1;
 }
@@ -154,7 +159,11 @@ static int edge_found(walk *w, PyObject *from, Py_ssize_t index, PyObject *pair)
     graph_edge *made = rows_add(&w->edges, sizeof *made);
     if (!made)
         return -1;
-    *made = (graph_edge){.from = from, .index = index, .next = NONE};
+    *made = (graph_edge){
+        .from = from,
+        .index = index,
+        .next = NONE,
+    };
     Py_ssize_t at = (Py_ssize_t)w->edges.used - 1;
     place *one = (place *)w->places.items + number;
     if (one->count++)
@@ -696,9 +705,10 @@ static PyObject *producers(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     const fan_state *state = fan_state_get();
     PyObject *each = a[N_GIVEN];
-    if (Py_TYPE(a[BUFFER]) != state->buffer_type)
+    if (Py_TYPE(a[BUFFER]) != state->buffer_type) {
         return PyErr_Format(PyExc_TypeError, "_producers: expected an InputBuffer, got %s",
                             FAN_TYPE_TEXT(a[BUFFER]));
+    }
     size_t n = fan_buffer_self(a[BUFFER])->n;
     if ((size_t)PyList_GET_SIZE(a[COMING]) != n || (size_t)PyList_GET_SIZE(a[KEPT]) != n)
         return PyErr_Format(PyExc_ValueError, "_producers: expected one item for each slot");

@@ -33,19 +33,22 @@ static const fan_backend_entry *next_backend(size_t *i)
 const fan_backend_entry *fan_backend_of_dlpack(long type)
 {
     const fan_backend_entry *b;
-    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
-        for (size_t k = 0; type && k < 2; k++)
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
+        for (size_t k = 0; type && k < 2; k++) {
             if (b->backend->dlpack[k] == type)
                 return b;
+        }
+    }
     return NULL;
 }
 
 const fan_backend_entry *fan_backend_named(const char *name)
 {
     const fan_backend_entry *b;
-    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
         if (strcmp(b->backend->name, name) == 0)
             return b;
+    }
     return NULL;
 }
 
@@ -65,18 +68,20 @@ fan_stream *fan_backend_stream(fan_device *d, uint64_t handle)
 void fan_backends_keep(size_t bytes)
 {
     const fan_backend_entry *b;
-    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
         if (b->keep)
             b->keep(bytes);
+    }
 }
 
 size_t fan_backends_trim(void)
 {
     const fan_backend_entry *b;
     size_t bytes = 0;
-    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
         if (b->trim)
             bytes += b->trim();
+    }
     return bytes;
 }
 
@@ -157,10 +162,11 @@ int fan_device_arg(PyObject *o, fan_device **out)
     *out = NULL;
     if (!o || o == Py_None)
         return 0;
-    if (!PyUnicode_Check(o))
+    if (!PyUnicode_Check(o)) {
         return fan_set_error(PyExc_TypeError,
                              "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
                              Py_TYPE(o)->tp_name);
+    }
     const char *name = fan_word_of(o);
     if (!name)
         return -1;
@@ -169,9 +175,10 @@ int fan_device_arg(PyObject *o, fan_device **out)
         long index = backend_index(b, name);
         if (index >= 0 && index <= INT_MAX)
             return fan_backend_device(b, index, out);
-        if (index > 0)
+        if (index > 0) {
             return fan_set_error(PyExc_ValueError, "there is no %U: no machine has so many devices",
                                  o);
+        }
     }
     return fan_set_error(PyExc_ValueError,
                          "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a "

@@ -43,11 +43,12 @@ static int check_kept(PyObject *call)
         return 0;
     for (Py_ssize_t i = CALL_ARGS; i < PyTuple_GET_SIZE(call); i++) {
         PyObject *x = PyTuple_GET_ITEM(call, i);
-        if (PyArray_Check(x) && Py_REFCNT(x) > 1)
+        if (PyArray_Check(x) && Py_REFCNT(x) > 1) {
             return fan_set_error(PyExc_RuntimeError,
                                  "kernel %R kept its argument %zd after its run, when the memory "
                                  "may be reused: keep a copy, view.copy()",
                                  PyTuple_GET_ITEM(call, 1), i - CALL_ARGS);
+        }
     }
     return 0;
 }
@@ -105,7 +106,8 @@ static fan_status call_record(fan_recording *recording, PyObject *call, Py_ssize
 typedef struct inner_loop {
     PyUFuncGenericFunction run;
     void *data;
-    npy_intp count, steps[LOOP_ARGS];
+    npy_intp count;
+    npy_intp steps[LOOP_ARGS];
     char *at[LOOP_ARGS];
     _Alignas(16) char numbers[LOOP_ARGS][32]; /* Python numbers, converted to the result's dtype */
 } inner_loop;
@@ -176,9 +178,10 @@ static bool call_loop(PyObject *call, fan_cpu_call *added)
     PyArrayObject *out = (PyArrayObject *)args[n - 1];
     if (PyArray_SIZE(out) == 0 || PyArray_NBYTES(out) > LOOP_BYTES || PyArray_ITEMSIZE(out) > 32)
         return false;
-    for (Py_ssize_t i = 0; i < n; i++)
+    for (Py_ssize_t i = 0; i < n; i++) {
         if (!loop_takes(args[i], out))
             return false;
+    }
     int which = loop_of(ufunc, args, out);
     if (which < 0)
         return false;
@@ -239,9 +242,10 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     fan_gil gil;
     if (!k->call)
         return k->loop.run(k->loop.ctx, err);
-    if (!fan_gil_enter(&gil))
+    if (!fan_gil_enter(&gil)) {
         return fan_fail(err, FAN_ERR_STATE,
                         "the interpreter has ended: a Python kernel cannot run");
+    }
     fan_status status = call_run(k->call, err);
     fan_gil_leave(&gil);
     return status;
@@ -285,9 +289,10 @@ static PyObject *read_number(PyObject *name, PyObject *x, Py_ssize_t i)
         return Py_NewRef(x);
     bool text = PyUnicode_Check(x) || PyBytes_Check(x);
     const char *advice = "";
-    if (PySequence_Check(x) && !text)
+    if (PySequence_Check(x) && !text) {
         advice = ": pass np.asarray(x) to the function as an operand, or give its numbers one by "
                  "one";
+    }
     return PyErr_Format(
         PyExc_TypeError,
         "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s%s", name,
@@ -366,7 +371,11 @@ static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
     kernel->name = Py_NewRef(PyTuple_GET_ITEM(call, 1));
     if (!call_loop(call, &kernel->loop))
         kernel->call = Py_NewRef(call);
-    const fan_cpu_call added = {.run = kernel_run, .drop = kernel_drop, .ctx = kernel};
+    const fan_cpu_call added = {
+        .run = kernel_run,
+        .drop = kernel_drop,
+        .ctx = kernel,
+    };
     status = call_record(recording, call, PyTuple_GET_SIZE(a[2]), added, &err);
     Py_DECREF(call);
     return fan_done(status, &err);

@@ -49,8 +49,9 @@ static PyObject *given_to_piece(graph_pipeline *self, PyObject *out)
     if (PyTuple_CheckExact(out) || PyList_CheckExact(out)) {
         for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(out); i++)
             ready &= is_given(self, PySequence_Fast_GET_ITEM(out, i));
-    } else
+    } else {
         ready = is_given(self, out);
+    }
     if (ready)
         return out;
     PyObject *made = PyObject_CallMethod((PyObject *)self, "_given", "(O)", out);
@@ -304,9 +305,10 @@ static PyObject *pipeline_new(PyTypeObject *type, PyObject *const *a)
         PARTS,
         STOP
     };
-    if (Py_TYPE(a[TREE]) != fan_state_get()->graph_tree_type)
+    if (Py_TYPE(a[TREE]) != fan_state_get()->graph_tree_type) {
         return PyErr_Format(PyExc_TypeError, "a pipeline needs a GraphTree, not a %.80s",
                             Py_TYPE(a[TREE])->tp_name);
+    }
     bool has_parts = PyTuple_Check(a[PARTS]) && PyTuple_GET_SIZE(a[PARTS]) > 0;
     if (a[BODY] == Py_None && !has_parts)
         return PyErr_Format(PyExc_TypeError, "a pipeline needs a generator function, or parts");

@@ -60,9 +60,10 @@ static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
     if (!text)
         return NULL;
     fan_fault_id id = fan_fault_named(text);
-    if (id == FAN_FAULT_NONE && name != Py_None)
+    if (id == FAN_FAULT_NONE && name != Py_None) {
         return PyErr_Format(PyExc_ValueError, "no fault is called %R: base/fault.h has the list",
                             name);
+    }
     fan_fault_plant(id);
     Py_RETURN_NONE;
 }

@@ -127,9 +127,10 @@ static int module_exec(PyObject *m)
         fan_for_tests_functions, fan_machine_tests_functions,
 #endif
     };
-    if (PyInterpreterState_Get() != PyInterpreterState_Main())
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         return fan_set_error(PyExc_ImportError,
                              "fanin is of the main interpreter alone, as NumPy is");
+    }
     fan_cuda_compile_in_python();
     if (fan_numpy_import() < 0)
         return -1;

@@ -17,7 +17,8 @@ typedef struct fan_kernel {
     PyObject *fn;                   /* NULL: forgotten, it does nothing */
     bool lost;                      /* .. its machine was collected: running it raises that */
     PyObject *name;                 /* a str */
-    size_t reads, n;
+    size_t reads;
+    size_t n;
     fan_array *views[]; /* reads, then writes; geometry alone */
 } fan_kernel;
 
