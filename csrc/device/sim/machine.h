@@ -37,8 +37,10 @@ typedef struct fan_arena {
     fan_block *blocks;
     size_t n;
     size_t cap;
-    size_t hint;         /* no block before it is free */
-    size_t live, in_use; /* used blocks, their bytes */
+    size_t hint; /* no block before it is free */
+    /* used blocks, their bytes */
+    size_t live;
+    size_t in_use;
 } fan_arena;
 
 /* fan_arena_init: reserves `bytes` of addresses, without touching them. Returns 0, or -1 if the
@@ -80,8 +82,10 @@ struct fan_sim_queue {
     fan_stream *stream; /* the stream that a user made, while it lives; not held */
     bool blocking;
     bool legacy;
-    bool running;          /* a thread is running its head */
-    uint64_t queued, done; /* ops ever, ops run; events and waits use these numbers */
+    bool running; /* a thread is running its head */
+    /* ops ever, ops run; events and waits use these numbers */
+    uint64_t queued;
+    uint64_t done;
     fan_sim_op *head;
     fan_sim_op **tail;
     double end_us;                /* the time at which all queued work will have run */
@@ -256,6 +260,12 @@ static inline double fan__later(double a, double b)
     return a;
 }
 
+/* fan__sim_copy_us: returns how long the machine reads or writes so many bytes. */
+static inline double fan__sim_copy_us(const fan_sim *machine, uint64_t bytes)
+{
+    return (double)bytes / (machine->config.gbytes_per_s * 1e3);
+}
+
 static inline fan_sim *fan__sim_machine(const fan_device *d)
 {
     return d->self;
@@ -291,10 +301,14 @@ typedef struct fan__work {
     double us;     /* its duration */
     bool launched; /* as part of a graph's launch, which is counted once */
     fan__keeper kept;
-    bool by_user; /* a kernel of the user's */
+    bool by_user;   /* a kernel of the user's */
+    uint64_t bytes; /* that it reads and writes */
     /* owned by the queue on FAN_OK and FAN_ERR_RACE, else by the caller; NULL: no bytes to move */
     fan_sim_op *op;
-    double start, end; /* filled in */
+    /* filled in; owned: the queue or the graph calls the kernel's fini */
+    bool owned;
+    double start;
+    double end;
 } fan__work;
 
 /* fan__work_access: sets *a (NULL: none) and *write to the i-th access of the work.
@@ -392,29 +406,30 @@ typedef struct fan__sim_thread {
 
 extern _Thread_local fan__sim_thread fan__sim_here;
 
-/* fan__sim_actor: returns the number of the calling thread on m; -1: m did not spawn it.
- * fan__sim_host: its index among the host threads. fan__sim_lane: its lane of the checker. */
+/* fan__sim_actor: returns the number of the calling thread on m; -1: m did not spawn it. */
 static inline int fan__sim_actor(const fan_sim *machine)
 {
     if (fan__sim_here.machine != machine)
         return -1;
     return fan__sim_here.actor;
 }
+/* fan__sim_host: its index among the host threads. */
 static inline size_t fan__sim_host(const fan_sim *machine)
 {
     return (size_t)(1 + fan__sim_actor(machine));
 }
+/* fan__sim_lane: its lane of the checker. */
 static inline uint32_t fan__sim_lane(const fan_sim *machine)
 {
     return machine->host_lane[fan__sim_host(machine)];
 }
 
-/* fan__host_clock: returns the clock of the calling thread, in microseconds. fan__host_until: moves
- * it on to `us`. */
+/* fan__host_clock: returns the clock of the calling thread, in microseconds. */
 static inline double *fan__host_clock(fan_sim *machine)
 {
     return &machine->host_us[fan__sim_host(machine)];
 }
+/* fan__host_until: moves it on to `us`. */
 static inline void fan__host_until(fan_sim *machine, double us)
 {
     double *host = fan__host_clock(machine);

@@ -44,8 +44,10 @@ typedef struct fan__reading {
 typedef struct fan__range {
     uintptr_t lo;
     uintptr_t hi;
-    uint64_t count;    /* of the last write; 0: none */
-    uint32_t lane, op; /* of the last write; op NONE: none */
+    uint64_t count; /* of the last write; 0: none */
+    /* of the last write; op NONE: none */
+    uint32_t lane;
+    uint32_t op;
     uint32_t reads;
     bool released; /* the last write is a release */
 } fan__range;
@@ -409,8 +411,9 @@ static int fan__history_reserve(fan_race_check *check, history_room room)
     if (check->free_reads < room.reads) {
         size_t was = check->reads_cap;
         size_t want = was + (room.reads - check->free_reads);
-        if (want >= FAN__NONE ||
-            fan_grow((void **)&check->reads, &check->reads_cap, want, sizeof *check->reads))
+        if (want >= FAN__NONE)
+            return -1;
+        if (fan_grow((void **)&check->reads, &check->reads_cap, want, sizeof *check->reads))
             return -1;
         check->free_reads += check->reads_cap - was;
     }
@@ -529,12 +532,12 @@ static int fan__lane_room(fan_clock *c, size_t n)
  * (fan__lane_room_to_join). */
 static void fan__lane_join(fan_race_check *check, uint32_t to, uint32_t from)
 {
-    (void)fan_clock_join(&check->lanes[to].clock, &check->lanes[from].clock);
+    (void)fan_clock_join(fan_race_check_clock(check, to), fan_race_check_clock(check, from));
 }
 
 static int fan__lane_room_to_join(fan_race_check *check, uint32_t to, uint32_t from)
 {
-    return fan__lane_room(&check->lanes[to].clock, check->lanes[from].clock.n);
+    return fan__lane_room(fan_race_check_clock(check, to), check->lanes[from].clock.n);
 }
 
 fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *out, fan_error *err)
@@ -545,13 +548,16 @@ fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *
                 !fan__lane_room(&check->gate, n);
     /* A host's clock has room for every lane, so joining it cannot fail. The others grow. */
     for (size_t i = 0; fits && i < check->nlanes; i++)
-        fits = !check->lanes[i].host || !fan__lane_room(&check->lanes[i].clock, n);
+        fits = !check->lanes[i].host || !fan__lane_room(fan_race_check_clock(check, i), n);
     if (!fits) {
         return fan_fail(err, FAN_ERR_NOMEM,
                         "out of memory for a lane of the happens-before checker");
     }
     fan__lane *l = &check->lanes[check->nlanes];
-    *l = (fan__lane){.owner = owner, .open = FAN__NONE};
+    *l = (fan__lane){
+        .owner = owner,
+        .open = FAN__NONE,
+    };
     fan_clock_init(&l->clock);
     *out = (uint32_t)check->nlanes++;
     return FAN_OK;
@@ -560,7 +566,7 @@ fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *
 fan_status fan_race_check_host(fan_race_check *check, uint32_t at)
 {
     assert(at < check->nlanes);
-    if (fan__lane_room(&check->lanes[at].clock, check->nlanes))
+    if (fan__lane_room(fan_race_check_clock(check, at), check->nlanes))
         return FAN_ERR_NOMEM;
     check->lanes[at].host = true;
     return FAN_OK;
@@ -627,24 +633,25 @@ fan_status fan_race_check_record(fan_race_check *check, uint32_t at, uint32_t ho
     if (fan__lane_room(event, n))
         return FAN_ERR_NOMEM;
     fan__lane_join(check, at, host);
-    fan_clock_copy(event, &check->lanes[at].clock);
+    fan_clock_copy(event, fan_race_check_clock(check, at));
     return FAN_OK;
 }
 
 fan_status fan_race_check_wait(fan_race_check *check, uint32_t at, uint32_t host,
                                const fan_clock *event)
 {
-    if (fan__lane_room_to_join(check, at, host) ||
-        fan__lane_room(&check->lanes[at].clock, event->n))
+    if (fan__lane_room_to_join(check, at, host))
+        return FAN_ERR_NOMEM;
+    if (fan__lane_room(fan_race_check_clock(check, at), event->n))
         return FAN_ERR_NOMEM;
     fan__lane_join(check, at, host);
-    (void)fan_clock_join(&check->lanes[at].clock, event);
+    (void)fan_clock_join(fan_race_check_clock(check, at), event);
     return FAN_OK;
 }
 
 fan_status fan_race_check_sync(fan_race_check *check, uint32_t host, const fan_clock *with)
 {
-    if (fan_clock_join(&check->lanes[host].clock, with))
+    if (fan_clock_join(fan_race_check_clock(check, host), with))
         return FAN_ERR_NOMEM;
     return FAN_OK;
 }
@@ -695,7 +702,7 @@ fan_status fan_race_check_unlocking(fan_race_check *check, uint32_t host, uint64
         m->id = id;
         check->nmutexes++;
     }
-    fan_clock_copy(&m->clock, &check->lanes[host].clock);
+    fan_clock_copy(&m->clock, fan_race_check_clock(check, host));
     return FAN_OK;
 }
 
@@ -749,7 +756,7 @@ void fan_race_check_free(fan_race_check *check)
         return;
     race_clear(check);
     for (size_t i = 0; i < check->nlanes; i++)
-        fan_clock_fini(&check->lanes[i].clock);
+        fan_clock_fini(fan_race_check_clock(check, i));
     for (fan__chunk *c = check->freelist, *next; c; c = next) {
         next = c->next;
         fan_free(c);
@@ -870,36 +877,37 @@ static void race_note_read(fan_race_check *check, uint32_t op, const fan_clock *
     }
 }
 
-/* race_touch: checks one run of bytes for races, then notes the access. May allocate. */
-static fan_status race_touch(fan_race_check *check, uint32_t op, uintptr_t lo, uintptr_t hi,
-                             bool write, fan_race *race)
+/* race_make_room: makes room for noting an access; exact: one range has exactly its bytes. */
+static int race_make_room(fan_race_check *check, const race_access *access, bool exact)
 {
-    const fan_op *acting = &check->ops[op].op;
-    const fan_clock *now = &check->lanes[acting->lane].clock;
-    race_access access = {
-        .acting = acting,
-        .now = now,
-        .writes = write,
-        .lo = lo,
-        .hi = hi,
-        .race = race,
-    };
+    if (!exact)
+        return history_make_room(check, access->lo, access->hi);
+    if (check->free_reads > 0)
+        return 0;
+    return fan__history_reserve(check, (history_room){.reads = 1});
+}
+
+/* race_touch: checks the access of an operation for races, then notes it. May allocate. */
+static fan_status race_touch(fan_race_check *check, uint32_t op, race_access *access)
+{
+    uintptr_t lo = access->lo;
+    uintptr_t hi = access->hi;
+    access->acting = &check->ops[op].op;
+    access->now = fan_race_check_clock(check, access->acting->lane);
     fan__place p = fan__history_find(check, lo);
     fan__range *r = history_below(check, p, hi);
     bool exact = r && r->lo == lo && r->hi == hi;
-    if (exact && check->free_reads == 0 && fan__history_reserve(check, (history_room){.reads = 1}))
+    if (race_make_room(check, access, exact))
         return FAN_ERR_NOMEM;
-    if (!exact && history_make_room(check, lo, hi))
-        return FAN_ERR_NOMEM;
-    fan_status status = races_from(check, p, &access);
-    if (exact && write)
+    fan_status status = races_from(check, p, access);
+    if (exact && access->writes)
         fan__history_set_write(check, r, op, false);
     else if (exact)
-        fan__history_add_read(check, r, now, op);
-    else if (write)
+        fan__history_add_read(check, r, access->now, op);
+    else if (access->writes)
         fan__history_note_write(check, op, lo, hi, false);
     else
-        race_note_read(check, op, now, lo, hi);
+        race_note_read(check, op, access->now, lo, hi);
     return status;
 }
 
@@ -970,9 +978,17 @@ const fan_op *fan_race_check_op(const fan_race_check *check, uint64_t op)
     return &check->ops[op].op;
 }
 
+#ifndef NDEBUG
+/* op_is_open: returns whether `op` is the latest operation of its lane. */
+static bool op_is_open(const fan_race_check *check, uint64_t op)
+{
+    return op < check->nops && check->lanes[check->ops[op].op.lane].open == op;
+}
+#endif
+
 void fan_race_check_over(fan_race_check *check, uint64_t op, bool awaited)
 {
-    assert(op < check->nops && check->lanes[check->ops[op].op.lane].open == op);
+    assert(op_is_open(check, op));
     check->ops[op].op.over = true;
     check->ops[op].op.awaited = awaited;
 }
@@ -981,29 +997,39 @@ void fan_race_check_over(fan_race_check *check, uint64_t op, bool awaited)
 fan_status fan_race_check_range(fan_race_check *check, uint64_t op, uintptr_t lo, uintptr_t hi,
                                 bool write, fan_race *race)
 {
-    assert(op < check->nops && check->lanes[check->ops[op].op.lane].open == op);
+    assert(op_is_open(check, op));
     if (lo >= hi)
         return FAN_OK;
-    return race_touch(check, (uint32_t)op, lo, hi, write, race);
+    race_access access = {
+        .writes = write,
+        .lo = lo,
+        .hi = hi,
+        .race = race,
+    };
+    return race_touch(check, (uint32_t)op, &access);
 }
 #endif
 
 fan_status fan_race_check_access(fan_race_check *check, uint64_t op, const fan_array *a, bool write,
                                  fan_race *race)
 {
-    assert(op < check->nops && check->lanes[check->ops[op].op.lane].open == op);
+    assert(op_is_open(check, op));
     fan__runs r;
     fan__runs_of(a, &r);
     if (r.bytes == 0)
         return FAN_OK;
+    race_access access = {.writes = write, .race = race};
     fan_status worst = FAN_OK;
     do {
-        fan_race *first = worst == FAN_OK ? race : NULL;
-        fan_status status = race_touch(check, (uint32_t)op, r.base, r.base + r.bytes, write, first);
+        access.lo = r.base;
+        access.hi = r.base + r.bytes;
+        fan_status status = race_touch(check, (uint32_t)op, &access);
         if (status == FAN_ERR_NOMEM)
             return status;
-        if (status != FAN_OK)
-            worst = status;
+        if (status == FAN_OK)
+            continue;
+        worst = status;
+        access.race = NULL; /* the first is reported */
     } while (fan__runs_next(&r));
     return worst;
 }
@@ -1015,7 +1041,7 @@ fan_status fan_race_check_let_go(fan_race_check *check, uint32_t host, const uin
     if (lo >= hi)
         return FAN_OK;
     /* The gate has room for every lane, so this cannot fail. */
-    fan_clock_copy(&check->gate, &check->lanes[host].clock);
+    fan_clock_copy(&check->gate, fan_race_check_clock(check, host));
     for (size_t i = 0; i < n; i++)
         fan_clock_join(&check->gate, &check->lanes[lanes[i]].clock);
 

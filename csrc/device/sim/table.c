@@ -179,8 +179,8 @@ static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_a
         goto done;
     }
     FAN_GO(fan__run_finish(machine, queue, err));
-    *fan__host_clock(machine) += (double)fan_dtype_size(src->dtype) * (double)src->size /
-                                 (machine->config.gbytes_per_s * 1e3);
+    uint64_t bytes = (uint64_t)src->size * fan_dtype_size(src->dtype);
+    *fan__host_clock(machine) += fan__sim_copy_us(machine, bytes);
     if (found == FAN_ERR_RACE)
         status = fan__sim_raise(machine, &race, err);
 done:
@@ -210,8 +210,8 @@ fan_status fan_sim_array(fan_sim *machine, int device, fan_dtype dtype, int ndim
     if (b)
         b->automatic = true;
     if (init) {
-        *fan__host_clock(machine) +=
-            (double)a->size * (double)fan_dtype_size(dtype) / (machine->config.gbytes_per_s * 1e3);
+        uint64_t bytes = (uint64_t)a->size * fan_dtype_size(dtype);
+        *fan__host_clock(machine) += fan__sim_copy_us(machine, bytes);
     }
     fan__sim_unlock(machine);
     if (init && machine->config.run_work)
@@ -521,7 +521,11 @@ static fan_status query_choose(fan_sim *machine, fan_sim_event *ev, bool *done, 
 {
     const fan_clock *now = fan_race_check_clock(machine->race_check, fan__sim_lane(machine));
     int answer = 1;
-    if (!fan__sim_picks(machine) || fan__sim_here.kernels || !machine->config.run_work)
+    if (!fan__sim_picks(machine))
+        return FAN_OK;
+    if (fan__sim_here.kernels)
+        return FAN_OK;
+    if (!machine->config.run_work)
         return FAN_OK;
     if (fan_clock_leq(&ev->clock, now))
         return FAN_OK;
