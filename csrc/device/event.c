@@ -261,7 +261,9 @@ void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e
 
 /* The clock that a stream acquires by a wait for an event, read before the wait. */
 typedef struct event_clock {
-    bool any, never; /* never: the event was not recorded so far */
+    /* never: the event was not recorded so far */
+    bool any;
+    bool never;
     uint32_t lane;
     uint64_t count;
     uint64_t number;
@@ -427,7 +429,9 @@ fan_event *fan__event_note(fan_device *owner, fan_stream *s)
 {
     fan_event *e = NULL;
     uint64_t capture;
-    if (fan_stream_capture(s, &capture, NULL) != FAN_OK || capture)
+    if (fan_stream_capture(s, &capture, NULL) != FAN_OK)
+        return NULL;
+    if (capture)
         return NULL;
     if (event_make(s->device, true, &e, NULL) != FAN_OK)
         return NULL;

@@ -34,7 +34,9 @@ struct fan_memory {
     void *ctx;
     bool immediate; /* released by the last drop at once */
     bool lost;      /* pending, with unknown users: it stays until its device is freed */
-    size_t n, cap;  /* of streams, the owner's place included */
+    /* of streams, the owner's place included */
+    size_t n;
+    size_t cap;
     fan_stream **streams;
     fan_event **events;
     fan_stream *few_streams[USERS];
@@ -285,7 +287,10 @@ static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_s
         return NULL;
     memory_note *note = &notes->all[notes->n++];
     uint64_t id = 0;
-    *note = (memory_note){.owner = fan_device_hold(owner), .stream = fan_stream_hold(s)};
+    *note = (memory_note){
+        .owner = fan_device_hold(owner),
+        .stream = fan_stream_hold(s),
+    };
     note->captured = fan_stream_capture(s, &id, NULL) == FAN_OK && id;
     return note;
 }

@@ -384,7 +384,9 @@ fan_status fan_stream_check_open(const fan_stream *s, fan_error *err)
     char text[32];
     if (!s || !s->device->backend->closed)
         return FAN_OK;
-    if (!s->device->backend->closed(s->device) || FAN_FAULT(STREAM_STAYS_OPEN))
+    if (!s->device->backend->closed(s->device))
+        return FAN_OK;
+    if (FAN_FAULT(STREAM_STAYS_OPEN))
         return FAN_OK;
     return fan_fail(err, FAN_ERR_STATE,
                     "stream %llu of %s is closed: the block of its machine has ended; use it "

@@ -33,7 +33,9 @@ typedef void fan_cu_call(void *ctx); /* a host function that the driver calls */
 typedef struct fan_cu_pool_props {
     int allocation; /* FAN_CU_ALLOCATION_PINNED */
     int handles;
-    int location, device; /* FAN_CU_LOCATION_DEVICE, and which */
+    /* FAN_CU_LOCATION_DEVICE, and which */
+    int location;
+    int device;
     void *security;
     size_t most;
     unsigned char reserved[56];

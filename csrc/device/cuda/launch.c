@@ -299,7 +299,9 @@ size_t fan__fold_for(const fan_job *job, const fan_nditer *walk)
     if (!launch_is_whole(walk, job->out))
         return FAN__FOLDS;
     for (size_t k = 0; k < job->n; k++) {
-        if (!launch_fits(job, k, d, acc) || !launch_is_whole(walk, job->in[k].array))
+        if (!launch_fits(job, k, d, acc))
+            return FAN__FOLDS;
+        if (!launch_is_whole(walk, job->in[k].array))
             return FAN__FOLDS;
     }
     return launch_fold_of(launch_unsigned_of(d), launch_unsigned_of(acc));

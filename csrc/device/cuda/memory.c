@@ -37,7 +37,9 @@ static fan__cuda_block *block_holding(fan_cuda_part *p, uint64_t address)
     if (i == 0)
         return NULL;
     fan__cuda_block *b = &p->blocks[i - 1];
-    if (b->kept || address - b->address >= b->bytes)
+    if (b->kept)
+        return NULL;
+    if (address - b->address >= b->bytes)
         return NULL;
     return b;
 }
@@ -250,7 +252,10 @@ static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes,
     bool pooled = p->pools && !capture;
     if (!pooled && block_reuse(p, bytes, b))
         return FAN_OK;
-    *b = (fan__cuda_block){.bytes = bytes, .pooled = pooled};
+    *b = (fan__cuda_block){
+        .bytes = bytes,
+        .pooled = pooled,
+    };
     fan_cu_result code = block_try(p, on, pooled, bytes, &b->address);
     if (code == FAN_CU_OUT_OF_MEMORY) {
         block_free_pending(p);
@@ -336,7 +341,9 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes)
 size_t fan__cuda_trim(fan_cuda_part *p)
 {
     fan__cuda_scope scope;
-    if (!fan__cuda_usable(p) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+    if (!fan__cuda_usable(p))
+        return 0;
+    if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
         return 0;
     block_free_pending(p);
     size_t bytes = block_trim(p);

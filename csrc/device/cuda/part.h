@@ -114,7 +114,9 @@ struct fan_cuda {
     unsigned life; /* fan_fork_generation when it was opened */
     int count;
     uint64_t left_out;
-    int64_t most_entries, most_rows; /* of one sort of COO data */
+    /* of one sort of COO data */
+    int64_t most_entries;
+    int64_t most_rows;
     fan_cuda_part *parts;
     fan_recording *recordings; /* in progress; guarded by the first part's lock */
     atomic_size_t recordings_begun;
@@ -177,10 +179,10 @@ fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err);
 fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err);
 fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err);
 void fan__cuda_leave(fan__cuda_scope *scope);
-/* fan__cuda_check: converts a driver's code: FAN_OK, FAN_ERR_DEVICE_NOMEM, FAN_ERR_CAPTURE,
- * FAN_ERR_DEVICE; `call` names the function and its purpose. fan__cuda_refuse: the same for a
- * nonzero code. */
+/* fan__cuda_refuse: converts a driver's nonzero code: FAN_ERR_DEVICE_NOMEM, FAN_ERR_CAPTURE,
+ * FAN_ERR_DEVICE; `call` names the function and its purpose. */
 fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
+/* fan__cuda_check: as fan__cuda_refuse; FAN_OK for a code of 0. */
 static inline fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call,
                                          fan_error *err)
 {
@@ -250,9 +252,9 @@ fan_status fan__cuda_event_sync(fan_event *e, fan_error *err);
 fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out,
                            fan_error *err);
 void fan__cuda_free(fan_device *d, void *data, size_t bytes);
-/* fan__cuda_scratch: allocates memory for one job on s; fan__cuda_scratch_free: frees it in the
- * order of s. */
+/* fan__cuda_scratch: allocates memory for one job on s. */
 fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_error *err);
+/* fan__cuda_scratch_free: frees such memory in the order of s. */
 void fan__cuda_scratch_free(fan_stream *s, uint64_t address);
 /* fan__cuda_retain: keeps the memory at `address`, used by captured work, as long as the graph. */
 fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,

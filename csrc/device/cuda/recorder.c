@@ -69,8 +69,9 @@ fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job 
                                    fan_error *err)
 {
     fan_status status = FAN_OK;
-    if (!atomic_load_explicit(&c->recordings_begun, memory_order_acquire) ||
-        FAN_FAULT(CUDA_NOTES_NOTHING))
+    if (!atomic_load_explicit(&c->recordings_begun, memory_order_acquire))
+        return FAN_OK;
+    if (FAN_FAULT(CUDA_NOTES_NOTHING))
         return FAN_OK;
     recorder_lock(c);
     fan_recording *r = c->recordings;

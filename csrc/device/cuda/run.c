@@ -174,8 +174,11 @@ typedef struct batch_many {
     size_t rows;
     size_t sources;
     size_t tiles;
-    uint64_t at;              /* of its table in the staging memory */
-    size_t row, source, tile; /* written so far */
+    uint64_t at; /* of its table in the staging memory */
+    /* written so far */
+    size_t row;
+    size_t source;
+    size_t tile;
 } batch_many;
 
 static int64_t batch_numbers(const fan_array *a)
@@ -484,7 +487,10 @@ static fan_status batch_run(fan__launch_ctx *s, batch_sorted *sorted, fan_error 
 fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n,
                               fan_job_state *states, fan_error *err)
 {
-    fan__launch_ctx w = {.part = fan__cuda_part_of(d), .stream = s};
+    fan__launch_ctx w = {
+        .part = fan__cuda_part_of(d),
+        .stream = s,
+    };
     fan__cuda_scope scope;
     batch_sorted sorted;
     sorted.jobs = jobs;

@@ -199,8 +199,9 @@ fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     fan_cuda_part *p = fan__cuda_part_of(s->device);
     fan__cuda_scope scope;
     *id = 0;
-    if (!fan__cuda_usable(p) ||
-        (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_acquire)))
+    if (!fan__cuda_usable(p))
+        return FAN_OK;
+    if ((!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_acquire)))
         return FAN_OK;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     fan_status status = fan__cuda_capture_of(s, id, NULL, err);
@@ -243,8 +244,10 @@ static fan_status capture_stream_new(fan_cuda_part *p, uint64_t *handle, fan_err
         bool failed = fan_grow((void **)&p->capture_streams, &p->capture_streams_cap,
                                p->ncapture_streams + 1, sizeof *p->capture_streams);
         if (!failed) {
-            p->capture_streams[p->ncapture_streams++] =
-                (fan__capture_stream){.handle = *handle, .asked = 1};
+            p->capture_streams[p->ncapture_streams++] = (fan__capture_stream){
+                .handle = *handle,
+                .asked = 1,
+            };
         }
         fan__part_unlock(p);
         if (failed) {

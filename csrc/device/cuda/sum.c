@@ -391,7 +391,10 @@ fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_job *job, fan_error
 fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
                           fan_error *err)
 {
-    fan_operand from = {.array = in, .acc = out->dtype};
+    fan_operand from = {
+        .array = in,
+        .acc = out->dtype,
+    };
     fan_job job = {
         .out = out,
         .in = &from,
@@ -409,11 +412,16 @@ static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_j
     fan_k_any a;
     fan_nditer walk;
     char kind = fan_dtype_kind(of->dtype);
-    if (of->size == 0 || (kind != 'f' && kind != 'c'))
+    if (of->size == 0)
+        return FAN_OK;
+    if ((kind != 'f' && kind != 'c'))
         return FAN_OK;
     fan_nditer_one(&walk, of, false);
     sum_source in = sum_source_of(of, of->dtype);
-    sum_source nowhere = {.dtype = of->dtype, .strides = of->strides};
+    sum_source nowhere = {
+        .dtype = of->dtype,
+        .strides = of->strides,
+    };
     sum_launch launch = {
         .walk = &walk,
         .out = &nowhere,
@@ -429,7 +437,10 @@ static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_j
 fan_status fan__cuda_measure(fan__launch_ctx *s, const fan_job *job, fan_error *err)
 {
     const fan_array *of = job->in[0].array;
-    fan_operand from = {.array = of, .acc = fan_dtype_accumulate(of->dtype)};
+    fan_operand from = {
+        .array = of,
+        .acc = fan_dtype_accumulate(of->dtype),
+    };
     fan_job sum = {
         .out = of,
         .in = &from,

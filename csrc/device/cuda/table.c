@@ -258,7 +258,11 @@ int fan_cuda_holding(fan_cuda *c, uint64_t address)
 int fan_cuda_here(fan_cuda *c)
 {
     fan_cu_context now = NULL;
-    if (fan__cuda_forked(c) || c->api.CtxGetCurrent(&now) != 0 || !now)
+    if (fan__cuda_forked(c))
+        return -1;
+    if (c->api.CtxGetCurrent(&now) != 0)
+        return -1;
+    if (!now)
         return -1;
     for (int i = 0; i < c->count; i++) {
         if (atomic_load_explicit(&c->parts[i].ready, memory_order_acquire) &&
@@ -273,7 +277,9 @@ bool fan_cuda_active(fan_cuda *c, int index)
     fan_cu_device ordinal;
     unsigned flags = 0;
     int active = 0;
-    if (fan__cuda_forked(c) || index < 0 || index >= c->count)
+    if (fan__cuda_forked(c))
+        return false;
+    if (index < 0 || index >= c->count)
         return false;
     if (c->api.DeviceGet(&ordinal, index) != 0)
         return false;

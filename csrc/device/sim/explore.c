@@ -76,8 +76,10 @@ struct fan_explore {
     uint64_t abandoned;
     uint64_t searched;
     fan__explore_node *nodes;
-    size_t n, cap; /* the path of the current or last run of the search */
-    size_t depth;  /* steps of this run */
+    /* the path of the current or last run of the search */
+    size_t n;
+    size_t cap;
+    size_t depth; /* steps of this run */
     fan__footprint *free_footprints;
     unsigned char *order; /* the choices of this run */
     size_t order_cap;
@@ -86,14 +88,16 @@ struct fan_explore {
     size_t ndecided;
     size_t decided_cap;
     fan__footprint_known *known_footprints; /* a hash table */
-    size_t nknown, known_cap;               /* a power of 2 */
-    bool prune;                             /* Persistent sets of one */
-    bool pruned;                            /* an order was left out for a persistent set of one */
-    bool again;                             /* an order may have been left out wrongly */
-    uint64_t anew;                          /* how often the search started again */
-    uint64_t spent;                         /* runs of all searches */
-    uint64_t vain;                          /* .. and those that were abandoned */
-    size_t longest;                         /* run so far */
+    /* a power of 2 */
+    size_t nknown;
+    size_t known_cap;
+    bool prune;     /* Persistent sets of one */
+    bool pruned;    /* an order was left out for a persistent set of one */
+    bool again;     /* an order may have been left out wrongly */
+    uint64_t anew;  /* how often the search started again */
+    uint64_t spent; /* runs of all searches */
+    uint64_t vain;  /* .. and those that were abandoned */
+    size_t longest; /* run so far */
     uint64_t random;
     uint32_t rank[FAN__FOOTPRINT_ACTORS]; /* of an odd sample; 0 chooses evenly */
     size_t change[4];
@@ -441,8 +445,10 @@ int fan_explore_pick(fan_explore *search, int n)
         search->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     } else {
-        search->nodes[search->n++] =
-            (fan__explore_node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
+        search->nodes[search->n++] = (fan__explore_node){
+            .enabled = (UINT32_C(1) << n) - 1,
+            .answer = true,
+        };
     }
     if (explore_note(search, FAN_ANSWER + answer) < 0)
         return FAN_EXPLORE_NONE;
@@ -468,7 +474,11 @@ fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mo
     }
     /* Only the last step of the path is new; earlier ones had the same accesses when they first
      * ran. */
-    if (search->now != SEARCH || search->depth == 0 || search->depth != search->n)
+    if (search->now != SEARCH)
+        return FAN_OK;
+    if (search->depth == 0)
+        return FAN_OK;
+    if (search->depth != search->n)
         return FAN_OK;
     const fan__explore_node *at = explore_last_step(search);
     if (!at) /* before the first step no other actor runs */

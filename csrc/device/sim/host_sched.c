@@ -153,7 +153,9 @@ static bool sched_can_act(fan_host_sched *sched, const actor *a)
 {
     if (a->state == NEW || a->state == READY)
         return a->asked < FAN_ASKS || !sched_goes_on(sched);
-    if (a->state != WAITING || sched_holder(sched, a->mutex) != NO_ACTOR)
+    if (a->state != WAITING)
+        return false;
+    if (sched_holder(sched, a->mutex) != NO_ACTOR)
         return false;
     return !a->condition || a->woken;
 }

@@ -68,7 +68,9 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
 {
     size_t need;
     *host = false;
-    if (!round_up(bytes, &need) || need > a->bytes)
+    if (!round_up(bytes, &need))
+        return NULL;
+    if (need > a->bytes)
         return NULL;
     if (fan_grow((void **)&a->blocks, &a->cap, a->n + 1, sizeof *a->blocks)) {
         *host = true;
@@ -95,7 +97,10 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
         if (a->base + a->bytes - lo < need)
             return NULL;
         a->n = i + 1;
-        a->blocks[i] = (fan_block){.lo = lo, .hi = lo + need};
+        a->blocks[i] = (fan_block){
+            .lo = lo,
+            .hi = lo + need,
+        };
         arena_spoil(a, top, lo + need);
     } else if (a->blocks[i].hi - a->blocks[i].lo > need) {
         memmove(&a->blocks[i + 1], &a->blocks[i], (a->n - i) * sizeof *a->blocks);
@@ -127,7 +132,9 @@ static size_t arena_at(const fan_arena *a, uintptr_t address)
 fan_block *fan_arena_find(fan_arena *a, uintptr_t address)
 {
     size_t i = arena_at(a, address);
-    if (i == a->n || !a->blocks[i].used)
+    if (i == a->n)
+        return NULL;
+    if (!a->blocks[i].used)
         return NULL;
     return &a->blocks[i];
 }
@@ -168,7 +175,10 @@ void fan_arena_reset(fan_arena *a)
     a->n = 0;
     if (hi > a->base && a->poison) {
         arena_spoil(a, a->base, hi);
-        a->blocks[a->n++] = (fan_block){.lo = a->base, .hi = hi};
+        a->blocks[a->n++] = (fan_block){
+            .lo = a->base,
+            .hi = hi,
+        };
     }
     a->hint = 0;
     a->live = 0;

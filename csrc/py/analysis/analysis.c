@@ -80,7 +80,9 @@ static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
     const recorded *self = layout_of(a[0]);
     fan_difference d;
     fan_regions is;
-    if (!self || fan_regions_read(a[1], "Layout.check", &is) < 0)
+    if (!self)
+        return NULL;
+    if (fan_regions_read(a[1], "Layout.check", &is) < 0)
         return NULL;
     if (is.n != self->was.n) {
         PyErr_Format(PyExc_ValueError,
@@ -270,12 +272,18 @@ static bool has_moved(const fan_layout_item *was, const fan_layout_item *now)
 {
     const fan_region *a = &was->region;
     const fan_region *b = &now->region;
-    if (a->data != b->data || a->itemsize != b->itemsize)
+    if (a->data != b->data)
         return true;
-    if (a->ndim != b->ndim || was->dtype != now->dtype)
+    if (a->itemsize != b->itemsize)
+        return true;
+    if (a->ndim != b->ndim)
+        return true;
+    if (was->dtype != now->dtype)
         return true;
     for (int i = 0; i < a->ndim; i++) {
-        if (a->shape[i] != b->shape[i] || a->strides[i] != b->strides[i])
+        if (a->shape[i] != b->shape[i])
+            return true;
+        if (a->strides[i] != b->strides[i])
             return true;
     }
     return false;
@@ -285,7 +293,9 @@ static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const
 {
     const copied *self = snapshot_of(a[0]);
     fan_regions now;
-    if (!self || fan_regions_read(a[1], "Snapshot.elsewhere", &now) < 0)
+    if (!self)
+        return NULL;
+    if (fan_regions_read(a[1], "Snapshot.elsewhere", &now) < 0)
         return NULL;
     PyObject *found = PyList_New(0);
     for (size_t i = 0; found && i < now.n && i < self->was.n; i++) {

@@ -256,7 +256,10 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
 {
     fanin_slot slot;
     int64_t size;
-    *out = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
+    *out = (fan_slot_spec){
+        .dtype = FAN_DT_NONE,
+        .accumulate = FAN_DT_NONE,
+    };
     FAN_TRY(fan_api_options(given, sizeof slot, sizeof slot, "fanin_slot", &slot, err));
     FAN_TRY(fan_api_flags(slot.declares, SLOT_FLAGS, "fanin_slot", err));
     out->name = slot.name;
@@ -499,7 +502,9 @@ static inline int64_t key_of(const fanin_add_options *o)
 static inline bool view_plain(const fanin_tensor *t, uint32_t flags, fan_plain_kind *kind,
                               char **data)
 {
-    if (flags & FANIN_ADD_DONATE || !fan_dl_plain(fan_api_tensor(t), false, kind, data))
+    if (flags & FANIN_ADD_DONATE)
+        return false;
+    if (!fan_dl_plain(fan_api_tensor(t), false, kind, data))
         return false;
     if (kind->order && (uintptr_t)*data % fan_dtype_size(kind->dtype))
         return false;
@@ -551,7 +556,9 @@ static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
         if (!view_plain(view, flags, kind, &data))
             return false;
     } else if (object) {
-        if (value->device_type > FAN_DL_CPU || !fan_unboxed_plain(object, kind, &data))
+        if (value->device_type > FAN_DL_CPU)
+            return false;
+        if (!fan_unboxed_plain(object, kind, &data))
             return false;
     }
     *one = fan_entry_of(object, data, key, false, false);
@@ -710,7 +717,9 @@ static bool many_read(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind, f
     const fanin_gradient *g = gradient_at(m->all, k);
     m->o.key = g->key;
     *slot = g->slot;
-    if (g->slot >= m->nslots || m->o.flags & FANIN_ADD_COPY)
+    if (g->slot >= m->nslots)
+        return false;
+    if (m->o.flags & FANIN_ADD_COPY)
         return false;
     if (g->view && g->value)
         return false;
@@ -804,7 +813,10 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
 {
     FAN_UNINITIALIZED fan_error err;
     FAN_UNINITIALIZED api_call call;
-    many m = {.all = gradients, .nslots = b->nplain};
+    many m = {
+        .all = gradients,
+        .nslots = b->nplain,
+    };
     fan_error_clear(&err);
     fan_status status = add_many_check(&m, n, options, &err);
     if (status != FAN_OK || !n)
@@ -1011,7 +1023,10 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
     FAN_UNINITIALIZED fan_error err;
     FAN_UNINITIALIZED api_take t;
     FAN_UNINITIALIZED api_call call;
-    t.options = (fan_take){.one = one, .slot = span.first};
+    t.options = (fan_take){
+        .one = one,
+        .slot = span.first,
+    };
     t.core = b->core;
     t.span = span;
     t.n = span.end - span.first;

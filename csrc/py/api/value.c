@@ -337,7 +337,10 @@ static fan_status managed_take(fan_dl_versioned *t, managed **m, fan_storage **s
     *m = fan_alloc(sizeof **m);
     if (!*m)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    **m = (managed){.end.run = managed_release, .tensor = t};
+    **m = (managed){
+        .end.run = managed_release,
+        .tensor = t,
+    };
     FAN_TRY(fan_dl_storage(*d, managed_gone_host, managed_gone, *m, st, err));
     bool writable = !(t->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED));
     return fan_dl_view(&t->tensor, writable, *st, *d, out, err);
@@ -359,7 +362,10 @@ fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_f
         return fan_api_fail(why, status, &err);
     }
     fan_api_place was = fan_api_releases_begin();
-    managed refused = {.end.run = managed_delete, .tensor = t};
+    managed refused = {
+        .end.run = managed_delete,
+        .tensor = t,
+    };
     status = managed_take(t, &m, &st, &d, &a, &err);
     fan_api_show(a, d, out);
     if (st) {

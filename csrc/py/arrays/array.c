@@ -31,7 +31,11 @@ static PyObject *array_view(PyObject *o, PyObject *const *values)
     FAN_UNINITIALIZED int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     void *data = PyLong_AsVoidPtr(values[0]);
     int ndim = fan_shape_tuple(values[1], shape);
-    if (PyErr_Occurred() || fan_shape_tuple(values[2], strides) != ndim || fan_array_usable(a) < 0)
+    if (PyErr_Occurred())
+        return NULL;
+    if (fan_shape_tuple(values[2], strides) != ndim)
+        return NULL;
+    if (fan_array_usable(a) < 0)
         return NULL;
     if (FAN_CHECK(fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, a->writable,
                                  &made, &err)) < 0)
@@ -230,7 +234,9 @@ static PyObject *array_getattr(PyObject *o, PyObject *name)
     PyObject *found = PyObject_GenericGetAttr(o, name);
     if (found || !array_on_cpu(o))
         return found;
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError) || PyUnicode_READ_CHAR(name, 0) == '_')
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+        return NULL;
+    if (PyUnicode_READ_CHAR(name, 0) == '_')
         return NULL;
     PyErr_Clear();
     return fan_call("fanin.graph.cpu_arrays", "method", "(OO)", o, name);

@@ -44,7 +44,11 @@ const fan_dl_api *fan_dl_api_of(PyObject *capsule)
         api = api->header.older;
     if (!api || !api->look || !api->allocate)
         return NULL;
-    if (!api->give || !api->take || !api->current_stream)
+    if (!api->give)
+        return NULL;
+    if (!api->take)
+        return NULL;
+    if (!api->current_stream)
         return NULL;
     return api;
 }
@@ -351,7 +355,10 @@ int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fa
         fan_free(t);
         goto refuse;
     }
-    *t = (taken){.managed = managed, .versioned = versioned};
+    *t = (taken){
+        .managed = managed,
+        .versioned = versioned,
+    };
     if (!has_deleter)
         t->producer = Py_XNewRef(producer);
     /* From here on the storage's release calls the deleter. */

@@ -112,8 +112,9 @@ static inline bool fan_is_tensor(PyObject *o)
  * which takes milliseconds. */
 bool fan_tensor_is_plain(PyObject *o);
 
-/* fan_tensor_threw: counts a tensor for which the table threw; fan_tensor_throws: how many. */
+/* fan_tensor_threw: counts a tensor for which the table threw. */
 void fan_tensor_threw(void);
+/* fan_tensor_throws: returns how many it threw for. */
 long long fan_tensor_throws(void);
 
 /* fan_tensor_look: reads a torch tensor by its table, borrowed; false: it cannot. Runs no Python
@@ -212,9 +213,9 @@ PyObject *fan_exporter_new(fan_array *a);
 int fan_import_by_table(PyObject *o, fan_value *out);
 /* whether a torch tensor's memory is the array's */
 bool fan_tensor_has(PyObject *o, const fan_array *a);
-/* fan_release_library_array: of the storage of an array that a library allocated for a sum.
- * fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
+/* fan_release_library_array: of the storage of an array that a library allocated for a sum. */
 void fan_release_library_array(void *ctx);
+/* fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim,
                        const int64_t *shape, const int64_t *strides);
 /* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on

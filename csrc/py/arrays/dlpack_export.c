@@ -251,7 +251,10 @@ static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
 static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_array **out,
                               fan_error *err)
 {
-    fan_operand from = {.array = a, .acc = a->dtype};
+    fan_operand from = {
+        .array = a,
+        .acc = a->dtype,
+    };
     FAN_TRY(fan_device_array(d, s, a->dtype, a->ndim, a->shape, a, out, err));
     fan_job job = {
         .kind = FAN_JOB_COPY,
@@ -345,10 +348,15 @@ PyObject *fan_dlpack_device(const fan_device *d)
 PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values)
 {
     fan_dl_device at = {d->backend->dlpack[0], d->index};
-    fan_dl_request q = {.type = at.type, .id = at.id};
+    fan_dl_request q = {
+        .type = at.type,
+        .id = at.id,
+    };
     fan_stream *s = NULL;
     fan_array *copied = NULL;
-    if (shared_with_others(d, "__dlpack__") < 0 || request_parse(values, &q) < 0)
+    if (shared_with_others(d, "__dlpack__") < 0)
+        return NULL;
+    if (request_parse(values, &q) < 0)
         return NULL;
     if (q.type == FAN_DL_CPU && q.id == 0)
         return export_to_host(a, d, &q);
@@ -357,7 +365,9 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values
                             "__dlpack__: the array is on %s and is not copied to device (%ld, %ld)",
                             fan_device_text(d, (char[32]){""}, 32), q.type, q.id);
     }
-    if (request_decide(a, &q) < 0 || consumer_stream(q.stream, d, &s) < 0)
+    if (request_decide(a, &q) < 0)
+        return NULL;
+    if (consumer_stream(q.stream, d, &s) < 0)
         return NULL;
     int bad = FAN_CHECK_UNLOCKED(order_for(s, a, d, q.copy > 0, &copied, &err));
     fan_stream_drop(s);

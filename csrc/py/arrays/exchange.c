@@ -70,7 +70,10 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
 /* fill: copies `init` to the array on the device and waits for that. */
 static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init, fan_error *err)
 {
-    fan_operand from = {.array = init, .acc = init->dtype};
+    fan_operand from = {
+        .array = init,
+        .acc = init->dtype,
+    };
     fan_job job = {
         .kind = FAN_JOB_UPLOAD,
         .out = a,
@@ -141,7 +144,9 @@ static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_dtype from;
     fan_dtype to;
-    if (fan_dtype_parse(a[0], &from) < 0 || fan_dtype_parse(a[1], &to) < 0)
+    if (fan_dtype_parse(a[0], &from) < 0)
+        return NULL;
+    if (fan_dtype_parse(a[1], &to) < 0)
         return NULL;
     bool known = from != FAN_DT_NONE && to != FAN_DT_NONE;
     return PyBool_FromLong(known && fan_dtype_can_cast(from, to));
@@ -245,7 +250,9 @@ static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *const *a)
     void *stream = NULL;
     int64_t index;
     const fan_dl_api *api = table_arg(a[0]);
-    if (!api || fan_number_arg(a[1], "table_stream: device", &index) < 0)
+    if (!api)
+        return NULL;
+    if (fan_number_arg(a[1], "table_stream: device", &index) < 0)
         return NULL;
     if (api->current_stream(FAN_DL_CUDA, (int32_t)index, &stream) == 0)
         return PyLong_FromVoidPtr(stream);

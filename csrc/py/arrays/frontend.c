@@ -28,7 +28,9 @@ bool fan_only_ours(PyObject *o, Py_ssize_t refs)
     if (Py_REFCNT(o) != refs || !PyArray_CheckExact(o))
         return false;
     PyArrayObject *a = (PyArrayObject *)o;
-    if (!PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) || PyArray_BASE(a))
+    if (!PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE))
+        return false;
+    if (PyArray_BASE(a))
         return false;
     return has_no_weakref(o);
 }

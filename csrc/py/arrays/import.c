@@ -74,7 +74,9 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
         const fan_storage *st = v->array->storage;
         if (!st || st->release != fan_release_object)
             return 0;
-        if (atomic_load(&v->array->refs) != 1 || atomic_load(&st->refs) != 1)
+        if (atomic_load(&v->array->refs) != 1)
+            return 0;
+        if (atomic_load(&st->refs) != 1)
             return 0;
         Py_VISIT((PyObject *)st->ctx);
         refs += st->ctx == o;
@@ -98,7 +100,9 @@ static bool is_array(PyObject *o)
 /* is_all_of: whether an array has the address, dtype, shape and strides of an ndarray. */
 static bool is_all_of(const fan_array *a, const PyArrayObject *nd)
 {
-    if (PyArray_BYTES(nd) != a->data || PyArray_NDIM(nd) != a->ndim)
+    if (PyArray_BYTES(nd) != a->data)
+        return false;
+    if (PyArray_NDIM(nd) != a->ndim)
         return false;
     if (fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype)
         return false;
@@ -116,7 +120,11 @@ static bool is_all_of(const fan_array *a, const PyArrayObject *nd)
 static bool ndarray_is_unchanged(const fan_array *a, bool part)
 {
     const fan_storage *st = a->storage;
-    if (!st || st->release != fan_release_object || !PyArray_Check((PyObject *)st->ctx))
+    if (!st)
+        return true;
+    if (st->release != fan_release_object)
+        return true;
+    if (!PyArray_Check((PyObject *)st->ctx))
         return true;
     if (a->size == 0) /* no element is read */
         return true;
@@ -160,7 +168,11 @@ bool fan_is_no_gradient(PyObject *o)
     if (descr->type_num != NPY_VOID || PyDataType_ELSIZE(descr) != 0)
         return false;
     PyObject *names = PyDataType_NAMES(descr); /* borrowed; not a tuple: there are no fields */
-    if (!names || !PyTuple_Check(names) || PyTuple_GET_SIZE(names) != 1)
+    if (!names)
+        return false;
+    if (!PyTuple_Check(names))
+        return false;
+    if (PyTuple_GET_SIZE(names) != 1)
         return false;
     return PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "float0") == 0;
 }
@@ -488,9 +500,13 @@ static int import_patch(PyObject *shape, PyObject *place, fan_patch **out)
     int64_t extent[FAN_MAX_NDIM];
     int8_t from[FAN_MAX_NDIM];
     int ndim = fan_shape_tuple(shape, whole);
-    if (ndim < 0 || import_axes(place, 0, ndim, start) < 0)
+    if (ndim < 0)
         return -1;
-    if (import_axes(place, 1, ndim, step) < 0 || import_axes(place, 2, ndim, along) < 0)
+    if (import_axes(place, 0, ndim, start) < 0)
+        return -1;
+    if (import_axes(place, 1, ndim, step) < 0)
+        return -1;
+    if (import_axes(place, 2, ndim, along) < 0)
         return -1;
     int values = import_axes(place, 3, -1, extent);
     if (values < 0)

@@ -52,7 +52,9 @@ static bool has_own_value(PyObject *o)
 bool fan_tensor_has(PyObject *o, const fan_array *a)
 {
     fan_dl_tensor tensor;
-    if (!fan_is_tensor(o) || !fan_tensor_look(o, &tensor))
+    if (!fan_is_tensor(o))
+        return false;
+    if (!fan_tensor_look(o, &tensor))
         return false;
     if (tensor.ndim != a->ndim)
         return false;
@@ -103,11 +105,19 @@ static bool is_inside_storage(PyObject *o, const fan_dl_tensor *tensor)
 static PyObject *host_view(PyObject *o)
 {
     fan_dl_tensor tensor;
-    if (!fan_is_tensor(o) || !fan_tensor_is_plain(o) || !fan_tensor_look(o, &tensor))
+    if (!fan_is_tensor(o))
         return NULL;
-    if (tensor.device.type != FAN_DL_CPU || tensor.dtype.bits < 8)
+    if (!fan_tensor_is_plain(o))
         return NULL;
-    if (!tensor.data || (tensor.ndim && !tensor.strides))
+    if (!fan_tensor_look(o, &tensor))
+        return NULL;
+    if (tensor.device.type != FAN_DL_CPU)
+        return NULL;
+    if (tensor.dtype.bits < 8)
+        return NULL;
+    if (!tensor.data)
+        return NULL;
+    if ((tensor.ndim && !tensor.strides))
         return NULL;
     if (!is_inside_storage(o, &tensor))
         return NULL;
@@ -120,7 +130,9 @@ static const fan_backend_entry *backend_of(const fan_dl_versioned *made)
 {
     if (!made || made->major != FAN_DL_MAJOR)
         return NULL;
-    if (!made->tensor.data || made->tensor.device.id < 0)
+    if (!made->tensor.data)
+        return NULL;
+    if (made->tensor.device.id < 0)
         return NULL;
     return fan_backend_of_dlpack(made->tensor.device.type);
 }
@@ -240,9 +252,15 @@ void fan_release_library_array(void *ctx)
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim,
                        const int64_t *shape, const int64_t *strides)
 {
-    if (t->device.type != d->backend->dlpack[0] || t->device.id != d->index)
+    if (t->device.type != d->backend->dlpack[0])
         return false;
-    if (t->ndim != ndim || t->dtype.lanes != 1 || fan_dl_dtype_of(t->dtype) != dtype)
+    if (t->device.id != d->index)
+        return false;
+    if (t->ndim != ndim)
+        return false;
+    if (t->dtype.lanes != 1)
+        return false;
+    if (fan_dl_dtype_of(t->dtype) != dtype)
         return false;
     if (!t->data) /* sums without elements are not requested */
         return false;

@@ -95,7 +95,9 @@ static bool read_dlpack(reading *r, const fan_dl_tensor *t)
     int ndim = t->ndim;
     int64_t itemsize = t->dtype.bits * t->dtype.lanes / 8;
     bool empty = false;
-    if (ndim < 0 || ndim > FAN_MAX_NDIM || t->dtype.bits * t->dtype.lanes % 8 != 0)
+    if (ndim < 0 || ndim > FAN_MAX_NDIM)
+        return false;
+    if (t->dtype.bits * t->dtype.lanes % 8 != 0)
         return false;
     if (ndim > 0 && !t->shape)
         return false;
@@ -119,7 +121,9 @@ static bool read_dlpack(reading *r, const fan_dl_tensor *t)
  * and no other. Imports read it by Python (_interop.arrays). */
 static bool is_parameter(fan_state *st, PyObject *o)
 {
-    if (!st->torch_api || Py_TYPE(o)->tp_base != st->torch_type)
+    if (!st->torch_api)
+        return false;
+    if (Py_TYPE(o)->tp_base != st->torch_type)
         return false;
     PyObject *type = fan_lazy(&st->parameter_type, "torch.nn", "Parameter");
     if (!type)
@@ -207,7 +211,9 @@ static int read_record(reading *r, PyObject *record)
                           &writable, &type, &id))
         return -1;
     int ndim = fan_shape_tuple(shape, dims);
-    if (ndim < 0 || fan_dims_tuple("strides", strides, steps) < 0)
+    if (ndim < 0)
+        return -1;
+    if (fan_dims_tuple("strides", strides, steps) < 0)
         return -1;
     set_region(r, address, itemsize, ndim, dims, steps);
     r->item->dtype = NO_DESCR | hash_text(dtype);

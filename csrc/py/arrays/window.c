@@ -315,7 +315,11 @@ done:
 /* exact_fits: whether the value can be a term of an exact sum in `out`, or `out` itself. */
 static bool exact_fits(const fan_value *v, const fan_value *out)
 {
-    if (v->form != FAN_FORM_DENSE || v->device != fan_cpu() || v->dtype != out->dtype)
+    if (v->form != FAN_FORM_DENSE)
+        return false;
+    if (v->device != fan_cpu())
+        return false;
+    if (v->dtype != out->dtype)
         return false;
     return fan_exact_fits(v->dtype) && fan_array_same_shape(v->array, out->array);
 }
@@ -343,7 +347,9 @@ static PyObject *exact_into(PyObject *Py_UNUSED(module), PyObject *const *a)
     fan_take options = {0};
     if (fan_storage_redirected()) /* a graph tree records: add_n knows what to do */
         Py_RETURN_FALSE;
-    if (fan_scale_arg(a[2], &options) < 0 || fan_import_out(a[1], &out) < 0)
+    if (fan_scale_arg(a[2], &options) < 0)
+        return NULL;
+    if (fan_import_out(a[1], &out) < 0)
         return NULL;
     size_t n = (size_t)PyList_GET_SIZE(a[0]);
     fan_value *values = fan_calloc((n + 1) * sizeof *values);

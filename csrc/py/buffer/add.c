@@ -65,7 +65,11 @@ static int check_object(const PyObject *gradient, unsigned flags)
  * cannot return without ml_dtypes. */
 static bool needs_ml_dtypes(const fan_value *v, unsigned flags)
 {
-    if (!(flags & FAN_LOW_DTYPE) || v->origin >= FAN_FROM_FOREIGN || v->device != fan_cpu())
+    if (!(flags & FAN_LOW_DTYPE))
+        return false;
+    if (v->origin >= FAN_FROM_FOREIGN)
+        return false;
+    if (v->device != fan_cpu())
         return false;
     bool has_numbers = v->form != FAN_FORM_ZERO && v->dtype != FAN_DT_NONE;
     return has_numbers && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16);
@@ -245,7 +249,9 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     options.copy = false;
     options.weighted = false;
     char *data = NULL;
-    if (slot < 0 || (size_t)slot >= self->n || self->create_graph)
+    if (slot < 0 || (size_t)slot >= self->n)
+        return 0;
+    if (self->create_graph)
         return 0;
     if (kwnames && !add_options_of(args + 2, kwnames, &options))
         return 0;
@@ -293,7 +299,10 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
         WEIGHT
     };
     buffer_object *self = fan_buffer_self(o);
-    fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
+    fan_contribution c = {
+        .key = -1,
+        .value = {.dtype = FAN_DT_NONE},
+    };
     size_t slot;
     if (fan_slot_of_add(self, a[SLOT], "add(slot, gradient)", &slot) < 0)
         return NULL;

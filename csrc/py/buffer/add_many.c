@@ -269,7 +269,10 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
         WEIGHTS
     };
     buffer_object *self = fan_buffer_self(o);
-    fan_contribution options = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
+    fan_contribution options = {
+        .key = -1,
+        .value = {.dtype = FAN_DT_NONE},
+    };
     if (fan_add_flags(self, a[DONATE], a[COPY], &options.donate, &options.copy) < 0)
         return NULL;
     fan_batch_args args = {.slots = NULL};

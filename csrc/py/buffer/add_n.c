@@ -92,7 +92,9 @@ static bool out_fits(PyObject *out, const char *const *src, size_t n, const fan_
                      char **to)
 {
     FAN_UNINITIALIZED fan_plain_kind other;
-    if (!fan_plain_writable_now(out, &other, to) || !fan_plain_same(kind, &other))
+    if (!fan_plain_writable_now(out, &other, to))
+        return false;
+    if (!fan_plain_same(kind, &other))
         return false;
     uint64_t bytes = fan_plain_bytes(kind);
     for (size_t i = 0; i < n; i++) {
@@ -122,7 +124,9 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
         return NULL;
     src[0] = data;
     for (Py_ssize_t i = 1; i < n; i++) {
-        if (!fan_plain_import(items[i], &other, &data) || !fan_plain_same(&kind, &other))
+        if (!fan_plain_import(items[i], &other, &data))
+            return NULL;
+        if (!fan_plain_same(&kind, &other))
             return NULL;
         src[i] = data;
     }

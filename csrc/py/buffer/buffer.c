@@ -231,7 +231,9 @@ PyObject *fan_buffer_plain(size_t n, uint64_t budget)
 static bool budget_read(PyObject *kwnames, PyObject *value, uint64_t *budget)
 {
     bool only = PyTuple_GET_SIZE(kwnames) == 1;
-    if (!only || PyTuple_GET_ITEM(kwnames, 0) != fan_state_get()->str_budget)
+    if (!only)
+        return false;
+    if (PyTuple_GET_ITEM(kwnames, 0) != fan_state_get()->str_budget)
         return false;
     if (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value))
         return false;

@@ -158,7 +158,10 @@ static bool divisor_of(const buffer_object *buffer, PyObject *parts, fan_divisor
         PyObject *part = PyTuple_GET_ITEM(parts, i);
         if (!PyFloat_CheckExact(part))
             return false;
-        const fan_weight one = {.on = true, .re = PyFloat_AS_DOUBLE(part)};
+        const fan_weight one = {
+            .on = true,
+            .re = PyFloat_AS_DOUBLE(part),
+        };
         fan_weight_sum_add(&sum, &one, false);
     }
     return fan_divisor_of(buffer->core, 0, &sum, 0, divisor, NULL) == FAN_OK;

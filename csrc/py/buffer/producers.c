@@ -154,7 +154,9 @@ static int edge_found(walk *w, PyObject *from, Py_ssize_t index, PyObject *pair)
         return -1;
     bool known;
     Py_ssize_t number = place_of(w, to, to_index, &known);
-    if (number == NONE || (!known && node_found(w, to) < 0))
+    if (number == NONE)
+        return -1;
+    if ((!known && node_found(w, to) < 0))
         return -1;
     graph_edge *made = rows_add(&w->edges, sizeof *made);
     if (!made)

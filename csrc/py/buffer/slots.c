@@ -282,7 +282,10 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
     d->held = (PyObject **)(void *)(d->specs + n);
     d->n = n;
     for (size_t i = 0; i < n; i++) {
-        d->specs[i] = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
+        d->specs[i] = (fan_slot_spec){
+            .dtype = FAN_DT_NONE,
+            .accumulate = FAN_DT_NONE,
+        };
         d->held[i] = NULL;
     }
     for (size_t i = 0; i < n && !bad; i++)

@@ -147,7 +147,9 @@ static long backend_index(const fan_backend_entry *b, const char *name)
     if (!b->count || name[n] != ':')
         return -1;
     const char *digits = name + n + 1;
-    if (!*digits || digits[strspn(digits, "0123456789")])
+    if (!*digits)
+        return -1;
+    if (digits[strspn(digits, "0123456789")])
         return -1;
     for (; *digits; digits++) {
         if (index > INT_MAX)

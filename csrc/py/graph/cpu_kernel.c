@@ -151,13 +151,18 @@ static bool loop_takes(PyObject *x, PyArrayObject *out)
     PyArrayObject *a = (PyArrayObject *)x;
     int ndim = PyArray_NDIM(a);
     int both = PyArray_FLAGS(a) & PyArray_FLAGS(out);
-    if (!PyTypeNum_ISNUMBER(PyArray_TYPE(a)) || !PyArray_ISNOTSWAPPED(a))
+    if (!PyTypeNum_ISNUMBER(PyArray_TYPE(a)))
+        return false;
+    if (!PyArray_ISNOTSWAPPED(a))
         return false;
     /* one inner loop covers all of it */
-    if (!(both & NPY_ARRAY_ALIGNED) || !(both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)))
+    if (!(both & NPY_ARRAY_ALIGNED))
         return false;
-    if (ndim != PyArray_NDIM(out) ||
-        !PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), ndim))
+    if (!(both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)))
+        return false;
+    if (ndim != PyArray_NDIM(out))
+        return false;
+    if (!PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), ndim))
         return false;
     return PyArray_BYTES(a) == PyArray_BYTES(out) ||
            !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a), PyArray_BYTES(out),
@@ -171,12 +176,22 @@ static bool call_loop(PyObject *call, fan_cpu_call *added)
     PyObject *const *args = ((PyTupleObject *)call)->ob_item + CALL_ARGS;
     Py_ssize_t n = Py_SIZE(call) - CALL_ARGS;
     const PyUFuncObject *ufunc = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
-    if (!is_ufunc((PyObject *)ufunc) || n < 2 || n > LOOP_ARGS)
+    if (!is_ufunc((PyObject *)ufunc))
         return false;
-    if (ufunc->core_enabled || ufunc->nargs != n || ufunc->nout != 1)
+    if (n < 2 || n > LOOP_ARGS)
+        return false;
+    if (ufunc->core_enabled)
+        return false;
+    if (ufunc->nargs != n)
+        return false;
+    if (ufunc->nout != 1)
         return false;
     PyArrayObject *out = (PyArrayObject *)args[n - 1];
-    if (PyArray_SIZE(out) == 0 || PyArray_NBYTES(out) > LOOP_BYTES || PyArray_ITEMSIZE(out) > 32)
+    if (PyArray_SIZE(out) == 0)
+        return false;
+    if (PyArray_NBYTES(out) > LOOP_BYTES)
+        return false;
+    if (PyArray_ITEMSIZE(out) > 32)
         return false;
     for (Py_ssize_t i = 0; i < n; i++) {
         if (!loop_takes(args[i], out))
@@ -390,7 +405,9 @@ static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *const *values)
     fan_array *a = NULL;
     fan_error err = {0};
     int ndim = fan_shape_tuple(values[0], dims);
-    if (ndim < 0 || fan_dtype_parse(values[1], &dtype) < 0)
+    if (ndim < 0)
+        return NULL;
+    if (fan_dtype_parse(values[1], &dtype) < 0)
         return NULL;
     fan_status status = fan_device_array(fan_cpu(), NULL, dtype, ndim, dims, NULL, &a, &err);
     if (status != FAN_OK)

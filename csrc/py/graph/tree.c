@@ -29,9 +29,11 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
     fan_device *device = NULL;
     fan_error err = {0};
     fan_status status;
-    if (fan_number_arg(a[MEMORY], "GraphTree: memory", &memory) < 0 ||
-        fan_number_arg(a[LIMIT], "GraphTree: limit", &limit) < 0 ||
-        fan_number_arg(a[VERIFY], "GraphTree: verify", &verify) < 0)
+    if (fan_number_arg(a[MEMORY], "GraphTree: memory", &memory) < 0)
+        return NULL;
+    if (fan_number_arg(a[LIMIT], "GraphTree: limit", &limit) < 0)
+        return NULL;
+    if (fan_number_arg(a[VERIFY], "GraphTree: verify", &verify) < 0)
         return NULL;
     if (verify < 0 || verify > INT_MAX) {
         return PyErr_Format(

@@ -332,7 +332,9 @@ PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
     fan_stream *s = NULL;
     if (PyErr_Occurred() || !fan_text_arg(title))
         return NULL;
-    if (fan_number_arg(a[6], "stacklevel", &level) < 0 || fan_stream_arg(where, &s) < 0)
+    if (fan_number_arg(a[6], "stacklevel", &level) < 0)
+        return NULL;
+    if (fan_stream_arg(where, &s) < 0)
         return NULL;
     PyObject *result = NULL;
     fan_array **arrays = NULL;

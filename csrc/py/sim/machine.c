@@ -232,7 +232,9 @@ static PyObject *machine_stream(PyObject *o, PyObject *const *given)
     machine_object *self = fan_machine_self(o);
     int device = device_arg(self, given[0]);
     fan_stream *s = NULL;
-    if (device < 0 || FAN_CHECK(fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err)) < 0)
+    if (device < 0)
+        return NULL;
+    if (FAN_CHECK(fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err)) < 0)
         return NULL;
     if (given[2] != Py_None && name_stream(self->m, s, given[2]) < 0) {
         fan_stream_drop(s);
@@ -304,7 +306,9 @@ static PyObject *machine_empty(PyObject *o, PyObject *const *given)
     fan_dtype dtype;
     fan_array *a = NULL;
     fan_error err = {0};
-    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0)
+    if (device < 0)
+        return NULL;
+    if (fan_dtype_parse(given[1], &dtype) < 0)
         return NULL;
     int ndim = fan_shape_tuple(given[0], shape);
     if (ndim < 0)

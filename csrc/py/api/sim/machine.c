@@ -39,8 +39,10 @@ static void machine_after_block(void *ctx, void *left)
     fan_allow_threads_end(left);
 }
 
-static const fan_sim_hooks hooks = {.before_block = machine_before_block,
-                                    .after_block = machine_after_block};
+static const fan_sim_hooks hooks = {
+    .before_block = machine_before_block,
+    .after_block = machine_after_block,
+};
 
 /* ---- new, entered, free ---- */
 
