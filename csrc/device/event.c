@@ -1,4 +1,4 @@
-/* Events: they are made or reused, recorded on streams, waited for; clocks tell which waits can be
+/* Events: they are made or reused, recorded on streams, waited for; clocks show which waits can be
  * left out. Notes are events of freed memory. */
 #include "device/event.h"
 
@@ -371,7 +371,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
         fan__device_unlock(e->device);
         if (same) {
             fan__device_lock(s->device);
-            /* out of memory: s's clock stays behind, so no later wait is left out because of it */
+            /* out of memory: s's clock stays lower, so no later wait is left out because of it */
             (void)fan_clock_join(&s->clock, &l.clock);
             fan__device_unlock(s->device);
         }
@@ -401,7 +401,7 @@ fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
     if (status == FAN_OK) {
         fan__device_lock(d);
         if (first != UINT64_MAX)
-            /* out of memory: s's clock stays behind, which is safe */
+            /* out of memory: s's clock stays lower, which is safe */
             (void)fan_clock_join(&s->clock, &e->clock);
         fan__device_unlock(d);
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);

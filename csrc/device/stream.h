@@ -16,7 +16,7 @@ struct fan_stream {
     atomic_size_t refs;
     fan_device *device; /* held */
     uint64_t id;        /* never reused; identifies the stream to the rules */
-    uint64_t handle;    /* the backend's number for it, as users know it */
+    uint64_t handle;    /* the backend's number for it, which users see */
     /* its lane in the clocks (Elision); FAN_NO_LANE: too many streams, and no wait of this one is
      * left out */
     uint32_t lane;

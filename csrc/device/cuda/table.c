@@ -342,7 +342,7 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING),
                            "cuStreamCreate", err));
     /* A pool of our own: a device's default pool is shared by all libraries, and frees its memory
-     * at each synchronization, unless told to keep some. Without pools, memory is plain. */
+     * at each synchronization, unless a threshold keeps some. Without pools, memory is plain. */
     fan_cu_pool_props props = {
         .allocation = FAN_CU_ALLOCATION_PINNED,
         .location = FAN_CU_LOCATION_DEVICE,

@@ -272,7 +272,8 @@ void fan__access_report(fan_sim *machine, const fan__work *work)
 
 /* ---- donated memory ---- */
 
-/* access_is_donated: whether the operation accesses memory that was donated; *race says where. */
+/* access_is_donated: whether the operation accesses memory that was donated; *race gets the place.
+ */
 static bool access_is_donated(const fan_sim *machine, const fan_op *op, const fan_array *a,
                               bool write, fan_race *race)
 {

@@ -106,7 +106,7 @@ struct fan_race_check {
     size_t nreads;
     size_t reads_cap;
     uint32_t free_read;
-    size_t free_reads; /* in the list and behind nreads */
+    size_t free_reads; /* in the list, and from nreads on */
     fan__op_slot *ops;
     size_t nops;
     size_t ops_cap;

@@ -215,7 +215,7 @@ fan_status fan_sim_array(fan_sim *machine, int device, fan_dtype dtype, int ndim
     }
     fan__sim_unlock(machine);
     if (init && machine->config.run_work)
-        /* at once: the memory is new to everyone, and its earlier users have passed */
+        /* at once: no other call has this memory yet, and its earlier users have passed */
         fan_array_copy(a, init);
     *out = a;
     return FAN_OK;

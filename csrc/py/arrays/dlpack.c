@@ -238,7 +238,7 @@ fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, c
 }
 
 /* check_device: whether the tensor is on the expected device, and on that of __dlpack_device__. */
-static int check_device(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
+static int check_device(const fan_dl_device *at, const fan_dl_device *reported, const fan_device *d)
 {
     char words[64];
     char name[32];
@@ -256,11 +256,11 @@ static int check_device(const fan_dl_device *at, const fan_dl_device *said, cons
                           d->backend->has_streams ? fan_device_text(d, name, sizeof name)
                                                   : "host memory");
     }
-    if (said->type >= 0 && said->type != at->type) {
+    if (reported->type >= 0 && reported->type != at->type) {
         return fan_refuse(
             PyExc_BufferError,
             "__dlpack_device__ named device type %ld, and the tensor is on device type %ld",
-            (long)said->type, (long)at->type);
+            (long)reported->type, (long)at->type);
     }
     return 0;
 }
@@ -334,14 +334,15 @@ static bool may_write(const void *managed, bool versioned, fan_dl_writes writes)
     return !(flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED));
 }
 
-int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said,
-                     fan_dl_writes writes, fan_device *d, fan_array **out)
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer,
+                     const fan_dl_device *reported, fan_dl_writes writes, fan_device *d,
+                     fan_array **out)
 {
     bool has_deleter = deleter_is_set(managed, versioned);
     fan_storage *st = NULL;
     fan_error err = {0};
     const fan_dl_tensor *tensor = tensor_of(managed, versioned);
-    if (!tensor || check_device(&tensor->device, said, d) < 0)
+    if (!tensor || check_device(&tensor->device, reported, d) < 0)
         goto refuse;
     if (!has_deleter && !producer) {
         fan_refuse(PyExc_BufferError,
@@ -374,14 +375,14 @@ refuse:
     return -1;
 }
 
-int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said,
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *reported,
                     fan_dl_writes writes, fan_device *d, fan_array **out)
 {
     bool versioned;
     void *managed = capsule_take(capsule, &versioned);
     if (!managed)
         return -1;
-    return fan_dlpack_adopt(managed, versioned, producer, said, writes, d, out);
+    return fan_dlpack_adopt(managed, versioned, producer, reported, writes, d, out);
 }
 
 /* peek_at: copies a tensor's record, its shape and strides to memory of ours. */

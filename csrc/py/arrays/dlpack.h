@@ -145,17 +145,18 @@ typedef enum fan_dl_writes {
  * must be; the caller owns the hold.
  *
  *   producer  kept alive where the tensor has no deleter; may be NULL
- *   said      the result of __dlpack_device__; its type is -1 if that was not called
+ *   reported  the result of __dlpack_device__; its type is -1 if that was not called
  *
  * -1 with TypeError, BufferError or ValueError; the producer's deleter has then been called if the
  * capsule was taken. Memory on a device with streams follows Lifetime: the deleter waits for all
  * streams that used it. */
-int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said,
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *reported,
                     fan_dl_writes writes, fan_device *d, fan_array **out);
 /* fan_dlpack_adopt: the same for the content of a capsule: a fan_dl_versioned, or a fan_dl_managed,
  * which the caller owns and gives away. */
-int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said,
-                     fan_dl_writes writes, fan_device *d, fan_array **out);
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer,
+                     const fan_dl_device *reported, fan_dl_writes writes, fan_device *d,
+                     fan_array **out);
 /* fan_dl_view: a tensor as a view into `st`, over no memory before, which gets its address; `d` is
  * where it lies. FAN_ERR_TYPE: its dtype; FAN_ERR_VALUE, FAN_ERR_BUFFER, FAN_ERR_NOMEM. On failure
  * *out is NULL. Needs no interpreter. */

@@ -1,7 +1,7 @@
 /* frontend: the table of functions by which the core holds, compares and sums Python objects and
  * lets other threads run (buffer/value.h).
  *
- * In this order: who else has a reference to an object; combine= and operators; the warning of
+ * In this order: other references to an object; combine= and operators; the warning of
  * mismatched streams; plain contributions (buffer/plain.h), whose functions are called inside the
  * interpreter only; the tables. */
 #include "py/arrays/dlpack.h"

@@ -345,7 +345,7 @@ static PyObject *exact_into(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_value out;
     fan_take options = {0};
-    if (fan_storage_redirected()) /* a graph tree records: add_n knows what to do */
+    if (fan_storage_redirected()) /* a graph tree records: add_n handles that */
         Py_RETURN_FALSE;
     if (fan_scale_arg(a[2], &options) < 0)
         return NULL;

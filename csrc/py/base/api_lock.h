@@ -1,4 +1,4 @@
-/* api_lock: the lock of a buffer of the C API, which stands for the interpreter's: one thread at a
+/* api_lock: the lock of a buffer of the C API, which replaces the interpreter's: one thread at a
  * time is inside (buffer/plain.h), and leaves wherever a thread of Python's leaves the interpreter:
  * fan_allow_threads_begin, and before it runs Python (fan_gil_enter), which may give the
  * interpreter to another thread. So no thread that has such a lock waits for the interpreter's, and

@@ -11,7 +11,7 @@
 
 /* Items of a hook's tuple. SMALL: whether its gradients are small enough to be copied here. CAME: a
  * bytearray, a byte for each slot and one for the end of the block. COPY: the names for add,
- * without a weight and with one. NOTHING: what goes on to .grad.
+ * without a weight and with one. NOTHING: what torch adds to .grad.
  *
  * NOW: a list; empty if no pass of the block has a weight; else the last pass that brought a
  * gradient, by the number that TASK() returns, and its weight or None. WEIGH(pass, gradient)

@@ -9,7 +9,7 @@
 /* ---- where gradients meet ---- */
 
 #define NONE (-1)
-#define NO_INDEX (-1) /* of the place that stands for a node itself */
+#define NO_INDEX (-1) /* of the place of a node itself */
 
 /* An edge that leads to a place. from is NULL for a gradient that a pass begins with. */
 typedef struct graph_edge {
@@ -428,7 +428,7 @@ static PyObject *in_order(PyObject *Py_UNUSED(m), PyObject *const *a)
  * PLACES: a dict: the memory for the sum of each slot that has a gradient. EMPTY_LIKE: makes such
  * memory. ADD, TAKE: of the buffer.
  * ACQUIRE, RELEASE: of a lock, as nodes of several devices run on several threads. ARRIVE: a
- * function of a slot, a key and a gradient, which returns what goes on to torch. KEY, OUT: the
+ * function of a slot, a key and a gradient, which returns what torch gets. KEY, OUT: the
  * names for add and take. */
 enum {
     BUFFER,
@@ -553,7 +553,7 @@ static int last_write(PyObject *shared, PyObject *edge)
     return status;
 }
 
-/* plain_arrive: what goes on to torch in the place of a gradient that is a plain contribution. NULL
+/* plain_arrive: what torch gets in the place of a gradient that is a plain contribution. NULL
  * without an exception: it is another one, or the only one of its slot. */
 static PyObject *plain_arrive(PyObject *shared, PyObject *edge, PyObject *gradient)
 {
@@ -583,7 +583,7 @@ static PyObject *plain_arrive(PyObject *shared, PyObject *edge, PyObject *gradie
     return Py_NewRef(Py_None);
 }
 
-/* edge_arrive: what goes on to torch in the place of a gradient. */
+/* edge_arrive: what torch gets in the place of a gradient. */
 static PyObject *edge_arrive(PyObject *shared, PyObject *edge, PyObject *gradient)
 {
     PyObject *goes_on = plain_arrive(shared, edge, gradient);
@@ -629,7 +629,7 @@ static int edges_arrive(PyObject *shared, PyObject *edges, PyObject *goes_on)
     return 0;
 }
 
-/* produced: the hook of a node: what it made, and what it took. Returns what goes on, or None:
+/* produced: the hook of a node: what it made, and what it took. Returns what torch gets, or None:
  * nothing is replaced. self: what the hooks share, and the edges of the node. */
 static PyObject *produced(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {

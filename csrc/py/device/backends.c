@@ -134,7 +134,7 @@ void fan_backends_leave(PyObject *entered)
     }
 }
 
-/* backend_index: the number behind the name of a backend in `name`: 0 where there is none; LONG_MAX
+/* backend_index: the number after the name of a backend in `name`: 0 where there is none; LONG_MAX
  * if it is too large; -1: `name` is no name of its devices. */
 static long backend_index(const fan_backend_entry *b, const char *name)
 {

@@ -23,7 +23,7 @@ typedef struct graph_function {
     PyObject *keys;              /* fanin.graph.trees.Keys */
     /* verify=: a dict: recording -> the values that fn read besides its operands */
     PyObject *outside;
-    /* what the function said of its last run, or of the recording replayed; NULL: nothing */
+    /* the report of its last run, or of the recording replayed; NULL: none */
     PyObject *form;
     PyObject *forms;      /* a dict: recording -> its form; NULL: none has one */
     PyObject *all_roles;  /* bytes: */

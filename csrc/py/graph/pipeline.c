@@ -212,8 +212,8 @@ static int end(graph_pipeline *self, const fan_graph_run *run)
     return failed;
 }
 
-/* changed: tells the Python part that the last call had other pieces than the one before: 0, or -1
- * with an exception. */
+/* changed: reports to the Python part that the last call had other pieces than the one before: 0,
+ * or -1 with an exception. */
 static int changed(graph_pipeline *self, PyObject *before)
 {
     int same = PyObject_RichCompareBool(self->calls, before, Py_EQ);
@@ -331,7 +331,7 @@ static PyObject *pipeline_new(PyTypeObject *type, PyObject *const *a)
 static PyObject *pipeline_get_calls(PyObject *o, void *Py_UNUSED(closure))
 {
     PyObject *calls = pipeline_self(o)->calls;
-    return PyList_GetSlice(calls, 0, PyList_GET_SIZE(calls)); /* a copy: a call may go on */
+    return PyList_GetSlice(calls, 0, PyList_GET_SIZE(calls)); /* a copy: a call may be running */
 }
 
 static PyObject *pipeline_get_tree(PyObject *o, void *Py_UNUSED(closure))

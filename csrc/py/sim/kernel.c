@@ -8,8 +8,8 @@
  * another array's the moment after. Each has an owner, a capsule that holds the machine; keeping a
  * view, or a view of it, keeps that owner: so once the kernel is through, an owner that still has
  * other references shows a view that was kept, and that is an error. What was kept is mapped as
- * long as it is kept; only its bytes may be anyone's. The views in the traceback of a kernel that
- * raised show what was there then.
+ * long as it is kept; only its bytes may belong to others. The views in the traceback of a kernel
+ * that raised show what was there then.
  *
  * In order: a kernel's memory; kept views; the views of a kernel that raised; the run; the
  * launch. */
