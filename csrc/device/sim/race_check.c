@@ -548,7 +548,7 @@ fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *
                 !fan__lane_room(&check->gate, n);
     /* A host's clock has room for every lane, so joining it cannot fail. The others grow. */
     for (size_t i = 0; fits && i < check->nlanes; i++)
-        fits = !check->lanes[i].host || !fan__lane_room(fan_race_check_clock(check, i), n);
+        fits = !check->lanes[i].host || !fan__lane_room(&check->lanes[i].clock, n);
     if (!fits) {
         return fan_fail(err, FAN_ERR_NOMEM,
                         "out of memory for a lane of the happens-before checker");
@@ -756,7 +756,7 @@ void fan_race_check_free(fan_race_check *check)
         return;
     race_clear(check);
     for (size_t i = 0; i < check->nlanes; i++)
-        fan_clock_fini(fan_race_check_clock(check, i));
+        fan_clock_fini(&check->lanes[i].clock);
     for (fan__chunk *c = check->freelist, *next; c; c = next) {
         next = c->next;
         fan_free(c);

@@ -142,7 +142,7 @@ static bool two_ints(PyObject *o, long *first, long *second)
 
 static PyObject *value_or_none(PyObject *o)
 {
-    return o ? o : Py_None;
+    return fan_or_none(o);
 }
 
 /* The arguments of __dlpack__. */

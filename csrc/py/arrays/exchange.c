@@ -120,7 +120,10 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *valu
             if (status == FAN_OK && !empty)
                 status = fill(d, a, init, &err);
         Py_END_ALLOW_THREADS
-        made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+        if (status == FAN_OK)
+            made = fan_array_wrap(a, d);
+        else
+            fan_raise(status, &err);
         fan_array_drop(a);
     }
     fan_array_drop(init);

@@ -162,7 +162,7 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
     if (a)
         b = export_term(new_);
     if (b)
-        sum = fan_arrays_call("combine", "(OOO)", function ? (PyObject *)function : Py_None, a, b);
+        sum = fan_arrays_call("combine", "(OOO)", fan_or_none((PyObject *)function), a, b);
     fan_status status;
     if (sum)
         status = combine_result(sum, out, err);

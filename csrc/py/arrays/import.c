@@ -228,8 +228,8 @@ static int import_capsule(PyObject *source, PyObject *producer, fan_array **out,
         return -1;
     if (device_named(type, index, producer, device) < 0)
         return -1;
-    fan_dl_device said = {(int32_t)type, (int32_t)index};
-    int result = fan_dlpack_take(capsule, producer, &said, (fan_dl_writes)writes, *device, out);
+    fan_dl_device reported = {(int32_t)type, (int32_t)index};
+    int result = fan_dlpack_take(capsule, producer, &reported, (fan_dl_writes)writes, *device, out);
     fan_device_drop(*device);
     return result;
 }

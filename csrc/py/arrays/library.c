@@ -169,7 +169,7 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
 int fan_import_by_table(PyObject *o, fan_value *out)
 {
     long reading = reads_by_table(o);
-    const fan_dl_device said = {-1, 0};
+    const fan_dl_device reported = {-1, 0};
     fan_device *device = NULL;
     const fan_dl_api *api = table_of(reading);
     if (!api)
@@ -181,7 +181,7 @@ int fan_import_by_table(PyObject *o, fan_value *out)
     Py_XDECREF(host);
     if (!tensor)
         return 0;
-    int result = fan_dlpack_adopt(tensor, true, o, &said,
+    int result = fan_dlpack_adopt(tensor, true, o, &reported,
                                   asks_value ? FAN_DL_WRITE : FAN_DL_WRITABLE_IF_FLAGGED, device,
                                   &out->array);
     fan_device_drop(device); /* its memory holds it */

@@ -147,8 +147,8 @@ static int batch_read(buffer_object *self, const fan_batch_args *t, Py_ssize_t k
         last = own[-1];
     if (t->keys)
         key = PyTuple_GET_ITEM(t->keys, k);
-    if (fan_slot_of_add(self, PyTuple_GET_ITEM(t->slots, k), "add_many(slots, gradients)", slot) <
-        0)
+    PyObject *number = PyTuple_GET_ITEM(t->slots, k);
+    if (fan_slot_of_add(self, number, "add_many(slots, gradients)", slot) < 0)
         return -1;
     PyObject *gradient = Py_NewRef(PyTuple_GET_ITEM(t->gradients, k));
     int bad = 0;
@@ -232,9 +232,9 @@ static bool source_read(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind,
 static void *source_again(void *ctx, size_t k, size_t *slot)
 {
     const fan_batch_args *args = ((const batch_source *)ctx)->args;
-    PyObject *gradient = PyTuple_GET_ITEM(args->gradients, (Py_ssize_t)k);
-    *slot = (size_t)fan_small_index(PyTuple_GET_ITEM(args->slots, (Py_ssize_t)k));
-    return fan_given(gradient);
+    Py_ssize_t i = (Py_ssize_t)k;
+    *slot = (size_t)fan_small_index(PyTuple_GET_ITEM(args->slots, i));
+    return fan_given(PyTuple_GET_ITEM(args->gradients, i));
 }
 
 /* source_prefetch: what is needed AHEAD gradients later. */
@@ -252,8 +252,8 @@ static void source_prefetch(void *ctx, size_t at)
         PyObject *o = PyTuple_GET_ITEM(m->args->gradients, k + AHEAD);
         if (PyArray_CheckExact(o))
             __builtin_prefetch(PyArray_DIMS((PyArrayObject *)o));
-        fan_plain_prefetch(m->self->core,
-                           (size_t)fan_small_index(PyTuple_GET_ITEM(m->args->slots, k + AHEAD)));
+        Py_ssize_t slot = fan_small_index(PyTuple_GET_ITEM(m->args->slots, k + AHEAD));
+        fan_plain_prefetch(m->self->core, (size_t)slot);
     }
 }
 
@@ -285,9 +285,19 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
     bool may_be_plain = !options.stream && !options.copy && !self->create_graph;
     may_be_plain = may_be_plain && !args.weights;
     if (!bad && may_be_plain) {
-        batch_source source = {&args, self, options.donate};
-        fan_plain_batch batch = {(size_t)args.n, self->n >= FAR,  source_read,
-                                 source_again,   source_prefetch, &source};
+        batch_source source = {
+            .args = &args,
+            .self = self,
+            .donate = options.donate,
+        };
+        fan_plain_batch batch = {
+            .n = (size_t)args.n,
+            .far = self->n >= FAR,
+            .read = source_read,
+            .again = source_again,
+            .prefetch = source_prefetch,
+            .ctx = &source,
+        };
         bad = FAN_CHECK(fan_plain_add_many(self->core, &batch, &added, &err));
     }
     if (!bad && !added)

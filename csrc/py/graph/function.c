@@ -331,7 +331,9 @@ static void body_cause(void *ctx, int node, char *buf, size_t size)
     PyObject *before = recording_value(self->outside, node);
     if (before) {
         PyObject *words = fan_call(TREES, "changed", "(OO)", self->fn, before);
-        const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
+        const char *text = NULL;
+        if (words)
+            text = PyUnicode_AsUTF8(words);
         if (text)
             snprintf(buf, size, "%s", text);
         Py_XDECREF(words);
@@ -429,8 +431,7 @@ static int key_of(const graph_function *self, PyObject *const *args, size_t n, P
         given = PyObject_Vectorcall(self->key, args, n, NULL);
     if (!given)
         return -1;
-    PyObject *number =
-        PyObject_CallFunctionObjArgs(self->keys, given, others ? others : Py_None, NULL);
+    PyObject *number = PyObject_CallFunctionObjArgs(self->keys, given, fan_or_none(others), NULL);
     if (self->key)
         Py_DECREF(given);
     if (!number)
@@ -691,7 +692,7 @@ static int function_options(graph_function *self, PyObject *const *a)
     fan_error err = {0};
     fan_tree_function_options read = {.nkeep = SIZE_MAX};
     PyObject *keep = a[KEEP] ? a[KEEP] : Py_False;
-    PyObject *only = a[ONLY] ? a[ONLY] : Py_None;
+    PyObject *only = fan_or_none(a[ONLY]);
     int64_t kernels = 0;
     PyObject *options;
     if (fan_number_arg(a[MIN_KERNELS], "function: min_kernels", &kernels) < 0)
@@ -802,7 +803,7 @@ static PyObject *function_get_tree(PyObject *o, void *Py_UNUSED(closure))
 static PyObject *function_get_form(PyObject *o, void *Py_UNUSED(closure))
 {
     PyObject *form = function_self(o)->form;
-    return Py_NewRef(form ? form : Py_None);
+    return Py_NewRef(fan_or_none(form));
 }
 
 static PyObject *function_put_form(PyObject *o, PyObject *form)

@@ -69,7 +69,9 @@ static PyObject *call_part(PyObject *part, PyObject *out)
     if (!PyList_CheckExact(out))
         return PyObject_CallOneArg(part, out);
     PyObject *all = PyList_AsTuple(out); /* the part may change the list */
-    PyObject *result = all ? PyObject_CallObject(part, all) : NULL;
+    PyObject *result = NULL;
+    if (all)
+        result = PyObject_CallObject(part, all);
     Py_XDECREF(all);
     return result;
 }

@@ -343,7 +343,7 @@ static PyObject *tree_function(PyObject *o, PyObject *const *a)
 
 static PyObject *tree_plot(PyObject *o, PyObject *const *a)
 {
-    return fan_call(PICTURE, "plot", "(OO)", o, a[0] ? a[0] : Py_None);
+    return fan_call(PICTURE, "plot", "(OO)", o, fan_or_none(a[0]));
 }
 
 static PyObject *tree_repr_svg(PyObject *o, PyObject *Py_UNUSED(none))
