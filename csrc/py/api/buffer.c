@@ -66,8 +66,9 @@ static bool api_alone(void *object, const fan_value *v)
     if (object == LENT)
         return false;
     const fan_array *a = fan_unboxed_array(object);
-    return atomic_load_explicit(&a->refs, memory_order_relaxed) == 1 &&
-           atomic_load_explicit(&a->storage->refs, memory_order_relaxed) == 1;
+    if (atomic_load_explicit(&a->refs, memory_order_relaxed) != 1)
+        return false;
+    return atomic_load_explicit(&a->storage->refs, memory_order_relaxed) == 1;
 }
 
 static bool api_lent(const void *object, const fan_value *v)
@@ -172,6 +173,8 @@ static const fan_frontend frontend = {
 
 /* A call in progress. */
 typedef struct api_call {
+    fanin_buffer *b;
+    fan_error *err;
     fan_api_place was; /* where the thread was before */
     fan_gil gil;       /* of an InputBuffer's */
     bool turn;         /* a turn of a simulated machine's thread (base/thread.h, Calls and turns) */
@@ -183,6 +186,8 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
                              fan_error *err)
 {
     fan_error_clear(err);
+    call->b = b;
+    call->err = err;
     call->turn = fan_sched_active();
     if (call->turn && !fan_sched_enter())
         return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
@@ -221,13 +226,13 @@ static void exception_to_text(fan_error *err)
     Py_DECREF(e);
 }
 
-static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_error *err)
+static void call_end(api_call *call, fan_status status)
 {
-    if (!b->python) {
-        fan_api_exit(&b->lock, fan_api_this_thread(), call->was);
+    if (!call->b->python) {
+        fan_api_exit(&call->b->lock, fan_api_this_thread(), call->was);
     } else {
         if (status == FAN_ERR_EXTERN && call->gil.taken)
-            exception_to_text(err);
+            exception_to_text(call->err);
         fan_api_here.place = call->was; /* as fan_gil_enter found it */
         fan_gil_leave(&call->gil);
     }
@@ -247,15 +252,34 @@ static fan_status dtype_of(fanin_dtype d, const char *what, fan_dtype *out, fan_
     return FAN_OK;
 }
 
+/* not_exact: refuses an accumulation dtype beside an exact sum. */
+static fan_status not_exact(bool exact, const char *what, fan_error *err)
+{
+    if (!exact)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_VALUE, "%s: expected one of accumulate and exact, got both", what);
+}
+
 #define SLOT_FLAGS                                                                     \
     (FANIN_SLOT_SHAPE | FANIN_SLOT_DTYPE | FANIN_SLOT_DEVICE | FANIN_SLOT_ACCUMULATE | \
      FANIN_SLOT_EXACT)
+
+static fan_status slot_shape(const fanin_slot *slot, fan_slot_spec *out, fan_error *err)
+{
+    int64_t size;
+    if (slot->ndim > 0 && !slot->shape) {
+        return fan_fail(err, FAN_ERR_VALUE, "fanin_slot: expected a shape of %d extents, got NULL",
+                        (int)slot->ndim);
+    }
+    out->ndim = slot->ndim;
+    out->shape = slot->shape;
+    return fan_shape_check(slot->ndim, slot->shape, 16, &size, err);
+}
 
 /* slot_spec: reads the declaration of a slot; the caller drops the device. */
 static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_error *err)
 {
     fanin_slot slot;
-    int64_t size;
     *out = (fan_slot_spec){
         .dtype = FAN_DT_NONE,
         .accumulate = FAN_DT_NONE,
@@ -265,24 +289,14 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
     out->name = slot.name;
     out->has_shape = slot.declares & FANIN_SLOT_SHAPE;
     out->exact = slot.declares & FANIN_SLOT_EXACT;
-    bool has_accumulate = slot.declares & FANIN_SLOT_ACCUMULATE;
-    if (out->has_shape) {
-        if (slot.ndim > 0 && !slot.shape) {
-            return fan_fail(err, FAN_ERR_VALUE,
-                            "fanin_slot: expected a shape of %d extents, got NULL", (int)slot.ndim);
-        }
-        out->ndim = slot.ndim;
-        out->shape = slot.shape;
-        FAN_TRY(fan_shape_check(slot.ndim, slot.shape, 16, &size, err));
-    }
+    if (out->has_shape)
+        FAN_TRY(slot_shape(&slot, out, err));
     if (slot.declares & FANIN_SLOT_DTYPE)
         FAN_TRY(dtype_of(slot.dtype, "fanin_slot", &out->dtype, err));
-    if (out->exact && has_accumulate) {
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "fanin_slot: expected one of accumulate and exact, got both");
-    }
-    if (has_accumulate)
+    if (slot.declares & FANIN_SLOT_ACCUMULATE) {
+        FAN_TRY(not_exact(out->exact, "fanin_slot", err));
         FAN_TRY(dtype_of(slot.accumulate, "fanin_slot", &out->accumulate, err));
+    }
     if (slot.declares & FANIN_SLOT_DEVICE)
         FAN_TRY(fan_api_device(slot.device_type, slot.device_id, &out->device, err));
     return FAN_OK;
@@ -295,7 +309,6 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
 
 static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config *c, fan_error *err)
 {
-    bool has_accumulate = o->flags & FANIN_BUFFER_ACCUMULATE;
     FAN_TRY(fan_api_flags(o->flags, BUFFER_FLAGS, "fanin_buffer_options", err));
     c->name = o->name;
     c->budget = o->budget;
@@ -306,12 +319,10 @@ static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config
     c->leaf = o->flags & FANIN_BUFFER_LEAF;
     c->stats = o->flags & FANIN_BUFFER_STATS;
     c->exact = o->flags & FANIN_BUFFER_EXACT;
-    if (c->exact && has_accumulate) {
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "fanin_buffer_options: expected one of accumulate and exact, got both");
-    }
-    if (has_accumulate)
+    if (o->flags & FANIN_BUFFER_ACCUMULATE) {
+        FAN_TRY(not_exact(c->exact, "fanin_buffer_options", err));
         FAN_TRY(dtype_of(o->accumulate, "fanin_buffer_options", &c->accumulate, err));
+    }
     return fan_api_stream(o->stream, NULL, &c->stream, err);
 }
 
@@ -326,9 +337,10 @@ static fan_status specs_read(const fanin_slot *given, size_t slots, fan_slot_spe
     if (!specs)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     /* each is as long as its author's version had it */
+    const char *at = (const char *)given;
     for (size_t i = 0; i < slots; i++) {
-        FAN_TRY(slot_spec((const void *)((const char *)given + i * given->struct_size), &specs[i],
-                          err));
+        FAN_TRY(slot_spec((const void *)at, &specs[i], err));
+        at += given->struct_size;
     }
     return FAN_OK;
 }
@@ -632,7 +644,7 @@ static fan_status add_checked(fanin_buffer *b, size_t slot, const fan_plain_kind
     }
     if (!added && status == FAN_OK)
         status = fan_add_owned(b->core, slot, c, err);
-    call_end(b, &call, status, err);
+    call_end(&call, status);
     return status;
 }
 
@@ -824,7 +836,7 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
     status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = add_many(b, &m, n, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -904,21 +916,21 @@ static fan_status take_weights(const fanin_take_options *o, fan_take *options, f
     size_t n = o->nweights;
     if (n && !o->weights)
         return fan_fail(err, FAN_ERR_VALUE, "weights: expected %zu of them, got NULL", n);
-    options->late = fan_calloc((n + 1) * sizeof *options->late);
-    if (!options->late)
+    fan_late_weight *late = fan_calloc((n + 1) * sizeof *late);
+    if (!late)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    options->late = late;
     options->nlate = n;
     for (size_t i = 0; i < n; i++) {
         const fanin_weight *given = &o->weights[i];
-        options->late[i].key = given->key;
-        FAN_TRY(weight_of(given->weight, given->weight_imag, &options->late[i].weight, err));
+        late[i].key = given->key;
+        FAN_TRY(weight_of(given->weight, given->weight_imag, &late[i].weight, err));
     }
-    qsort(options->late, n, sizeof *options->late, late_by_key);
+    qsort(late, n, sizeof *late, late_by_key);
     for (size_t i = 1; i < n; i++) {
-        if (options->late[i].key == options->late[i - 1].key) {
-            return fan_fail(err, FAN_ERR_VALUE, "weights: key %lld is there twice (W5)",
-                            (long long)options->late[i].key);
-        }
+        long long key = late[i].key;
+        if (key == late[i - 1].key)
+            return fan_fail(err, FAN_ERR_VALUE, "weights: key %lld is there twice (W5)", key);
     }
     return FAN_OK;
 }
@@ -1042,7 +1054,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
         status = call_begin(b, one ? span.first : SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = take_run(b, &t, sums, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     for (size_t i = 0; t.outs && i < t.n; i++)
         fan_array_drop(t.outs[i]);
@@ -1098,7 +1110,7 @@ static fan_status snapshot_run(fanin_buffer *b, size_t slot, fan_stream *s, fani
     if (status == FAN_OK && v.form == FAN_FORM_DENSE)
         fan_api_show(fan_array_hold(v.array), v.device, sum);
     fan_value_drop(b->core->frontend, &v);
-    call_end(b, &call, status, err);
+    call_end(&call, status);
     return status;
 }
 
@@ -1135,7 +1147,7 @@ static fan_status target_open(fanin_buffer *b, size_t slot, const fanin_add_opti
     if (status == FAN_OK) {
         status =
             fan_buffer_target(b->core, slot, key_of(&o), stream, FAN_DT_NONE, &weight, out, err);
-        call_end(b, &call, status, err);
+        call_end(&call, status);
     }
     fan_stream_drop(stream);
     return status;
@@ -1175,7 +1187,7 @@ fanin_status fan_api_target_end(fanin_target *t, int good, fanin_failure *why)
     fan_status status = call_begin(b, t->t.slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_target_end(b->core, &t->t, good != 0, origin_on(t->t.device), &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
         fan_free(t);
         buffer_done(b);
     }
@@ -1191,7 +1203,7 @@ fanin_status fan_api_buffer_expect(fanin_buffer *b, size_t slot, int64_t n, fani
     fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_expect(b->core, slot, n, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -1206,7 +1218,7 @@ fanin_status fan_api_buffer_ready(fanin_buffer *b, size_t slot, int *ready, fani
         status = fan_buffer_ready(b->core, slot, &is, &err);
         if (!is)
             fan_sched_not_ready();
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     *ready = is;
     return fan_api_fail(why, status, &err);
@@ -1219,7 +1231,7 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
     fan_status status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_clear(b->core, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -1254,7 +1266,7 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
         status = call_begin(b, slot, FAN_SCHED_READ, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_stats(b->core, slot, &some, &s, &bad, &key, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     if (status != FAN_OK)
         return fan_api_fail(why, status, &err);
@@ -1288,7 +1300,7 @@ fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin
         if (call.turn)
             fan_buffer_seen_counters(b->core);
         fan_buffer_counters(b->core, &n);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
 #define X(name) out->name = n.name;
         FAN_COUNTER_LIST(X)
 #undef X
@@ -1313,7 +1325,7 @@ static fan_status explain_read(fanin_buffer *b, size_t slot, fan_slot_view *v,
         if (*poisoned)
             strcpy(*poisoned, v->poisoned);
     }
-    call_end(b, &call, status, err);
+    call_end(&call, status);
     return status;
 }
 
