@@ -4,8 +4,8 @@
  * Authors of a backend need this header, and job.h for jobs. cpu/cpu.c is the smallest example,
  * sim/ the reference for the meaning, cuda/ the real one. Entries are called from any thread, with
  * no lock of ours held. Each comment answers, in this order and as far as it applies: what the
- * entry does; whether it may block; which stream orders it; who owns the result; what NULL means
- * (for the entry itself, or for an argument); what may fail.
+ * entry does; whether it may block; which stream orders it; the owner of the result; what NULL
+ * means (for the entry itself, or for an argument); what may fail.
  *
  * A device without streams (the CPU) runs work at once and has neither streams nor events: groups
  * 3, 4 and 6 are NULL. The backend's own data are fan_device.self, fan_stream.impl and
@@ -262,7 +262,7 @@ typedef struct fan_backend_scope {
     void (*drop)(void *scope);
 } fan_backend_scope;
 
-/* fan_backend_entry: what the registry (py/device/backends.h) knows of a backend beside its
+/* fan_backend_entry: what the registry (py/device/backends.h) has of a backend beside its
  * table. */
 typedef struct fan_backend_entry {
     const fan_backend *backend;

@@ -27,9 +27,11 @@ typedef struct entry {
 
 struct fan_batch {
     entry *entries;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     fan_operand *operands;
-    size_t noperands, operands_cap;
+    size_t noperands;
+    size_t operands_cap;
     size_t flushed;                     /* entries before this one were flushed */
     const fan_stream *streams[STREAMS]; /* the streams of the other entries */
     size_t nstreams;                    /* if more than STREAMS, not all are listed */
@@ -43,14 +45,20 @@ fan_batch *fan_batch_new(void)
     return fan_calloc(sizeof(fan_batch));
 }
 
+/* batch_own: the array whose reference the batch holds. */
+static fan_array *batch_own(const fan_array *a)
+{
+    return (fan_array *)(uintptr_t)a;
+}
+
 void fan_batch_clear(fan_batch *b)
 {
     for (size_t i = 0; i < b->n; i++) {
-        fan_array_drop((fan_array *)(uintptr_t)b->entries[i].job.out);
+        fan_array_drop(batch_own(b->entries[i].job.out));
         fan_stream_drop(b->entries[i].stream);
     }
     for (size_t i = 0; i < b->noperands; i++)
-        fan_array_drop((fan_array *)(uintptr_t)b->operands[i].array);
+        fan_array_drop(batch_own(b->operands[i].array));
     b->n = 0;
     b->noperands = 0;
     b->flushed = 0;
@@ -78,21 +86,31 @@ bool fan_batch_waits_on(const fan_batch *b, const fan_stream *s)
     return b->nstreams > STREAMS;
 }
 
+/* batch_reserve: makes room for an entry of n operands. -1: out of memory. */
+static int batch_reserve(fan_batch *b, size_t n)
+{
+    size_t operands = b->noperands + n;
+    if (fan_grow((void **)&b->entries, &b->cap, b->n + 1, sizeof *b->entries))
+        return -1;
+    return fan_grow((void **)&b->operands, &b->operands_cap, operands, sizeof *b->operands);
+}
+
 fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t *number,
                          fan_error *err)
 {
-    if (fan_grow((void **)&b->entries, &b->cap, b->n + 1, sizeof *b->entries) ||
-        fan_grow((void **)&b->operands, &b->operands_cap, b->noperands + job->n,
-                 sizeof *b->operands))
+    if (batch_reserve(b, job->n))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a batch of sums");
     entry *e = &b->entries[b->n];
-    *e = (entry){.stream = fan_stream_hold(s), .job = *job, .first = b->noperands};
-    e->job.out = fan_array_hold((fan_array *)(uintptr_t)job->out);
-    for (size_t i = 0; i < job->n; i++)
-        b->operands[b->noperands++] =
-            (fan_operand){.array = fan_array_hold((fan_array *)(uintptr_t)job->in[i].array),
-                          .acc = job->in[i].acc,
-                          .weight = job->in[i].weight};
+    *e = (entry){
+        .stream = fan_stream_hold(s),
+        .job = *job,
+        .first = b->noperands,
+    };
+    fan_array_hold(batch_own(job->out));
+    for (size_t i = 0; i < job->n; i++) {
+        fan_array_hold(batch_own(job->in[i].array));
+        b->operands[b->noperands++] = job->in[i];
+    }
     snprintf(e->label, sizeof e->label, "%s", fan_job_name(job));
     if (!fan_batch_waits_on(b, s)) {
         if (b->nstreams < STREAMS)
@@ -123,15 +141,24 @@ uint64_t fan_batch_bytes(const fan_batch *b)
 
 /* ---- may they go together? ---- */
 
-/* batch_independent: returns whether no job accesses memory that another one writes. `room`: memory
- * for the extents of all operands and results. */
-static bool batch_independent(const fan_job *jobs, size_t n, fan_extent_entry *room)
+/* All jobs of a flush that belong to one stream. */
+typedef struct group {
+    fan_job *jobs;
+    fan_job_state *states;
+    size_t *entries;
+    fan_extent_entry *room; /* for the extents of all operands and results */
+    size_t n;
+} group;
+
+/* group_independent: returns whether no job accesses memory that another one writes. */
+static bool group_independent(const group *g)
 {
-    fan_extents e = {room, 0};
-    for (size_t i = 0; i < n; i++) {
-        for (size_t k = 0; k < jobs[i].n; k++)
-            fan_extents_put(&e, jobs[i].in[k].array, i, false);
-        fan_extents_put(&e, jobs[i].out, i, true);
+    fan_extents e = {g->room, 0};
+    for (size_t i = 0; i < g->n; i++) {
+        const fan_job *job = &g->jobs[i];
+        for (size_t k = 0; k < job->n; k++)
+            fan_extents_put(&e, job->in[k].array, i, false);
+        fan_extents_put(&e, job->out, i, true);
     }
     fan_extents_sort(&e);
     return fan_extents_independent(&e);
@@ -139,31 +166,45 @@ static bool batch_independent(const fan_job *jobs, size_t n, fan_extent_entry *r
 
 /* ---- flushing ---- */
 
-/* All jobs of a flush that belong to one stream. */
-typedef struct group {
-    fan_job *jobs;
-    fan_job_state *states;
-    size_t *entries, n;
-} group;
-
-static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *room)
+/* group_run_together: queues the jobs by one call of the backend. */
+static fan_status group_run_together(fan_stream *s, const group *g, fan_error *err)
 {
-    const fan_backend *backend = s->device->backend;
-    bool many = g->n > 1 && backend->run_many;
-    if (many && (batch_independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
-        for (size_t i = 0; i < g->n && b->status == FAN_OK; i++)
-            b->status = fan_job_check(&g->jobs[i], &b->err);
-        fan_yield();
-        if (b->status == FAN_OK)
-            b->status = backend->run_many(s->device, s, g->jobs, g->n, g->states, &b->err);
-    }
-    for (size_t i = 0; i < g->n && b->status == FAN_OK; i++) {
+    fan_device *d = s->device;
+    for (size_t i = 0; i < g->n; i++)
+        FAN_TRY(fan_job_check(&g->jobs[i], err));
+    fan_yield();
+    return d->backend->run_many(d, s, g->jobs, g->n, g->states, err);
+}
+
+static fan_status group_run(fan_stream *s, const group *g, fan_error *err)
+{
+    bool many = g->n > 1 && s->device->backend->run_many;
+    if (many && (group_independent(g) || FAN_FAULT(BATCH_DEPENDENT)))
+        FAN_TRY(group_run_together(s, g, err));
+    for (size_t i = 0; i < g->n; i++) {
         if (g->states[i] != FAN_JOB_PENDING)
             continue;
-        b->status = fan_device_run(s->device, s, &g->jobs[i], &b->err);
         g->states[i] = FAN_JOB_FAILED;
-        if (b->status == FAN_OK)
-            g->states[i] = FAN_JOB_QUEUED;
+        FAN_TRY(fan_device_run(s->device, s, &g->jobs[i], err));
+        g->states[i] = FAN_JOB_QUEUED;
+    }
+    return FAN_OK;
+}
+
+/* group_collect: collects all pending entries of a stream, from the first on. */
+static void group_collect(group *g, const fan_batch *b, size_t first)
+{
+    g->n = 0;
+    for (size_t k = first; k < b->n; k++) {
+        const entry *e = &b->entries[k];
+        if (e->stream != b->entries[first].stream || e->state != FAN_JOB_PENDING)
+            continue;
+        fan_job *job = &g->jobs[g->n];
+        *job = e->job;
+        job->in = b->operands + e->first;
+        job->label = e->label;
+        g->entries[g->n] = k;
+        g->states[g->n++] = FAN_JOB_PENDING;
     }
 }
 
@@ -173,29 +214,20 @@ void fan_batch_flush(fan_batch *b)
     if (b->status != FAN_OK || n == 0)
         return;
     size_t operands = b->noperands - b->entries[b->flushed].first;
-    group g = {.jobs = fan_alloc(n * sizeof *g.jobs),
-               .states = fan_alloc(n * sizeof *g.states),
-               .entries = fan_alloc(n * sizeof *g.entries)};
-    fan_extent_entry *room = fan_alloc((n + operands) * sizeof *room);
+    group g = {
+        .jobs = fan_alloc(n * sizeof *g.jobs),
+        .states = fan_alloc(n * sizeof *g.states),
+        .entries = fan_alloc(n * sizeof *g.entries),
+        .room = fan_alloc((n + operands) * sizeof *g.room),
+    };
     bool fits = g.jobs && g.states && g.entries;
-    if (!fits || !room)
+    if (!fits || !g.room)
         b->status = fan_fail(&b->err, FAN_ERR_NOMEM, "out of memory for a batch of sums");
     for (size_t i = b->flushed; i < b->n && b->status == FAN_OK; i++) {
         if (b->entries[i].state != FAN_JOB_PENDING)
             continue;
-        fan_stream *s = b->entries[i].stream;
-        g.n = 0;
-        for (size_t k = i; k < b->n; k++) { /* all pending entries of the stream */
-            entry *e = &b->entries[k];
-            if (e->stream != s || e->state != FAN_JOB_PENDING)
-                continue;
-            g.entries[g.n] = k;
-            g.states[g.n] = FAN_JOB_PENDING;
-            g.jobs[g.n] = e->job;
-            g.jobs[g.n].in = b->operands + e->first;
-            g.jobs[g.n++].label = e->label;
-        }
-        group_run(b, s, &g, room);
+        group_collect(&g, b, i);
+        b->status = group_run(b->entries[i].stream, &g, &b->err);
         for (size_t k = 0; k < g.n; k++)
             b->entries[g.entries[k]].state = g.states[k];
     }
@@ -204,44 +236,62 @@ void fan_batch_flush(fan_batch *b)
     fan_free(g.jobs);
     fan_free(g.states);
     fan_free(g.entries);
-    fan_free(room);
+    fan_free(g.room);
 }
 
 /* ---- sparse data ---- */
 
-/* sparse_to_host: copies a part of sparse data (NULL: none) to the host, in the order of s. *out is
- * NULL before; the caller drops it, also on failure. sparse_to_device: the other way. */
-static fan_status sparse_to_host(fan_device *d, fan_stream *s, const fan_array *part,
-                                 fan_array **out, fan_error *err)
+/* Where sparse data are moved: the device, and the stream that orders it. */
+typedef struct sparse_place {
+    fan_device *device;
+    fan_stream *stream;
+} sparse_place;
+
+/* Moves a part of sparse data (NULL: none). *out is NULL before; the caller drops it, also on
+ * failure. */
+typedef fan_status sparse_move(const sparse_place *at, const fan_array *part, fan_array **out,
+                               fan_error *err);
+
+static fan_status sparse_to_host(const sparse_place *at, const fan_array *part, fan_array **out,
+                                 fan_error *err)
 {
     if (!part)
         return FAN_OK;
     FAN_TRY(fan_array_new(part->dtype, part->ndim, part->shape, part, out, err));
     fan_yield();
-    return d->backend->read(s, *out, part, err);
+    return at->device->backend->read(at->stream, *out, part, err);
 }
 
-static fan_status sparse_upload(fan_device *d, fan_stream *s, const fan_array *out,
-                                const fan_array *host, fan_error *err)
+/* sparse_queue: queues a copy of `in` to `out`. */
+static fan_status sparse_queue(const sparse_place *at, fan_job_kind kind, const fan_array *out,
+                               const fan_array *in, fan_error *err)
 {
-    fan_operand from = {.array = host, .acc = host->dtype};
-    fan_job job = {.kind = FAN_JOB_UPLOAD, .out = out, .in = &from, .n = 1, .label = "upload"};
-    return fan_device_run(d, s, &job, err);
+    fan_operand from = {
+        .array = in,
+        .acc = out->dtype,
+    };
+    fan_job job = {
+        .kind = kind,
+        .out = out,
+        .in = &from,
+        .n = 1,
+        .label = kind == FAN_JOB_UPLOAD ? "upload" : "concatenate",
+    };
+    return fan_device_run(at->device, at->stream, &job, err);
 }
 
-static fan_status sparse_to_device(fan_device *d, fan_stream *s, const fan_array *part,
-                                   fan_array **out, fan_error *err)
+static fan_status sparse_to_device(const sparse_place *at, const fan_array *part, fan_array **out,
+                                   fan_error *err)
 {
     if (!part)
         return FAN_OK;
-    FAN_TRY(fan_device_array(d, s, part->dtype, part->ndim, part->shape, part, out, err));
-    return sparse_upload(d, s, *out, part, err);
+    FAN_TRY(fan_device_array(at->device, at->stream, part->dtype, part->ndim, part->shape, part,
+                             out, err));
+    return sparse_queue(at, FAN_JOB_UPLOAD, *out, part, err);
 }
 
 /* sparse_moved: makes a copy with every part moved by `move`. */
-static fan_status sparse_moved(fan_device *d, fan_stream *s, const fan_sparse *from,
-                               fan_status (*move)(fan_device *, fan_stream *, const fan_array *,
-                                                  fan_array **, fan_error *),
+static fan_status sparse_moved(const sparse_place *at, const fan_sparse *from, sparse_move *move,
                                fan_sparse **out, fan_error *err)
 {
     fan_array *indices = NULL;
@@ -249,9 +299,9 @@ static fan_status sparse_moved(fan_device *d, fan_stream *s, const fan_sparse *f
     fan_array *values = NULL;
     fan_status status;
     *out = NULL;
-    FAN_GO(move(d, s, from->indices, &indices, err));
-    FAN_GO(move(d, s, from->pointers, &pointers, err));
-    FAN_GO(move(d, s, from->values, &values, err));
+    FAN_GO(move(at, from->indices, &indices, err));
+    FAN_GO(move(at, from->pointers, &pointers, err));
+    FAN_GO(move(at, from->values, &values, err));
     FAN_GO(fan_sparse_new(from->format, from->ndim, from->shape, indices, pointers, values,
                           from->coalesced, out, err));
     (*out)->nnz_coalesced = from->nnz_coalesced;
@@ -262,10 +312,20 @@ done:
     return status;
 }
 
-static fan_status sparse_merge_on_host(fan_device *d, fan_stream *s, const fan_sparse_operand *in,
-                                       size_t n, bool coalesce, fan_dtype result,
-                                       const fan_scale *scale, fan_sparse **out, fan_error *err)
+/* A sum of sparse data. */
+typedef struct sparse_sum {
+    sparse_place at;
+    const fan_sparse_operand *in;
+    size_t n;
+    bool coalesce;
+    fan_dtype result;
+    const fan_scale *scale;
+} sparse_sum;
+
+static fan_status sparse_merge_on_host(const sparse_sum *sum, fan_sparse **out, fan_error *err)
 {
+    const sparse_place *at = &sum->at;
+    size_t n = sum->n;
     fan_sparse *merged = NULL;
     fan_status status = FAN_OK;
     fan_sparse_operand *host = NULL;
@@ -275,12 +335,13 @@ static fan_status sparse_merge_on_host(fan_device *d, fan_stream *s, const fan_s
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse sum");
     for (size_t i = 0; i < n; i++) {
         fan_sparse *part = NULL;
-        if (in[i].sparse)
-            FAN_GO(sparse_moved(d, s, in[i].sparse, sparse_to_host, &part, err));
-        host[i] = (fan_sparse_operand){.sparse = part, .acc = in[i].acc};
+        if (sum->in[i].sparse)
+            FAN_GO(sparse_moved(at, sum->in[i].sparse, sparse_to_host, &part, err));
+        host[i].sparse = part;
+        host[i].acc = sum->in[i].acc;
     }
-    FAN_GO(fan_sparse_merge(host, n, coalesce, result, scale, &merged, err));
-    FAN_GO(sparse_moved(d, s, merged, sparse_to_device, out, err));
+    FAN_GO(fan_sparse_merge(host, n, sum->coalesce, sum->result, sum->scale, &merged, err));
+    FAN_GO(sparse_moved(at, merged, sparse_to_device, out, err));
 done:
     for (size_t i = 0; i < n; i++)
         fan_sparse_drop((fan_sparse *)(uintptr_t)host[i].sparse);
@@ -289,48 +350,58 @@ done:
     return status;
 }
 
-/* sparse_queue_copy: queues a copy of src to count elements of dst from `start` along `axis`. */
-static fan_status sparse_queue_copy(fan_device *d, fan_stream *s, const fan_array *dst, int axis,
+/* sparse_queue_part: queues a copy of src into dst, from `start` along `axis`. */
+static fan_status sparse_queue_part(const sparse_place *at, const fan_array *dst, int axis,
                                     int64_t start, const fan_array *src, fan_error *err)
 {
     fan_array *into;
     if (src->size == 0)
         return FAN_OK;
     FAN_TRY(fan_array_slice(dst, axis, start, src->shape[axis], &into, err));
-    fan_operand from = {.array = src, .acc = dst->dtype};
-    fan_job job = {.kind = FAN_JOB_COPY, .out = into, .in = &from, .n = 1, .label = "concatenate"};
-    fan_status status = fan_device_run(d, s, &job, err);
+    fan_status status = sparse_queue(at, FAN_JOB_COPY, into, src, err);
     fan_array_drop(into);
     return status;
 }
 
-/* sparse_concatenate: queues the concatenation of the entries of COO operands. */
-static fan_status sparse_concatenate(fan_device *d, fan_stream *s, const fan_sparse_operand *in,
-                                     size_t n, fan_sparse **out, fan_error *err)
+/* sparse_entries: counts the entries of all operands. */
+static fan_status sparse_entries(const sparse_sum *sum, int64_t *total, fan_error *err)
 {
-    const fan_sparse *first = in[0].sparse;
+    *total = 0;
+    for (size_t i = 0; i < sum->n; i++) {
+        if (__builtin_add_overflow(*total, fan_sparse_nnz(sum->in[i].sparse), total))
+            return fan_fail(err, FAN_ERR_VALUE, "a sparse sum has 2**63 entries or more");
+    }
+    return FAN_OK;
+}
+
+/* sparse_concatenate: queues the concatenation of the entries of COO operands. */
+static fan_status sparse_concatenate(const sparse_sum *sum, fan_sparse **out, fan_error *err)
+{
+    const sparse_place *at = &sum->at;
+    const fan_sparse *first = sum->in->sparse;
     fan_array *indices = NULL;
     fan_array *values = NULL;
     fan_status status;
-    int64_t shape[FAN_MAX_NDIM];
-    int64_t total = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (__builtin_add_overflow(total, fan_sparse_nnz(in[i].sparse), &total))
-            return fan_fail(err, FAN_ERR_VALUE, "a sparse sum has 2**63 entries or more");
-    }
+    int64_t total;
+    FAN_TRY(sparse_entries(sum, &total, err));
     int64_t grid[2] = {first->indices->shape[0], total};
-    FAN_GO(fan_device_array(d, s, FAN_DT_INT64, 2, grid, NULL, &indices, err));
+    int64_t shape[FAN_MAX_NDIM];
     memcpy(shape, first->values->shape, (size_t)first->values->ndim * sizeof *shape);
     shape[0] = total;
-    FAN_GO(fan_device_array(d, s, in[n - 1].acc, first->values->ndim, shape, NULL, &values, err));
-    int64_t at = 0;
-    for (size_t i = 0; i < n; i++) {
-        FAN_GO(sparse_queue_copy(d, s, indices, 1, at, in[i].sparse->indices, err));
-        FAN_GO(sparse_queue_copy(d, s, values, 0, at, in[i].sparse->values, err));
-        at += fan_sparse_nnz(in[i].sparse);
+    fan_dtype acc = sum->in[sum->n - 1].acc;
+    FAN_GO(fan_device_array(at->device, at->stream, FAN_DT_INT64, 2, grid, NULL, &indices, err));
+    FAN_GO(fan_device_array(at->device, at->stream, acc, first->values->ndim, shape, NULL, &values,
+                            err));
+    int64_t start = 0;
+    for (size_t i = 0; i < sum->n; i++) {
+        const fan_sparse *part = sum->in[i].sparse;
+        FAN_GO(sparse_queue_part(at, indices, 1, start, part->indices, err));
+        FAN_GO(sparse_queue_part(at, values, 0, start, part->values, err));
+        start += fan_sparse_nnz(part);
     }
+    bool coalesced = sum->n == 1 && first->coalesced;
     FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values,
-                          n == 1 && first->coalesced, out, err));
+                          coalesced, out, err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -361,6 +432,24 @@ static bool sparse_is_alike(const fan_sparse_operand *operand, const fan_sparse_
     return sparse->indices->shape[0] == first->sparse->indices->shape[0];
 }
 
+/* sparse_is_plain: whether the sum is the concatenation of its operands. */
+static bool sparse_is_plain(const sparse_sum *sum)
+{
+    fan_dtype last = sum->in[sum->n - 1].acc;
+    bool converted = sum->result != FAN_DT_NONE && sum->result != last;
+    if (sum->coalesce)
+        return false;
+    if (converted)
+        return false;
+    if (fan_scale_acts(sum->scale))
+        return false;
+    for (size_t i = 0; i < sum->n; i++) {
+        if (!sparse_is_alike(&sum->in[i], sum->in, last))
+            return false;
+    }
+    return true;
+}
+
 fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in,
                                    size_t n, bool coalesce, fan_dtype result,
                                    const fan_scale *scale, fan_sparse **out, fan_error *err)
@@ -369,15 +458,17 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
     FAN_TRY(sparse_check_recorded(err));
     if (!d->backend->has_streams)
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
-    fan_dtype last = in[n - 1].acc;
-    bool scaled = fan_scale_acts(scale);
-    bool converted = result != FAN_DT_NONE && result != last;
-    bool plain = !coalesce && !scaled && !converted;
-    for (size_t i = 0; i < n && plain; i++)
-        plain = sparse_is_alike(&in[i], &in[0], last);
-    if (plain)
-        return sparse_concatenate(d, s, in, n, out, err);
-    return sparse_merge_on_host(d, s, in, n, coalesce, result, scale, out, err);
+    const sparse_sum sum = {
+        .at = {d, s},
+        .in = in,
+        .n = n,
+        .coalesce = coalesce,
+        .result = result,
+        .scale = scale,
+    };
+    if (sparse_is_plain(&sum))
+        return sparse_concatenate(&sum, out, err);
+    return sparse_merge_on_host(&sum, out, err);
 }
 
 fan_status fan_device_sparse_reduce(fan_device *d, fan_stream *s, const fan_sparse *from,
@@ -386,14 +477,15 @@ fan_status fan_device_sparse_reduce(fan_device *d, fan_stream *s, const fan_spar
     FAN_TRY(sparse_check_recorded(err));
     if (!d->backend->has_streams)
         return fan_sparse_reduce(out, from, dtype, err);
+    const sparse_place at = {d, s};
     fan_status status = FAN_OK;
     fan_sparse *host = NULL;
     fan_array *sum = NULL;
-    FAN_GO(sparse_moved(d, s, from, sparse_to_host, &host, err));
+    FAN_GO(sparse_moved(&at, from, sparse_to_host, &host, err));
     FAN_GO(fan_sparse_check(host, err));
     FAN_GO(fan_array_new(out->dtype, out->ndim, out->shape, out, &sum, err));
     FAN_GO(fan_sparse_reduce(sum, host, dtype, err));
-    FAN_GO(sparse_upload(d, s, out, sum, err));
+    FAN_GO(sparse_queue(&at, FAN_JOB_UPLOAD, out, sum, err));
 done:
     fan_sparse_drop(host);
     fan_array_drop(sum);

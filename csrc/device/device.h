@@ -24,9 +24,12 @@ struct fan_device {
     pthread_mutex_t lock;
     fan_event *pool; /* free events */
     /* memory without references whose users have not passed yet; oldest first */
-    struct fan_memory *pending_free, **pending_free_end;
+    struct fan_memory *pending_free;
+    struct fan_memory **pending_free_end;
     /* counted by fan_event_record, fan_event_rerecord and fan_stream_wait */
-    atomic_uint_fast64_t events, waits, elided;
+    atomic_uint_fast64_t events;
+    atomic_uint_fast64_t waits;
+    atomic_uint_fast64_t elided;
     fan_device *next; /* the next in the list of all devices; guarded by that list's lock */
 };
 

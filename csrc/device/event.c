@@ -1,4 +1,4 @@
-/* Events: they are made or reused, recorded on streams, waited for; clocks tell which waits can be
+/* Events: they are made or reused, recorded on streams, waited for; clocks show which waits can be
  * left out. Notes are events of freed memory. */
 #include "device/event.h"
 
@@ -128,7 +128,8 @@ fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
     *out = NULL;
     fan_device *d = s->device;
     fan_event *e;
-    uint64_t first, capture;
+    uint64_t first;
+    uint64_t capture;
     FAN_TRY(fan_stream_capture(s, &capture, err));
     FAN_TRY(event_record_pooled(s, &first, &e, err));
     fan_device_hold(d);
@@ -145,14 +146,16 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
 {
     fan_device *d = e->device;
     if (s->device != d) {
-        char mine[24], theirs[24];
+        char mine[24];
+        char theirs[24];
         return fan_fail(err, FAN_ERR_VALUE, "an event of %s cannot be recorded on a stream of %s%s",
                         fan_device_text(d, mine, sizeof mine),
                         fan_device_text(s->device, theirs, sizeof theirs),
                         fan_device_of_another(s->device, d));
     }
     fan_clock clock;
-    uint64_t first, capture;
+    uint64_t first;
+    uint64_t capture;
     FAN_TRY(fan_stream_capture(s, &capture, err));
     fan_clock_init(&clock);
     fan_status status = event_ticket_begin(s, &first, &clock, err);
@@ -258,9 +261,12 @@ void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e
 
 /* The clock that a stream acquires by a wait for an event, read before the wait. */
 typedef struct event_clock {
-    bool any, never; /* never: the event was not recorded so far */
+    /* never: the event was not recorded so far */
+    bool any;
+    bool never;
     uint32_t lane;
-    uint64_t count, number;
+    uint64_t count;
+    uint64_t number;
     fan_clock clock;
 } event_clock;
 
@@ -287,8 +293,10 @@ static void event_clock_read(const fan_event *e, event_clock *l)
  * decides whether another stream replaces s.) */
 static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *err)
 {
-    uint64_t mine, theirs;
-    char waiting[24], of[24];
+    uint64_t mine;
+    uint64_t theirs;
+    char waiting[24];
+    char of[24];
     FAN_TRY(fan_stream_capture(s, &mine, err));
     fan__device_lock(e->device);
     theirs = e->capture;
@@ -300,7 +308,7 @@ static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *
         return FAN_OK;
     (void)fan_device_text(s->device, waiting, sizeof waiting);
     (void)fan_device_text(e->device, of, sizeof of);
-    if (!mine)
+    if (!mine) {
         return fan_fail_code(err, FAN_ERR_CAPTURE, 906,
                              "the legacy default stream of %s cannot be pulled into the capture of "
                              "stream %llu of %s; make the stream "
@@ -308,6 +316,7 @@ static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *
                              "the current one, or pass it as stream=, where the buffer is made and "
                              "taken from (CUDA's code 906)",
                              waiting, from, of);
+    }
     int code = theirs ? 902 : 905;
     return fan_fail_code(
         err, FAN_ERR_CAPTURE, code,
@@ -325,7 +334,8 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     if (elided)
         *elided = false;
     if (d->backend != e->device->backend) {
-        char mine[24], theirs[24];
+        char mine[24];
+        char theirs[24];
         return fan_fail(err, FAN_ERR_TYPE, "a stream of %s cannot wait for an event of %s",
                         fan_device_text(d, mine, sizeof mine),
                         fan_device_text(e->device, theirs, sizeof theirs));
@@ -361,7 +371,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
         fan__device_unlock(e->device);
         if (same) {
             fan__device_lock(s->device);
-            /* out of memory: s's clock stays behind, so no later wait is left out because of it */
+            /* out of memory: s's clock stays lower, so no later wait is left out because of it */
             (void)fan_clock_join(&s->clock, &l.clock);
             fan__device_unlock(s->device);
         }
@@ -391,7 +401,7 @@ fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
     if (status == FAN_OK) {
         fan__device_lock(d);
         if (first != UINT64_MAX)
-            /* out of memory: s's clock stays behind, which is safe */
+            /* out of memory: s's clock stays lower, which is safe */
             (void)fan_clock_join(&s->clock, &e->clock);
         fan__device_unlock(d);
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
@@ -419,7 +429,9 @@ fan_event *fan__event_note(fan_device *owner, fan_stream *s)
 {
     fan_event *e = NULL;
     uint64_t capture;
-    if (fan_stream_capture(s, &capture, NULL) != FAN_OK || capture)
+    if (fan_stream_capture(s, &capture, NULL) != FAN_OK)
+        return NULL;
+    if (capture)
         return NULL;
     if (event_make(s->device, true, &e, NULL) != FAN_OK)
         return NULL;

@@ -41,10 +41,11 @@ struct fan_event {
 
 /* fan_event_record: takes an event from the pool and records it on s; the caller owns the hold. */
 fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err);
-/* not recorded, not from the pool */
+/* fan_event_new: makes an event outside of the pool, which was never recorded. */
 fan_status fan_event_new(fan_device *d, fan_event **out, fan_error *err);
-/* true also if it was never recorded */
+/* fan_event_query: sets *done to whether the last record of e was reached, or there was none. */
 fan_status fan_event_query(fan_event *e, bool *done, fan_error *err);
+/* fan_event_sync: waits until the last record of e is reached. */
 fan_status fan_event_sync(fan_event *e, fan_error *err);
 /* fan_event_rerecord: records a user's event on a stream of its device. */
 fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err);
@@ -72,10 +73,11 @@ void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e
 /* fan__event_note: returns an event at the current end of s, for memory of `owner` that is to be
  * freed. It is neither counted nor traced, and does not hold owner's machine. NULL: not possible
  * now (K3: s is captured, and such an event could never be queried. The backend keeps memory that
- * the graph uses; other memory is waited for after the capture). fan__event_note_end: returns it to
- * the pool. fan__event_passed: returns whether its record has been reached. */
+ * the graph uses; other memory is waited for after the capture). */
 fan_event *fan__event_note(fan_device *owner, fan_stream *s);
+/* fan__event_note_end: returns such an event to the pool. */
 void fan__event_note_end(fan_device *owner, fan_event *e);
+/* fan__event_passed: returns whether the record of e has been reached. */
 bool fan__event_passed(fan_event *e);
 
 /* fan__events_fini: frees the events of d, which are all in its pool. */

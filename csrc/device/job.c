@@ -28,12 +28,27 @@ static void job_write_stats(const fan_job *job, const fan_stats *s)
     memcpy(g->words->data, &words, sizeof words);
 }
 
+/* job_measure: computes the statistics of the first operand, and finds the first non-finite one. */
+static void job_measure(const fan_job *job, fan_stats *stats)
+{
+    fan_stats of = {.nonfinite = 0};
+    size_t first = job->first_suspect;
+    fan_stats_of(job->in[0].array, stats);
+    for (; stats->nonfinite && first < job->n && !of.nonfinite; first++)
+        fan_stats_of(job->in[first].array, &of);
+    stats->bad = SIZE_MAX;
+    if (of.nonfinite)
+        stats->bad = first - 1;
+}
+
 void fan_job_run(const fan_job *job, bool parallel)
 {
     fan_stats stats;
-    fan_sum_options options = {.stats = job->stats_out ? &stats : job->stats,
-                               .first_suspect = job->first_suspect,
-                               .parallel = parallel};
+    fan_sum_options options = {
+        .stats = job->stats_out ? &stats : job->stats,
+        .first_suspect = job->first_suspect,
+        .parallel = parallel,
+    };
     if (job->scale)
         options.scale = *job->scale;
     switch (job->kind) {
@@ -58,18 +73,10 @@ void fan_job_run(const fan_job *job, bool parallel)
     case FAN_JOB_SCATTER:
         fan_sparse_scatter(job->out, job->sparse);
         return;
-    case FAN_JOB_STATS: {
-        fan_stats of = {.nonfinite = 0};
-        size_t first = job->first_suspect;
-        fan_stats_of(job->in[0].array, &stats);
-        for (; stats.nonfinite && first < job->n && !of.nonfinite; first++)
-            fan_stats_of(job->in[first].array, &of);
-        stats.bad = SIZE_MAX;
-        if (of.nonfinite)
-            stats.bad = first - 1;
+    case FAN_JOB_STATS:
+        job_measure(job, &stats);
         job_write_stats(job, &stats);
         return;
-    }
     }
 }
 
@@ -85,18 +92,20 @@ uint64_t fan_job_bytes(const fan_job *job)
     uint64_t bytes = bytes_of(job->out);
     for (size_t i = 0; i < job->n; i++)
         bytes += bytes_of(job->in[i].array);
-    if (job->sparse) /* each entry's elements are read and written */
+    if (job->sparse) { /* each entry's elements are read and written */
         bytes = bytes_of(job->sparse->indices) + bytes_of(job->sparse->pointers) +
                 3 * bytes_of(job->sparse->values);
+    }
     return bytes;
 }
 
 const char *fan_job_word(fan_job_kind kind)
 {
-    static const char *const words[] = {[FAN_JOB_SUM] = "sum",       [FAN_JOB_EXACT] = "exact",
-                                        [FAN_JOB_REDUCE] = "reduce", [FAN_JOB_COPY] = "copy",
-                                        [FAN_JOB_ZERO] = "zero",     [FAN_JOB_SCATTER] = "scatter",
-                                        [FAN_JOB_UPLOAD] = "upload", [FAN_JOB_STATS] = "measure"};
+    static const char *const words[] = {
+        [FAN_JOB_SUM] = "sum",       [FAN_JOB_EXACT] = "exact",   [FAN_JOB_REDUCE] = "reduce",
+        [FAN_JOB_COPY] = "copy",     [FAN_JOB_ZERO] = "zero",     [FAN_JOB_SCATTER] = "scatter",
+        [FAN_JOB_UPLOAD] = "upload", [FAN_JOB_STATS] = "measure",
+    };
     return words[kind];
 }
 
@@ -135,108 +144,120 @@ void *fan__pack(fan__packer *p, size_t bytes)
     return p->to + at;
 }
 
-static fan_array *pack_array(fan__packer *p, const fan_array *a, bool bytes)
+/* pack_copy: packs a copy of `bytes` from `from` on; NULL in the first pass, or of NULL. */
+static void *pack_copy(fan__packer *p, const void *from, size_t bytes)
+{
+    if (!from)
+        return NULL;
+    void *copy = fan__pack(p, bytes);
+    if (copy)
+        memcpy(copy, from, bytes);
+    return copy;
+}
+
+/* pack_array: packs an array, and its elements if `whole`. */
+static fan_array *pack_array(fan__packer *p, const fan_array *a, bool whole)
 {
     if (!a)
         return NULL;
+    size_t dims = (size_t)a->ndim * sizeof *a->shape;
     fan_array *copy = fan__pack(p, sizeof *copy);
-    int64_t *dims = fan__pack(p, 2 * (size_t)a->ndim * sizeof *dims);
+    int64_t *shape = pack_copy(p, a->shape, dims);
+    int64_t *strides = pack_copy(p, a->strides, dims);
     char *data = a->data;
-    if (bytes)
+    if (whole)
         data = fan__pack(p, bytes_of(a));
     if (!copy)
         return NULL;
-    *copy = (fan_array){.data = data,
-                        .dtype = a->dtype,
-                        .ndim = a->ndim,
-                        .size = a->size,
-                        .shape = dims,
-                        .strides = dims + a->ndim,
-                        .writable = true};
-    for (int i = 0; i < a->ndim; i++) {
-        copy->shape[i] = a->shape[i];
-        copy->strides[i] = a->strides[i];
-    }
-    if (bytes) {
-        fan_dense_strides(a->ndim, a->shape, fan_dtype_size(a->dtype), NULL, copy->strides);
+    *copy = (fan_array){
+        .data = data,
+        .dtype = a->dtype,
+        .ndim = a->ndim,
+        .size = a->size,
+        .shape = shape,
+        .strides = strides,
+        .writable = true,
+    };
+    if (whole) {
+        fan_dense_strides(a->ndim, a->shape, fan_dtype_size(a->dtype), NULL, strides);
         fan_array_copy(copy, a);
     }
     return copy;
 }
 
-static fan_stats_out *pack_stats(fan__packer *p, const fan_stats_out *stats_out, size_t n)
+static fan_stats_out *pack_stats(fan__packer *p, const fan_job *job)
 {
+    const fan_stats_out *from = job->stats_out;
+    if (!from)
+        return NULL;
     fan_stats_out *copy = fan__pack(p, sizeof *copy);
-    int64_t *keys = fan__pack(p, n * sizeof *keys);
-    const fan_array *words = pack_array(p, stats_out->words, false);
-    const fan_array *before = pack_array(p, stats_out->before, false);
+    fan_stats_out made = {
+        .words = pack_array(p, from->words, false),
+        .before = pack_array(p, from->before, false),
+        .keys = pack_copy(p, from->keys, job->n * sizeof *from->keys),
+    };
+    if (copy)
+        *copy = made;
+    return copy;
+}
+
+static fan_scale *pack_scale(fan__packer *p, const fan_scale *from)
+{
+    if (!from)
+        return NULL;
+    fan_scale *copy = pack_copy(p, from, sizeof *copy);
+    fan_divisor *divisor = pack_copy(p, from->divisor, sizeof *divisor);
+    if (copy)
+        copy->divisor = divisor;
+    return copy;
+}
+
+static fan_sparse *pack_sparse(fan__packer *p, const fan_sparse *from)
+{
+    if (!from)
+        return NULL;
+    fan_sparse *copy = pack_copy(p, from, sizeof *copy);
+    fan_array *indices = pack_array(p, from->indices, false);
+    fan_array *pointers = pack_array(p, from->pointers, false);
+    fan_array *values = pack_array(p, from->values, false);
     if (copy) {
-        *copy = (fan_stats_out){.words = words, .before = before, .keys = keys};
-        memcpy(keys, stats_out->keys, n * sizeof *keys);
+        copy->indices = indices;
+        copy->pointers = pointers;
+        copy->values = values;
     }
     return copy;
 }
 
-/* pack_job: copies a job, with its arrays, to *copy; NULL: only counts the room. */
-static void pack_job(fan__packer *p, fan_job *copy, const fan_job *job)
+/* pack_job: returns a copy of a job, without its label, whose arrays are packed. */
+static fan_job pack_job(fan__packer *p, const fan_job *job)
 {
-    fan_operand *in = fan__pack(p, job->n * sizeof *in);
-    fan_scale *scale = NULL;
-    fan_sparse *sparse = NULL;
-    const fan_stats_out *stats_out = NULL;
-    fan_divisor *divisor = NULL;
-    if (job->scale)
-        scale = fan__pack(p, sizeof *scale);
-    if (job->scale && job->scale->divisor)
-        divisor = fan__pack(p, sizeof *divisor);
-    if (job->sparse)
-        sparse = fan__pack(p, sizeof *sparse);
-    if (job->stats_out)
-        stats_out = pack_stats(p, job->stats_out, job->n);
-    if (copy)
-        *copy = (fan_job){.kind = job->kind,
-                          .in = in,
-                          .n = job->n,
-                          .scale = scale,
-                          .stats_out = stats_out,
-                          .first_suspect = job->first_suspect,
-                          .sparse = sparse};
-    fan_array *out = pack_array(p, job->out, false);
-    if (copy)
-        copy->out = out;
+    bool whole = job->kind == FAN_JOB_UPLOAD;
+    fan_operand *in = pack_copy(p, job->in, job->n * sizeof *in);
     for (size_t i = 0; i < job->n; i++) {
-        fan_array *a = pack_array(p, job->in[i].array, job->kind == FAN_JOB_UPLOAD);
+        fan_array *a = pack_array(p, job->in[i].array, whole);
         if (in)
-            in[i] = (fan_operand){.array = a, .acc = job->in[i].acc, .weight = job->in[i].weight};
+            in[i].array = a;
     }
-    if (scale) {
-        *scale = *job->scale;
-        scale->divisor = divisor;
-    }
-    if (divisor)
-        *divisor = *job->scale->divisor;
-    if (job->sparse) {
-        fan_array *indices = pack_array(p, job->sparse->indices, false);
-        fan_array *pointers = pack_array(p, job->sparse->pointers, false);
-        fan_array *values = pack_array(p, job->sparse->values, false);
-        if (sparse) {
-            memset(sparse, 0, sizeof *sparse);
-            sparse->format = job->sparse->format;
-            sparse->ndim = job->sparse->ndim;
-            memcpy(sparse->shape, job->sparse->shape, sizeof sparse->shape);
-            sparse->indices = indices;
-            sparse->pointers = pointers;
-            sparse->values = values;
-            sparse->coalesced = job->sparse->coalesced;
-        }
-    }
+    return (fan_job){
+        .kind = job->kind,
+        .out = pack_array(p, job->out, false),
+        .in = in,
+        .n = job->n,
+        .scale = pack_scale(p, job->scale),
+        .sparse = pack_sparse(p, job->sparse),
+        .stats_out = pack_stats(p, job),
+        .first_suspect = job->first_suspect,
+    };
 }
 
 fan_job *fan__pack_jobs(fan__packer *p, const fan_job *jobs, size_t n)
 {
     fan_job *copies = fan__pack(p, n * sizeof *copies);
-    for (size_t i = 0; i < n; i++)
-        pack_job(p, copies ? &copies[i] : NULL, &jobs[i]);
+    for (size_t i = 0; i < n; i++) {
+        fan_job copy = pack_job(p, &jobs[i]);
+        if (copies)
+            copies[i] = copy;
+    }
     return copies;
 }
 

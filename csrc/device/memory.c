@@ -34,7 +34,9 @@ struct fan_memory {
     void *ctx;
     bool immediate; /* released by the last drop at once */
     bool lost;      /* pending, with unknown users: it stays until its device is freed */
-    size_t n, cap;  /* of streams, the owner's place included */
+    /* of streams, the owner's place included */
+    size_t n;
+    size_t cap;
     fan_stream **streams;
     fan_event **events;
     fan_stream *few_streams[USERS];
@@ -72,7 +74,8 @@ static void memory_record_users(fan_memory *m)
  * no query. (Memory is examined in turns, not always oldest first.) */
 typedef struct memory_behind {
     struct {
-        uint64_t stream, event;
+        uint64_t stream;
+        uint64_t event;
     } of[BEHIND];
     size_t n;
 } memory_behind;
@@ -251,7 +254,8 @@ static bool memory_is_captured(fan_stream *const *streams, size_t n)
 static _Thread_local struct memory_leaving {
     size_t depth;
     bool polled;
-    fan_memory *first, **end;
+    fan_memory *first;
+    fan_memory **end;
 } memory_leaving;
 
 /* A user of freed memory, and the event that all its memory shares. */
@@ -259,7 +263,8 @@ typedef struct memory_note {
     fan_device *owner; /* held */
     fan_stream *stream;
     fan_event *event; /* NULL: none yet */
-    bool captured, tried;
+    bool captured;
+    bool tried;
 } memory_note;
 
 #define NOTES 16
@@ -282,7 +287,10 @@ static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_s
         return NULL;
     memory_note *note = &notes->all[notes->n++];
     uint64_t id = 0;
-    *note = (memory_note){.owner = fan_device_hold(owner), .stream = fan_stream_hold(s)};
+    *note = (memory_note){
+        .owner = fan_device_hold(owner),
+        .stream = fan_stream_hold(s),
+    };
     note->captured = fan_stream_capture(s, &id, NULL) == FAN_OK && id;
     return note;
 }
@@ -556,16 +564,18 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
         return FAN_OK;
     if (!d->backend->has_streams) {
         *out = fan_storage_new(bytes);
-        if (!*out)
+        if (!*out) {
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes,
                             FAN_PLURAL(bytes));
+        }
         return FAN_OK;
     }
     fan_storage *st;
     fan_memory *m = memory_make(d, NULL, bytes, &st);
-    if (!m)
+    if (!m) {
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s on a device", bytes,
                         FAN_PLURAL(bytes));
+    }
     if (bytes == 0)
         m->bytes = 1;                             /* empty memory needs an address of its own */
     bool capture = memory_is_captured(&owner, 1); /* K2: no query and no wait then */
@@ -616,9 +626,10 @@ fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx)
                            fan_storage **out, fan_error *err)
 {
     fan_memory *m = memory_make(d, data, 0, out);
-    if (!m)
+    if (!m) {
         return fan_fail(err, FAN_ERR_NOMEM,
                         "out of memory for the block table of an array's memory");
+    }
     fan_device_hold(d);
     m->release = release;
     m->ctx = ctx;
@@ -742,9 +753,10 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
     fan__device_lock(m->device);
     int added = memory_add_user(m, s);
     fan__device_unlock(m->device);
-    if (added < 0)
+    if (added < 0) {
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s",
                         m->bytes, FAN_PLURAL(m->bytes));
+    }
     if (added)
         fan__device_trace(FAN_TRACE_MARK, m->device, s, NULL, 0, m->bytes);
     return FAN_OK;
@@ -839,7 +851,8 @@ fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, i
     *out = NULL;
     if (!d->backend->has_streams && !memory_scope_of(d))
         return fan_array_new(dtype, ndim, shape, like, out, err);
-    int64_t size, strides[FAN_MAX_NDIM];
+    int64_t size;
+    int64_t strides[FAN_MAX_NDIM];
     size_t item = fan_dtype_size(dtype);
     FAN_TRY(fan_shape_check(ndim, shape, item, &size, err));
     fan_dense_strides(ndim, shape, item, like, strides);
@@ -862,13 +875,15 @@ fan_status fan_stats_out_read(fan_stream *s, const fan_array *words, fan_device_
 {
     int64_t n = FAN_STATS_WORDS;
     int64_t step = (int64_t)fan_dtype_size(FAN_DT_UINT64);
-    fan_array host = {.data = (char *)out,
-                      .dtype = FAN_DT_UINT64,
-                      .ndim = 1,
-                      .size = n,
-                      .shape = &n,
-                      .strides = &step,
-                      .writable = true};
+    fan_array host = {
+        .data = (char *)out,
+        .dtype = FAN_DT_UINT64,
+        .ndim = 1,
+        .size = n,
+        .shape = &n,
+        .strides = &step,
+        .writable = true,
+    };
     fan_array *head;
     FAN_TRY(fan_array_slice(words, 0, 0, n, &head, err));
     fan_yield();

@@ -75,9 +75,10 @@ fan_stream *fan_memory_user(fan_storage *st, size_t i);
 /* fan_memory_set_stream: sets the owner of memory that has none yet. */
 void fan_memory_set_stream(fan_storage *st, fan_stream *owner);
 
-/* fan_memory_leave_begin, .._end: bracket a call that may free much memory on this thread: between
- * them it is only collected. They nest. */
+/* fan_memory_leave_begin: begins a call that may free much memory on this thread: until
+ * fan_memory_leave_end it is only collected. They nest. */
 void fan_memory_leave_begin(void);
+/* fan_memory_leave_end: frees the collected memory, at the end of the outermost call. */
 void fan_memory_leave_end(void);
 
 /* fan_device_poll: frees memory whose users have passed. */

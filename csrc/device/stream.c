@@ -166,10 +166,11 @@ fan_stream *fan_stream_try_hold(fan_stream *s)
 {
     /* Relaxed: the lock of the list in which the caller found it orders what the stream holds. */
     size_t refs = atomic_load_explicit(&s->refs, memory_order_relaxed);
-    while (refs)
+    while (refs) {
         if (atomic_compare_exchange_weak_explicit(&s->refs, &refs, refs + 1, memory_order_relaxed,
                                                   memory_order_relaxed))
             return s;
+    }
     return NULL;
 }
 
@@ -230,9 +231,10 @@ void fan_stream_set_drop(fan_stream_set *set)
 
 fan_stream *fan_stream_set_find(const fan_stream_set *set, const fan_device *d)
 {
-    for (size_t i = 0; set && i < set->n; i++)
+    for (size_t i = 0; set && i < set->n; i++) {
         if (set->all[i]->device == d)
             return set->all[i];
+    }
     return NULL;
 }
 
@@ -382,7 +384,9 @@ fan_status fan_stream_check_open(const fan_stream *s, fan_error *err)
     char text[32];
     if (!s || !s->device->backend->closed)
         return FAN_OK;
-    if (!s->device->backend->closed(s->device) || FAN_FAULT(STREAM_STAYS_OPEN))
+    if (!s->device->backend->closed(s->device))
+        return FAN_OK;
+    if (FAN_FAULT(STREAM_STAYS_OPEN))
         return FAN_OK;
     return fan_fail(err, FAN_ERR_STATE,
                     "stream %llu of %s is closed: the block of its machine has ended; use it "
@@ -418,14 +422,16 @@ void fan__device_trace(fan_trace_kind kind, const fan_device *d, const fan_strea
 {
     if (!fan_trace_on())
         return;
-    fan_trace_line line = {.kind = (uint8_t)kind,
-                           .device = (int16_t)d->index,
-                           .slot = -1,
-                           .key = -1,
-                           .event = event,
-                           .bytes = bytes,
-                           .start_us = -1,
-                           .end_us = -1};
+    fan_trace_line line = {
+        .kind = (uint8_t)kind,
+        .device = (int16_t)d->index,
+        .slot = -1,
+        .key = -1,
+        .event = event,
+        .bytes = bytes,
+        .start_us = -1,
+        .end_us = -1,
+    };
     if (s)
         line.stream = s->handle;
     if (other) {
@@ -444,15 +450,17 @@ void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job,
     if (!fan_trace_on())
         return;
     bool copy = job->kind == FAN_JOB_COPY || job->kind == FAN_JOB_UPLOAD;
-    fan_trace_line line = {.kind = copy ? FAN_TRACE_COPY : FAN_TRACE_KERNEL,
-                           .device = -1,
-                           .slot = -1,
-                           .key = -1,
-                           .count = (uint32_t)job->n,
-                           .bytes = fan_job_bytes(job),
-                           .begin_ns = begin_ns,
-                           .start_us = start_us,
-                           .end_us = end_us};
+    fan_trace_line line = {
+        .kind = copy ? FAN_TRACE_COPY : FAN_TRACE_KERNEL,
+        .device = -1,
+        .slot = -1,
+        .key = -1,
+        .count = (uint32_t)job->n,
+        .bytes = fan_job_bytes(job),
+        .begin_ns = begin_ns,
+        .start_us = start_us,
+        .end_us = end_us,
+    };
     if (s) {
         line.device = (int16_t)d->index;
         line.stream = s->handle;
@@ -468,14 +476,16 @@ void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *job
 {
     if (!fan_trace_on())
         return;
-    fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
-                           .device = (int16_t)d->index,
-                           .slot = -1,
-                           .key = -1,
-                           .count = (uint32_t)n,
-                           .stream = s->handle,
-                           .start_us = start_us,
-                           .end_us = end_us};
+    fan_trace_line line = {
+        .kind = FAN_TRACE_KERNEL,
+        .device = (int16_t)d->index,
+        .slot = -1,
+        .key = -1,
+        .count = (uint32_t)n,
+        .stream = s->handle,
+        .start_us = start_us,
+        .end_us = end_us,
+    };
     for (size_t i = 0; i < n; i++)
         line.bytes += fan_job_bytes(&jobs[i]);
     snprintf(line.label, sizeof line.label, "%s", label);

@@ -16,7 +16,7 @@ struct fan_stream {
     atomic_size_t refs;
     fan_device *device; /* held */
     uint64_t id;        /* never reused; identifies the stream to the rules */
-    uint64_t handle;    /* the backend's number for it, as users know it */
+    uint64_t handle;    /* the backend's number for it, which users see */
     /* its lane in the clocks (Elision); FAN_NO_LANE: too many streams, and no wait of this one is
      * left out */
     uint32_t lane;
@@ -43,8 +43,9 @@ fan_stream *fan_stream_current(fan_device *d);
  * none. */
 fan_stream *fan_stream_pushed(fan_device *d);
 /* fan_stream_push: makes s the current stream of its device on this thread (holds it);
- * FAN_ERR_NOMEM. fan_stream_pop: removes the innermost push of `s`. */
+ * FAN_ERR_NOMEM. */
 fan_status fan_stream_push(fan_stream *s, fan_error *err);
+/* fan_stream_pop: removes the innermost push of `s`. */
 void fan_stream_pop(fan_stream *s);
 
 typedef struct fan_stream_set {
@@ -62,9 +63,9 @@ static inline bool fan_streams_in_use(void)
 }
 
 /* fan_stream_set_now: returns a hold on a snapshot of this thread's current streams in *out;
- * FAN_ERR_NOMEM. fan_stream_set_with: the same for `set`, which may be NULL, with `s` first and for
- * its device. */
+ * FAN_ERR_NOMEM. */
 fan_status fan_stream_set_now(fan_stream_set **out, fan_error *err);
+/* fan_stream_set_with: the same for `set`, which may be NULL, with `s` first and for its device. */
 fan_status fan_stream_set_with(fan_stream_set *set, fan_stream *s, fan_stream_set **out,
                                fan_error *err);
 fan_stream_set *fan_stream_set_hold(fan_stream_set *set); /* accepts NULL and returns it */

@@ -12,9 +12,10 @@ static fan_status cpu_alloc(fan_device *d, fan_stream *stream, size_t bytes, voi
     (void)d;
     (void)stream;
     *out = fan_alloc_data(bytes);
-    if (!*out)
+    if (!*out) {
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes,
                         FAN_PLURAL(bytes));
+    }
     return FAN_OK;
 }
 
@@ -58,7 +59,11 @@ static const fan_backend backend = {
     .recorder = &fan_cpu_recorder,
 };
 
-static fan_device device = {.backend = &backend, .index = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
+static fan_device device = {
+    .backend = &backend,
+    .index = -1,
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+};
 
 fan_device *fan_cpu(void)
 {
@@ -73,4 +78,8 @@ static fan_status cpu_find(long index, fan_device **out, fan_error *err)
     return FAN_OK;
 }
 
-const fan_backend_entry fan_cpu_entry = {.backend = &backend, .bare_name = true, .find = cpu_find};
+const fan_backend_entry fan_cpu_entry = {
+    .backend = &backend,
+    .bare_name = true,
+    .find = cpu_find,
+};

@@ -16,7 +16,8 @@ typedef struct kernel {
 
 struct fan_recording {
     kernel *kernels;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     fan_error why; /* the first reason why it is invalid; empty: valid */
 };
 
@@ -95,9 +96,10 @@ static const char *job_refusal(const fan_job *job)
 {
     if (job->kind == FAN_JOB_EXACT)
         return "an exact sum cannot be recorded: record with another accumulate=";
-    if (job->kind == FAN_JOB_SCATTER)
+    if (job->kind == FAN_JOB_SCATTER) {
         return "a sum of sparse gradients cannot be recorded: make them dense: its size depends on "
                "their values";
+    }
     if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
         return "the statistics of a sum (stats=True) cannot be recorded: measure it outside";
     return NULL;
@@ -128,9 +130,10 @@ static fan_status cpu_begin(fan_device *d, fan_stream *origin, fan_error *err)
 {
     (void)d;
     (void)origin;
-    if (here)
+    if (here) {
         return fan_fail(err, FAN_ERR_CAPTURE,
                         "this thread records already: end that recording first");
+    }
     here = fan_calloc(sizeof *here);
     if (!here)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
@@ -201,9 +204,10 @@ static bool kernel_accesses(const kernel *k, fan_recording_visit visit, void *ct
 {
     const fan_job *job = k->job;
     if (job) {
-        for (size_t i = 0; i < job->n; i++)
+        for (size_t i = 0; i < job->n; i++) {
             if (!array_access(job, job->in[i].array, visit, ctx))
                 return false;
+        }
         return array_access(job, job->out, visit, ctx);
     }
     for (size_t i = 0; i < k->call.n; i++) {

@@ -114,17 +114,19 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
         snprintf(api->path, sizeof api->path, "%s", where.dli_fname);
     if (api->DriverGetVersion)
         (void)api->DriverGetVersion(&api->version);
-    if (!api->has[FAN_CUDA_MUST])
+    if (!api->has[FAN_CUDA_MUST]) {
         return fan_fail_code(
             err, FAN_ERR_DEVICE, 0,
             "the CUDA driver %s (CUDA %d.%d) has no %s: fanin needs a driver of CUDA 11.0 or later",
             api->path, api->version / 1000, api->version % 1000 / 10, api->missing[FAN_CUDA_MUST]);
+    }
     fan_cu_result code = api->Init(0);
-    if (code)
+    if (code) {
         return fan_fail_code(err, FAN_ERR_DEVICE, code,
                              "cuInit failed: %s (%s, CUDA %d.%d; fanin needs 11.0 or later); %s",
                              fan_cuda_text(api, code, text, sizeof text), api->path,
                              api->version / 1000, api->version % 1000 / 10, api_advice(code));
+    }
     return FAN_OK;
 }
 

@@ -33,7 +33,9 @@ typedef void fan_cu_call(void *ctx); /* a host function that the driver calls */
 typedef struct fan_cu_pool_props {
     int allocation; /* FAN_CU_ALLOCATION_PINNED */
     int handles;
-    int location, device; /* FAN_CU_LOCATION_DEVICE, and which */
+    /* FAN_CU_LOCATION_DEVICE, and which */
+    int location;
+    int device;
     void *security;
     size_t most;
     unsigned char reserved[56];
@@ -175,7 +177,7 @@ enum {
 };
 
 /* fan_cuda_api_open: opens `path` (NULL: the system's driver), looks up the functions, and
- * initializes the driver. FAN_ERR_DEVICE with the driver's code (or 0) and a text that tells the
+ * initializes the driver. FAN_ERR_DEVICE with the driver's code (or 0) and a text that names the
  * user what to do. */
 fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err);
 /* fan_cuda_text: writes "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory". */

@@ -102,12 +102,14 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
     if (!err)
         err = &mine;
     (void)fan_cuda_text(fan__cuda_api_of(p), code, text, sizeof text);
-    if (code == FAN_CU_OUT_OF_MEMORY)
+    if (code == FAN_CU_OUT_OF_MEMORY) {
         return fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, code, "%s on cuda:%d failed: %s", call,
                              p->index, text);
-    if (code >= 900 && code <= 908)
+    }
+    if (code >= 900 && code <= 908) {
         return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s on cuda:%d failed: %s; %s", call,
                              p->index, text, fan__cuda_capture_advice(code));
+    }
     fan_status status =
         fan_fail_code(err, FAN_ERR_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
     if (fan_cuda_stale(code) && fan__cuda_lives(p)) {

@@ -39,6 +39,52 @@ static void launch_find(const fan_cuda_part *p, fan_cu_result *code, fan_cu_func
         *code = fan__cuda_api_of(p)->ModuleGetFunction(out, p->module, name);
 }
 
+static fan_cu_result launch_find_all(fan_cuda_part *p)
+{
+    fan_cu_result code = 0;
+    for (size_t i = 0; i < FAN__FOLDS; i++) {
+        launch_find(p, &code, &p->folds[i], fan__folds[i].name);
+        launch_find(p, &code, &p->many[i], fan__folds[i].many);
+        launch_find(p, &code, &p->fold_stats[i], fan__folds[i].stats);
+        launch_find(p, &code, &p->fold_scatter[i], fan__folds[i].scatter);
+    }
+    for (size_t i = 0; i < FAN__REDUCES; i++)
+        launch_find(p, &code, &p->reduce[i], launch_reduces[i].name);
+#define X(field, name) launch_find(p, &code, &p->field, name);
+    FAN__CUDA_KERNEL_LIST(X)
+#undef X
+    return code;
+}
+
+static void launch_add_resident(fan_cuda_part *p, fan_cu_function kernel)
+{
+    p->resident[p->nresident++].kernel = kernel;
+}
+
+/* launch_measure: sets how many blocks fit of each kernel that distributes its work. */
+static fan_cu_result launch_measure(fan_cuda_part *p)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan_cu_result code = 0;
+    p->nresident = 0;
+    for (size_t i = 0; i < FAN__FOLDS; i++) {
+        launch_add_resident(p, p->folds[i]);
+        launch_add_resident(p, p->many[i]);
+        launch_add_resident(p, p->fold_scatter[i]);
+    }
+    for (size_t i = 0; i < FAN__REDUCES; i++)
+        launch_add_resident(p, p->reduce[i]);
+#define X(field, name) launch_add_resident(p, p->field);
+    FAN__CUDA_KERNEL_LIST(X)
+#undef X
+    for (size_t i = 0; i < p->nresident && code == 0; i++) {
+        fan__cuda_resident *resident = &p->resident[i];
+        code = api->OccupancyMaxActiveBlocksPerMultiprocessor(&resident->blocks, resident->kernel,
+                                                              FAN_K_BLOCK, 0);
+    }
+    return code;
+}
+
 /* launch_load: loads an image and finds its kernels: a driver that loads lazily refuses an image
  * only then. Unloads the image if that fails. `call`: the call that failed. */
 static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char **call)
@@ -48,34 +94,11 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
     fan_cu_result code = api->ModuleLoadData(&p->module, image);
     if (code == 0) {
         *call = "cuModuleGetFunction";
-        for (size_t i = 0; i < FAN__FOLDS; i++) {
-            launch_find(p, &code, &p->folds[i], fan__folds[i].name);
-            launch_find(p, &code, &p->many[i], fan__folds[i].many);
-            launch_find(p, &code, &p->fold_stats[i], fan__folds[i].stats);
-            launch_find(p, &code, &p->fold_scatter[i], fan__folds[i].scatter);
-        }
-        for (size_t i = 0; i < FAN__REDUCES; i++)
-            launch_find(p, &code, &p->reduce[i], launch_reduces[i].name);
-#define X(field, name) launch_find(p, &code, &p->field, name);
-        FAN__CUDA_KERNEL_LIST(X)
-#undef X
+        code = launch_find_all(p);
     }
     if (code == 0) {
         *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-        p->nresident = 0;
-        for (size_t i = 0; i < FAN__FOLDS; i++) {
-            p->resident[p->nresident++].kernel = p->folds[i];
-            p->resident[p->nresident++].kernel = p->many[i];
-            p->resident[p->nresident++].kernel = p->fold_scatter[i];
-        }
-        for (size_t i = 0; i < FAN__REDUCES; i++)
-            p->resident[p->nresident++].kernel = p->reduce[i];
-#define X(field, name) p->resident[p->nresident++].kernel = p->field;
-        FAN__CUDA_KERNEL_LIST(X)
-#undef X
-        for (size_t i = 0; i < p->nresident && code == 0; i++)
-            code = api->OccupancyMaxActiveBlocksPerMultiprocessor(
-                &p->resident[i].blocks, p->resident[i].kernel, FAN_K_BLOCK, 0);
+        code = launch_measure(p);
     }
     if (code && p->module && !fan_cuda_sticky(code))
         (void)api->ModuleUnload(p->module);
@@ -84,25 +107,28 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
     return code;
 }
 
+/* launch_gives_way: whether another image may load in place of the one that gave `code`. The
+ * compiler of an image may be newer than the driver, which refuses it by one of many codes. */
+static bool launch_gives_way(fan_cu_result code)
+{
+    return code && code != FAN_CU_OUT_OF_MEMORY && !fan_cuda_sticky(code);
+}
+
 fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
 {
-    const struct {
-        const void *code;
-        const char *words;
-    } images[] = {{fan_kernels_fatbin_bytes ? fan_kernels_fatbin : NULL, "machine code"},
-                  {p->image.code, p->image.words}};
     const char *call = NULL;
     fan_cu_result code = 0;
     bool gives_way = true;
     int mode = fan__cuda_relax(p);
-    for (size_t i = 0; i < sizeof images / sizeof *images && gives_way; i++) {
-        if (!images[i].code)
-            continue;
-        code = launch_load(p, images[i].code, &call);
-        p->loaded = images[i].words;
-        /* The compiler of an image may be newer than the driver, which refuses it by one of many
-         * codes. */
-        gives_way = code && code != FAN_CU_OUT_OF_MEMORY && !fan_cuda_sticky(code);
+    if (fan_kernels_fatbin_bytes) {
+        code = launch_load(p, fan_kernels_fatbin, &call);
+        p->loaded = "machine code";
+        gives_way = launch_gives_way(code);
+    }
+    if (gives_way && p->image.code) {
+        code = launch_load(p, p->image.code, &call);
+        p->loaded = p->image.words;
+        gives_way = launch_gives_way(code);
     }
     fan__cuda_restore(p, mode);
     p->image.wanted = gives_way && !p->image.code;
@@ -197,6 +223,15 @@ int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first)
     return flags;
 }
 
+/* launch_fold_of: returns the fold of a dtype in an accumulation dtype; FOLDS if there is none. */
+static size_t launch_fold_of(fan_dtype from, fan_dtype acc)
+{
+    size_t i = 0;
+    while (i < FAN__FOLDS && (fan__folds[i].from != from || fan__folds[i].acc != acc))
+        i++;
+    return i;
+}
+
 size_t fan__scatter_for(fan_dtype into, fan_dtype values)
 {
     fan_dtype to = launch_unsigned_of(into);
@@ -217,39 +252,57 @@ static bool launch_is_whole(const fan_nditer *w, const fan_array *a)
     return !fan__is_anywhere(a) && fan_nditer_whole(w, a, 0, w->size);
 }
 
-size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled,
-                     fan_nditer *w)
+void fan__walk_job(fan_nditer *walk, const fan_job *job)
 {
-    if (n == 0 || n > FAN_K_SOURCES)
+    fan_nditer_begin(walk, job->out, false);
+    for (size_t k = 0; k < job->n; k++)
+        fan_nditer_also(walk, job->in[k].array);
+    fan_nditer_ready(walk);
+}
+
+/* launch_source_dtype: returns the dtype of the sources; the first of them, and the result, may
+ * have that of the accumulation. */
+static fan_dtype launch_source_dtype(const fan_job *job)
+{
+    fan_dtype first = job->in->array->dtype;
+    if (job->n > 1)
+        return job->in[1].array->dtype;
+    if (first == job->in->acc)
+        return job->out->dtype;
+    return first;
+}
+
+/* launch_fits: whether a fold kernel that sums dtype d in `acc` reads the k-th operand. */
+static bool launch_fits(const fan_job *job, size_t k, fan_dtype d, fan_dtype acc)
+{
+    const fan_operand *operand = &job->in[k];
+    fan_dtype of = operand->array->dtype;
+    if (operand->acc != acc || operand->weight.on)
+        return false;
+    return of == d || (k == 0 && of == acc);
+}
+
+size_t fan__fold_for(const fan_job *job, const fan_nditer *walk)
+{
+    if (job->n == 0 || job->n > FAN_K_SOURCES)
         return FAN__FOLDS;
-    /* d: of the sources; the first of them, and the result, may have the dtype of the
-     * accumulation */
-    fan_dtype acc = in[0].acc;
-    fan_dtype d = in[0].array->dtype;
-    if (n > 1)
-        d = in[1].array->dtype;
-    else if (d == acc)
-        d = out->dtype;
-    if (scaled && fan_dtype_kind(acc) == 'c')
+    fan_dtype acc = job->in->acc;
+    fan_dtype d = launch_source_dtype(job);
+    fan_dtype to = job->out->dtype;
+    char kind = fan_dtype_kind(acc);
+    if (kind == 'c' && job->scale && job->scale->on)
         return FAN__FOLDS;
-    if (fan_dtype_kind(d) != fan_dtype_kind(acc))
+    if (fan_dtype_kind(d) != kind)
         return FAN__FOLDS;
-    if (out->dtype != d && out->dtype != acc)
+    if (to != d && to != acc)
         return FAN__FOLDS;
-    if (!launch_is_whole(w, out))
+    if (!launch_is_whole(walk, job->out))
         return FAN__FOLDS;
-    for (size_t k = 0; k < n; k++) {
-        fan_dtype of = in[k].array->dtype;
-        bool fits = of == d || (k == 0 && of == acc);
-        if (in[k].acc != acc || !fits || !launch_is_whole(w, in[k].array))
+    for (size_t k = 0; k < job->n; k++) {
+        if (!launch_fits(job, k, d, acc))
             return FAN__FOLDS;
-        if (in[k].weight.on)
+        if (!launch_is_whole(walk, job->in[k].array))
             return FAN__FOLDS;
     }
-    for (size_t i = 0; i < FAN__FOLDS; i++) {
-        const fan_dtype from = fan__folds[i].from;
-        if (from == launch_unsigned_of(d) && fan__folds[i].acc == launch_unsigned_of(acc))
-            return i;
-    }
-    return FAN__FOLDS;
+    return launch_fold_of(launch_unsigned_of(d), launch_unsigned_of(acc));
 }

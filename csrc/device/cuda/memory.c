@@ -37,7 +37,9 @@ static fan__cuda_block *block_holding(fan_cuda_part *p, uint64_t address)
     if (i == 0)
         return NULL;
     fan__cuda_block *b = &p->blocks[i - 1];
-    if (b->kept || address - b->address >= b->bytes)
+    if (b->kept)
+        return NULL;
+    if (address - b->address >= b->bytes)
         return NULL;
     return b;
 }
@@ -49,9 +51,10 @@ static fan_status block_reserve(fan_cuda_part *p, fan_error *err)
     int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16,
                           sizeof *p->blocks); /* for several threads that reserve */
     fan__part_unlock(p);
-    if (failed)
+    if (failed) {
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d",
                         p->index);
+    }
     return FAN_OK;
 }
 
@@ -109,7 +112,11 @@ static bool block_out(fan_cuda_part *p, fan__cuda_block *b, fan__cuda_block *gon
         return true;
     }
     p->nleft -= b->left;
-    *b = (fan__cuda_block){.address = b->address, .bytes = b->bytes, .kept = true};
+    *b = (fan__cuda_block){
+        .address = b->address,
+        .bytes = b->bytes,
+        .kept = true,
+    };
     return false;
 }
 
@@ -245,7 +252,10 @@ static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes,
     bool pooled = p->pools && !capture;
     if (!pooled && block_reuse(p, bytes, b))
         return FAN_OK;
-    *b = (fan__cuda_block){.bytes = bytes, .pooled = pooled};
+    *b = (fan__cuda_block){
+        .bytes = bytes,
+        .pooled = pooled,
+    };
     fan_cu_result code = block_try(p, on, pooled, bytes, &b->address);
     if (code == FAN_CU_OUT_OF_MEMORY) {
         block_free_pending(p);
@@ -276,8 +286,11 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
         if (listed) {
             size_t i = block_place(p, b.address);
             memmove(p->blocks + i + 1, p->blocks + i, (p->nblocks - i) * sizeof *p->blocks);
-            p->blocks[i] =
-                (fan__cuda_block){.address = b.address, .bytes = b.bytes, .pooled = b.pooled};
+            p->blocks[i] = (fan__cuda_block){
+                .address = b.address,
+                .bytes = b.bytes,
+                .pooled = b.pooled,
+            };
             p->nblocks++;
         }
         fan__part_unlock(p);
@@ -328,7 +341,9 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes)
 size_t fan__cuda_trim(fan_cuda_part *p)
 {
     fan__cuda_scope scope;
-    if (!fan__cuda_usable(p) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+    if (!fan__cuda_usable(p))
+        return 0;
+    if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
         return 0;
     block_free_pending(p);
     size_t bytes = block_trim(p);
@@ -425,9 +440,10 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
     fan__part_unlock(p);
     if (recorded)
         return FAN_OK;
-    if (!graphs)
+    if (!graphs) {
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph's hold on memory of cuda:%d",
                         p->index);
+    }
     if (!api->has[FAN_CUDA_GRAPHS]) {
         block_note_capture(p, address, capture);
         return FAN_OK; /* it is never freed */

@@ -93,11 +93,14 @@ typedef struct fan_cuda_part {
     bool reads_host;
     int processors;
     fan_stream **streams; /* those with holders; not held */
-    size_t nstreams, streams_cap;
+    size_t nstreams;
+    size_t streams_cap;
     fan__capture_stream *capture_streams;
-    size_t ncapture_streams, capture_streams_cap;
+    size_t ncapture_streams;
+    size_t capture_streams_cap;
     fan__cuda_block *blocks; /* by address */
-    size_t nblocks, blocks_cap;
+    size_t nblocks;
+    size_t blocks_cap;
     char *staging; /* for the tables of run_many; NULL: none, or in use */
     size_t staging_bytes;
     size_t nleft; /* number of blocks with `left`; if 0, block_free_pending has nothing to do */
@@ -111,7 +114,9 @@ struct fan_cuda {
     unsigned life; /* fan_fork_generation when it was opened */
     int count;
     uint64_t left_out;
-    int64_t most_entries, most_rows; /* of one sort of COO data */
+    /* of one sort of COO data */
+    int64_t most_entries;
+    int64_t most_rows;
     fan_cuda_part *parts;
     fan_recording *recordings; /* in progress; guarded by the first part's lock */
     atomic_size_t recordings_begun;
@@ -174,10 +179,10 @@ fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err);
 fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err);
 fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err);
 void fan__cuda_leave(fan__cuda_scope *scope);
-/* fan__cuda_check: converts a driver's code: FAN_OK, FAN_ERR_DEVICE_NOMEM, FAN_ERR_CAPTURE,
- * FAN_ERR_DEVICE; `call` names the function and its purpose. fan__cuda_refuse: the same for a
- * nonzero code. */
+/* fan__cuda_refuse: converts a driver's nonzero code: FAN_ERR_DEVICE_NOMEM, FAN_ERR_CAPTURE,
+ * FAN_ERR_DEVICE; `call` names the function and its purpose. */
 fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
+/* fan__cuda_check: as fan__cuda_refuse; FAN_OK for a code of 0. */
 static inline fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call,
                                          fan_error *err)
 {
@@ -247,9 +252,9 @@ fan_status fan__cuda_event_sync(fan_event *e, fan_error *err);
 fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out,
                            fan_error *err);
 void fan__cuda_free(fan_device *d, void *data, size_t bytes);
-/* fan__cuda_scratch: allocates memory for one job on s; fan__cuda_scratch_free: frees it in the
- * order of s. */
+/* fan__cuda_scratch: allocates memory for one job on s. */
 fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_error *err);
+/* fan__cuda_scratch_free: frees such memory in the order of s. */
 void fan__cuda_scratch_free(fan_stream *s, uint64_t address);
 /* fan__cuda_retain: keeps the memory at `address`, used by captured work, as long as the graph. */
 fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
@@ -285,16 +290,18 @@ typedef struct fan__launch_ctx {
     fan_stream *stream;
     fan_cu_stream on;
     const char *label;
-    const fan_stats_out *stats_out; /* receives the statistics of sums; NULL: not wanted */
-    size_t first_suspect;
     bool blind;  /* only statistics are computed: no sum is written */
     bool *begun; /* set once a launch succeeded */
 } fan__launch_ctx;
 
 typedef struct fan__fold {
-    const char *name, *many, *stats, *scatter;
+    const char *name;
+    const char *many;
+    const char *stats;
+    const char *scatter;
     int bytes;
-    fan_dtype from, acc;
+    fan_dtype from;
+    fan_dtype acc;
 } fan__fold;
 
 enum {
@@ -327,9 +334,11 @@ static inline uint64_t fan__address_of(const fan_array *a)
 }
 /* fan__is_anywhere: returns whether some element's address is no multiple of its numbers' size. */
 bool fan__is_anywhere(const fan_array *a);
-/* fan__fold_for: returns the kernel that reads these operands in place; FOLDS if there is none. */
-size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled,
-                     fan_nditer *w);
+/* fan__walk_job: the walk over the result and the operands of a sum. */
+void fan__walk_job(fan_nditer *walk, const fan_job *job);
+/* fan__fold_for: returns the kernel that reads the job's operands in place; FOLDS if there is
+ * none. */
+size_t fan__fold_for(const fan_job *job, const fan_nditer *walk);
 /* fan__reduce_for: returns the kernel that sums numbers of this dtype, or the parts of complex
  * ones, over axes. */
 size_t fan__reduce_for(fan_dtype d);
@@ -341,20 +350,26 @@ int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first);
 
 /* sum: sums, copies on the device, statistics, zeros. */
 
-fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const fan_operand *in,
-                         size_t n, const fan_scale *scale, fan_error *err);
+fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_job *job, fan_error *err);
 fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
                           fan_error *err);
 /* fan__cuda_measure: computes the statistics of an existing array, as those of its own sum, which
  * is not written. */
 fan_status fan__cuda_measure(fan__launch_ctx *s, const fan_job *job, fan_error *err);
 fan_status fan__cuda_zero(const fan__launch_ctx *s, const fan_array *out, fan_error *err);
+/* fan__cuda_fill_zero: queues zeros over memory of the device. */
+fan_status fan__cuda_fill_zero(const fan__launch_ctx *s, uint64_t address, size_t bytes,
+                               fan_error *err);
 
 /* fan__cuda_reduce: fan_reduce (array/sum.h), a sum over axes (D7), queued; the same bits. */
 fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
                             fan_dtype dtype, fan_error *err);
 
 /* copy: copies between host and device, and sums made on the host. */
+
+/* fan__cuda_pass_upload: blocks after copies from the host, if the device still reads its
+ * memory. */
+fan_status fan__cuda_pass_upload(const fan__launch_ctx *s, fan_error *err);
 fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
                             fan_error *err);
 fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, const fan_array *src,

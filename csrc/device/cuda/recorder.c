@@ -32,7 +32,8 @@ struct fan_recording {
     uint64_t bytes;
     size_t kernels; /* with copies and fills */
     recorder_touch *touches;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
 };
 
 static void recorder_lock(fan_cuda *c)
@@ -50,11 +51,16 @@ static void recorder_unlock(fan_cuda *c)
 static void recorder_touches(fan_recording *r, const fan_job *job, const fan_array *a, bool write)
 {
     recorder_touch *t = &r->touches[r->n];
-    int64_t lo, hi;
+    int64_t lo;
+    int64_t hi;
     if (!a || a->size == 0)
         return;
     fan_array_reach(a, &lo, &hi);
-    *t = (recorder_touch){.data = a->data + lo, .bytes = (size_t)(hi - lo), .write = write};
+    *t = (recorder_touch){
+        .data = a->data + lo,
+        .bytes = (size_t)(hi - lo),
+        .write = write,
+    };
     snprintf(t->name, sizeof t->name, "%s", fan_job_name(job));
     r->n++;
 }
@@ -63,8 +69,9 @@ fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job 
                                    fan_error *err)
 {
     fan_status status = FAN_OK;
-    if (!atomic_load_explicit(&c->recordings_begun, memory_order_acquire) ||
-        FAN_FAULT(CUDA_NOTES_NOTHING))
+    if (!atomic_load_explicit(&c->recordings_begun, memory_order_acquire))
+        return FAN_OK;
+    if (FAN_FAULT(CUDA_NOTES_NOTHING))
         return FAN_OK;
     recorder_lock(c);
     fan_recording *r = c->recordings;
@@ -87,10 +94,11 @@ fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job 
 
 static void recorder_accesses(const fan_recording *r, fan_recording_visit visit, void *ctx)
 {
-    for (size_t i = 0; i < r->n; i++)
+    for (size_t i = 0; i < r->n; i++) {
         if (!visit(ctx, r->touches[i].name, r->touches[i].data, r->touches[i].bytes,
                    r->touches[i].write))
             return;
+    }
 }
 
 /* recorder_take: removes and returns the recording in progress on `origin`. */
@@ -98,12 +106,13 @@ static fan_recording *recorder_take(fan_cuda *c, const fan_stream *origin)
 {
     fan_recording *found = NULL;
     recorder_lock(c);
-    for (fan_recording **at = &c->recordings; *at && !found; at = &(*at)->next)
+    for (fan_recording **at = &c->recordings; *at && !found; at = &(*at)->next) {
         if ((*at)->origin == origin) {
             found = *at;
             *at = found->next;
             break;
         }
+    }
     if (found)
         atomic_fetch_sub_explicit(&c->recordings_begun, 1, memory_order_release);
     recorder_unlock(c);
@@ -185,13 +194,14 @@ static fan_status recorder_check_nodes(fan_recording *r, fan_cu_graph graph, fan
             call = "cuMemAllocAsync";
         } else if (type != FAN_CU_NODE_MEM_FREE)
             continue;
-        if (status == FAN_OK && !FAN_FAULT(CUDA_ANY_NODE))
+        if (status == FAN_OK && !FAN_FAULT(CUDA_ANY_NODE)) {
             status = fan_fail(err, FAN_ERR_CAPTURE,
                               "it %s memory of the driver's own (%s) on a captured stream: a graph "
                               "with such memory cannot be launched again before it is freed, and "
                               "fanin cannot track what lives in it; allocate before the call and "
                               "pass the array as an operand, or let fanin allocate",
                               verb, call);
+        }
     }
     fan_free(nodes);
     return status;
@@ -227,19 +237,21 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
         fan_status known = FAN_ERR_STATE;
         if (s && s != r->origin && s->handle > 2)
             known = fan__cuda_capture_of(s, &id, NULL, NULL);
-        if (known == FAN_OK && id == r->capture)
+        if (known == FAN_OK && id == r->capture) {
             fan_append(forked, sizeof forked, "%s%#llx",
                        forked[0] ? ", " : ". Forked in it: stream ", (unsigned long long)s->handle);
+        }
         fan_stream_drop(s);
     }
     fan_cu_result code = fan__cuda_api_of(p)->StreamEndCapture(scope.on, &graph);
     fan_status status;
-    if (code == FAN_CU_INVALID_VALUE)
+    if (code == FAN_CU_INVALID_VALUE) {
         status = fan_fail_code(err, FAN_ERR_CAPTURE, code,
                                "the capture of stream %#llx of cuda:%d was ended by other code",
                                (unsigned long long)origin->handle, p->index);
-    else
+    } else {
         status = fan__cuda_check(p, code, "cuStreamEndCapture", err);
+    }
     if (code == FAN_CU_CAPTURE_UNJOINED && err)
         fan_append(err->text, sizeof err->text, "%s", forked);
     int mode = fan__cuda_relax(p);
@@ -259,11 +271,12 @@ static fan_status recorder_origin(fan_device *d, fan_stream **out, fan_error *er
     const fan_cuda_api *api = fan__cuda_api_of(fan__cuda_part_of(d));
     for (int i = 0; i < FAN_CUDA_FEATURES; i++) {
         bool needed = i == FAN_CUDA_CAPTURE || i == FAN_CUDA_GRAPHS || i == FAN_CUDA_TREES;
-        if (needed && !api->has[i])
+        if (needed && !api->has[i]) {
             return fan_fail(err, FAN_ERR_DEVICE,
                             "GraphTree: the driver of cuda:%d has no %s: graph trees need one of "
                             "CUDA 11.4 or later",
                             d->index, api->missing[i]);
+        }
     }
     /* a stream of our own, as a capture borrows it, under a number that the driver never uses */
     return fan__cuda_capture_stream(
@@ -295,8 +308,9 @@ static fan_status recorder_begin(fan_device *d, fan_stream *origin, fan_error *e
         c->recordings = r;
         atomic_fetch_add_explicit(&c->recordings_begun, 1, memory_order_release);
         recorder_unlock(c);
-    } else
+    } else {
         recorder_halt(p, origin);
+    }
 done:
     fan__cuda_leave(&scope);
     if (status != FAN_OK && r)

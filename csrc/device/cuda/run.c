@@ -10,19 +10,25 @@
 
 #include <string.h>
 
-static fan_status run_retain_array(const fan__launch_ctx *s, const fan_array *a, uint64_t capture,
-                                   fan_cu_graph graph, fan_error *err)
+/* A job's place in a capture. */
+typedef struct run_captured {
+    fan_cuda_part *part;
+    uint64_t capture;
+    fan_cu_graph graph;
+} run_captured;
+
+static fan_status run_retain_array(const run_captured *by, const fan_array *a, fan_error *err)
 {
     if (!a || !a->size)
         return FAN_OK;
-    return fan__cuda_retain(s->part, fan__address_of(a), capture, graph, err);
+    return fan__cuda_retain(by->part, fan__address_of(a), by->capture, by->graph, err);
 }
 
 static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *err)
 {
     switch (job->kind) {
     case FAN_JOB_SUM:
-        return fan__cuda_sum(s, job->out, job->in, job->n, job->scale, err);
+        return fan__cuda_sum(s, job, err);
     case FAN_JOB_EXACT:
         return fan__cuda_exact(s, job, err);
     case FAN_JOB_REDUCE:
@@ -44,59 +50,67 @@ static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *er
 /* run_in_place: returns whether the job overwrites its input. */
 static bool run_in_place(const fan_job *job)
 {
-    for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++)
+    for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++) {
         if (!fan_array_extents_disjoint(job->out, job->in[k].array))
             return true;
+    }
     return job->kind == FAN_JOB_SCATTER;
 }
 
-/* run_capture: prepares a job on a captured stream: the graph holds its memory. */
-static fan_status run_capture(const fan__launch_ctx *w, const fan_job *job, uint64_t capture,
-                              fan_cu_graph graph, fan_error *err)
+/* run_needs_host: returns what the host must do for the job; NULL: nothing. */
+static const char *run_needs_host(const fan_job *job)
 {
-    const char *needs_host = NULL;
     if (job->kind == FAN_JOB_EXACT)
-        needs_host = "an exact sum";
-    else if (job->stats_out)
-        needs_host = "a sum with statistics";
-    else if (job->kind == FAN_JOB_UPLOAD)
-        needs_host = "a copy from the host";
-    if (needs_host)
+        return "an exact sum";
+    if (job->stats_out)
+        return "a sum with statistics";
+    if (job->kind == FAN_JOB_UPLOAD)
+        return "a copy from the host";
+    return NULL;
+}
+
+/* run_capture: prepares a job on a captured stream: the graph holds its memory. */
+static fan_status run_capture(const fan_stream *s, const fan_job *job, const run_captured *by,
+                              fan_error *err)
+{
+    const char *needs_host = run_needs_host(job);
+    const fan_sparse *sparse = job->sparse;
+    if (needs_host) {
         return fan_fail_code(err, FAN_ERR_CAPTURE, 900,
                              "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot "
                              "wait for: do it before the capture",
-                             needs_host, (unsigned long long)w->stream->handle, w->part->index);
-    FAN_TRY(run_retain_array(w, job->out, capture, graph, err));
-    for (size_t k = 0; k < job->n; k++)
-        FAN_TRY(run_retain_array(w, job->in[k].array, capture, graph, err));
-    if (job->sparse) {
-        FAN_TRY(run_retain_array(w, job->sparse->indices, capture, graph, err));
-        FAN_TRY(run_retain_array(w, job->sparse->pointers, capture, graph, err));
-        FAN_TRY(run_retain_array(w, job->sparse->values, capture, graph, err));
+                             needs_host, (unsigned long long)s->handle, by->part->index);
     }
-    return fan__cuda_recorder_note(w->part->cuda, capture, job, err);
+    FAN_TRY(run_retain_array(by, job->out, err));
+    for (size_t k = 0; k < job->n; k++)
+        FAN_TRY(run_retain_array(by, job->in[k].array, err));
+    if (sparse) {
+        FAN_TRY(run_retain_array(by, sparse->indices, err));
+        FAN_TRY(run_retain_array(by, sparse->pointers, err));
+        FAN_TRY(run_retain_array(by, sparse->values, err));
+    }
+    return fan__cuda_recorder_note(by->part->cuda, by->capture, job, err);
 }
 
 fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
     bool begun = false;
-    fan__launch_ctx w = {.part = fan__cuda_part_of(d),
-                         .stream = s,
-                         .label = fan_job_name(job),
-                         .stats_out = job->stats_out,
-                         .first_suspect = job->first_suspect,
-                         .begun = &begun};
+    fan__launch_ctx w = {
+        .part = fan__cuda_part_of(d),
+        .stream = s,
+        .label = fan_job_name(job),
+        .begun = &begun,
+    };
+    run_captured by = {.part = w.part};
     fan__cuda_scope scope;
     fan_status status;
     FAN_TRY(fan__cuda_enter_on(s, &scope, err));
     w.on = scope.on;
-    uint64_t capture;
-    fan_cu_graph graph = NULL;
     if (job->kind == FAN_JOB_UPLOAD)
         FAN_GO(fan_memory_scope_upload(d, err));
-    FAN_GO(fan__cuda_capture_of(s, &capture, &graph, err));
-    if (capture)
-        FAN_GO(run_capture(&w, job, capture, graph, err));
+    FAN_GO(fan__cuda_capture_of(s, &by.capture, &by.graph, err));
+    if (by.capture)
+        FAN_GO(run_capture(s, job, &by, err));
     else
         FAN_GO(fan_memory_scope_check(s, err));
     status = run_kind(&w, job, err);
@@ -115,20 +129,25 @@ done:
 
 fan_status fan__cuda_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err)
 {
-    fan__launch_ctx w = {.part = fan__cuda_part_of(s->device), .stream = s, .label = "read"};
+    fan__launch_ctx w = {
+        .part = fan__cuda_part_of(s->device),
+        .stream = s,
+        .label = "read",
+    };
     fan__cuda_scope scope;
     uint64_t capture;
     fan_status status;
     FAN_TRY(fan__cuda_enter_on(s, &scope, err));
     w.on = scope.on;
     FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
-    if (capture)
+    if (capture) {
         status = fan_fail_code(err, FAN_ERR_CAPTURE, 900,
                                "stream %#llx of cuda:%d is captured: its values cannot be read "
                                "before the graph has run",
                                (unsigned long long)s->handle, s->device->index);
-    else
+    } else {
         status = fan__cuda_download(&w, dst, src, err);
+    }
 done:
     fan__cuda_leave(&scope);
     return status;
@@ -152,9 +171,14 @@ typedef struct batch_many {
     size_t which;
     uint64_t factor;
     bool scaled;
-    size_t rows, sources, tiles;
-    uint64_t at;              /* of its table in the staging memory */
-    size_t row, source, tile; /* written so far */
+    size_t rows;
+    size_t sources;
+    size_t tiles;
+    uint64_t at; /* of its table in the staging memory */
+    /* written so far */
+    size_t row;
+    size_t source;
+    size_t tile;
 } batch_many;
 
 static int64_t batch_numbers(const fan_array *a)
@@ -173,41 +197,47 @@ static bool batch_same_kind(const batch_many *a, const batch_many *b)
     return a->which == b->which && a->scaled == b->scaled && a->factor == b->factor;
 }
 
+/* batch_suits: returns whether a job may be a row of a table. */
+static bool batch_suits(const fan_job *job)
+{
+    if (job->kind != FAN_JOB_SUM || job->stats)
+        return false;
+    if (job->scale && job->scale->divisor)
+        return false;
+    return job->out->size != 0 && fan_job_bytes(job) <= MANY_BYTES;
+}
+
 /* batch_kind: returns the kind of a job, a new one if there is room; KINDS: none. */
 static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
 {
     batch_many k = {.scaled = job->scale && job->scale->on};
-    char factor[16] = {0};
-    fan_nditer w;
+    fan_nditer walk;
     size_t i = 0;
-    if (job->kind != FAN_JOB_SUM || job->stats)
+    if (!batch_suits(job))
         return KINDS;
-    if (job->scale && job->scale->divisor)
-        return KINDS;
-    if (job->out->size == 0 || fan_job_bytes(job) > MANY_BYTES)
-        return KINDS;
-    fan_nditer_begin(&w, job->out, false);
-    for (size_t j = 0; j < job->n; j++)
-        fan_nditer_also(&w, job->in[j].array);
-    fan_nditer_ready(&w);
-    k.which = fan__fold_for(job->out, job->in, job->n, k.scaled, &w);
+    fan__walk_job(&walk, job);
+    k.which = fan__fold_for(job, &walk);
     if (k.which == FAN__FOLDS)
         return KINDS;
     if (k.scaled) {
-        fan_scale_as(job->scale, job->in[0].acc, factor);
+        char factor[16] = {0};
+        fan_scale_as(job->scale, job->in->acc, factor);
         memcpy(&k.factor, factor, sizeof k.factor);
     }
     while (i < *nkinds && !batch_same_kind(&kinds[i], &k))
         i++;
     if (i == KINDS)
         return KINDS;
-    if (i == *nkinds)
-        kinds[(*nkinds)++] = k;
-    if (kinds[i].tiles > MOST_OF_A_TABLE || kinds[i].sources > MOST_OF_A_TABLE)
+    batch_many *kind = &kinds[i];
+    if (i == *nkinds) {
+        *kind = k;
+        ++*nkinds;
+    }
+    if (kind->tiles > MOST_OF_A_TABLE || kind->sources > MOST_OF_A_TABLE)
         return KINDS;
-    kinds[i].rows++;
-    kinds[i].sources += job->n;
-    kinds[i].tiles += batch_tiles(job, k.which);
+    kind->rows++;
+    kind->sources += job->n;
+    kind->tiles += batch_tiles(job, k.which);
     return i;
 }
 
@@ -242,8 +272,11 @@ static void batch_staging_give(fan_cuda_part *p, char *staging, size_t bytes)
 
 #define STACK_JOBS 32 /* up to this many need no allocation */
 
-/* The jobs sorted by kind, and which kinds have enough of them for a table. */
+/* The jobs of a call, and which kinds have enough of them for a table. */
 typedef struct batch_sorted {
+    const fan_job *jobs;
+    size_t n;
+    fan_job_state *states;
     batch_many kinds[KINDS];
     size_t nkinds;
     uint8_t *kind; /* of each job */
@@ -258,34 +291,52 @@ static bool batch_together(const batch_sorted *sorted, size_t job)
     return kind < KINDS && sorted->kinds[kind].rows > 1;
 }
 
+/* batch_collect: collects the jobs of a kind; returns their number. */
+static size_t batch_collect(batch_sorted *sorted, size_t kind)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < sorted->n; i++) {
+        if (sorted->kind[i] == kind)
+            sorted->some[n++] = sorted->jobs[i];
+    }
+    return n;
+}
+
+static void batch_set_states(const batch_sorted *sorted, size_t kind, fan_status status)
+{
+    fan_job_state state = FAN_JOB_FAILED;
+    if (status == FAN_OK)
+        state = FAN_JOB_QUEUED;
+    for (size_t i = 0; i < sorted->n; i++) {
+        if (sorted->kind[i] == kind)
+            sorted->states[i] = state;
+    }
+}
+
 /* batch_launch_kinds: launches each kind once. The table is on the device. */
-static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *sorted, const fan_job *jobs,
-                                     size_t n, uint64_t table, fan_job_state *states,
+static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *sorted, uint64_t table,
                                      fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
     for (size_t k = 0; k < sorted->nkinds; k++) {
         const batch_many *kind = &sorted->kinds[k];
-        size_t m = 0;
         if (kind->rows < 2)
             continue;
-        for (size_t i = 0; i < n; i++)
-            if (sorted->kind[i] == k)
-                sorted->some[m++] = jobs[i];
-        s->label = fan_jobs_label(sorted->some, m, label, sizeof label);
-        fan_k_many a = {.table = table + kind->at,
-                        .factor = kind->factor,
-                        .rows = (int64_t)kind->rows,
-                        .sources = (int64_t)kind->sources,
-                        .tiles = (int64_t)kind->tiles,
-                        .scaled = kind->scaled};
-        fan_status status =
-            fan__launch_threads(s, s->part->many[kind->which], a.tiles * FAN_K_WARP, &a, err);
-        for (size_t i = 0; i < n; i++)
-            if (sorted->kind[i] == k)
-                states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
+        size_t n = batch_collect(sorted, k);
+        s->label = fan_jobs_label(sorted->some, n, label, sizeof label);
+        fan_k_many a = {
+            .table = table + kind->at,
+            .factor = kind->factor,
+            .rows = (int64_t)kind->rows,
+            .sources = (int64_t)kind->sources,
+            .tiles = (int64_t)kind->tiles,
+            .scaled = kind->scaled,
+        };
+        fan_cu_function kernel = s->part->many[kind->which];
+        fan_status status = fan__launch_threads(s, kernel, a.tiles * FAN_K_WARP, &a, err);
+        batch_set_states(sorted, k, status);
         FAN_TRY(status);
-        fan_jobs_trace(&s->part->device, s->stream, sorted->some, m, label, -1, -1);
+        fan_jobs_trace(&s->part->device, s->stream, sorted->some, n, label, -1, -1);
     }
     return FAN_OK;
 }
@@ -316,14 +367,19 @@ static void batch_write_row(batch_many *kind, const fan_job *job, char *staging)
     uint64_t bits = fan__address_of(job->out);
     size_t ntiles = batch_tiles(job, kind->which);
     fan_k_row *row = &rows[kind->row];
-    *row = (fan_k_row){.out = bits,
-                       .count = (uint32_t)batch_numbers(job->out),
-                       .first = (uint32_t)kind->source,
-                       .tile = (uint32_t)kind->tile,
-                       .n = (uint16_t)job->n};
-    for (size_t j = 0; j < job->n; j++)
-        bits |= sources[kind->source++] = fan__address_of(job->in[j].array);
-    int flags = fan__fold_flags(kind->which, job->out, job->in[0].array);
+    *row = (fan_k_row){
+        .out = bits,
+        .count = (uint32_t)batch_numbers(job->out),
+        .first = (uint32_t)kind->source,
+        .tile = (uint32_t)kind->tile,
+        .n = (uint16_t)job->n,
+    };
+    for (size_t j = 0; j < job->n; j++) {
+        uint64_t address = fan__address_of(job->in[j].array);
+        sources[kind->source++] = address;
+        bits |= address;
+    }
+    int flags = fan__fold_flags(kind->which, job->out, job->in->array);
     if ((bits & 15) == 0)
         flags |= FAN_K_ALIGNED;
     row->flags = (uint16_t)flags;
@@ -332,101 +388,125 @@ static void batch_write_row(batch_many *kind, const fan_job *job, char *staging)
     kind->row++;
 }
 
+/* The tables of all kinds: in staging memory, and on the device. */
+typedef struct batch_tables {
+    char *staging;
+    uint64_t device;
+    size_t bytes;
+} batch_tables;
+
 /* batch_send: copies the tables to the device, in pieces. */
-static fan_status batch_send(const fan__launch_ctx *s, uint64_t table, const char *staging,
-                             size_t bytes, fan_error *err)
+static fan_status batch_send(const fan__launch_ctx *s, const batch_tables *tables, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(s->part);
-    for (size_t at = 0; at < bytes; at += PIECE) {
-        size_t piece = bytes - at;
+    for (size_t at = 0; at < tables->bytes; at += PIECE) {
+        size_t piece = tables->bytes - at;
         if (piece > PIECE)
             piece = PIECE;
-        FAN_TRY(fan__cuda_check(s->part,
-                                api->MemcpyHtoDAsync(table + at, staging + at, piece, s->on),
-                                "cuMemcpyHtoDAsync", err));
+        uint64_t to = tables->device + at;
+        fan_cu_result code = api->MemcpyHtoDAsync(to, tables->staging + at, piece, s->on);
+        FAN_TRY(fan__cuda_check(s->part, code, "cuMemcpyHtoDAsync", err));
     }
-    if (!s->part->reads_host || FAN_FAULT(CUDA_EARLY_HOST))
-        return FAN_OK;
-    return fan__cuda_pass(s->part, s->on, err);
+    return fan__cuda_pass_upload(s, err);
 }
 
-/* batch_run_tables: writes the tables, copies them, and launches. Memory that it lacks is no
- * failure: launching one by one needs none. */
-static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *sorted, const fan_job *jobs,
-                                   size_t n, fan_job_state *states, fan_error *err)
+/* batch_queue: copies the tables, and launches. Memory that it lacks is no failure: launching one
+ * by one needs none. */
+static fan_status batch_queue(fan__launch_ctx *s, batch_sorted *sorted, batch_tables *tables,
+                              fan_error *err)
 {
-    uint64_t table = 0;
-    size_t bytes = batch_place_tables(sorted);
-    size_t room = bytes;
-    if (!bytes)
+    fan_status status = fan__cuda_scratch(s->stream, tables->bytes, &tables->device, err);
+    if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
         return FAN_OK;
-    char *staging = batch_staging_take(s->part, &room);
-    if (!staging)
-        return FAN_OK;
-    for (size_t i = 0; i < n; i++)
-        if (batch_together(sorted, i))
-            batch_write_row(&sorted->kinds[sorted->kind[i]], &jobs[i], staging);
-    fan_status status = fan__cuda_scratch(s->stream, bytes, &table, err);
-    if (status == FAN_OK) {
-        status = batch_send(s, table, staging, bytes, err);
-        if (FAN_FAULT(CUDA_EARLY_TABLE))
-            fan__cuda_free(&s->part->device, (void *)(uintptr_t)table, bytes);
-        if (status == FAN_OK)
-            status = batch_launch_kinds(s, sorted, jobs, n, table, states, err);
-        if (!FAN_FAULT(CUDA_EARLY_TABLE))
-            fan__cuda_scratch_free(s->stream, table);
-    } else if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM) {
-        status = FAN_OK;
-    }
-    batch_staging_give(s->part, staging, room);
+    FAN_TRY(status);
+    status = batch_send(s, tables, err);
+    if (FAN_FAULT(CUDA_EARLY_TABLE))
+        fan__cuda_free(&s->part->device, (void *)(uintptr_t)tables->device, tables->bytes);
     if (status == FAN_OK)
-        return FAN_OK;
-    for (size_t i = 0; i < n; i++)
-        if (states[i] != FAN_JOB_PENDING)
-            return status;
-    /* it failed before any launch: all jobs fail */
-    for (size_t i = 0; i < n; i++)
-        if (batch_together(sorted, i))
-            states[i] = FAN_JOB_FAILED;
+        status = batch_launch_kinds(s, sorted, tables->device, err);
+    if (!FAN_FAULT(CUDA_EARLY_TABLE))
+        fan__cuda_scratch_free(s->stream, tables->device);
     return status;
+}
+
+/* batch_fail_all: if it failed before any launch, all jobs fail. */
+static void batch_fail_all(const batch_sorted *sorted)
+{
+    for (size_t i = 0; i < sorted->n; i++) {
+        if (sorted->states[i] != FAN_JOB_PENDING)
+            return;
+    }
+    for (size_t i = 0; i < sorted->n; i++) {
+        if (batch_together(sorted, i))
+            sorted->states[i] = FAN_JOB_FAILED;
+    }
+}
+
+/* batch_run_tables: writes the tables and queues them, unless memory for them is short. */
+static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *sorted, fan_error *err)
+{
+    batch_tables tables = {.bytes = batch_place_tables(sorted)};
+    size_t room = tables.bytes;
+    if (!room)
+        return FAN_OK;
+    tables.staging = batch_staging_take(s->part, &room);
+    if (!tables.staging)
+        return FAN_OK;
+    for (size_t i = 0; i < sorted->n; i++) {
+        if (batch_together(sorted, i))
+            batch_write_row(&sorted->kinds[sorted->kind[i]], &sorted->jobs[i], tables.staging);
+    }
+    fan_status status = batch_queue(s, sorted, &tables, err);
+    batch_staging_give(s->part, tables.staging, room);
+    if (status != FAN_OK)
+        batch_fail_all(sorted);
+    return status;
+}
+
+/* batch_run: sorts the jobs and runs those that fit into tables. */
+static fan_status batch_run(fan__launch_ctx *s, batch_sorted *sorted, fan_error *err)
+{
+    uint64_t capture;
+    FAN_TRY(fan__cuda_capture_of(s->stream, &capture, NULL, err));
+    if (capture || !s->part->pools)
+        return FAN_OK;
+    FAN_TRY(fan_memory_scope_check(s->stream, err));
+    if (sorted->n > STACK_JOBS) {
+        sorted->kind = fan_alloc(sorted->n);
+        sorted->some = fan_alloc(sorted->n * sizeof *sorted->some);
+    }
+    if (!sorted->kind || !sorted->some)
+        return FAN_OK;
+    for (size_t i = 0; i < sorted->n; i++) {
+        size_t kind = batch_kind(&sorted->jobs[i], sorted->kinds, &sorted->nkinds);
+        sorted->kind[i] = (uint8_t)kind;
+    }
+    return batch_run_tables(s, sorted, err);
 }
 
 fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n,
                               fan_job_state *states, fan_error *err)
 {
-    fan__launch_ctx w = {.part = fan__cuda_part_of(d), .stream = s};
+    fan__launch_ctx w = {
+        .part = fan__cuda_part_of(d),
+        .stream = s,
+    };
     fan__cuda_scope scope;
-    fan_status status = FAN_OK;
-    uint64_t capture;
     batch_sorted sorted;
-    bool on_stack = n <= STACK_JOBS;
+    sorted.jobs = jobs;
+    sorted.n = n;
+    sorted.states = states;
     sorted.nkinds = 0;
-    sorted.kind = NULL;
-    sorted.some = NULL;
+    sorted.kind = sorted.stack_kind;
+    sorted.some = sorted.stack_some;
     FAN_TRY(fan__cuda_enter_on(s, &scope, err));
     w.on = scope.on;
     int mode = fan__cuda_relax(w.part); /* once for all calls below */
-    FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
-    if (capture || !w.part->pools)
-        goto done;
-    FAN_GO(fan_memory_scope_check(s, err));
-    if (on_stack) {
-        sorted.kind = sorted.stack_kind;
-        sorted.some = sorted.stack_some;
-    } else {
-        sorted.kind = fan_alloc(n);
-        sorted.some = fan_alloc(n * sizeof *sorted.some);
-    }
-    if (!sorted.kind || !sorted.some)
-        goto done;
-    for (size_t i = 0; i < n; i++)
-        sorted.kind[i] = (uint8_t)batch_kind(&jobs[i], sorted.kinds, &sorted.nkinds);
-    status = batch_run_tables(&w, &sorted, jobs, n, states, err);
-done:
-    if (!on_stack) {
+    fan_status status = batch_run(&w, &sorted, err);
+    if (sorted.kind != sorted.stack_kind)
         fan_free(sorted.kind);
+    if (sorted.some != sorted.stack_some)
         fan_free(sorted.some);
-    }
     fan__cuda_restore(w.part, mode);
     fan__cuda_leave(&scope);
     return status;

@@ -13,16 +13,18 @@ static bool stream_is_gone(const fan_stream *s)
 fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err)
 {
     const fan__cuda_stream *q = fan__cuda_queue(s);
-    if (q->thread && q->thread != fan_thread_id())
+    if (q->thread && q->thread != fan_thread_id()) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "stream 2 of cuda:%d is the per-thread default stream of another thread, "
                         "and no call can use it on this thread; use a stream of your own",
                         s->device->index);
-    if (stream_is_gone(s))
+    }
+    if (stream_is_gone(s)) {
         return fan_fail_code(err, FAN_ERR_DEVICE, 709,
                              "stream %#llx of cuda:%d was destroyed: keep a stream until what was "
                              "added on it has been taken",
                              (unsigned long long)s->handle, s->device->index);
+    }
     *out = q->handle;
     return FAN_OK;
 }
@@ -53,10 +55,11 @@ fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph
     if (fan_cuda_stale(code) && s->handle > 2 && fan__cuda_lives(p))
         atomic_store_explicit(&fan__cuda_queue(s)->gone, true, memory_order_relaxed);
     FAN_TRY(fan__cuda_check(p, code, "cuStreamGetCaptureInfo", err));
-    if (status == FAN_CU_CAPTURE_BROKEN)
+    if (status == FAN_CU_CAPTURE_BROKEN) {
         return fan_fail_code(
             err, FAN_ERR_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s",
             (unsigned long long)s->handle, s->device->index, fan__cuda_capture_advice(901));
+    }
     if (status == FAN_CU_CAPTURE_ACTIVE)
         *id = found;
     return FAN_OK;
@@ -107,9 +110,10 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     fan__part_lock(p);
     fan_stream *other = stream_among(p, handle, thread, id);
     bool failed = false;
-    if (!other)
+    if (!other) {
         failed =
             fan_grow((void **)&p->streams, &p->streams_cap, p->nstreams + 1, sizeof *p->streams);
+    }
     if (!other && !failed)
         p->streams[p->nstreams++] = s;
     fan__part_unlock(p);
@@ -180,11 +184,12 @@ void fan__cuda_stream_fini(fan_stream *s)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);
     fan__part_lock(p);
-    for (size_t i = 0; i < p->nstreams; i++)
+    for (size_t i = 0; i < p->nstreams; i++) {
         if (p->streams[i] == s) {
             p->streams[i] = p->streams[--p->nstreams];
             break;
         }
+    }
     fan__part_unlock(p);
     fan_free(s->impl);
 }
@@ -194,8 +199,9 @@ fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     fan_cuda_part *p = fan__cuda_part_of(s->device);
     fan__cuda_scope scope;
     *id = 0;
-    if (!fan__cuda_usable(p) ||
-        (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_acquire)))
+    if (!fan__cuda_usable(p))
+        return FAN_OK;
+    if ((!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_acquire)))
         return FAN_OK;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     fan_status status = fan__cuda_capture_of(s, id, NULL, err);
@@ -237,9 +243,12 @@ static fan_status capture_stream_new(fan_cuda_part *p, uint64_t *handle, fan_err
         fan__part_lock(p);
         bool failed = fan_grow((void **)&p->capture_streams, &p->capture_streams_cap,
                                p->ncapture_streams + 1, sizeof *p->capture_streams);
-        if (!failed)
-            p->capture_streams[p->ncapture_streams++] =
-                (fan__capture_stream){.handle = *handle, .asked = 1};
+        if (!failed) {
+            p->capture_streams[p->ncapture_streams++] = (fan__capture_stream){
+                .handle = *handle,
+                .asked = 1,
+            };
+        }
         fan__part_unlock(p);
         if (failed) {
             mode = fan__cuda_relax(p);
@@ -269,11 +278,12 @@ fan_status fan__cuda_capture_stream(fan_device *d, uint64_t id, fan_stream **out
         FAN_TRY(capture_stream_new(p, &handle, err));
     fan_status status = fan_cuda_stream(d, handle, out, err);
     fan__part_lock(p);
-    for (size_t i = 0; i < p->ncapture_streams; i++)
+    for (size_t i = 0; i < p->ncapture_streams; i++) {
         if (p->capture_streams[i].handle == handle) {
             p->capture_streams[i].capture = id;
             p->capture_streams[i].asked--;
         }
+    }
     fan__part_unlock(p);
     return status;
 }

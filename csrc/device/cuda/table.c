@@ -22,16 +22,18 @@ static fan_cuda *opened; /* all drivers; guarded by opened_lock */
 static void table_lock_all(void)
 {
     (void)pthread_mutex_lock(&opened_lock);
-    for (fan_cuda *c = opened; c; c = c->next)
+    for (fan_cuda *c = opened; c; c = c->next) {
         for (int i = 0; i < c->count; i++)
             fan__part_lock(&c->parts[i]);
+    }
 }
 
 static void table_unlock_all(void)
 {
-    for (fan_cuda *c = opened; c; c = c->next)
+    for (fan_cuda *c = opened; c; c = c->next) {
         for (int i = 0; i < c->count; i++)
             fan__part_unlock(&c->parts[i]);
+    }
     (void)pthread_mutex_unlock(&opened_lock);
 }
 
@@ -42,7 +44,10 @@ static void table_in_child(void)
 }
 
 static fan_fork table_fork = {
-    .lock = table_lock_all, .unlock = table_unlock_all, .child = table_in_child};
+    .lock = table_lock_all,
+    .unlock = table_unlock_all,
+    .child = table_in_child,
+};
 
 static bool table_lost(fan_device *d)
 {
@@ -133,18 +138,21 @@ static void table_part_fini(fan_cuda_part *p)
 static void table_free(fan_cuda *c)
 {
     (void)pthread_mutex_lock(&opened_lock);
-    for (fan_cuda **at = &opened; *at; at = &(*at)->next)
+    for (fan_cuda **at = &opened; *at; at = &(*at)->next) {
         if (*at == c) {
             *at = c->next;
             break;
         }
+    }
     (void)pthread_mutex_unlock(&opened_lock);
-    for (int i = 0; i < c->count; i++)
+    for (int i = 0; i < c->count; i++) {
         if (c->parts[i].device.backend)
             fan_device_flush(&c->parts[i].device);
-    for (int i = 0; i < c->count; i++)
+    }
+    for (int i = 0; i < c->count; i++) {
         if (c->parts[i].device.backend)
             fan_device_clear(&c->parts[i].device);
+    }
     for (int i = 0; i < c->count; i++) {
         table_part_fini(&c->parts[i]);
         fan_free(c->parts[i].image.code);
@@ -250,12 +258,17 @@ int fan_cuda_holding(fan_cuda *c, uint64_t address)
 int fan_cuda_here(fan_cuda *c)
 {
     fan_cu_context now = NULL;
-    if (fan__cuda_forked(c) || c->api.CtxGetCurrent(&now) != 0 || !now)
+    if (fan__cuda_forked(c))
         return -1;
-    for (int i = 0; i < c->count; i++)
+    if (c->api.CtxGetCurrent(&now) != 0)
+        return -1;
+    if (!now)
+        return -1;
+    for (int i = 0; i < c->count; i++) {
         if (atomic_load_explicit(&c->parts[i].ready, memory_order_acquire) &&
             c->parts[i].context == now)
             return i;
+    }
     return -1;
 }
 
@@ -264,7 +277,9 @@ bool fan_cuda_active(fan_cuda *c, int index)
     fan_cu_device ordinal;
     unsigned flags = 0;
     int active = 0;
-    if (fan__cuda_forked(c) || index < 0 || index >= c->count)
+    if (fan__cuda_forked(c))
+        return false;
+    if (index < 0 || index >= c->count)
         return false;
     if (c->api.DeviceGet(&ordinal, index) != 0)
         return false;
@@ -314,9 +329,10 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     FAN_GO(table_ask_compute(p, p->ordinal, &major, &minor, err));
     p->compute = 10 * major + minor;
     p->image.wanted = !fan_kernels_fatbin_bytes && !p->image.code;
-    if (p->image.wanted)
+    if (p->image.wanted) {
         FAN_GO(fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: the build embedded none",
                         p->index));
+    }
     FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal),
                            "cuDevicePrimaryCtxRetain", err));
     FAN_GO(fan__cuda_enter(p, &scope, err));
@@ -326,10 +342,12 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING),
                            "cuStreamCreate", err));
     /* A pool of our own: a device's default pool is shared by all libraries, and frees its memory
-     * at each synchronization, unless told to keep some. Without pools, memory is plain. */
-    fan_cu_pool_props props = {.allocation = FAN_CU_ALLOCATION_PINNED,
-                               .location = FAN_CU_LOCATION_DEVICE,
-                               .device = p->index};
+     * at each synchronization, unless a threshold keeps some. Without pools, memory is plain. */
+    fan_cu_pool_props props = {
+        .allocation = FAN_CU_ALLOCATION_PINNED,
+        .location = FAN_CU_LOCATION_DEVICE,
+        .device = p->index,
+    };
     uint64_t keep = fan_pool_get().limit;
     int pools = 0;
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MEMORY_POOLS, &pools, err));
@@ -354,9 +372,10 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants,
 {
     *out = NULL;
     *wants = 0;
-    if (index < 0 || index >= c->count)
+    if (index < 0 || index >= c->count) {
         return fan_fail(err, FAN_ERR_VALUE, "no device cuda:%d: the driver has %d device%s", index,
                         c->count, FAN_PLURAL(c->count));
+    }
     fan_cuda_part *p = &c->parts[index];
     if (fan__cuda_forked(c))
         return fan__cuda_refuse_child(p, err);

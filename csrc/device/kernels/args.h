@@ -33,7 +33,8 @@ typedef struct fan_k_fold {
     int32_t n, scaled, flags, parts; /* parts: numbers of an element */
     uint64_t rows;
     /* negative: signed integers; first_suspect: sources before it are not reported */
-    int32_t negative, first_suspect;
+    int32_t negative;
+    int32_t first_suspect;
     uint64_t in[FAN_K_SOURCES];
 } fan_k_fold;
 
@@ -52,9 +53,13 @@ typedef struct fan_k_row {
 } fan_k_row;
 
 typedef struct fan_k_many {
-    uint64_t table, factor;
-    int64_t rows, sources, tiles;
-    int32_t scaled, unused;
+    uint64_t table;
+    uint64_t factor;
+    int64_t rows;
+    int64_t sources;
+    int64_t tiles;
+    int32_t scaled;
+    int32_t unused;
 } fan_k_many;
 
 /* fan_any, fan_fold_stats_any: the same for any dtypes, strides and accumulation dtypes (D3). n ==
@@ -66,10 +71,12 @@ typedef struct fan_k_many {
 typedef struct fan_k_any {
     int64_t size;
     int32_t n, ndim, out, scaled; /* out: its dtype */
-    int32_t weighted, divided;
+    int32_t weighted;
+    int32_t divided;
     uint64_t divisor; /* the bits of one number of the last accumulation dtype's parts */
     /* anywhere: some address is no multiple of its numbers' size */
-    int32_t anywhere, first_suspect;
+    int32_t anywhere;
+    int32_t first_suspect;
     uint64_t rows;
     uint64_t factor[2]; /* the bits of one element of the last accumulation dtype */
     int64_t words[FAN_K_WORDS];
@@ -78,8 +85,11 @@ typedef struct fan_k_any {
 /* fan_fold_stats_end: adds the rows in order into the struct that the host reads. One block. before
  * 0: no contribution was found before; else another fan_device_stats, or the same. */
 typedef struct fan_k_stats_end {
-    uint64_t rows, stats, before;
-    int64_t nrows, count;
+    uint64_t rows;
+    uint64_t stats;
+    uint64_t before;
+    int64_t nrows;
+    int64_t count;
     int64_t keys[FAN_K_SOURCES]; /* of the sources */
 } fan_k_stats_end;
 
@@ -92,14 +102,22 @@ typedef struct fan_k_stats_end {
  * extent[stay], out stride[stay], in stride[stay]; of the reduced ones, extent[go], in
  * stride[go]. */
 typedef struct fan_k_reduce {
-    uint64_t out, in;
+    uint64_t out;
+    uint64_t in;
     int64_t numbers, terms, runs; /* of the result; of `in` for each; threads for each */
     int64_t group;
     int64_t in_part, out_part; /* bytes from one part to the next */
-    int32_t parts, lanes, whole, across;
+    int32_t parts;
+    int32_t lanes;
+    int32_t whole;
+    int32_t across;
     int32_t again, last; /* again: `in` is an earlier launch's result */
-    int32_t acc, to, anywhere;
-    int32_t stay, go, unused;
+    int32_t acc;
+    int32_t to;
+    int32_t anywhere;
+    int32_t stay;
+    int32_t go;
+    int32_t unused;
     int64_t words[FAN_K_WORDS];
 } fan_k_reduce;
 
@@ -123,10 +141,13 @@ typedef struct fan_k_reduce {
 typedef struct fan_k_coo {
     uint64_t indices;
     /* bytes from one entry to the next; from one axis's indices to the next's */
-    int64_t index_step, index_row;
+    int64_t index_step;
+    int64_t index_row;
     uint64_t first_row;
     uint32_t nrows;
-    int32_t index_size, sparse, unused;
+    int32_t index_size;
+    int32_t sparse;
+    int32_t unused;
 } fan_k_coo;
 
 /* The entries in a sort, each list with as few bytes as possible. A row is split into its low bits,
@@ -134,7 +155,9 @@ typedef struct fan_k_coo {
  * those; high_size 0: all bits are in `low`. came: the original position of the entry; or, if
  * values is not 0, its value itself. */
 typedef struct fan_k_list {
-    uint64_t low, high, came;
+    uint64_t low;
+    uint64_t high;
+    uint64_t came;
 } fan_k_list;
 
 typedef struct fan_k_entry {
@@ -146,11 +169,14 @@ typedef struct fan_k_entry {
 typedef struct fan_k_sort {
     fan_k_coo coo;
     fan_k_entry entry;
-    fan_k_list list, out;
+    fan_k_list list;
+    fan_k_list out;
     uint64_t counts, totals; /* uint32: [digit][tile], [digit] */
     uint64_t unsorted;       /* uint32 */
-    int64_t entries, tiles;
-    int32_t shift, bits;
+    int64_t entries;
+    int64_t tiles;
+    int32_t shift;
+    int32_t bits;
     int64_t words[64];
 } fan_k_sort;
 
@@ -166,8 +192,14 @@ typedef struct fan_k_scatter {
     uint64_t into, values, indices, pointers;     /* pointers 0: COO */
     int64_t entries, lanes, inside;               /* lanes: workers; inside: numbers of an entry */
     int64_t value_step, index_step, pointer_step; /* bytes from one entry to the next */
-    int32_t into_dtype, value_dtype, index_size, pointer_size;
-    int32_t inner, anywhere, aligned, wide;
+    int32_t into_dtype;
+    int32_t value_dtype;
+    int32_t index_size;
+    int32_t pointer_size;
+    int32_t inner;
+    int32_t anywhere;
+    int32_t aligned;
+    int32_t wide;
     fan_k_coo coo;
     fan_k_entry entry; /* as fan_sort_* wrote them */
     fan_k_list list;

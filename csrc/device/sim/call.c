@@ -69,10 +69,11 @@ fan_status fan__sim_enter(fan_sim *machine, const char *call, fan_error *err)
 #ifdef FAN_TEST
     if (machine->planned) /* calls after the failed one depend on it, too */
         fan__sim_access_state(machine, OF_FAULTS, true);
-    if (machine->fail_at >= 0 && machine->fail_at-- == 0)
+    if (machine->fail_at >= 0 && machine->fail_at-- == 0) {
         return fan_fail_code(err, machine->fail_with,
                              machine->fail_with == FAN_ERR_DEVICE ? 999 : 2,
                              "%s of the simulated device failed, as planned", call);
+    }
 #endif
     (void)machine, (void)call, (void)err;
     return FAN_OK;
@@ -93,9 +94,10 @@ static bool on_host(const fan_op *op)
 /* stream_name: the name of the stream that the operation runs on; NULL: it has none. */
 static const char *stream_name(const fan_sim *machine, const fan_op *op)
 {
-    for (size_t i = 0; i < machine->nnames; i++)
+    for (size_t i = 0; i < machine->nnames; i++) {
         if (machine->names[i].owner == op->owner)
             return machine->names[i].text;
+    }
     return NULL;
 }
 
@@ -164,7 +166,10 @@ static void race_text_operation(const fan_sim *machine, const fan_op *op, char *
  * streams are available: any code may queue to a stream. */
 static void race_text_missing(const fan_sim *machine, const fan_race *r, char *buf, size_t size)
 {
-    char a[OWNER_TEXT], b[OWNER_TEXT], first[64], second[64];
+    char a[OWNER_TEXT];
+    char b[OWNER_TEXT];
+    char first[64];
+    char second[64];
     bool host1 = on_host(&r->first);
     bool host2 = on_host(&r->second);
     owner_text(machine, &r->first, a, sizeof a);
@@ -173,16 +178,17 @@ static void race_text_missing(const fan_sim *machine, const fan_race *r, char *b
     stream_call(&r->second, second, sizeof second);
     if (host1 && host2)
         fan_append(buf, size, "%s must come after %s (a lock, or a join)", b, a);
-    else if (host1)
+    else if (host1) {
         fan_append(buf, size,
                    "what is queued on %s must be queued after %s has read (a lock, or a join)", b,
                    a);
-    else if (host2)
+    } else if (host2) {
         fan_append(buf, size, "%s must wait for %s after '%s' (%s.synchronize())", b, a,
                    r->first.name, first);
-    else
+    } else {
         fan_append(buf, size, "%s must wait for %s after '%s' (%s.wait(%s))", b, a, r->first.name,
                    second, first);
+    }
 }
 
 static const char *access_word(bool writes)
@@ -194,7 +200,10 @@ static const char *access_word(bool writes)
  * held. */
 static void fan__sim_race_text(fan_sim *machine, const fan_race *r, char *buf, size_t size)
 {
-    char first[272], second[272], a[OWNER_TEXT], call[64];
+    char first[272];
+    char second[272];
+    char a[OWNER_TEXT];
+    char call[64];
     char where[32] = "unowned memory";
     const char *second_does = access_word(r->second_writes);
     const fan_sim_device_part *part = fan__access_part(machine, r->lo);
@@ -259,9 +268,10 @@ fan_status fan__sim_raise_pending(fan_sim *machine, fan_error *err)
 
 fan_status fan__sim_part(fan_sim *machine, int device, fan_sim_device_part **out, fan_error *err)
 {
-    if (device < 0 || device >= machine->config.devices)
+    if (device < 0 || device >= machine->config.devices) {
         return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
                         machine->config.devices);
+    }
     *out = &machine->parts[device];
     return FAN_OK;
 }

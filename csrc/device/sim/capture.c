@@ -11,8 +11,9 @@ static atomic_uint_fast64_t last_capture;
 
 static int add_member(fan_capture_run *run)
 {
-    if (fan_grow((void **)&run->before, &run->cap, (size_t)run->members + 1, sizeof *run->before) ||
-        fan_grow((void **)&run->work, &run->work_cap, (size_t)run->members + 1, sizeof *run->work))
+    if (fan_grow((void **)&run->before, &run->cap, (size_t)run->members + 1, sizeof *run->before))
+        return -1;
+    if (fan_grow((void **)&run->work, &run->work_cap, (size_t)run->members + 1, sizeof *run->work))
         return -1;
     fan_clock_init(&run->before[run->members]);
     run->work[run->members++] = 0;
@@ -93,15 +94,20 @@ int fan_capture_end(fan_capture_run *run, uint32_t member, uint64_t thread)
     run->ended = true;
     if (run->broken)
         return FAN_CAPTURE_INVALIDATED;
-    for (uint32_t i = 1; i < run->members; i++)
+    for (uint32_t i = 1; i < run->members; i++) {
         if (fan_clock_get(&run->before[0], i) < run->work[i])
             return FAN_CAPTURE_UNJOINED;
+    }
     return 0;
 }
 
 bool fan_capture_forbids(const fan_capture_run *run, uint64_t thread, fan_capture_mode mine)
 {
-    if (run->ended || run->mode == FAN_CAPTURE_RELAXED || mine == FAN_CAPTURE_RELAXED)
+    if (run->ended)
+        return false;
+    if (run->mode == FAN_CAPTURE_RELAXED)
+        return false;
+    if (mine == FAN_CAPTURE_RELAXED)
         return false;
     return run->thread == thread || (run->mode == FAN_CAPTURE_GLOBAL && mine == FAN_CAPTURE_GLOBAL);
 }

@@ -49,20 +49,25 @@ typedef struct fan_capture_run {
     uint64_t id; /* never reused */
     fan_capture_mode mode;
     uint64_t thread; /* the thread that began it */
-    bool broken, ended;
+    bool broken;
+    bool ended;
     uint32_t members;
     fan_clock *before; /* of each member: the work ordered before its next work */
     uint64_t *work;    /* of each member: pieces of work so far */
-    size_t cap, work_cap;
+    size_t cap;
+    size_t work_cap;
 } fan_capture_run;
 
 /* fan_capture_begin: begins it with its first member. FAN_ERR_NOMEM. */
 fan_status fan_capture_begin(fan_capture_run *run, fan_capture_mode mode, uint64_t thread,
                              fan_error *err);
 void fan_capture_fini(fan_capture_run *run);
-/* The others return 0 or a code; -1: out of memory, nothing changed. */
+/* fan_capture_work: notes work on a member. Returns 0 or a code, as do the next ones; -1: out of
+ * memory, nothing changed. */
 int fan_capture_work(fan_capture_run *run, uint32_t member);
+/* fan_capture_record: records an event on a member. */
 int fan_capture_record(fan_capture_run *run, uint32_t member, fan_clock *event);
+/* fan_capture_wait: makes a member wait for an event of the capture. */
 int fan_capture_wait(fan_capture_run *run, uint32_t member, const fan_clock *event);
 /* fan_capture_pull: makes a stream from outside that waits for an event of c a member. */
 int fan_capture_pull(fan_capture_run *run, const fan_clock *event, uint32_t *member);

@@ -31,7 +31,8 @@ typedef struct fan__footprint_item {
 /* The accesses of one step. Owned by the node at which it ran; deeper nodes borrow it. */
 typedef struct fan__footprint {
     struct fan__footprint *next; /* among the free ones */
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     fan__footprint_item *items;
 } fan__footprint;
 
@@ -62,28 +63,41 @@ typedef enum mode {
 } mode;
 
 struct fan_explore {
-    bool reduce, started, exhausted, strayed, redundant;
-    mode now, next;
+    bool reduce;
+    bool started;
+    bool exhausted;
+    bool strayed;
+    bool redundant;
+    mode now;
+    mode next;
     fan_status status;
-    uint64_t limit, runs, abandoned, searched;
+    uint64_t limit;
+    uint64_t runs;
+    uint64_t abandoned;
+    uint64_t searched;
     fan__explore_node *nodes;
-    size_t n, cap; /* the path of the current or last run of the search */
-    size_t depth;  /* steps of this run */
+    /* the path of the current or last run of the search */
+    size_t n;
+    size_t cap;
+    size_t depth; /* steps of this run */
     fan__footprint *free_footprints;
     unsigned char *order; /* the choices of this run */
     size_t order_cap;
     char *script;      /* of a replay */
     uint64_t *decided; /* objects by whose number some step decides */
-    size_t ndecided, decided_cap;
+    size_t ndecided;
+    size_t decided_cap;
     fan__footprint_known *known_footprints; /* a hash table */
-    size_t nknown, known_cap;               /* a power of 2 */
-    bool prune;                             /* Persistent sets of one */
-    bool pruned;                            /* an order was left out for a persistent set of one */
-    bool again;                             /* an order may have been left out wrongly */
-    uint64_t anew;                          /* how often the search started again */
-    uint64_t spent;                         /* runs of all searches */
-    uint64_t vain;                          /* .. and those that were abandoned */
-    size_t longest;                         /* run so far */
+    /* a power of 2 */
+    size_t nknown;
+    size_t known_cap;
+    bool prune;     /* Persistent sets of one */
+    bool pruned;    /* an order was left out for a persistent set of one */
+    bool again;     /* an order may have been left out wrongly */
+    uint64_t anew;  /* how often the search started again */
+    uint64_t spent; /* runs of all searches */
+    uint64_t vain;  /* .. and those that were abandoned */
+    size_t longest; /* run so far */
     uint64_t random;
     uint32_t rank[FAN__FOOTPRINT_ACTORS]; /* of an odd sample; 0 chooses evenly */
     size_t change[4];
@@ -118,9 +132,10 @@ static void node_end(fan_explore *search, const fan__explore_node *node)
 
 static bool footprint_decides(const fan_explore *search, uint64_t object)
 {
-    for (size_t i = 0; i < search->ndecided; i++)
+    for (size_t i = 0; i < search->ndecided; i++) {
         if (search->decided[i] == object)
             return true;
+    }
     return false;
 }
 
@@ -162,10 +177,11 @@ static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t
 static bool conflicts_with(const fan_explore *search, const fan__footprint_known *row, int actor,
                            unsigned modes)
 {
-    for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++)
+    for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++) {
         if (a != actor && row->modes[a] &&
             !footprint_commute(search, row->object, modes, row->modes[a]))
             return true;
+    }
     return false;
 }
 
@@ -429,8 +445,10 @@ int fan_explore_pick(fan_explore *search, int n)
         search->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     } else {
-        search->nodes[search->n++] =
-            (fan__explore_node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
+        search->nodes[search->n++] = (fan__explore_node){
+            .enabled = (UINT32_C(1) << n) - 1,
+            .answer = true,
+        };
     }
     if (explore_note(search, FAN_ANSWER + answer) < 0)
         return FAN_EXPLORE_NONE;
@@ -456,7 +474,11 @@ fan_status fan_explore_access(fan_explore *search, uint64_t object, fan_sched_mo
     }
     /* Only the last step of the path is new; earlier ones had the same accesses when they first
      * ran. */
-    if (search->now != SEARCH || search->depth == 0 || search->depth != search->n)
+    if (search->now != SEARCH)
+        return FAN_OK;
+    if (search->depth == 0)
+        return FAN_OK;
+    if (search->depth != search->n)
         return FAN_OK;
     const fan__explore_node *at = explore_last_step(search);
     if (!at) /* before the first step no other actor runs */

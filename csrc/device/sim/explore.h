@@ -88,12 +88,13 @@ uint64_t fan_explore_anew(const fan_explore *search);
  * ('0'.. '9', 'a'.. 'v') or answer (FAN_ANSWERS); truncates. */
 void fan_explore_schedule(const fan_explore *search, char *buf, size_t size);
 
-/* The next run alone is outside the search: it follows `schedule` (copied; after its end, the
- * lowest actor acts first), or is a sample by `seed`. Even seeds choose uniformly at each step; odd
- * ones give the actors random ranks that change at a few random steps (a race that needs d changes
- * at the right steps is then found with a chance of about 1 / steps^d, whatever the number of
- * orders). FAN_ERR_NOMEM, FAN_ERR_VALUE (invalid schedule). */
+/* fan_explore_replay: makes the next run alone follow `schedule`, outside the search (copied; after
+ * its end, the lowest actor acts first). FAN_ERR_NOMEM, FAN_ERR_VALUE (invalid schedule). */
 fan_status fan_explore_replay(fan_explore *search, const char *schedule);
+/* fan_explore_sample: makes the next run alone a sample by `seed`, outside the search. Even seeds
+ * choose uniformly at each step; odd ones give the actors random ranks that change at a few random
+ * steps (a race that needs d changes at the right steps is then found with a chance of about 1 /
+ * steps^d, whatever the number of orders). */
 void fan_explore_sample(fan_explore *search, uint64_t seed);
 
 /* fan_explore_strayed: returns whether a scenario was not repeatable: an actor that acted in an

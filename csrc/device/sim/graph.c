@@ -60,11 +60,12 @@ static void graph_drop(fan_sim_graph *g, size_t *count)
     bool last = !g->refs && !g->queued;
     for (uint32_t i = 0; last && g->queues && i < g->members; i++)
         fan__queue_drop(g->queues[i]);
-    for (fan_sim_graph **at = &machine->graphs; last && *at; at = &(*at)->next)
+    for (fan_sim_graph **at = &machine->graphs; last && *at; at = &(*at)->next) {
         if (*at == g) {
             *at = g->next;
             break;
         }
+    }
     for (size_t i = 0; last && i < g->nblocks; i++) {
         fan_block *b = fan__access_block(machine, (void *)g->blocks[i]);
         if (b && --b->graphs == 0 && b->left)
@@ -211,15 +212,17 @@ typedef struct graph_record {
 /* command_work: returns the work of a command, as a launch queues it. */
 static fan__work command_work(const fan_sim_command *c)
 {
-    return (fan__work){.name = c->name,
-                       .call_site = c->call_site,
-                       .jobs = c->jobs,
-                       .njobs = c->njobs,
-                       .kernel = c->kernel,
-                       .us = c->us,
-                       .launched = true,
-                       .kept = KEPT_BY_GRAPH,
-                       .by_user = c->njobs == 0};
+    return (fan__work){
+        .name = c->name,
+        .call_site = c->call_site,
+        .jobs = c->jobs,
+        .njobs = c->njobs,
+        .kernel = c->kernel,
+        .us = c->us,
+        .launched = true,
+        .kept = KEPT_BY_GRAPH,
+        .by_user = c->njobs == 0,
+    };
 }
 
 static fan_status graph_replay(fan_sim *machine, fan_sim_graph *g, const fan_sim_command *c,
@@ -293,9 +296,10 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     /* reused in each launch: so two launches of one graph run one after the other */
     for (uint32_t i = 0; i < g->members; i++) {
         now = fan_race_check_clock(machine->race_check, queue->lane);
-        if (!g->queues[i])
+        if (!g->queues[i]) {
             FAN_GO(fan__queue_new(machine, g->device[i], ++machine->handle, false, now,
                                   &g->queues[i], err));
+        }
     }
     for (const fan_sim_command *c = g->head; c; c = c->next)
         work += c->kind == FAN_COMMAND_WORK;
@@ -383,7 +387,8 @@ static void recorder_accesses(const fan_recording *recording, fan_recording_visi
             continue;
         fan__work work = command_work(c);
         for (size_t i = 0; fan__work_access(&work, i, &a, &write); i++) {
-            int64_t lo, hi;
+            int64_t lo;
+            int64_t hi;
             if (!a || !a->size)
                 continue;
             fan_array_reach(a, &lo, &hi);
@@ -422,26 +427,30 @@ static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data,
     int64_t n = (int64_t)bytes;
     int64_t step = 1;
     fan_storage st = {.data = data, .bytes = bytes};
-    fan_array a = {.storage = &st,
-                   .data = data,
-                   .dtype = FAN_DT_UINT8,
-                   .ndim = 1,
-                   .size = n,
-                   .shape = &n,
-                   .strides = &step,
-                   .writable = true};
+    fan_array a = {
+        .storage = &st,
+        .data = data,
+        .dtype = FAN_DT_UINT8,
+        .ndim = 1,
+        .size = n,
+        .shape = &n,
+        .strides = &step,
+        .writable = true,
+    };
     fan_array *writes = &a;
     recorder_range *r = fan_alloc(sizeof *r);
     if (!r)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
     *r = (recorder_range){data, bytes};
-    fan_sim_kernel k = {.name = "poison",
-                        .fn = recorder_spoil,
-                        .fini = fan_free,
-                        .ctx = r,
-                        .writes = &writes,
-                        .nwrites = 1,
-                        .us = 0};
+    fan_sim_kernel k = {
+        .name = "poison",
+        .fn = recorder_spoil,
+        .fini = fan_free,
+        .ctx = r,
+        .writes = &writes,
+        .nwrites = 1,
+        .us = 0,
+    };
     fan_status status = fan_sim_launch(fan__sim_machine(d), origin, &k, err);
     if (status != FAN_OK)
         fan_free(r);

@@ -57,9 +57,11 @@ struct fan_host_sched {
     bool over;           /* no actor is left that can act */
     atomic_int given_up; /* fan_give_up */
     holding *held;
-    size_t nheld, held_cap;
+    size_t nheld;
+    size_t held_cap;
     unsigned char *order; /* the choices */
-    size_t norder, order_cap;
+    size_t norder;
+    size_t order_cap;
     size_t limit;              /* of choices; 0: none */
     char text[FAN_ERROR_TEXT]; /* of the deadlock */
 };
@@ -140,9 +142,10 @@ static bool sched_goes_on(fan_host_sched *sched)
 
 static int sched_holder(const fan_host_sched *sched, uint64_t mutex)
 {
-    for (size_t i = 0; i < sched->nheld; i++)
+    for (size_t i = 0; i < sched->nheld; i++) {
         if (sched->held[i].mutex == mutex)
             return sched->held[i].actor;
+    }
     return NO_ACTOR;
 }
 
@@ -150,7 +153,9 @@ static bool sched_can_act(fan_host_sched *sched, const actor *a)
 {
     if (a->state == NEW || a->state == READY)
         return a->asked < FAN_ASKS || !sched_goes_on(sched);
-    if (a->state != WAITING || sched_holder(sched, a->mutex) != NO_ACTOR)
+    if (a->state != WAITING)
+        return false;
+    if (sched_holder(sched, a->mutex) != NO_ACTOR)
         return false;
     return !a->condition || a->woken;
 }
@@ -168,11 +173,12 @@ static uint32_t sched_enabled(fan_host_sched *sched)
 static void sched_give_up(fan_host_sched *sched, fan_give_up reason)
 {
     atomic_store(&sched->given_up, (int)reason);
-    for (int i = 0; i < sched->n; i++)
+    for (int i = 0; i < sched->n; i++) {
         if (sched->actors[i].state == NEW) {
             sched->actors[i].state = ENDED;
             (void)pthread_cond_broadcast(&sched->actors[i].go);
         }
+    }
 }
 
 static void sched_note(fan_host_sched *sched, int choice)
@@ -239,12 +245,13 @@ static void sched_end_deadlock(fan_host_sched *sched)
         int other = sched_holder(sched, a->mutex);
         if (a->call_site[0])
             fan_append(sched->text, sizeof sched->text, " (%s)", a->call_site);
-        if (other == NO_ACTOR)
+        if (other == NO_ACTOR) {
             fan_append(sched->text, sizeof sched->text,
                        " waits for a change that no other thread makes");
-        else
+        } else {
             fan_append(sched->text, sizeof sched->text,
                        " waits for a lock that host thread %d holds", other);
+        }
     }
     sched_give_up(sched, FAN_DEADLOCKED);
 }
@@ -369,9 +376,10 @@ fan_status fan_host_sched_spawn(fan_host_sched *sched, int *out, fan_error *err)
         a->call_site[0] = '\0';
     }
     sched_unlock(sched);
-    if (*out < 0)
+    if (*out < 0) {
         return fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time",
                         FAN_ACTORS);
+    }
     return FAN_OK;
 }
 

@@ -20,7 +20,8 @@
 #define FAN_ARENA_ALIGN 64
 
 typedef struct fan_block {
-    uintptr_t lo, hi;
+    uintptr_t lo;
+    uintptr_t hi;
     bool used;
     bool automatic; /* meaning defined by the arena's owner, as of the next three */
     bool left;
@@ -34,9 +35,12 @@ typedef struct fan_arena {
     bool poison;
     /* sorted, contiguous from base on; after the last, memory that was never allocated */
     fan_block *blocks;
-    size_t n, cap;
-    size_t hint;         /* no block before it is free */
-    size_t live, in_use; /* used blocks, their bytes */
+    size_t n;
+    size_t cap;
+    size_t hint; /* no block before it is free */
+    /* used blocks, their bytes */
+    size_t live;
+    size_t in_use;
 } fan_arena;
 
 /* fan_arena_init: reserves `bytes` of addresses, without touching them. Returns 0, or -1 if the
@@ -76,10 +80,14 @@ struct fan_sim_queue {
     uint64_t name; /* for footprints */
     uint32_t lane;
     fan_stream *stream; /* the stream that a user made, while it lives; not held */
-    bool blocking, legacy;
-    bool running;          /* a thread is running its head */
-    uint64_t queued, done; /* ops ever, ops run; events and waits use these numbers */
-    fan_sim_op *head, **tail;
+    bool blocking;
+    bool legacy;
+    bool running; /* a thread is running its head */
+    /* ops ever, ops run; events and waits use these numbers */
+    uint64_t queued;
+    uint64_t done;
+    fan_sim_op *head;
+    fan_sim_op **tail;
     double end_us;                /* the time at which all queued work will have run */
     fan_sim_recording *recording; /* the capture that it is in; counted; NULL: none */
     uint32_t member;              /* its number among the members of that capture */
@@ -101,8 +109,10 @@ typedef struct fan_sim_command {
         FAN_COMMAND_RECORD,
         FAN_COMMAND_WAIT
     } kind;
-    uint32_t member, event;
-    char name[48], call_site[96];
+    uint32_t member;
+    uint32_t event;
+    char name[48];
+    char call_site[96];
     double us;
     const fan_job *jobs; /* copied after this struct */
     /* 0: a kernel; else `kernel` has the accesses of several jobs. Its arrays are only geometry */
@@ -116,14 +126,16 @@ struct fan_sim_graph {
     size_t queued; /* queued pieces of its work: they hold the graph, but no machine */
     fan_sim *machine;
     fan_sim_graph *next; /* among the machine's graphs */
-    fan_sim_command *head, **tail;
+    fan_sim_command *head;
+    fan_sim_command **tail;
     uint32_t events;
     uint32_t members;
     int *device; /* of each member */
     size_t device_cap;
     fan_sim_queue **queues; /* of each member, once it was launched; counted */
     uintptr_t *blocks;      /* memory that it uses */
-    size_t nblocks, blocks_cap;
+    size_t nblocks;
+    size_t blocks_cap;
 };
 
 /* An element of a queue: work, or a wait for a point. Without bytes to move (run_work false) only
@@ -146,7 +158,8 @@ typedef struct fan_sim_event {
     double us;
     int denied; /* how often a search answered "not yet" since the last record */
     /* `name` is for footprints, and belongs to this use of the event (fan_event.id) */
-    uint64_t id, name;
+    uint64_t id;
+    uint64_t name;
     fan_sim_recording *recording; /* the capture of its last record; counted; NULL: not captured */
     uint32_t number;              /* its number in that capture */
     fan_clock place;              /* the captured work ordered before it */
@@ -194,12 +207,15 @@ struct fan_sim {
     size_t entered;     /* how often threads have entered it and not left */
     atomic_bool closed; /* all that entered it have left; false while none has entered */
     fan_race_check *race_check;
-    bool checking, dying;
+    bool checking;
+    bool dying;
     fan_sim_device_part *parts;
     fan_sim_queue **queues;
-    size_t nqueues, queues_cap;
+    size_t nqueues;
+    size_t queues_cap;
     fan_sim_name *names; /* of streams that have one */
-    size_t nnames, names_cap;
+    size_t nnames;
+    size_t names_cap;
     size_t last;     /* queue that ran last, for round robin */
     uint64_t handle; /* last given to a stream */
     uint64_t number; /* ops so far */
@@ -212,7 +228,9 @@ struct fan_sim {
     double host_us[1 + FAN_ACTORS];
     uint64_t made[1 + FAN_ACTORS]; /* how many objects each thread has named */
     double device_us;
-    uint64_t races, unsound, calls;
+    uint64_t races;
+    uint64_t unsound;
+    uint64_t calls;
     fan_race first;   /* if there is one */
     fan_race pending; /* found by a release */
     bool has_pending;
@@ -240,6 +258,12 @@ static inline double fan__later(double a, double b)
     if (b > a)
         return b;
     return a;
+}
+
+/* fan__sim_copy_us: returns how long the machine reads or writes so many bytes. */
+static inline double fan__sim_copy_us(const fan_sim *machine, uint64_t bytes)
+{
+    return (double)bytes / (machine->config.gbytes_per_s * 1e3);
 }
 
 static inline fan_sim *fan__sim_machine(const fan_device *d)
@@ -277,10 +301,14 @@ typedef struct fan__work {
     double us;     /* its duration */
     bool launched; /* as part of a graph's launch, which is counted once */
     fan__keeper kept;
-    bool by_user; /* a kernel of the user's */
+    bool by_user;   /* a kernel of the user's */
+    uint64_t bytes; /* that it reads and writes */
     /* owned by the queue on FAN_OK and FAN_ERR_RACE, else by the caller; NULL: no bytes to move */
     fan_sim_op *op;
-    double start, end; /* filled in */
+    /* filled in; owned: the queue or the graph calls the kernel's fini */
+    bool owned;
+    double start;
+    double end;
 } fan__work;
 
 /* fan__work_access: sets *a (NULL: none) and *write to the i-th access of the work.
@@ -289,9 +317,10 @@ bool fan__work_access(const fan__work *work, size_t i, const fan_array **a, bool
 
 static inline fan_sim_device_part *fan__access_part(fan_sim *machine, uintptr_t address)
 {
-    for (int i = 0; i < machine->config.devices; i++)
+    for (int i = 0; i < machine->config.devices; i++) {
         if (address - machine->parts[i].arena.base < machine->parts[i].arena.bytes)
             return &machine->parts[i];
+    }
     return NULL;
 }
 fan_block *fan__access_block(fan_sim *machine, const void *address);
@@ -377,29 +406,30 @@ typedef struct fan__sim_thread {
 
 extern _Thread_local fan__sim_thread fan__sim_here;
 
-/* fan__sim_actor: returns the number of the calling thread on m; -1: m did not spawn it.
- * fan__sim_host: its index among the host threads. fan__sim_lane: its lane of the checker. */
+/* fan__sim_actor: returns the number of the calling thread on m; -1: m did not spawn it. */
 static inline int fan__sim_actor(const fan_sim *machine)
 {
     if (fan__sim_here.machine != machine)
         return -1;
     return fan__sim_here.actor;
 }
+/* fan__sim_host: its index among the host threads. */
 static inline size_t fan__sim_host(const fan_sim *machine)
 {
     return (size_t)(1 + fan__sim_actor(machine));
 }
+/* fan__sim_lane: its lane of the checker. */
 static inline uint32_t fan__sim_lane(const fan_sim *machine)
 {
     return machine->host_lane[fan__sim_host(machine)];
 }
 
-/* fan__host_clock: returns the clock of the calling thread, in microseconds. fan__host_until: moves
- * it on to `us`. */
+/* fan__host_clock: returns the clock of the calling thread, in microseconds. */
 static inline double *fan__host_clock(fan_sim *machine)
 {
     return &machine->host_us[fan__sim_host(machine)];
 }
+/* fan__host_until: moves it on to `us`. */
 static inline void fan__host_until(fan_sim *machine, double us)
 {
     double *host = fan__host_clock(machine);

@@ -68,7 +68,9 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
 {
     size_t need;
     *host = false;
-    if (!round_up(bytes, &need) || need > a->bytes)
+    if (!round_up(bytes, &need))
+        return NULL;
+    if (need > a->bytes)
         return NULL;
     if (fan_grow((void **)&a->blocks, &a->cap, a->n + 1, sizeof *a->blocks)) {
         *host = true;
@@ -95,7 +97,10 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
         if (a->base + a->bytes - lo < need)
             return NULL;
         a->n = i + 1;
-        a->blocks[i] = (fan_block){.lo = lo, .hi = lo + need};
+        a->blocks[i] = (fan_block){
+            .lo = lo,
+            .hi = lo + need,
+        };
         arena_spoil(a, top, lo + need);
     } else if (a->blocks[i].hi - a->blocks[i].lo > need) {
         memmove(&a->blocks[i + 1], &a->blocks[i], (a->n - i) * sizeof *a->blocks);
@@ -127,7 +132,9 @@ static size_t arena_at(const fan_arena *a, uintptr_t address)
 fan_block *fan_arena_find(fan_arena *a, uintptr_t address)
 {
     size_t i = arena_at(a, address);
-    if (i == a->n || !a->blocks[i].used)
+    if (i == a->n)
+        return NULL;
+    if (!a->blocks[i].used)
         return NULL;
     return &a->blocks[i];
 }
@@ -168,7 +175,10 @@ void fan_arena_reset(fan_arena *a)
     a->n = 0;
     if (hi > a->base && a->poison) {
         arena_spoil(a, a->base, hi);
-        a->blocks[a->n++] = (fan_block){.lo = a->base, .hi = hi};
+        a->blocks[a->n++] = (fan_block){
+            .lo = a->base,
+            .hi = hi,
+        };
     }
     a->hint = 0;
     a->live = 0;
@@ -262,7 +272,8 @@ void fan__access_report(fan_sim *machine, const fan__work *work)
 
 /* ---- donated memory ---- */
 
-/* access_is_donated: whether the operation accesses memory that was donated; *race says where. */
+/* access_is_donated: whether the operation accesses memory that was donated; *race gets the place.
+ */
 static bool access_is_donated(const fan_sim *machine, const fan_op *op, const fan_array *a,
                               bool write, fan_race *race)
 {
@@ -272,20 +283,24 @@ static bool access_is_donated(const fan_sim *machine, const fan_op *op, const fa
     for (const fan_sim_donation *g = machine->donations; g; g = g->next) {
         fan_region donated = fan_region_of(g->what);
         fan_verdict verdict;
-        int64_t lo, hi;
+        int64_t lo;
+        int64_t hi;
         /* A6: an undecided overlap counts as one. */
         if (fan_overlap(&donated, &accessed, 0, NULL, NULL, &verdict, NULL) == FAN_OK &&
             verdict == FAN_OVERLAP_DISJOINT)
             continue;
         fan_array_reach(a, &lo, &hi);
-        if (race)
-            *race = (fan_race){.first = g->op,
-                               .second = *op,
-                               .first_writes = true,
-                               .second_writes = write,
-                               .donated = true,
-                               .lo = (uintptr_t)(a->data + lo),
-                               .hi = (uintptr_t)(a->data + hi)};
+        if (race) {
+            *race = (fan_race){
+                .first = g->op,
+                .second = *op,
+                .first_writes = true,
+                .second_writes = write,
+                .donated = true,
+                .lo = (uintptr_t)(a->data + lo),
+                .hi = (uintptr_t)(a->data + hi),
+            };
+        }
         return true;
     }
     return false;

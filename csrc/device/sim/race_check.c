@@ -20,7 +20,9 @@ typedef struct fan__runs {
     uintptr_t base;
     uintptr_t bytes; /* 0: the view is empty */
     int n;           /* axes left */
-    int64_t extent[FAN_MAX_NDIM], stride[FAN_MAX_NDIM], at[FAN_MAX_NDIM];
+    int64_t extent[FAN_MAX_NDIM];
+    int64_t stride[FAN_MAX_NDIM];
+    int64_t at[FAN_MAX_NDIM];
 } fan__runs;
 
 /* history: the last write of each byte and the reads since: the core of the happens-before checker.
@@ -33,15 +35,19 @@ typedef struct fan__runs {
 /* One read since the last write; reads of a range are a list. */
 typedef struct fan__reading {
     uint64_t count;
-    uint32_t lane, op;
+    uint32_t lane;
+    uint32_t op;
     uint32_t next; /* NONE ends the list; also links free ones */
 } fan__reading;
 
 /* A range of bytes with one history. */
 typedef struct fan__range {
-    uintptr_t lo, hi;
-    uint64_t count;    /* of the last write; 0: none */
-    uint32_t lane, op; /* of the last write; op NONE: none */
+    uintptr_t lo;
+    uintptr_t hi;
+    uint64_t count; /* of the last write; 0: none */
+    /* of the last write; op NONE: none */
+    uint32_t lane;
+    uint32_t op;
     uint32_t reads;
     bool released; /* the last write is a release */
 } fan__range;
@@ -61,7 +67,9 @@ typedef struct fan__place {
 /* Room in the history: for so many more ranges and reads, of accesses that cross `crossed` existing
  * ranges. */
 typedef struct history_room {
-    size_t ranges, reads, crossed;
+    size_t ranges;
+    size_t reads;
+    size_t crossed;
 } history_room;
 
 typedef struct fan__op_slot {
@@ -87,22 +95,27 @@ typedef struct fan__lock {
 
 struct fan_race_check {
     fan__lane *lanes;
-    size_t nlanes, lanes_cap;
+    size_t nlanes;
+    size_t lanes_cap;
     fan__chunk **dir; /* sorted by address */
-    size_t ndir, dir_cap;
+    size_t ndir;
+    size_t dir_cap;
     fan__chunk *freelist;
     size_t nfree;
     fan__reading *reads;
-    size_t nreads, reads_cap;
+    size_t nreads;
+    size_t reads_cap;
     uint32_t free_read;
-    size_t free_reads; /* in the list and behind nreads */
+    size_t free_reads; /* in the list, and from nreads on */
     fan__op_slot *ops;
-    size_t nops, ops_cap;
+    size_t nops;
+    size_t ops_cap;
     uint32_t free_op;
     uint64_t number;    /* operations so far */
     history_room want;  /* requested by fan_race_check_plan */
     fan__lock *mutexes; /* open addressing; a power of two */
-    size_t nmutexes, mutexes_cap;
+    size_t nmutexes;
+    size_t mutexes_cap;
     fan_clock gate; /* the G of a release; kept for its memory */
 };
 
@@ -398,8 +411,9 @@ static int fan__history_reserve(fan_race_check *check, history_room room)
     if (check->free_reads < room.reads) {
         size_t was = check->reads_cap;
         size_t want = was + (room.reads - check->free_reads);
-        if (want >= FAN__NONE ||
-            fan_grow((void **)&check->reads, &check->reads_cap, want, sizeof *check->reads))
+        if (want >= FAN__NONE)
+            return -1;
+        if (fan_grow((void **)&check->reads, &check->reads_cap, want, sizeof *check->reads))
             return -1;
         check->free_reads += check->reads_cap - was;
     }
@@ -452,8 +466,12 @@ static void fan__history_add_read(fan_race_check *check, fan__range *r, const fa
         }
     }
     uint32_t at = history_take_read(check);
-    check->reads[at] =
-        (fan__reading){.count = acting->count, .lane = acting->lane, .op = op, .next = r->reads};
+    check->reads[at] = (fan__reading){
+        .count = acting->count,
+        .lane = acting->lane,
+        .op = op,
+        .next = r->reads,
+    };
     r->reads = at;
     check->ops[op].refs++;
 }
@@ -480,7 +498,12 @@ static void fan__history_note_write(fan_race_check *check, uint32_t op, uintptr_
     fan__place p = fan__history_find(check, lo);
     fan__range *first = history_below(check, p, hi);
     if (!first) {
-        fan__range r = {.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
+        fan__range r = {
+            .lo = lo,
+            .hi = hi,
+            .op = FAN__NONE,
+            .reads = FAN__NONE,
+        };
         fan__history_set_write(check, &r, op, released);
         history_insert(check, p, &r);
         return;
@@ -509,12 +532,12 @@ static int fan__lane_room(fan_clock *c, size_t n)
  * (fan__lane_room_to_join). */
 static void fan__lane_join(fan_race_check *check, uint32_t to, uint32_t from)
 {
-    (void)fan_clock_join(&check->lanes[to].clock, &check->lanes[from].clock);
+    (void)fan_clock_join(fan_race_check_clock(check, to), fan_race_check_clock(check, from));
 }
 
 static int fan__lane_room_to_join(fan_race_check *check, uint32_t to, uint32_t from)
 {
-    return fan__lane_room(&check->lanes[to].clock, check->lanes[from].clock.n);
+    return fan__lane_room(fan_race_check_clock(check, to), check->lanes[from].clock.n);
 }
 
 fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *out, fan_error *err)
@@ -526,11 +549,15 @@ fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *
     /* A host's clock has room for every lane, so joining it cannot fail. The others grow. */
     for (size_t i = 0; fits && i < check->nlanes; i++)
         fits = !check->lanes[i].host || !fan__lane_room(&check->lanes[i].clock, n);
-    if (!fits)
+    if (!fits) {
         return fan_fail(err, FAN_ERR_NOMEM,
                         "out of memory for a lane of the happens-before checker");
+    }
     fan__lane *l = &check->lanes[check->nlanes];
-    *l = (fan__lane){.owner = owner, .open = FAN__NONE};
+    *l = (fan__lane){
+        .owner = owner,
+        .open = FAN__NONE,
+    };
     fan_clock_init(&l->clock);
     *out = (uint32_t)check->nlanes++;
     return FAN_OK;
@@ -539,7 +566,7 @@ fan_status fan_race_check_lane(fan_race_check *check, uint64_t owner, uint32_t *
 fan_status fan_race_check_host(fan_race_check *check, uint32_t at)
 {
     assert(at < check->nlanes);
-    if (fan__lane_room(&check->lanes[at].clock, check->nlanes))
+    if (fan__lane_room(fan_race_check_clock(check, at), check->nlanes))
         return FAN_ERR_NOMEM;
     check->lanes[at].host = true;
     return FAN_OK;
@@ -606,24 +633,25 @@ fan_status fan_race_check_record(fan_race_check *check, uint32_t at, uint32_t ho
     if (fan__lane_room(event, n))
         return FAN_ERR_NOMEM;
     fan__lane_join(check, at, host);
-    fan_clock_copy(event, &check->lanes[at].clock);
+    fan_clock_copy(event, fan_race_check_clock(check, at));
     return FAN_OK;
 }
 
 fan_status fan_race_check_wait(fan_race_check *check, uint32_t at, uint32_t host,
                                const fan_clock *event)
 {
-    if (fan__lane_room_to_join(check, at, host) ||
-        fan__lane_room(&check->lanes[at].clock, event->n))
+    if (fan__lane_room_to_join(check, at, host))
+        return FAN_ERR_NOMEM;
+    if (fan__lane_room(fan_race_check_clock(check, at), event->n))
         return FAN_ERR_NOMEM;
     fan__lane_join(check, at, host);
-    (void)fan_clock_join(&check->lanes[at].clock, event);
+    (void)fan_clock_join(fan_race_check_clock(check, at), event);
     return FAN_OK;
 }
 
 fan_status fan_race_check_sync(fan_race_check *check, uint32_t host, const fan_clock *with)
 {
-    if (fan_clock_join(&check->lanes[host].clock, with))
+    if (fan_clock_join(fan_race_check_clock(check, host), with))
         return FAN_ERR_NOMEM;
     return FAN_OK;
 }
@@ -674,7 +702,7 @@ fan_status fan_race_check_unlocking(fan_race_check *check, uint32_t host, uint64
         m->id = id;
         check->nmutexes++;
     }
-    fan_clock_copy(&m->clock, &check->lanes[host].clock);
+    fan_clock_copy(&m->clock, fan_race_check_clock(check, host));
     return FAN_OK;
 }
 
@@ -756,8 +784,10 @@ static void race_put_text(char *to, size_t size, const char *from)
 typedef struct race_access {
     const fan_op *acting;
     const fan_clock *now; /* of the operation; of a release: the gate */
-    bool writes, releases;
-    uintptr_t lo, hi;
+    bool writes;
+    bool releases;
+    uintptr_t lo;
+    uintptr_t hi;
     fan_race *race; /* filled in; NULL: not wanted */
 } race_access;
 
@@ -790,14 +820,16 @@ static bool is_race(const fan_race_check *check, const fan__range *r, const race
     fan_race *race = access->race;
     if (first == FAN__NONE || !race)
         return first != FAN__NONE;
-    *race = (fan_race){.first = check->ops[first].op,
-                       .second = *access->acting,
-                       .first_writes = wrote,
-                       .second_writes = access->writes,
-                       .release = access->releases,
-                       .released = wrote && r->released,
-                       .lo = access->lo,
-                       .hi = access->hi};
+    *race = (fan_race){
+        .first = check->ops[first].op,
+        .second = *access->acting,
+        .first_writes = wrote,
+        .second_writes = access->writes,
+        .release = access->releases,
+        .released = wrote && r->released,
+        .lo = access->lo,
+        .hi = access->hi,
+    };
     if (race->lo < r->lo)
         race->lo = r->lo;
     if (race->hi > r->hi)
@@ -824,7 +856,12 @@ static void race_note_read(fan_race_check *check, uint32_t op, const fan_clock *
     fan__history_cut(check, hi);
     fan__place p = fan__history_find(check, lo);
     while (lo < hi) {
-        fan__range gap = {.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
+        fan__range gap = {
+            .lo = lo,
+            .hi = hi,
+            .op = FAN__NONE,
+            .reads = FAN__NONE,
+        };
         fan__range *r = history_below(check, p, hi);
         if (r)
             gap.hi = r->lo;
@@ -840,30 +877,37 @@ static void race_note_read(fan_race_check *check, uint32_t op, const fan_clock *
     }
 }
 
-/* race_touch: checks one run of bytes for races, then notes the access. May allocate. */
-static fan_status race_touch(fan_race_check *check, uint32_t op, uintptr_t lo, uintptr_t hi,
-                             bool write, fan_race *race)
+/* race_make_room: makes room for noting an access; exact: one range has exactly its bytes. */
+static int race_make_room(fan_race_check *check, const race_access *access, bool exact)
 {
-    const fan_op *acting = &check->ops[op].op;
-    const fan_clock *now = &check->lanes[acting->lane].clock;
-    race_access access = {
-        .acting = acting, .now = now, .writes = write, .lo = lo, .hi = hi, .race = race};
+    if (!exact)
+        return history_make_room(check, access->lo, access->hi);
+    if (check->free_reads > 0)
+        return 0;
+    return fan__history_reserve(check, (history_room){.reads = 1});
+}
+
+/* race_touch: checks the access of an operation for races, then notes it. May allocate. */
+static fan_status race_touch(fan_race_check *check, uint32_t op, race_access *access)
+{
+    uintptr_t lo = access->lo;
+    uintptr_t hi = access->hi;
+    access->acting = &check->ops[op].op;
+    access->now = fan_race_check_clock(check, access->acting->lane);
     fan__place p = fan__history_find(check, lo);
     fan__range *r = history_below(check, p, hi);
     bool exact = r && r->lo == lo && r->hi == hi;
-    if (exact && check->free_reads == 0 && fan__history_reserve(check, (history_room){.reads = 1}))
+    if (race_make_room(check, access, exact))
         return FAN_ERR_NOMEM;
-    if (!exact && history_make_room(check, lo, hi))
-        return FAN_ERR_NOMEM;
-    fan_status status = races_from(check, p, &access);
-    if (exact && write)
+    fan_status status = races_from(check, p, access);
+    if (exact && access->writes)
         fan__history_set_write(check, r, op, false);
     else if (exact)
-        fan__history_add_read(check, r, now, op);
-    else if (write)
+        fan__history_add_read(check, r, access->now, op);
+    else if (access->writes)
         fan__history_note_write(check, op, lo, hi, false);
     else
-        race_note_read(check, op, now, lo, hi);
+        race_note_read(check, op, access->now, lo, hi);
     return status;
 }
 
@@ -894,9 +938,10 @@ fan_status fan_race_check_begin(fan_race_check *check, uint32_t at, uint32_t hos
     bool grows = !again && check->free_op == FAN__NONE;
     bool fits = !fan__history_reserve(check, room) && !fan__lane_room(&l->clock, (size_t)at + 1) &&
                 !fan__lane_room_to_join(check, at, host);
-    if (fits && grows)
+    if (fits && grows) {
         fits = check->nops + 1 < FAN__NONE && !fan_grow((void **)&check->ops, &check->ops_cap,
                                                         check->nops + 1, sizeof *check->ops);
+    }
     if (!fits)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
     if (!again) {
@@ -913,12 +958,14 @@ fan_status fan_race_check_begin(fan_race_check *check, uint32_t at, uint32_t hos
     }
     fan__lane_join(check, at, host);
     fan_op *acting = &check->ops[new_].op;
-    *acting = (fan_op){.number = check->number++,
-                       .lane = at,
-                       .host = host,
-                       .owner = l->owner,
-                       .over = l->host,
-                       .count = fan__count_in(&l->clock, at) + 1};
+    *acting = (fan_op){
+        .number = check->number++,
+        .lane = at,
+        .host = host,
+        .owner = l->owner,
+        .over = l->host,
+        .count = fan__count_in(&l->clock, at) + 1,
+    };
     fan_clock_set(&l->clock, at, acting->count); /* there is room */
     race_put_text(acting->name, sizeof acting->name, name);
     race_put_text(acting->call_site, sizeof acting->call_site, call_site);
@@ -931,9 +978,17 @@ const fan_op *fan_race_check_op(const fan_race_check *check, uint64_t op)
     return &check->ops[op].op;
 }
 
+#ifndef NDEBUG
+/* op_is_open: returns whether `op` is the latest operation of its lane. */
+static bool op_is_open(const fan_race_check *check, uint64_t op)
+{
+    return op < check->nops && check->lanes[check->ops[op].op.lane].open == op;
+}
+#endif
+
 void fan_race_check_over(fan_race_check *check, uint64_t op, bool awaited)
 {
-    assert(op < check->nops && check->lanes[check->ops[op].op.lane].open == op);
+    assert(op_is_open(check, op));
     check->ops[op].op.over = true;
     check->ops[op].op.awaited = awaited;
 }
@@ -942,29 +997,39 @@ void fan_race_check_over(fan_race_check *check, uint64_t op, bool awaited)
 fan_status fan_race_check_range(fan_race_check *check, uint64_t op, uintptr_t lo, uintptr_t hi,
                                 bool write, fan_race *race)
 {
-    assert(op < check->nops && check->lanes[check->ops[op].op.lane].open == op);
+    assert(op_is_open(check, op));
     if (lo >= hi)
         return FAN_OK;
-    return race_touch(check, (uint32_t)op, lo, hi, write, race);
+    race_access access = {
+        .writes = write,
+        .lo = lo,
+        .hi = hi,
+        .race = race,
+    };
+    return race_touch(check, (uint32_t)op, &access);
 }
 #endif
 
 fan_status fan_race_check_access(fan_race_check *check, uint64_t op, const fan_array *a, bool write,
                                  fan_race *race)
 {
-    assert(op < check->nops && check->lanes[check->ops[op].op.lane].open == op);
+    assert(op_is_open(check, op));
     fan__runs r;
     fan__runs_of(a, &r);
     if (r.bytes == 0)
         return FAN_OK;
+    race_access access = {.writes = write, .race = race};
     fan_status worst = FAN_OK;
     do {
-        fan_race *first = worst == FAN_OK ? race : NULL;
-        fan_status status = race_touch(check, (uint32_t)op, r.base, r.base + r.bytes, write, first);
+        access.lo = r.base;
+        access.hi = r.base + r.bytes;
+        fan_status status = race_touch(check, (uint32_t)op, &access);
         if (status == FAN_ERR_NOMEM)
             return status;
-        if (status != FAN_OK)
-            worst = status;
+        if (status == FAN_OK)
+            continue;
+        worst = status;
+        access.race = NULL; /* the first is reported */
     } while (fan__runs_next(&r));
     return worst;
 }
@@ -976,24 +1041,28 @@ fan_status fan_race_check_let_go(fan_race_check *check, uint32_t host, const uin
     if (lo >= hi)
         return FAN_OK;
     /* The gate has room for every lane, so this cannot fail. */
-    fan_clock_copy(&check->gate, &check->lanes[host].clock);
+    fan_clock_copy(&check->gate, fan_race_check_clock(check, host));
     for (size_t i = 0; i < n; i++)
         fan_clock_join(&check->gate, &check->lanes[lanes[i]].clock);
 
-    fan_op acting = {.number = check->number,
-                     .lane = host,
-                     .host = host,
-                     .owner = check->lanes[host].owner,
-                     .count = fan__count_in(&check->gate, host) + 1};
+    fan_op acting = {
+        .number = check->number,
+        .lane = host,
+        .host = host,
+        .owner = check->lanes[host].owner,
+        .count = fan__count_in(&check->gate, host) + 1,
+    };
     race_put_text(acting.name, sizeof acting.name, "release");
     race_put_text(acting.call_site, sizeof acting.call_site, call_site);
-    race_access access = {.acting = &acting,
-                          .now = &check->gate,
-                          .writes = true,
-                          .releases = true,
-                          .lo = lo,
-                          .hi = hi,
-                          .race = race};
+    race_access access = {
+        .acting = &acting,
+        .now = &check->gate,
+        .writes = true,
+        .releases = true,
+        .lo = lo,
+        .hi = hi,
+        .race = race,
+    };
     return races_from(check, fan__history_find(check, lo), &access);
 }
 

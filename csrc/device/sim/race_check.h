@@ -58,14 +58,18 @@ fan_status fan_race_check_host(fan_race_check *check, uint32_t lane);
 /* borrowed, until the next fan_race_check_lane */
 fan_clock *fan_race_check_clock(fan_race_check *check, uint32_t lane);
 
-/* record, wait, sync, locked, unlocking: as in the table; FAN_ERR_NOMEM changes nothing. */
+/* fan_race_check_record: record in the table: sets the event's clock to that of `lane`. In this and
+ * in the next four, FAN_ERR_NOMEM changes nothing. */
 fan_status fan_race_check_record(fan_race_check *check, uint32_t lane, uint32_t host,
-                                 fan_clock *event); /* event = V[lane] */
+                                 fan_clock *event);
+/* fan_race_check_wait: wait in the table. */
 fan_status fan_race_check_wait(fan_race_check *check, uint32_t lane, uint32_t host,
                                const fan_clock *event);
-/* H |= with */
+/* fan_race_check_sync: sync in the table: joins a clock to that of the host thread. */
 fan_status fan_race_check_sync(fan_race_check *check, uint32_t host, const fan_clock *with);
+/* fan_race_check_locked: lock in the table. */
 fan_status fan_race_check_locked(fan_race_check *check, uint32_t host, uint64_t mutex);
+/* fan_race_check_unlocking: unlock in the table. */
 fan_status fan_race_check_unlocking(fan_race_check *check, uint32_t host, uint64_t mutex);
 
 #ifdef FAN_TEST
@@ -77,22 +81,30 @@ size_t fan_race_check_lanes(const fan_race_check *check);
 /* fan_op: an operation: its lane, name and line. Stored once per queued operation, shared by its
  * accesses. */
 typedef struct fan_op {
-    uint64_t number;     /* counts operations */
-    uint32_t lane, host; /* host: the lane that queued it */
-    uint64_t count;      /* of its lane */
-    uint64_t owner;      /* the stream or thread of the lane at that time (fan_race_check_lane) */
-    bool over, awaited;  /* fan_race_check_over */
-    char name[48];       /* "mul", "sum" */
-    char call_site[96];  /* "train.py:31", or "" */
+    uint64_t number; /* counts operations */
+    /* host: the lane that queued it */
+    uint32_t lane;
+    uint32_t host;
+    uint64_t count; /* of its lane */
+    uint64_t owner; /* the stream or thread of the lane at that time (fan_race_check_lane) */
+    /* fan_race_check_over */
+    bool over;
+    bool awaited;
+    char name[48];      /* "mul", "sum" */
+    char call_site[96]; /* "train.py:31", or "" */
 } fan_op;
 
 typedef struct fan_race {
-    fan_op first, second;
-    bool first_writes, second_writes;
-    bool release;     /* the second is a release of memory */
-    bool released;    /* the first is one: the second accesses freed memory */
-    bool donated;     /* the first is an add to which the memory was donated */
-    uintptr_t lo, hi; /* bytes in common (one run of them) */
+    fan_op first;
+    fan_op second;
+    bool first_writes;
+    bool second_writes;
+    bool release;  /* the second is a release of memory */
+    bool released; /* the first is one: the second accesses freed memory */
+    bool donated;  /* the first is an add to which the memory was donated */
+    /* bytes in common (one run of them) */
+    uintptr_t lo;
+    uintptr_t hi;
 } fan_race;
 
 fan_race_check *fan_race_check_new(void);        /* NULL when out of memory */
@@ -119,11 +131,11 @@ fan_status fan_race_check_access(fan_race_check *check, uint64_t op, const fan_a
  * has run. Call it right after fan_race_check_begin. */
 void fan_race_check_over(fan_race_check *check, uint64_t op, bool awaited);
 /* fan_race_check_release: checks that host lane `host` may free the bytes [lo, hi) once `lanes` (n
- * of them) have passed, and leaves a mark; without memory for the mark only checks.
- * fan_race_check_let_go: only checks: another owner keeps the bytes for now. */
+ * of them) have passed, and leaves a mark; without memory for the mark only checks. */
 fan_status fan_race_check_release(fan_race_check *check, uint32_t host, const uint32_t *lanes,
                                   size_t n, uintptr_t lo, uintptr_t hi, const char *call_site,
                                   fan_race *race);
+/* fan_race_check_let_go: only checks: another owner keeps the bytes for now. */
 fan_status fan_race_check_let_go(fan_race_check *check, uint32_t host, const uint32_t *lanes,
                                  size_t n, uintptr_t lo, uintptr_t hi, const char *call_site,
                                  fan_race *race);

@@ -156,11 +156,12 @@ void fan__recording_drop_all(fan_sim *machine)
     while (machine->recordings) {
         fan_sim_recording *r = machine->recordings;
         machine->recordings = r->next;
-        for (size_t i = 0; i < machine->nqueues; i++)
+        for (size_t i = 0; i < machine->nqueues; i++) {
             if (machine->queues[i]->recording == r) {
                 machine->queues[i]->recording = NULL;
                 r->refs--;
             }
+        }
         r->capture.ended = true;
         fan__graph_free(r->graph);
         fan__recording_drop(r);

@@ -58,7 +58,9 @@ typedef struct fan_sim_config {
     bool run_work;   /* false: only check, never move bytes (proofs) */
     /* a captured graph does not keep its memory: the owner must not free it (a driver's memory) */
     bool bare;
-    double launch_us, gbytes_per_s; /* the clock's cost model; 0: defaults (3 us, 1000 GB/s) */
+    /* the clock's cost model; 0: defaults (3 us, 1000 GB/s) */
+    double launch_us;
+    double gbytes_per_s;
 } fan_sim_config;
 
 /* Callbacks of the frontend; may be NULL. call_site: writes "file.py:31" of the calling thread's
@@ -93,17 +95,18 @@ fan_status fan_sim_stream(fan_sim *machine, int device, bool blocking, fan_strea
  * text is copied. Call it once for each stream. FAN_ERR_NOMEM: it has no name. */
 fan_status fan_sim_name_stream(fan_sim *machine, const fan_stream *s, const char *name,
                                fan_error *err);
-/* fan_sim_list: lists s for fan_sim_listed and the backend's find_stream while it lives.
- * fan_sim_listed: returns all such streams in the order of their making, each with a hold, in an
- * array that the caller frees. */
+/* fan_sim_list: lists s for fan_sim_listed and the backend's find_stream while it lives. */
 void fan_sim_list(fan_sim *machine, fan_stream *s);
+/* fan_sim_listed: returns all such streams in the order of their making, each with a hold, in an
+ * array that the caller frees. */
 fan_status fan_sim_listed(fan_sim *machine, fan_stream ***out, size_t *n, fan_error *err);
 /* Capture (rules in device/sim/capture.h). Work queued on a captured stream is stored in a graph
  * and checked when that is launched: then each member of the capture is a queue of its own. A graph
  * holds its machine, and the memory that it uses (except with `bare`). */
 typedef struct fan_sim_graph fan_sim_graph;
-/* mode: fan_capture_mode */
+/* fan_sim_capture_begin: begins a capture of s in a mode of fan_capture_mode. */
 fan_status fan_sim_capture_begin(fan_sim *machine, fan_stream *s, int mode, fan_error *err);
+/* fan_sim_capture_end: ends the capture of s and returns its graph. */
 fan_status fan_sim_capture_end(fan_sim *machine, fan_stream *s, fan_sim_graph **out,
                                fan_error *err);
 /* fan_sim_capture_state: returns 0 none, 1 active, 2 broken; its number; its graph (no hold). out
@@ -208,15 +211,17 @@ fan_status fan_sim_after_thread(fan_sim *machine, int actor, fan_error *err);
  * change: its clock, its counts. */
 void fan_sim_read_all(fan_sim *machine);
 void fan_sim_set_chooser(fan_sim *machine, const fan_sim_chooser *c); /* copied; NULL: by seed */
-/* fan_sim_limit, _steps, _break: as fan_host_sched_limit, _steps and _break. */
+/* fan_sim_limit: as fan_host_sched_limit. */
 void fan_sim_limit(fan_sim *machine, size_t steps);
+/* fan_sim_steps: as fan_host_sched_steps. */
 size_t fan_sim_steps(fan_sim *machine);
+/* fan_sim_break: as fan_host_sched_break. */
 int fan_sim_break(fan_sim *machine, const char *text);
 bool fan_sim_abandoned(const fan_sim *machine);
 /* fan_sim_stuck: returns, after a deadlock, whether the actor's thread will never end: do not wait
  * for it. It keeps its hold on the machine. */
 bool fan_sim_stuck(fan_sim *machine, int actor);
-/* the choices so far, as in explore.h */
+/* fan_sim_host_schedule: writes the choices so far, as fan_explore_schedule does. */
 void fan_sim_host_schedule(const fan_sim *machine, char *buf, size_t size);
 
 /* fan_sim_gave_up: returns whether the run was abandoned, or is in a deadlock: waiting threads need

@@ -66,7 +66,8 @@ static void fan__sim_free(fan_device *d, void *data, size_t bytes)
 /* Lanes whose clocks the next step must contain. */
 typedef struct lane_list {
     uint32_t *list;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     bool short_of_memory;
 } lane_list;
 
@@ -156,14 +157,17 @@ static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_a
     fan_sim_queue *queue = fan__queue_of(s);
     fan_race race;
     char call_site[FAN__SITE];
-    fan_status status, found;
+    fan_status status;
+    fan_status found;
     fan__sim_call_site(machine, call_site, sizeof call_site);
     /* a copy on `queue` that the host waits for */
     fan_array *source = (fan_array *)(uintptr_t)src;
-    fan__work work = {.name = "read",
-                      .call_site = call_site,
-                      .kernel = {.reads = &source, .nreads = 1},
-                      .kept = KEPT_BY_HOST};
+    fan__work work = {
+        .name = "read",
+        .call_site = call_site,
+        .kernel = {.reads = &source, .nreads = 1},
+        .kept = KEPT_BY_HOST,
+    };
     fan__sim_lock(machine);
     FAN_GO(fan__sim_enter_on(machine, queue, "read", "read", err));
     fan__sim_access(machine, queue->name, true);
@@ -175,8 +179,8 @@ static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_a
         goto done;
     }
     FAN_GO(fan__run_finish(machine, queue, err));
-    *fan__host_clock(machine) += (double)fan_dtype_size(src->dtype) * (double)src->size /
-                                 (machine->config.gbytes_per_s * 1e3);
+    uint64_t bytes = (uint64_t)src->size * fan_dtype_size(src->dtype);
+    *fan__host_clock(machine) += fan__sim_copy_us(machine, bytes);
     if (found == FAN_ERR_RACE)
         status = fan__sim_raise(machine, &race, err);
 done:
@@ -205,12 +209,13 @@ fan_status fan_sim_array(fan_sim *machine, int device, fan_dtype dtype, int ndim
     fan_block *b = fan__access_block(machine, a->storage->data);
     if (b)
         b->automatic = true;
-    if (init)
-        *fan__host_clock(machine) +=
-            (double)a->size * (double)fan_dtype_size(dtype) / (machine->config.gbytes_per_s * 1e3);
+    if (init) {
+        uint64_t bytes = (uint64_t)a->size * fan_dtype_size(dtype);
+        *fan__host_clock(machine) += fan__sim_copy_us(machine, bytes);
+    }
     fan__sim_unlock(machine);
     if (init && machine->config.run_work)
-        /* at once: the memory is new to everyone, and its earlier users have passed */
+        /* at once: no other call has this memory yet, and its earlier users have passed */
         fan_array_copy(a, init);
     *out = a;
     return FAN_OK;
@@ -287,10 +292,11 @@ static fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_strea
     }
     fan__sim_unlock(machine);
     *out = found;
-    if (!found)
+    if (!found) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "no stream of %s has the handle %llu: Machine.stream makes one",
                         fan_device_text(d, text, sizeof text), (unsigned long long)handle);
+    }
     return FAN_OK;
 }
 
@@ -465,9 +471,10 @@ static fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
     bool never = false, captured;
     fan__sim_lock(machine);
     FAN_GO(fan__sim_enter(machine, "wait", err));
-    if (fan__sim_machine(e->device) != machine)
+    if (fan__sim_machine(e->device) != machine) {
         FAN_GO(
             fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another machine"));
+    }
     event_name(machine, e);
     fan__sim_access(machine, ev->name, false);
     FAN_GO(fan__recording_wait(queue, ev, &captured, err));
@@ -514,7 +521,11 @@ static fan_status query_choose(fan_sim *machine, fan_sim_event *ev, bool *done, 
 {
     const fan_clock *now = fan_race_check_clock(machine->race_check, fan__sim_lane(machine));
     int answer = 1;
-    if (!fan__sim_picks(machine) || fan__sim_here.kernels || !machine->config.run_work)
+    if (!fan__sim_picks(machine))
+        return FAN_OK;
+    if (fan__sim_here.kernels)
+        return FAN_OK;
+    if (!machine->config.run_work)
         return FAN_OK;
     if (fan_clock_leq(&ev->clock, now))
         return FAN_OK;
@@ -721,9 +732,11 @@ static const fan_backend fan_sim_backend = {
 
 static void sim_set_host_sched(fan_sim *machine)
 {
-    fan_host_sched_hooks h = {.before_block = machine->hooks.before_block,
-                              .after_block = machine->hooks.after_block,
-                              .block_ctx = machine->hooks.ctx};
+    fan_host_sched_hooks h = {
+        .before_block = machine->hooks.before_block,
+        .after_block = machine->hooks.after_block,
+        .block_ctx = machine->hooks.ctx,
+    };
     if (machine->has_chooser) {
         h.choose = machine->chooser.choose;
         h.pick = machine->chooser.pick;
@@ -763,9 +776,10 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
                        fan_error *err)
 {
     *out = NULL;
-    if (config->devices < 1 || config->devices > FAN_SIM_DEVICES)
+    if (config->devices < 1 || config->devices > FAN_SIM_DEVICES) {
         return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, got %d",
                         FAN_SIM_DEVICES, config->devices);
+    }
     fan_sim *machine = fan_calloc(sizeof *machine);
     if (!machine)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
@@ -842,9 +856,10 @@ uint64_t fan_sim_seed(const fan_sim *machine)
 #ifdef FAN_TEST
 fan_status fan_sim_reset(fan_sim *machine, fan_error *err)
 {
-    if (fan_host_sched_count(machine->host_sched) != 0 && !fan_sim_gave_up(machine))
+    if (fan_host_sched_count(machine->host_sched) != 0 && !fan_sim_gave_up(machine)) {
         return fan_fail(err, FAN_ERR_STATE,
                         "a machine with host threads cannot be reset: join them first");
+    }
     fan__queue_drop_work(machine);
     for (int i = 0; i < machine->config.devices; i++)
         fan_device_poll(&machine->parts[i].device);
@@ -976,16 +991,18 @@ static fan_status entered_find(long index, fan_device **out, fan_error *err)
     entered_machine *e = entered_innermost();
     int n = entered_count();
     *out = NULL;
-    if (!e)
+    if (!e) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "device \"sim:%ld\": no simulated machine is entered on this thread: with "
                         "fanin.sim.Machine(): ..",
                         index);
-    if (index >= n)
+    }
+    if (index >= n) {
         return fan_fail(
             err, FAN_ERR_VALUE,
             "device \"sim:%ld\": this machine has %d device%s; use fanin.sim.Machine(devices=%ld)",
             index, n, FAN_PLURAL(n), index + 1);
+    }
     *out = fan_device_hold(fan_sim_device(e->machine, (int)index));
     return FAN_OK;
 }
@@ -1012,7 +1029,15 @@ static void scope_drop(void *machine)
 }
 
 static const fan_backend_scope scope = {
-    .entered = scope_entered, .enter = scope_enter, .leave = scope_leave, .drop = scope_drop};
+    .entered = scope_entered,
+    .enter = scope_enter,
+    .leave = scope_leave,
+    .drop = scope_drop,
+};
 
 const fan_backend_entry fan_sim_entry = {
-    .backend = &fan_sim_backend, .count = entered_count, .find = entered_find, .scope = &scope};
+    .backend = &fan_sim_backend,
+    .count = entered_count,
+    .find = entered_find,
+    .scope = &scope,
+};

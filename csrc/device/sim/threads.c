@@ -205,26 +205,31 @@ bool fan_sim_thread_begin(fan_sim *machine, int actor)
         fan_sim_drop(machine);
         return false;
     }
-    fan__sim_here = (fan__sim_thread){.machine = machine,
-                                      .actor = actor,
-                                      .kernels = fan__sim_here.kernels,
-                                      .hooks = {.yield = thread_yield,
-                                                .wait = thread_wait,
-                                                .await = thread_await,
-                                                .reached = thread_reached,
-                                                .locked = thread_locked,
-                                                .unlocking = thread_unlocking,
-                                                .begin = thread_begin,
-                                                .end = thread_end,
-                                                .not_ready = thread_not_ready,
-                                                .changed = thread_changed,
-                                                .access = thread_access,
-                                                .name = thread_name,
-                                                .spawn = thread_spawn,
-                                                .enter = thread_enter,
-                                                .leave = thread_leave,
-                                                .refused = thread_refused,
-                                                .ctx = machine}};
+    fan__sim_here = (fan__sim_thread){
+        .machine = machine,
+        .actor = actor,
+        .kernels = fan__sim_here.kernels,
+        .hooks =
+            {
+                .yield = thread_yield,
+                .wait = thread_wait,
+                .await = thread_await,
+                .reached = thread_reached,
+                .locked = thread_locked,
+                .unlocking = thread_unlocking,
+                .begin = thread_begin,
+                .end = thread_end,
+                .not_ready = thread_not_ready,
+                .changed = thread_changed,
+                .access = thread_access,
+                .name = thread_name,
+                .spawn = thread_spawn,
+                .enter = thread_enter,
+                .leave = thread_leave,
+                .refused = thread_refused,
+                .ctx = machine,
+            },
+    };
     fan_thread_set_hooks(&fan__sim_here.hooks);
     return true;
 }
@@ -280,9 +285,10 @@ fan_status fan_sim_after_thread(fan_sim *machine, int actor, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan__sim_lock(machine);
-    if (actor >= 0 && actor < FAN_ACTORS && machine->has_lane[1 + actor])
+    if (actor >= 0 && actor < FAN_ACTORS && machine->has_lane[1 + actor]) {
         status = fan__run_join(
             machine, fan_race_check_clock(machine->race_check, machine->host_lane[1 + actor]), err);
+    }
     fan__sim_unlock(machine);
     return status;
 }
@@ -318,9 +324,10 @@ fan_status fan_sim_synchronize(fan_sim *machine, fan_error *err)
     FAN_GO(fan__sim_raise_pending(machine, err));
 done:
     fan__sim_unlock(machine);
-    if (status == FAN_OK)
+    if (status == FAN_OK) {
         for (int i = 0; i < machine->config.devices; i++)
             fan_device_poll(&machine->parts[i].device);
+    }
     return status;
 }
 

@@ -103,7 +103,9 @@ static fan_sim_op *fan__queue_pop(fan_sim_queue *queue)
 fan_status fan__queue_wait(fan_sim *machine, fan_sim_queue *queue, fan_sim_point point,
                            fan_error *err)
 {
-    if (point.queue == queue || point.queue->done >= point.upto)
+    if (point.queue == queue)
+        return FAN_OK;
+    if (point.queue->done >= point.upto)
         return FAN_OK;
     fan_sim_op *op = NULL;
     if (machine->config.run_work) {
@@ -178,16 +180,22 @@ void fan__run_settle(fan_sim *machine)
 /* run_goes_before: returns whether a named schedule runs queue a before queue b. */
 static bool run_goes_before(const fan_sim *machine, const fan_sim_queue *a, const fan_sim_queue *b)
 {
+    bool a_first;
+    bool b_first;
     switch (machine->config.schedule) {
     case FAN_SIM_LIFO:
         return a->head->number > b->head->number;
     case FAN_SIM_ROUND_ROBIN: /* the first after the one that ran last */
-        if ((a->at > machine->last) != (b->at > machine->last))
-            return a->at > machine->last;
-        return a->at < b->at;
+        a_first = a->at > machine->last;
+        b_first = b->at > machine->last;
+        if (a_first == b_first)
+            return a->at < b->at;
+        return a_first;
     case FAN_SIM_STARVE:
-        if ((a->handle == machine->config.starve) != (b->handle == machine->config.starve))
-            return b->handle == machine->config.starve;
+        a_first = a->handle != machine->config.starve;
+        b_first = b->handle != machine->config.starve;
+        if (a_first != b_first)
+            return a_first;
         break;
     case FAN_SIM_FIFO:
     case FAN_SIM_SEEDED:
@@ -275,14 +283,15 @@ static fan_status run_stuck(fan_sim *machine, fan_error *err)
     char text[FAN_ERROR_TEXT] = "";
     for (size_t i = 0; i < machine->nqueues; i++) {
         const fan_sim_queue *queue = machine->queues[i];
-        if (queue->head && queue->running)
+        if (queue->head && queue->running) {
             fan_append(text, sizeof text, "; stream %llu of sim:%d runs the calling kernel",
                        (unsigned long long)queue->handle, queue->device);
-        else if (queue->head && queue->head->wait.queue)
+        } else if (queue->head && queue->head->wait.queue) {
             fan_append(text, sizeof text, "; stream %llu of sim:%d waits for stream %llu of sim:%d",
                        (unsigned long long)queue->handle, queue->device,
                        (unsigned long long)queue->head->wait.queue->handle,
                        queue->head->wait.queue->device);
+        }
     }
     return fan_fail(err, FAN_ERR_DEADLOCK, "no queued work can run%s", text);
 }
@@ -537,33 +546,55 @@ static int work_keep_blocks(fan_sim *machine, fan_sim_graph *g, const fan__work 
     return 0;
 }
 
+/* work_pack: packs a command with copies of the work's arrays and jobs; NULL: only counts. */
+static fan_sim_command *work_pack(fan__packer *p, const fan__work *work)
+{
+    const fan_sim_kernel *kernel = &work->kernel;
+    fan_sim_command *c = fan__pack(p, sizeof *c);
+    fan_array **reads = fan__pack_arrays(p, kernel->reads, kernel->nreads);
+    fan_array **writes = fan__pack_arrays(p, kernel->writes, kernel->nwrites);
+    const fan_job *jobs = fan__pack_jobs(p, work->jobs, work->njobs);
+    if (!c)
+        return NULL;
+    c->kernel = *kernel;
+    c->kernel.reads = reads;
+    c->kernel.writes = writes;
+    c->jobs = jobs;
+    c->njobs = work->njobs;
+    c->kind = FAN_COMMAND_WORK;
+    c->us = work->us;
+    snprintf(c->name, sizeof c->name, "%s", work->name);
+    snprintf(c->call_site, sizeof c->call_site, "%s", work->call_site);
+    return c;
+}
+
+/* work_needs_host: whether a job needs the host before or after it. */
+static bool work_needs_host(const fan__work *work)
+{
+    if (work->njobs != 1)
+        return false;
+    return work->jobs->kind == FAN_JOB_UPLOAD || work->jobs->stats_out;
+}
+
 /* work_record: records work in the capture of `queue`. */
 static fan_status work_record(fan_sim *machine, fan_sim_queue *queue, const fan__work *work,
                               fan_error *err)
 {
-    const fan_sim_kernel *kernel = &work->kernel;
     fan_sim_recording *r = queue->recording;
     fan__packer p = {NULL, 0};
-    bool one = work->njobs == 1;
-    if (one && (work->jobs->kind == FAN_JOB_UPLOAD || work->jobs->stats_out))
+    if (work_needs_host(work)) {
         return fan_fail_code(err, FAN_ERR_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
                              "%s on stream %llu of sim:%d needs the host, which a graph cannot "
                              "wait for: do it before the capture",
                              work->name, (unsigned long long)queue->handle, queue->device);
-    fan__pack(&p, sizeof(fan_sim_command));
-    (void)fan__pack_arrays(&p, kernel->reads, kernel->nreads);
-    (void)fan__pack_arrays(&p, kernel->writes, kernel->nwrites);
-    (void)fan__pack_jobs(&p, work->jobs, work->njobs);
+    }
+    work_pack(&p, work);
     fan_sim_command *c = fan__command_new(p.used);
     if (!c)
         return fan__recording_refuse(queue, -1, work->name, err);
     p = (fan__packer){(char *)c, 0};
-    fan__pack(&p, sizeof *c);
-    c->kernel = *kernel;
-    c->kernel.reads = fan__pack_arrays(&p, kernel->reads, kernel->nreads);
-    c->kernel.writes = fan__pack_arrays(&p, kernel->writes, kernel->nwrites);
-    c->jobs = fan__pack_jobs(&p, work->jobs, work->njobs);
-    c->njobs = work->njobs;
+    work_pack(&p, work);
+    c->member = queue->member;
     int code = work_keep_blocks(machine, r->graph, work);
     if (code == 0)
         code = fan_capture_work(&r->capture, queue->member);
@@ -571,19 +602,12 @@ static fan_status work_record(fan_sim *machine, fan_sim_queue *queue, const fan_
         fan_free(c);
         return fan__recording_refuse(queue, code, work->name, err);
     }
-    c->kind = FAN_COMMAND_WORK;
-    c->member = queue->member;
-    c->us = work->us;
-    snprintf(c->name, sizeof c->name, "%s", work->name);
-    snprintf(c->call_site, sizeof c->call_site, "%s", work->call_site);
     fan__command_put(r->graph, c);
     return FAN_OK;
 }
 
-/* work_submit: queues or records work of so many bytes on s. `call`: its name for planned failures.
- * *kept: the queue or the graph calls the kernel's fini. */
-static fan_status work_submit(fan_stream *s, const char *call, uint64_t bytes, fan__work *work,
-                              bool *kept, fan_error *err)
+/* work_submit: queues or records work on s. `call`: its name for planned failures. */
+static fan_status work_submit(fan_stream *s, const char *call, fan__work *work, fan_error *err)
 {
     fan_sim *machine = fan__sim_machine(s->device);
     const fan_sim_kernel *kernel = &work->kernel;
@@ -591,7 +615,6 @@ static fan_status work_submit(fan_stream *s, const char *call, uint64_t bytes, f
     fan_status status;
     fan_sim_queue *queue = fan__queue_of(s);
     fan_sim_op *op = NULL;
-    *kept = false;
     fan__sim_call_site(machine, call_site, sizeof call_site);
     work->call_site = call_site;
     if (machine->config.run_work) {
@@ -605,16 +628,16 @@ static fan_status work_submit(fan_stream *s, const char *call, uint64_t bytes, f
     FAN_GO(fan__sim_raise_pending(machine, err));
     work->us = kernel->us;
     if (kernel->us < 0)
-        work->us = fan__later(KERNEL_US, (double)bytes / (machine->config.gbytes_per_s * 1e3));
+        work->us = fan__later(KERNEL_US, fan__sim_copy_us(machine, work->bytes));
     if (queue->recording) {
         status = work_record(machine, queue, work, err);
-        *kept = status == FAN_OK;
+        work->owned = status == FAN_OK;
         goto done;
     }
     FAN_GO(fan_memory_scope_check(s, err));
     status = fan__work_enqueue(machine, queue, work, err);
-    *kept = status == FAN_OK && op;
-    if (*kept) {
+    work->owned = status == FAN_OK && op;
+    if (work->owned) {
         op->fn = kernel->fn;
         op->fini = kernel->fini;
         op->ctx = kernel->ctx;
@@ -629,43 +652,57 @@ done:
 
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
-    bool kept;
-    fan__work work = {.name = fan_job_name(job), .jobs = job, .njobs = 1, .kernel.us = -1};
-    fan_status status = work_submit(s, "run", fan_job_bytes(job), &work, &kept, err);
+    fan__work work = {
+        .name = fan_job_name(job),
+        .bytes = fan_job_bytes(job),
+        .jobs = job,
+        .njobs = 1,
+        .kernel.us = -1,
+    };
+    fan_status status = work_submit(s, "run", &work, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
         fan_job_trace(d, s, job, 0, work.start, work.end);
     return status;
+}
+
+/* work_arrays: lists what the sums read, then what they write. */
+static void work_arrays(const fan_job *jobs, size_t n, fan_array **reads, fan_array **writes)
+{
+    for (size_t i = 0; i < n; i++) {
+        const fan_job *job = &jobs[i];
+        for (size_t j = 0; j < job->n; j++)
+            *reads++ = (fan_array *)(uintptr_t)job->in[j].array;
+        *writes++ = (fan_array *)(uintptr_t)job->out;
+    }
 }
 
 fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n,
                              fan_job_state *states, fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
-    bool kept;
-    size_t reads = 0;
-    size_t at = 0;
-    uint64_t bytes = 0;
+    fan__work work = {
+        .jobs = jobs,
+        .njobs = n,
+        .kernel = {.nwrites = n, .us = -1},
+    };
+    fan_sim_kernel *kernel = &work.kernel;
     for (size_t i = 0; i < n; i++) {
-        if (jobs[i].kind != FAN_JOB_SUM || jobs[i].stats)
+        if (jobs[i].kind != FAN_JOB_SUM)
             return FAN_OK;
-        reads += jobs[i].n;
-        bytes += fan_job_bytes(&jobs[i]);
+        if (jobs[i].stats)
+            return FAN_OK;
+        kernel->nreads += jobs[i].n;
+        work.bytes += fan_job_bytes(&jobs[i]);
     }
-    fan_array **all = fan_alloc((reads + n) * sizeof *all);
+    fan_array **all = fan_alloc((kernel->nreads + n) * sizeof *all);
     if (!all)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
-    for (size_t i = 0; i < n; i++) {
-        for (size_t j = 0; j < jobs[i].n; j++)
-            all[at++] = (fan_array *)(uintptr_t)jobs[i].in[j].array;
-        all[reads + i] = (fan_array *)(uintptr_t)jobs[i].out;
-    }
-    fan_sim_kernel k = {
-        .reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
-    fan__work work = {.name = fan_jobs_label(jobs, n, label, sizeof label),
-                      .jobs = jobs,
-                      .njobs = n,
-                      .kernel = k};
-    fan_status status = work_submit(s, "run", bytes, &work, &kept, err);
+    fan_array **writes = all + kernel->nreads;
+    work_arrays(jobs, n, all, writes);
+    kernel->reads = all;
+    kernel->writes = writes;
+    work.name = fan_jobs_label(jobs, n, label, sizeof label);
+    fan_status status = work_submit(s, "run", &work, err);
     fan_free(all);
     for (size_t i = 0; i < n; i++)
         states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
@@ -674,43 +711,61 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
     return status;
 }
 
+/* work_mark: marks memory of the user (D31) as used on the kernel's stream. */
+static fan_status work_mark(fan_sim *machine, fan_stream *s, const fan_array *a, bool write,
+                            fan_error *err)
+{
+    if (!a->storage)
+        return FAN_OK;
+    fan__sim_lock(machine);
+    const fan_block *b = fan__access_block(machine, a->storage->data);
+    bool automatic = b && b->automatic;
+    fan__sim_unlock(machine);
+    if (!automatic)
+        return FAN_OK;
+    if (write)
+        fan_memory_set_stream(a->storage, s);
+    return fan_memory_record_stream(a->storage, s, err);
+}
+
+static void work_trace(const fan_stream *s, const fan__work *work)
+{
+    if (!fan_trace_on())
+        return;
+    fan_trace_line line = {
+        .kind = FAN_TRACE_KERNEL,
+        .device = (int16_t)s->device->index,
+        .slot = -1,
+        .key = -1,
+        .stream = s->handle,
+        .bytes = work->bytes,
+        .start_us = work->start,
+        .end_us = work->end,
+    };
+    snprintf(line.label, sizeof line.label, "%s", work->name);
+    fan_trace_put(&line);
+}
+
 fan_status fan_sim_launch(fan_sim *machine, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
 {
-    bool kept;
     if (s->device->self != machine)
         return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
     fan_yield();
-    fan__work work = {.name = k->name ? k->name : "kernel", .kernel = *k, .by_user = true};
+    fan__work work = {
+        .name = k->name ? k->name : "kernel",
+        .kernel = *k,
+        .by_user = true,
+    };
     const fan_array *a = NULL;
     bool write;
-    uint64_t bytes = 0;
     for (size_t i = 0; fan__work_access(&work, i, &a, &write); i++) {
-        bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
-        fan__sim_lock(machine);
-        const fan_block *b = a->storage ? fan__access_block(machine, a->storage->data) : NULL;
-        /* memory of the user (D31) is marked as used on the kernel's stream */
-        bool automatic = b && b->automatic;
-        fan__sim_unlock(machine);
-        if (!automatic)
-            continue;
-        if (write)
-            fan_memory_set_stream(a->storage, s);
-        FAN_TRY(fan_memory_record_stream(a->storage, s, err));
+        work.bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
+        FAN_TRY(work_mark(machine, s, a, write, err));
     }
-    fan_status status = work_submit(s, "launch", bytes, &work, &kept, err);
-    if (status == FAN_OK && !kept && k->fini)
+    fan_status status = work_submit(s, "launch", &work, err);
+    if (status == FAN_OK && !work.owned && k->fini)
         k->fini(k->ctx); /* no bytes to move: it will never run */
-    if ((status == FAN_OK || status == FAN_ERR_RACE) && fan_trace_on()) {
-        fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
-                               .device = (int16_t)s->device->index,
-                               .slot = -1,
-                               .key = -1,
-                               .stream = s->handle,
-                               .bytes = bytes,
-                               .start_us = work.start,
-                               .end_us = work.end};
-        snprintf(line.label, sizeof line.label, "%s", work.name);
-        fan_trace_put(&line);
-    }
+    if (status == FAN_OK || status == FAN_ERR_RACE)
+        work_trace(s, &work);
     return status;
 }

@@ -80,7 +80,9 @@ static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
     const recorded *self = layout_of(a[0]);
     fan_difference d;
     fan_regions is;
-    if (!self || fan_regions_read(a[1], "Layout.check", &is) < 0)
+    if (!self)
+        return NULL;
+    if (fan_regions_read(a[1], "Layout.check", &is) < 0)
         return NULL;
     if (is.n != self->was.n) {
         PyErr_Format(PyExc_ValueError,
@@ -173,10 +175,11 @@ static PyObject *snapshot_record(PyObject *capsule, copied *self, PyObject *arra
     if (fan_regions_read(arrays, "Snapshot", was) < 0)
         return NULL;
     for (size_t i = 0; i < was->n; i++) {
-        if (was->items[i].device != 0)
+        if (was->items[i].device != 0) {
             return PyErr_Format(
                 PyExc_TypeError,
                 "Snapshot: array %zu is not on the host: expected memory that can be read", i);
+        }
     }
     if (snapshot_copy(self) == 0)
         made = PyTuple_Pack(2, capsule, was->tuple);
@@ -269,12 +272,18 @@ static bool has_moved(const fan_layout_item *was, const fan_layout_item *now)
 {
     const fan_region *a = &was->region;
     const fan_region *b = &now->region;
-    if (a->data != b->data || a->itemsize != b->itemsize)
+    if (a->data != b->data)
         return true;
-    if (a->ndim != b->ndim || was->dtype != now->dtype)
+    if (a->itemsize != b->itemsize)
+        return true;
+    if (a->ndim != b->ndim)
+        return true;
+    if (was->dtype != now->dtype)
         return true;
     for (int i = 0; i < a->ndim; i++) {
-        if (a->shape[i] != b->shape[i] || a->strides[i] != b->strides[i])
+        if (a->shape[i] != b->shape[i])
+            return true;
+        if (a->strides[i] != b->strides[i])
             return true;
     }
     return false;
@@ -284,7 +293,9 @@ static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const
 {
     const copied *self = snapshot_of(a[0]);
     fan_regions now;
-    if (!self || fan_regions_read(a[1], "Snapshot.elsewhere", &now) < 0)
+    if (!self)
+        return NULL;
+    if (fan_regions_read(a[1], "Snapshot.elsewhere", &now) < 0)
         return NULL;
     PyObject *found = PyList_New(0);
     for (size_t i = 0; found && i < now.n && i < self->was.n; i++) {
@@ -305,9 +316,10 @@ static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *const *values)
     PyObject *strides = values[1];
     npy_intp to[FAN_MAX_NDIM];
     int ndim = PyArray_NDIM(a);
-    if (ndim > FAN_MAX_NDIM || PyTuple_GET_SIZE(strides) != ndim)
+    if (ndim > FAN_MAX_NDIM || PyTuple_GET_SIZE(strides) != ndim) {
         return PyErr_Format(PyExc_ValueError, "restride: expected %d strides, got %zd", ndim,
                             PyTuple_GET_SIZE(strides));
+    }
     for (int i = 0; i < ndim; i++) {
         to[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, i));
         if (to[i] == -1 && PyErr_Occurred())

@@ -17,14 +17,14 @@ static inline const fan_dl_tensor *fan_api_tensor(const fanin_tensor *t)
 
 /* ---- value.c ---- */
 
-/* fan_api_device_of: the device of a value; not held. fan_api_show: fills in a value of an array on
- * `d`, and takes its hold; NULL: undefined. */
+/* fan_api_device_of: the device of a value; not held. */
 fan_device *fan_api_device_of(const fanin_value *v);
+/* fan_api_show: fills in a value of an array on `d`, and takes its hold; NULL: undefined. */
 void fan_api_show(fan_array *a, const fan_device *d, fanin_value *out);
-/* fan_api_device: a device by DLPack's numbers, or FANIN_DEVICE_SIM; a hold. fan_api_stream: a
- * stream, which may be `near` (NULL: none), the device of an argument: of two machines that one is
- * meant; NULL: NULL. A hold. FAN_ERR_VALUE, FAN_ERR_DEVICE, FAN_ERR_NOMEM. */
+/* fan_api_device: a device by DLPack's numbers, or FANIN_DEVICE_SIM; a hold. */
 fan_status fan_api_device(int32_t type, int32_t id, fan_device **out, fan_error *err);
+/* fan_api_stream: a stream, which may be `near` (NULL: none), the device of an argument: of two
+ * machines that one is meant; NULL: NULL. A hold. FAN_ERR_VALUE, FAN_ERR_DEVICE, FAN_ERR_NOMEM. */
 fan_status fan_api_stream(const fanin_stream *s, fan_device *near, fan_stream **out,
                           fan_error *err);
 /* fan_api_view: memory of the CPU that the caller keeps, as an array; `lent`: until the sum is

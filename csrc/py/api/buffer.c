@@ -66,8 +66,9 @@ static bool api_alone(void *object, const fan_value *v)
     if (object == LENT)
         return false;
     const fan_array *a = fan_unboxed_array(object);
-    return atomic_load_explicit(&a->refs, memory_order_relaxed) == 1 &&
-           atomic_load_explicit(&a->storage->refs, memory_order_relaxed) == 1;
+    if (atomic_load_explicit(&a->refs, memory_order_relaxed) != 1)
+        return false;
+    return atomic_load_explicit(&a->storage->refs, memory_order_relaxed) == 1;
 }
 
 static bool api_lent(const void *object, const fan_value *v)
@@ -94,9 +95,14 @@ static bool api_writable(void *object, const fan_plain_kind *kind)
 /* api_fresh: in the order of the kind's axes. */
 static void *api_fresh(void *like, const fan_plain_kind *kind, char **data)
 {
-    int64_t strides[FAN_PLAIN_NDIM], shape[FAN_PLAIN_NDIM];
+    int64_t strides[FAN_PLAIN_NDIM];
+    int64_t shape[FAN_PLAIN_NDIM];
     fan_array layout = {
-        .dtype = kind->dtype, .ndim = kind->ndim, .shape = shape, .strides = strides};
+        .dtype = kind->dtype,
+        .ndim = kind->ndim,
+        .shape = shape,
+        .strides = strides,
+    };
     const fan_array *order = NULL;
     fan_array *a;
     (void)like;
@@ -123,7 +129,8 @@ static void *api_copy(void *of, const fan_plain_kind *kind, char **data)
 static fan_status api_plain_value(void *object, char *data, const fan_plain_kind *kind,
                                   fan_value *out, bool *kept, fan_error *err)
 {
-    int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];
+    int64_t shape[FAN_PLAIN_NDIM];
+    int64_t strides[FAN_PLAIN_NDIM];
     fan_array *a;
     *kept = false;
     if (object != LENT) {
@@ -166,6 +173,8 @@ static const fan_frontend frontend = {
 
 /* A call in progress. */
 typedef struct api_call {
+    fanin_buffer *b;
+    fan_error *err;
     fan_api_place was; /* where the thread was before */
     fan_gil gil;       /* of an InputBuffer's */
     bool turn;         /* a turn of a simulated machine's thread (base/thread.h, Calls and turns) */
@@ -177,6 +186,8 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
                              fan_error *err)
 {
     fan_error_clear(err);
+    call->b = b;
+    call->err = err;
     call->turn = fan_sched_active();
     if (call->turn && !fan_sched_enter())
         return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
@@ -215,13 +226,13 @@ static void exception_to_text(fan_error *err)
     Py_DECREF(e);
 }
 
-static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_error *err)
+static void call_end(api_call *call, fan_status status)
 {
-    if (!b->python) {
-        fan_api_exit(&b->lock, fan_api_this_thread(), call->was);
+    if (!call->b->python) {
+        fan_api_exit(&call->b->lock, fan_api_this_thread(), call->was);
     } else {
         if (status == FAN_ERR_EXTERN && call->gil.taken)
-            exception_to_text(err);
+            exception_to_text(call->err);
         fan_api_here.place = call->was; /* as fan_gil_enter found it */
         fan_gil_leave(&call->gil);
     }
@@ -241,37 +252,51 @@ static fan_status dtype_of(fanin_dtype d, const char *what, fan_dtype *out, fan_
     return FAN_OK;
 }
 
+/* not_exact: refuses an accumulation dtype beside an exact sum. */
+static fan_status not_exact(bool exact, const char *what, fan_error *err)
+{
+    if (!exact)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_VALUE, "%s: expected one of accumulate and exact, got both", what);
+}
+
 #define SLOT_FLAGS                                                                     \
     (FANIN_SLOT_SHAPE | FANIN_SLOT_DTYPE | FANIN_SLOT_DEVICE | FANIN_SLOT_ACCUMULATE | \
      FANIN_SLOT_EXACT)
+
+static fan_status slot_shape(const fanin_slot *slot, fan_slot_spec *out, fan_error *err)
+{
+    int64_t size;
+    if (slot->ndim > 0 && !slot->shape) {
+        return fan_fail(err, FAN_ERR_VALUE, "fanin_slot: expected a shape of %d extents, got NULL",
+                        (int)slot->ndim);
+    }
+    out->ndim = slot->ndim;
+    out->shape = slot->shape;
+    return fan_shape_check(slot->ndim, slot->shape, 16, &size, err);
+}
 
 /* slot_spec: reads the declaration of a slot; the caller drops the device. */
 static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_error *err)
 {
     fanin_slot slot;
-    int64_t size;
-    *out = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
+    *out = (fan_slot_spec){
+        .dtype = FAN_DT_NONE,
+        .accumulate = FAN_DT_NONE,
+    };
     FAN_TRY(fan_api_options(given, sizeof slot, sizeof slot, "fanin_slot", &slot, err));
     FAN_TRY(fan_api_flags(slot.declares, SLOT_FLAGS, "fanin_slot", err));
     out->name = slot.name;
     out->has_shape = slot.declares & FANIN_SLOT_SHAPE;
     out->exact = slot.declares & FANIN_SLOT_EXACT;
-    bool has_accumulate = slot.declares & FANIN_SLOT_ACCUMULATE;
-    if (out->has_shape) {
-        if (slot.ndim > 0 && !slot.shape)
-            return fan_fail(err, FAN_ERR_VALUE,
-                            "fanin_slot: expected a shape of %d extents, got NULL", (int)slot.ndim);
-        out->ndim = slot.ndim;
-        out->shape = slot.shape;
-        FAN_TRY(fan_shape_check(slot.ndim, slot.shape, 16, &size, err));
-    }
+    if (out->has_shape)
+        FAN_TRY(slot_shape(&slot, out, err));
     if (slot.declares & FANIN_SLOT_DTYPE)
         FAN_TRY(dtype_of(slot.dtype, "fanin_slot", &out->dtype, err));
-    if (out->exact && has_accumulate)
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "fanin_slot: expected one of accumulate and exact, got both");
-    if (has_accumulate)
+    if (slot.declares & FANIN_SLOT_ACCUMULATE) {
+        FAN_TRY(not_exact(out->exact, "fanin_slot", err));
         FAN_TRY(dtype_of(slot.accumulate, "fanin_slot", &out->accumulate, err));
+    }
     if (slot.declares & FANIN_SLOT_DEVICE)
         FAN_TRY(fan_api_device(slot.device_type, slot.device_id, &out->device, err));
     return FAN_OK;
@@ -284,7 +309,6 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
 
 static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config *c, fan_error *err)
 {
-    bool has_accumulate = o->flags & FANIN_BUFFER_ACCUMULATE;
     FAN_TRY(fan_api_flags(o->flags, BUFFER_FLAGS, "fanin_buffer_options", err));
     c->name = o->name;
     c->budget = o->budget;
@@ -295,11 +319,10 @@ static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config
     c->leaf = o->flags & FANIN_BUFFER_LEAF;
     c->stats = o->flags & FANIN_BUFFER_STATS;
     c->exact = o->flags & FANIN_BUFFER_EXACT;
-    if (c->exact && has_accumulate)
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "fanin_buffer_options: expected one of accumulate and exact, got both");
-    if (has_accumulate)
+    if (o->flags & FANIN_BUFFER_ACCUMULATE) {
+        FAN_TRY(not_exact(c->exact, "fanin_buffer_options", err));
         FAN_TRY(dtype_of(o->accumulate, "fanin_buffer_options", &c->accumulate, err));
+    }
     return fan_api_stream(o->stream, NULL, &c->stream, err);
 }
 
@@ -314,19 +337,23 @@ static fan_status specs_read(const fanin_slot *given, size_t slots, fan_slot_spe
     if (!specs)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     /* each is as long as its author's version had it */
-    for (size_t i = 0; i < slots; i++)
-        FAN_TRY(slot_spec((const void *)((const char *)given + i * given->struct_size), &specs[i],
-                          err));
+    const char *at = (const char *)given;
+    for (size_t i = 0; i < slots; i++) {
+        FAN_TRY(slot_spec((const void *)at, &specs[i], err));
+        at += given->struct_size;
+    }
     return FAN_OK;
 }
 
 static fan_status buffer_init(fanin_buffer *b, size_t slots, const fanin_buffer_options *options,
                               fan_error *err)
 {
-    fan_buffer_config config = {.slots = slots,
-                                .budget = FAN_BUDGET_AUTO,
-                                .accumulate = FAN_DT_NONE,
-                                .frontend = &frontend};
+    fan_buffer_config config = {
+        .slots = slots,
+        .budget = FAN_BUDGET_AUTO,
+        .accumulate = FAN_DT_NONE,
+        .frontend = &frontend,
+    };
     fanin_buffer_options o;
     fan_slot_spec *specs = NULL;
     FAN_TRY(fan_api_options(options, sizeof o, sizeof o, "fanin_buffer_options", &o, err));
@@ -401,15 +428,17 @@ void fan_api_buffer_free(fanin_buffer *b)
 fanin_buffer *fan_api_buffer_of_python(fanin_object *object)
 {
     PyObject *o = (PyObject *)object;
-    if (!o || !PyObject_TypeCheck(o, fan_state_get()->buffer_type))
+    if (!o || !PyObject_TypeCheck(o, fan_state_get()->buffer_type)) {
         return (fanin_buffer *)PyErr_Format(
             PyExc_TypeError, "buffer_of_python: expected a fanin.InputBuffer, got %s",
             o ? FAN_TYPE_TEXT(o) : "NULL");
-    if (fan_buffer_self(o)->create_graph)
+    }
+    if (fan_buffer_self(o)->create_graph) {
         return (fanin_buffer *)PyErr_Format(
             PyExc_TypeError,
             "buffer_of_python: a buffer with create_graph=True sums by the arrays' own "
             "+: add to it in Python");
+    }
     fanin_buffer *b = fan_calloc(sizeof *b);
     if (!b)
         return (fanin_buffer *)PyErr_NoMemory();
@@ -446,20 +475,26 @@ static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_
     FAN_TRY(fan_api_options(given, ADD_OPTIONS_LEAST, sizeof *o, "fanin_add_options", o, err));
     FAN_TRY(fan_api_flags(o->flags, ADD_FLAGS, "fanin_add_options", err));
     FAN_TRY(fan_api_reserved(o->reserved, "fanin_add_options", err));
-    if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0)
+    if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0) {
         return fan_fail(err, FAN_ERR_VALUE, "key: expected a non-negative integer, got %lld",
                         (long long)o->key);
-    if ((o->flags & DONATE_AND_COPY) == DONATE_AND_COPY)
+    }
+    if ((o->flags & DONATE_AND_COPY) == DONATE_AND_COPY) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "FANIN_ADD_DONATE gives the memory away, FANIN_ADD_COPY keeps it yours: "
                         "give one of them");
+    }
     return FAN_OK;
 }
 
 /* weight_of: W4: a weight that the caller gave. */
 static fan_status weight_of(double re, double im, fan_weight *out, fan_error *err)
 {
-    *out = (fan_weight){.on = true, .re = re, .im = im};
+    *out = (fan_weight){
+        .on = true,
+        .re = re,
+        .im = im,
+    };
     if (isfinite(re) && isfinite(im))
         return FAN_OK;
     return fan_fail(err, FAN_ERR_VALUE, "weight: expected a finite number, got %.12g%+.12gj (W4)",
@@ -479,7 +514,9 @@ static inline int64_t key_of(const fanin_add_options *o)
 static inline bool view_plain(const fanin_tensor *t, uint32_t flags, fan_plain_kind *kind,
                               char **data)
 {
-    if (flags & FANIN_ADD_DONATE || !fan_dl_plain(fan_api_tensor(t), false, kind, data))
+    if (flags & FANIN_ADD_DONATE)
+        return false;
+    if (!fan_dl_plain(fan_api_tensor(t), false, kind, data))
         return false;
     if (kind->order && (uintptr_t)*data % fan_dtype_size(kind->dtype))
         return false;
@@ -531,7 +568,9 @@ static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
         if (!view_plain(view, flags, kind, &data))
             return false;
     } else if (object) {
-        if (value->device_type > FAN_DL_CPU || !fan_unboxed_plain(object, kind, &data))
+        if (value->device_type > FAN_DL_CPU)
+            return false;
+        if (!fan_unboxed_plain(object, kind, &data))
             return false;
     }
     *one = fan_entry_of(object, data, key, false, false);
@@ -562,10 +601,12 @@ static fan_status contribution_of(const fanin_buffer *b, const fanin_tensor *vie
     if (value)
         d = fan_api_device_of(value);
     bool donate = o->flags & FANIN_ADD_DONATE;
-    *c = (fan_contribution){.key = key_of(o),
-                            .donate = donate,
-                            .copy = o->flags & FANIN_ADD_COPY,
-                            .value = {.dtype = FAN_DT_NONE}};
+    *c = (fan_contribution){
+        .key = key_of(o),
+        .donate = donate,
+        .copy = o->flags & FANIN_ADD_COPY,
+        .value = {.dtype = FAN_DT_NONE},
+    };
     if (b->python && view && !donate)
         c->copy = true;
     if (o->flags & FANIN_ADD_WEIGHT)
@@ -603,7 +644,7 @@ static fan_status add_checked(fanin_buffer *b, size_t slot, const fan_plain_kind
     }
     if (!added && status == FAN_OK)
         status = fan_add_owned(b->core, slot, c, err);
-    call_end(b, &call, status, err);
+    call_end(&call, status);
     return status;
 }
 
@@ -688,7 +729,9 @@ static bool many_read(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind, f
     const fanin_gradient *g = gradient_at(m->all, k);
     m->o.key = g->key;
     *slot = g->slot;
-    if (g->slot >= m->nslots || m->o.flags & FANIN_ADD_COPY)
+    if (g->slot >= m->nslots)
+        return false;
+    if (m->o.flags & FANIN_ADD_COPY)
         return false;
     if (g->view && g->value)
         return false;
@@ -710,13 +753,15 @@ static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t
     for (size_t k = 0; k < n; k++) {
         const fanin_gradient *g = gradient_at(m->all, k);
         m->o.key = g->key;
-        if (g->view && g->value)
+        if (g->view && g->value) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "gradient %zu: expected a view or a value, got both", k);
-        if (m->o.flags & FANIN_ADD_KEY && g->key < 0)
+        }
+        if (m->o.flags & FANIN_ADD_KEY && g->key < 0) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "gradient %zu: key: expected a non-negative integer, got %lld", k,
                             (long long)g->key);
+        }
         slots[k] = g->slot;
         if (m->o.flags & FANIN_ADD_WEIGHT) {
             m->o.weight = g->weight;
@@ -729,7 +774,12 @@ static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t
 
 static fan_status add_many(fanin_buffer *b, many *m, size_t n, fan_error *err)
 {
-    fan_plain_batch batch = {.n = n, .read = many_read, .again = many_again, .ctx = m};
+    fan_plain_batch batch = {
+        .n = n,
+        .read = many_read,
+        .again = many_again,
+        .ctx = m,
+    };
     bool added = false;
     fan_status status;
     if (!m->o.stream)
@@ -763,9 +813,10 @@ static fan_status add_many_check(many *m, size_t n, const fanin_add_options *opt
         least = sizeof g;
     if (n && !m->all)
         return fan_fail(err, FAN_ERR_VALUE, "buffer_add_many: expected %zu gradients, got NULL", n);
-    for (size_t k = 0; k < n; k++)
+    for (size_t k = 0; k < n; k++) {
         FAN_TRY(
             fan_api_options(gradient_at(m->all, k), least, sizeof g, "fanin_gradient", &g, err));
+    }
     return FAN_OK;
 }
 
@@ -774,7 +825,10 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
 {
     FAN_UNINITIALIZED fan_error err;
     FAN_UNINITIALIZED api_call call;
-    many m = {.all = gradients, .nslots = b->nplain};
+    many m = {
+        .all = gradients,
+        .nslots = b->nplain,
+    };
     fan_error_clear(&err);
     fan_status status = add_many_check(&m, n, options, &err);
     if (status != FAN_OK || !n)
@@ -782,7 +836,7 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
     status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = add_many(b, &m, n, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -862,20 +916,21 @@ static fan_status take_weights(const fanin_take_options *o, fan_take *options, f
     size_t n = o->nweights;
     if (n && !o->weights)
         return fan_fail(err, FAN_ERR_VALUE, "weights: expected %zu of them, got NULL", n);
-    options->late = fan_calloc((n + 1) * sizeof *options->late);
-    if (!options->late)
+    fan_late_weight *late = fan_calloc((n + 1) * sizeof *late);
+    if (!late)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    options->late = late;
     options->nlate = n;
     for (size_t i = 0; i < n; i++) {
         const fanin_weight *given = &o->weights[i];
-        options->late[i].key = given->key;
-        FAN_TRY(weight_of(given->weight, given->weight_imag, &options->late[i].weight, err));
+        late[i].key = given->key;
+        FAN_TRY(weight_of(given->weight, given->weight_imag, &late[i].weight, err));
     }
-    qsort(options->late, n, sizeof *options->late, late_by_key);
+    qsort(late, n, sizeof *late, late_by_key);
     for (size_t i = 1; i < n; i++) {
-        if (options->late[i].key == options->late[i - 1].key)
-            return fan_fail(err, FAN_ERR_VALUE, "weights: key %lld is there twice (W5)",
-                            (long long)options->late[i].key);
+        long long key = late[i].key;
+        if (key == late[i - 1].key)
+            return fan_fail(err, FAN_ERR_VALUE, "weights: key %lld is there twice (W5)", key);
     }
     return FAN_OK;
 }
@@ -980,7 +1035,10 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
     FAN_UNINITIALIZED fan_error err;
     FAN_UNINITIALIZED api_take t;
     FAN_UNINITIALIZED api_call call;
-    t.options = (fan_take){.one = one, .slot = span.first};
+    t.options = (fan_take){
+        .one = one,
+        .slot = span.first,
+    };
     t.core = b->core;
     t.span = span;
     t.n = span.end - span.first;
@@ -996,7 +1054,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
         status = call_begin(b, one ? span.first : SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = take_run(b, &t, sums, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     for (size_t i = 0; t.outs && i < t.n; i++)
         fan_array_drop(t.outs[i]);
@@ -1052,7 +1110,7 @@ static fan_status snapshot_run(fanin_buffer *b, size_t slot, fan_stream *s, fani
     if (status == FAN_OK && v.form == FAN_FORM_DENSE)
         fan_api_show(fan_array_hold(v.array), v.device, sum);
     fan_value_drop(b->core->frontend, &v);
-    call_end(b, &call, status, err);
+    call_end(&call, status);
     return status;
 }
 
@@ -1089,7 +1147,7 @@ static fan_status target_open(fanin_buffer *b, size_t slot, const fanin_add_opti
     if (status == FAN_OK) {
         status =
             fan_buffer_target(b->core, slot, key_of(&o), stream, FAN_DT_NONE, &weight, out, err);
-        call_end(b, &call, status, err);
+        call_end(&call, status);
     }
     fan_stream_drop(stream);
     return status;
@@ -1129,7 +1187,7 @@ fanin_status fan_api_target_end(fanin_target *t, int good, fanin_failure *why)
     fan_status status = call_begin(b, t->t.slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_target_end(b->core, &t->t, good != 0, origin_on(t->t.device), &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
         fan_free(t);
         buffer_done(b);
     }
@@ -1145,7 +1203,7 @@ fanin_status fan_api_buffer_expect(fanin_buffer *b, size_t slot, int64_t n, fani
     fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_expect(b->core, slot, n, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -1160,7 +1218,7 @@ fanin_status fan_api_buffer_ready(fanin_buffer *b, size_t slot, int *ready, fani
         status = fan_buffer_ready(b->core, slot, &is, &err);
         if (!is)
             fan_sched_not_ready();
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     *ready = is;
     return fan_api_fail(why, status, &err);
@@ -1173,7 +1231,7 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
     fan_status status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_clear(b->core, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -1182,9 +1240,10 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
 static fan_status result_size(size_t given, size_t least, size_t size, const char *what,
                               fan_error *err)
 {
-    if (given < least || given > size)
+    if (given < least || given > size) {
         return fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu",
                         what, what, size, given);
+    }
     return FAN_OK;
 }
 
@@ -1207,7 +1266,7 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
         status = call_begin(b, slot, FAN_SCHED_READ, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_stats(b->core, slot, &some, &s, &bad, &key, &err);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
     }
     if (status != FAN_OK)
         return fan_api_fail(why, status, &err);
@@ -1241,7 +1300,7 @@ fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin
         if (call.turn)
             fan_buffer_seen_counters(b->core);
         fan_buffer_counters(b->core, &n);
-        call_end(b, &call, status, &err);
+        call_end(&call, status);
 #define X(name) out->name = n.name;
         FAN_COUNTER_LIST(X)
 #undef X
@@ -1266,7 +1325,7 @@ static fan_status explain_read(fanin_buffer *b, size_t slot, fan_slot_view *v,
         if (*poisoned)
             strcpy(*poisoned, v->poisoned);
     }
-    call_end(b, &call, status, err);
+    call_end(&call, status);
     return status;
 }
 

@@ -37,9 +37,10 @@ static PyObject *inputs_of(const fanin_pass_options *o)
     if (!o->inputs)
         Py_RETURN_NONE;
     PyObject *list = PyList_New(0);
-    for (size_t i = 0; list && i < o->ninputs; i++)
+    for (size_t i = 0; list && i < o->ninputs; i++) {
         fan_list_add(&list, Py_BuildValue("(OI)", fan_or_none(o->inputs[i].next),
                                           (unsigned)o->inputs[i].slot));
+    }
     return list;
 }
 
@@ -141,9 +142,10 @@ int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *op
 
 fanin_object *fan_api_leaf_new(const fanin_value *array, fanin_object *name)
 {
-    if (!array->array || fan_api_device_of(array) != fan_cpu())
+    if (!array->array || fan_api_device_of(array) != fan_cpu()) {
         return (fanin_object *)PyErr_Format(PyExc_TypeError,
                                             "leaf_new: expected an array on the CPU");
+    }
     PyObject *leaf = NULL;
     PyObject *x = host_to_python(array);
     PyObject *names = Py_BuildValue("(s)", "name");
@@ -160,9 +162,10 @@ int fan_api_leaf_grad(fanin_object *leaf, fanin_value *out)
 {
     PyObject *o = (PyObject *)leaf;
     fan_c_show(NULL, out);
-    if (!o || !PyObject_TypeCheck(o, fan_state_get()->leaf_type))
+    if (!o || !PyObject_TypeCheck(o, fan_state_get()->leaf_type)) {
         return fan_set_error(PyExc_TypeError, "leaf_grad: expected a fanin.Leaf, got %s",
                              o ? FAN_TYPE_TEXT(o) : "NULL");
+    }
     PyObject *grad = PyObject_GetAttrString(o, "grad");
     if (!grad)
         return -1;
@@ -182,10 +185,11 @@ fanin_object *fan_api_node_new(fanin_object *function, const fanin_edge *edges, 
                                fanin_object *name)
 {
     PyObject *fn = (PyObject *)function;
-    if (!fn || !fan_is_function(fn))
+    if (!fn || !fan_is_function(fn)) {
         return (fanin_object *)PyErr_Format(PyExc_TypeError,
                                             "node_new: expected a function of function_new, got %s",
                                             fn ? FAN_TYPE_TEXT(fn) : "NULL");
+    }
     return (fanin_object *)fan_node_new((function_object *)fn, edges, nedges, (PyObject *)name);
 }
 

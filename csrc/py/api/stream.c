@@ -80,13 +80,15 @@ static fan_status read_into(const fanin_value *v, fan_stream *s, const fan_array
 {
     fan_array *a = fan_c_array(v);
     fan_device *d = fan_api_device_of(v);
-    char has[160], wants[160];
-    if (dst->dtype != a->dtype || !fan_array_same_shape(dst, a))
+    char has[160];
+    char wants[160];
+    if (dst->dtype != a->dtype || !fan_array_same_shape(dst, a)) {
         return fan_fail(
             err, FAN_ERR_VALUE,
             "value_read: the value is %s of shape %s, and the memory %s of shape %s",
             fan_dtype_name(a->dtype), fan_shape_text(a->ndim, a->shape, wants, sizeof wants),
             fan_dtype_name(dst->dtype), fan_shape_text(dst->ndim, dst->shape, has, sizeof has));
+    }
     if (d->backend->use)
         FAN_TRY(d->backend->use(d, a, "read", false, err));
     return d->backend->read(s, dst, a, err);
@@ -131,29 +133,38 @@ static fan_status region_of(const fanin_tensor *given, int64_t *strides, fan_reg
     int64_t item = bits / 8;
     int64_t size;
     uint64_t at;
-    if (!bits || bits % 8) /* packed elements: the strides do not count bytes */
+    if (!bits || bits % 8) { /* packed elements: the strides do not count bytes */
         return fan_fail(err, FAN_ERR_TYPE,
                         "overlap: expected elements of whole bytes, got %d lanes of %d bits",
                         (int)t->dtype.lanes, (int)t->dtype.bits);
+    }
     bool no_shape = t->ndim && !t->shape;
-    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM || no_shape)
+    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM || no_shape) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "overlap: expected a tensor of 0 to %d axes with a shape, got %d axes",
                         FAN_MAX_NDIM, (int)t->ndim);
+    }
     FAN_TRY(fan_shape_check(t->ndim, t->shape, (size_t)item, &size, err));
     fan_dense_strides(t->ndim, t->shape, (size_t)item, NULL, strides);
     for (int i = 0; i < t->ndim && t->strides && size; i++) {
-        if (__builtin_mul_overflow(t->strides[i], item, &strides[i]))
+        if (__builtin_mul_overflow(t->strides[i], item, &strides[i])) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "overlap: the stride %lld along axis %d is too large",
                             (long long)t->strides[i], i);
+        }
     }
-    if (__builtin_add_overflow((uint64_t)(uintptr_t)t->data, t->byte_offset, &at))
+    if (__builtin_add_overflow((uint64_t)(uintptr_t)t->data, t->byte_offset, &at)) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "overlap: the byte_offset %llu leaves the address space",
                         (unsigned long long)t->byte_offset);
+    }
     *out = (fan_region){
-        .data = at, .itemsize = item, .shape = t->shape, .strides = strides, .ndim = t->ndim};
+        .data = at,
+        .itemsize = item,
+        .shape = t->shape,
+        .strides = strides,
+        .ndim = t->ndim,
+    };
     return FAN_OK;
 }
 
@@ -164,7 +175,8 @@ static fan_status tensors_overlap(const fanin_tensor *a, const fanin_tensor *b, 
     FAN_UNINITIALIZED int64_t at[2][FAN_MAX_NDIM];
     fan_dl_device device_a = fan_api_tensor(a)->device;
     fan_dl_device device_b = fan_api_tensor(b)->device;
-    fan_region x, y;
+    fan_region x;
+    fan_region y;
     if (device_a.type != device_b.type || device_a.id != device_b.id)
         return fan_fail(err, FAN_ERR_VALUE, "overlap: the tensors are on different devices");
     FAN_TRY(region_of(a, strides[0], &x, err));

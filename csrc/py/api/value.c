@@ -44,11 +44,12 @@ fan_status fan_api_device(int32_t type, int32_t id, fan_device **out, fan_error 
     else
         entry = fan_backend_of_dlpack(type);
     *out = NULL;
-    if (!entry)
+    if (!entry) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "no device of type %d is known: expected DLPack's number, or %d for the "
                         "simulated machine",
                         (int)type, FANIN_DEVICE_SIM);
+    }
     if (entry->backend->has_streams)
         return entry->find(id, out, err);
     *out = fan_cpu();
@@ -106,13 +107,14 @@ fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_e
     if (!t)
         return fan_fail(err, FAN_ERR_TYPE, "expected a tensor, got NULL");
     const fan_dl_tensor *tensor = fan_api_tensor(t);
-    if (tensor->device.type != FAN_DL_CPU && tensor->device.type != FAN_DL_CUDA_HOST)
+    if (tensor->device.type != FAN_DL_CPU && tensor->device.type != FAN_DL_CUDA_HOST) {
         return fan_fail(
             err, FAN_ERR_BUFFER,
             "a view is of memory on the CPU, and this one is on device type %d: give the tensor "
             "itself "
             "(of_managed, buffer_add_value), that its memory stays until its streams have used it",
             (int)tensor->device.type);
+    }
     fan_storage *st = fan_storage_wrap(NULL, 0, lent ? lent_gone : kept_gone, NULL);
     if (!st)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
@@ -127,10 +129,11 @@ fan_status fan_api_out(const fanin_tensor *t, const char *what, fan_array **out,
     FAN_TRY(fan_api_view(t, false, out, err));
     const fan_region region = fan_region_of(*out);
     fan_status status = fan_overlap_itself(&region, 0, NULL, NULL, &itself, err);
-    if (status == FAN_OK && itself != FAN_OVERLAP_DISJOINT)
+    if (status == FAN_OK && itself != FAN_OVERLAP_DISJOINT) {
         status = fan_fail(err, FAN_ERR_BUFFER,
                           "%s: expected memory that can be written, got a tensor that %s itself",
                           what, itself == FAN_OVERLAP_YES ? "overlaps" : "may overlap");
+    }
     if (status != FAN_OK) {
         fan_array_drop(*out);
         *out = NULL;
@@ -223,7 +226,8 @@ static fan_status value_wrap(void *data, fanin_dtype given, int ndim, const int6
                              const int64_t *strides, void (*release)(void *ctx), void *ctx,
                              fan_array **out, fan_error *err)
 {
-    int64_t dense[FAN_MAX_NDIM], size;
+    int64_t dense[FAN_MAX_NDIM];
+    int64_t size;
     fan_dtype dtype = (fan_dtype)given;
     FAN_TRY(check_given(given, ndim, shape, err));
     FAN_TRY(fan_shape_check(ndim, shape, fan_dtype_size(dtype), &size, err));
@@ -242,7 +246,11 @@ static fan_status value_wrap(void *data, fanin_dtype given, int ndim, const int6
     *w = (wrapped){.release = NULL};
     fan_status status = fan_array_view(st, data, dtype, ndim, shape, strides, false, out, err);
     if (status == FAN_OK)
-        *w = (wrapped){.end.run = wrapped_release, .release = release, .ctx = ctx};
+        *w = (wrapped){
+            .end.run = wrapped_release,
+            .release = release,
+            .ctx = ctx,
+        };
     fan_storage_drop(st);
     return status;
 }
@@ -308,13 +316,15 @@ static void managed_gone_host(fan_storage *st)
 /* managed_check: the checks that do not need the tensor to be ours; its device. */
 static fan_status managed_check(const fan_dl_versioned *m, fan_device **d, fan_error *err)
 {
-    if (m->major != FAN_DL_MAJOR) /* no field after the flags may be read */
+    if (m->major != FAN_DL_MAJOR) { /* no field after the flags may be read */
         return fan_fail(err, FAN_ERR_BUFFER,
                         "the tensor is of DLPack version %u.%u; expected major version %d",
                         (unsigned)m->major, (unsigned)m->minor, FAN_DL_MAJOR);
-    if (m->tensor.device.type == FANIN_DEVICE_SIM)
+    }
+    if (m->tensor.device.type == FANIN_DEVICE_SIM) {
         return fan_fail(err, FAN_ERR_BUFFER,
                         "no tensor shows a simulated machine's memory: use its values");
+    }
     return fan_api_device(m->tensor.device.type, m->tensor.device.id, d, err);
 }
 
@@ -327,7 +337,10 @@ static fan_status managed_take(fan_dl_versioned *t, managed **m, fan_storage **s
     *m = fan_alloc(sizeof **m);
     if (!*m)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    **m = (managed){.end.run = managed_release, .tensor = t};
+    **m = (managed){
+        .end.run = managed_release,
+        .tensor = t,
+    };
     FAN_TRY(fan_dl_storage(*d, managed_gone_host, managed_gone, *m, st, err));
     bool writable = !(t->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED));
     return fan_dl_view(&t->tensor, writable, *st, *d, out, err);
@@ -349,7 +362,10 @@ fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_f
         return fan_api_fail(why, status, &err);
     }
     fan_api_place was = fan_api_releases_begin();
-    managed refused = {.end.run = managed_delete, .tensor = t};
+    managed refused = {
+        .end.run = managed_delete,
+        .tensor = t,
+    };
     status = managed_take(t, &m, &st, &d, &a, &err);
     fan_api_show(a, d, out);
     if (st) {
@@ -373,11 +389,12 @@ fanin_status fan_api_to_managed(const fanin_value *v, fanin_managed **out, fanin
     fan_dl_device at = {device_type(d), d->index < 0 ? 0 : d->index};
     if (!v->array)
         status = fan_fail(&err, FAN_ERR_VALUE, "to_managed: the value is undefined");
-    else if (d->backend->has_streams && !d->backend->dlpack[0])
+    else if (d->backend->has_streams && !d->backend->dlpack[0]) {
         status = fan_fail(&err, FAN_ERR_BUFFER,
                           "no tensor shows a simulated machine's memory: use its values");
-    else
+    } else {
         status = fan_dlpack_send(fan_c_array(v), at, &m, &err);
+    }
     *out = (void *)m;
     return fan_api_fail(why, status, &err);
 }

@@ -31,7 +31,11 @@ static PyObject *array_view(PyObject *o, PyObject *const *values)
     FAN_UNINITIALIZED int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     void *data = PyLong_AsVoidPtr(values[0]);
     int ndim = fan_shape_tuple(values[1], shape);
-    if (PyErr_Occurred() || fan_shape_tuple(values[2], strides) != ndim || fan_array_usable(a) < 0)
+    if (PyErr_Occurred())
+        return NULL;
+    if (fan_shape_tuple(values[2], strides) != ndim)
+        return NULL;
+    if (fan_array_usable(a) < 0)
         return NULL;
     if (FAN_CHECK(fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, a->writable,
                                  &made, &err)) < 0)
@@ -150,12 +154,13 @@ static PyObject *array_dlpack(PyObject *o, PyObject *const *a)
     const fan_array_object *self = fan_array_self(o);
     if (fan_array_usable(self->a) < 0)
         return NULL;
-    if (array_on_cpu(o))
+    if (array_on_cpu(o)) {
         return PyErr_Format(PyExc_BufferError,
                             "__dlpack__: memory of a graph tree ends with its step, and %R may be "
                             "of one: x.numpy() is "
                             "a copy",
                             o);
+    }
     return fan_dlpack_export(self->a, self->d, a);
 }
 
@@ -179,7 +184,8 @@ static PyObject *array_get_cuda_array_interface(PyObject *o, void *Py_UNUSED(clo
 static PyObject *array_repr(PyObject *o)
 {
     fan_array *a = fan_array_self(o)->a;
-    char shape[256], device[32];
+    char shape[256];
+    char device[32];
     return PyUnicode_FromFormat("<fanin.sim.Array %s %s on %s, %llu B>",
                                 fan_shape_text(a->ndim, a->shape, shape, sizeof shape),
                                 fan_dtype_name(a->dtype),
@@ -228,7 +234,9 @@ static PyObject *array_getattr(PyObject *o, PyObject *name)
     PyObject *found = PyObject_GenericGetAttr(o, name);
     if (found || !array_on_cpu(o))
         return found;
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError) || PyUnicode_READ_CHAR(name, 0) == '_')
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+        return NULL;
+    if (PyUnicode_READ_CHAR(name, 0) == '_')
         return NULL;
     PyErr_Clear();
     return fan_call("fanin.graph.cpu_arrays", "method", "(OO)", o, name);

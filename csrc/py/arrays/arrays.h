@@ -78,9 +78,10 @@ int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out);
 /* fan_view_ndarray: the memory of an ndarray of this dtype, with a hold on the array: 0, or -1 with
  * an exception. Its storage has a reference of its own, and outlives the value. */
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out);
-/* fan_dims_tuple, fan_shape_tuple: read a tuple of ints that fanin itself made or checked, and
- * return its length; -1 with an exception. */
+/* fan_dims_tuple: reads a tuple of ints that fanin itself made or checked, and returns its length;
+ * -1 with an exception, whose message begins with `what`. */
 int fan_dims_tuple(const char *what, PyObject *o, int64_t *dims);
+/* fan_shape_tuple: as fan_dims_tuple, for a shape. */
 static inline int fan_shape_tuple(PyObject *o, int64_t *shape)
 {
     return fan_dims_tuple("a shape", o, shape);
@@ -141,11 +142,13 @@ extern const fan_frontend fan_python; /* the frontend of every buffer made from 
 
 /* ---- objects.c ---- */
 
-/* fan_object_hold, fan_object_drop: take and drop a reference of the core's, on any thread. */
+/* fan_object_hold: takes a reference of the core's, on any thread. */
 void fan_object_hold(void *object);
+/* fan_object_drop: drops such a reference, on any thread. */
 void fan_object_drop(void *object);
-/* fan_object_hold_here, fan_object_drop_here: the same on a thread that has the interpreter. */
+/* fan_object_hold_here: as fan_object_hold, on a thread that has the interpreter. */
 void fan_object_hold_here(void *object);
+/* fan_object_drop_here: as fan_object_drop, on a thread that has the interpreter. */
 void fan_object_drop_here(void *object);
 /* fan_release_object: releases a host storage whose ctx is such a reference. */
 void fan_release_object(fan_storage *s);

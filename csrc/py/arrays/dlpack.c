@@ -44,7 +44,11 @@ const fan_dl_api *fan_dl_api_of(PyObject *capsule)
         api = api->header.older;
     if (!api || !api->look || !api->allocate)
         return NULL;
-    if (!api->give || !api->take || !api->current_stream)
+    if (!api->give)
+        return NULL;
+    if (!api->take)
+        return NULL;
+    if (!api->current_stream)
         return NULL;
     return api;
 }
@@ -149,16 +153,18 @@ static fan_status keep_if_inside(fan_array **out, const fan_device *d, fan_error
     fan_array *a = *out;
     uintptr_t at = (uintptr_t)a->data;
     uintptr_t end;
-    int64_t lo, hi;
+    int64_t lo;
+    int64_t hi;
     fan_status status = FAN_OK;
     fan_array_reach(a, &lo, &hi);
     if ((uintptr_t)-lo > at || __builtin_add_overflow(at, (uintptr_t)hi, &end))
         status = fan_fail(err, FAN_ERR_VALUE, "the tensor's strides leave the address space");
-    else if (d->backend->has_streams && a->size > 0 && !is_aligned(a))
+    else if (d->backend->has_streams && a->size > 0 && !is_aligned(a)) {
         status = fan_fail(err, FAN_ERR_BUFFER,
                           "the tensor's elements of %zu bytes are not aligned, and a device cannot "
                           "read them: give a copy",
                           fan_dtype_size(a->dtype));
+    }
     if (status != FAN_OK) {
         fan_array_drop(a);
         *out = NULL;
@@ -174,11 +180,12 @@ static fan_status view_strides(const fan_dl_tensor *t, int64_t item, int64_t *st
     for (int i = 0; i < t->ndim && t->strides; i++) {
         if (t->shape[i] == 1) /* the stride of one element may be any number */
             continue;
-        if (__builtin_mul_overflow(t->strides[i], item, &strides[i]))
+        if (__builtin_mul_overflow(t->strides[i], item, &strides[i])) {
             return fan_fail(
                 err, FAN_ERR_VALUE,
                 "the tensor's stride %lld along axis %d is more than can be counted in bytes",
                 (long long)t->strides[i], i);
+        }
     }
     return FAN_OK;
 }
@@ -186,19 +193,23 @@ static fan_status view_strides(const fan_dl_tensor *t, int64_t item, int64_t *st
 fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d,
                        fan_array **out, fan_error *err)
 {
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], size;
+    int64_t shape[FAN_MAX_NDIM];
+    int64_t strides[FAN_MAX_NDIM];
+    int64_t size;
     fan_dtype dtype = fan_dl_dtype_of(t->dtype);
     size_t item = fan_dtype_size(dtype);
     *out = NULL;
-    if (dtype == FAN_DT_NONE || t->dtype.lanes != 1)
+    if (dtype == FAN_DT_NONE || t->dtype.lanes != 1) {
         return fan_fail(err, FAN_ERR_TYPE,
                         "the tensor's elements have DLPack type code %d with %d bits and %d lanes, "
                         "which is not summed; expected "
                         "bool, int8..64, uint8..64, float or complex in one lane: convert it first",
                         (int)t->dtype.code, (int)t->dtype.bits, (int)t->dtype.lanes);
-    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
+    }
+    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM) {
         return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes; expected 0 to %d",
                         (int)t->ndim, FAN_MAX_NDIM);
+    }
     if (t->ndim > 0 && !t->shape)
         return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes and no shape", (int)t->ndim);
     for (int i = 0; i < t->ndim; i++)
@@ -211,13 +222,15 @@ fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, c
     if (size > 0) {
         at = (uintptr_t)t->data;
         FAN_TRY(view_strides(t, (int64_t)item, strides, err));
-        if (!t->data)
+        if (!t->data) {
             return fan_fail(err, FAN_ERR_VALUE, "the tensor has %lld elements at address NULL",
                             (long long)size);
-        if (t->byte_offset > INT64_MAX || __builtin_add_overflow(at, t->byte_offset, &at))
+        }
+        if (t->byte_offset > INT64_MAX || __builtin_add_overflow(at, t->byte_offset, &at)) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "the tensor's byte_offset %llu leaves the address space",
                             (unsigned long long)t->byte_offset);
+        }
     }
     st->data = (void *)at;
     FAN_TRY(fan_array_view(st, st->data, dtype, t->ndim, shape, strides, writable, out, err));
@@ -225,9 +238,10 @@ fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, c
 }
 
 /* check_device: whether the tensor is on the expected device, and on that of __dlpack_device__. */
-static int check_device(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
+static int check_device(const fan_dl_device *at, const fan_dl_device *reported, const fan_device *d)
 {
-    char words[64], name[32];
+    char words[64];
+    char name[32];
     bool expected;
     if (d->backend->has_streams) {
         bool on_device = at->type == FAN_DL_CUDA || at->type == FAN_DL_CUDA_MANAGED;
@@ -236,16 +250,18 @@ static int check_device(const fan_dl_device *at, const fan_dl_device *said, cons
         bool on_host = at->type == FAN_DL_CPU || at->type == FAN_DL_CUDA_HOST;
         expected = on_host && at->id >= 0;
     }
-    if (!expected)
+    if (!expected) {
         return fan_refuse(PyExc_BufferError, "the tensor is on %s; expected %s",
                           device_words(*at, words, sizeof words),
                           d->backend->has_streams ? fan_device_text(d, name, sizeof name)
                                                   : "host memory");
-    if (said->type >= 0 && said->type != at->type)
+    }
+    if (reported->type >= 0 && reported->type != at->type) {
         return fan_refuse(
             PyExc_BufferError,
             "__dlpack_device__ named device type %ld, and the tensor is on device type %ld",
-            (long)said->type, (long)at->type);
+            (long)reported->type, (long)at->type);
+    }
     return 0;
 }
 
@@ -275,12 +291,13 @@ static void *capsule_take(PyObject *capsule, bool *versioned)
     pthread_mutex_unlock(&taking);
     if (managed || PyErr_Occurred())
         return managed;
-    if (name && strncmp(name, "used_", 5) == 0)
+    if (name && strncmp(name, "used_", 5) == 0) {
         fan_refuse(PyExc_BufferError, "the DLPack capsule has been consumed already");
-    else
+    } else {
         fan_refuse(
             PyExc_BufferError,
             "__dlpack__ gave a capsule that is neither a 'dltensor' nor a 'dltensor_versioned'");
+    }
     return NULL;
 }
 
@@ -317,14 +334,15 @@ static bool may_write(const void *managed, bool versioned, fan_dl_writes writes)
     return !(flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED));
 }
 
-int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said,
-                     fan_dl_writes writes, fan_device *d, fan_array **out)
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer,
+                     const fan_dl_device *reported, fan_dl_writes writes, fan_device *d,
+                     fan_array **out)
 {
     bool has_deleter = deleter_is_set(managed, versioned);
     fan_storage *st = NULL;
     fan_error err = {0};
     const fan_dl_tensor *tensor = tensor_of(managed, versioned);
-    if (!tensor || check_device(&tensor->device, said, d) < 0)
+    if (!tensor || check_device(&tensor->device, reported, d) < 0)
         goto refuse;
     if (!has_deleter && !producer) {
         fan_refuse(PyExc_BufferError,
@@ -338,7 +356,10 @@ int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fa
         fan_free(t);
         goto refuse;
     }
-    *t = (taken){.managed = managed, .versioned = versioned};
+    *t = (taken){
+        .managed = managed,
+        .versioned = versioned,
+    };
     if (!has_deleter)
         t->producer = Py_XNewRef(producer);
     /* From here on the storage's release calls the deleter. */
@@ -354,32 +375,34 @@ refuse:
     return -1;
 }
 
-int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said,
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *reported,
                     fan_dl_writes writes, fan_device *d, fan_array **out)
 {
     bool versioned;
     void *managed = capsule_take(capsule, &versioned);
     if (!managed)
         return -1;
-    return fan_dlpack_adopt(managed, versioned, producer, said, writes, d, out);
+    return fan_dlpack_adopt(managed, versioned, producer, reported, writes, d, out);
 }
 
 /* peek_at: copies a tensor's record, its shape and strides to memory of ours. */
 static int peek_at(const fan_dl_tensor *t, int64_t *dims, fan_dl_tensor *out)
 {
     *out = *t;
-    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
+    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM) {
         return fan_refuse(PyExc_ValueError, "the tensor has %d axes; expected 0 to %d",
                           (int)t->ndim, FAN_MAX_NDIM);
+    }
     if (t->ndim > 0 && !t->shape)
         return fan_refuse(PyExc_ValueError, "the tensor has %d axes and no shape", (int)t->ndim);
     out->shape = dims;
     out->strides = t->strides ? dims + t->ndim : NULL;
     for (int i = 0; i < t->ndim; i++) {
-        if (t->shape[i] < 0)
+        if (t->shape[i] < 0) {
             return fan_refuse(PyExc_ValueError,
                               "the tensor's axis %d has the extent %lld: it must not be negative",
                               i, (long long)t->shape[i]);
+        }
         out->shape[i] = t->shape[i];
         if (t->strides)
             out->strides[i] = t->strides[i];
@@ -408,15 +431,17 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
                      const int64_t *strides, bool writable, PyObject *owner, fan_device *d,
                      fan_array **out)
 {
-    int64_t dense[FAN_MAX_NDIM], size;
+    int64_t dense[FAN_MAX_NDIM];
+    int64_t size;
     fan_error err = {0};
     fan_storage *st = NULL;
     fan_status status = fan_shape_check(ndim, shape, fan_dtype_size(dtype), &size, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
-    if (size > 0 && !address)
+    if (size > 0 && !address) {
         return fan_refuse(PyExc_ValueError, "the array has %lld elements at address NULL",
                           (long long)size);
+    }
     if (size == 0)
         address = 0;
     if (!strides || size == 0) {

@@ -66,7 +66,8 @@ typedef struct fan_dl_managed {
 /* What a capsule named "dltensor_versioned" holds. The fields before `tensor` are the same in every
  * version. */
 typedef struct fan_dl_versioned {
-    uint32_t major, minor;
+    uint32_t major;
+    uint32_t minor;
     void *ctx;
     void (*deleter)(struct fan_dl_versioned *self); /* may be NULL */
     uint64_t flags;
@@ -88,7 +89,8 @@ _Static_assert(offsetof(fan_dl_tensor, byte_offset) == 40, "DLPack's layout");
  * tensor's conjugate and negative bits, and whether it requires a gradient, are not in it. */
 typedef struct fan_dl_api {
     struct {
-        uint32_t major, minor;
+        uint32_t major;
+        uint32_t minor;
         const struct fan_dl_api *older;
     } header;
     int (*allocate)(fan_dl_tensor *like, fan_dl_versioned **out, void *ctx,
@@ -110,8 +112,9 @@ static inline bool fan_is_tensor(PyObject *o)
  * which takes milliseconds. */
 bool fan_tensor_is_plain(PyObject *o);
 
-/* fan_tensor_threw: counts a tensor for which the table threw; fan_tensor_throws: how many. */
+/* fan_tensor_threw: counts a tensor for which the table threw. */
 void fan_tensor_threw(void);
+/* fan_tensor_throws: returns how many it threw for. */
 long long fan_tensor_throws(void);
 
 /* fan_tensor_look: reads a torch tensor by its table, borrowed; false: it cannot. Runs no Python
@@ -142,17 +145,18 @@ typedef enum fan_dl_writes {
  * must be; the caller owns the hold.
  *
  *   producer  kept alive where the tensor has no deleter; may be NULL
- *   said      the result of __dlpack_device__; its type is -1 if that was not called
+ *   reported  the result of __dlpack_device__; its type is -1 if that was not called
  *
  * -1 with TypeError, BufferError or ValueError; the producer's deleter has then been called if the
  * capsule was taken. Memory on a device with streams follows Lifetime: the deleter waits for all
  * streams that used it. */
-int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said,
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *reported,
                     fan_dl_writes writes, fan_device *d, fan_array **out);
 /* fan_dlpack_adopt: the same for the content of a capsule: a fan_dl_versioned, or a fan_dl_managed,
  * which the caller owns and gives away. */
-int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said,
-                     fan_dl_writes writes, fan_device *d, fan_array **out);
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer,
+                     const fan_dl_device *reported, fan_dl_writes writes, fan_device *d,
+                     fan_array **out);
 /* fan_dl_view: a tensor as a view into `st`, over no memory before, which gets its address; `d` is
  * where it lies. FAN_ERR_TYPE: its dtype; FAN_ERR_VALUE, FAN_ERR_BUFFER, FAN_ERR_NOMEM. On failure
  * *out is NULL. Needs no interpreter. */
@@ -210,9 +214,9 @@ PyObject *fan_exporter_new(fan_array *a);
 int fan_import_by_table(PyObject *o, fan_value *out);
 /* whether a torch tensor's memory is the array's */
 bool fan_tensor_has(PyObject *o, const fan_array *a);
-/* fan_release_library_array: of the storage of an array that a library allocated for a sum.
- * fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
+/* fan_release_library_array: of the storage of an array that a library allocated for a sum. */
 void fan_release_library_array(void *ctx);
+/* fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim,
                        const int64_t *shape, const int64_t *strides);
 /* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on

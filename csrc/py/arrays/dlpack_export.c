@@ -70,12 +70,14 @@ static sent *sent_new(fan_array *a, fan_dl_device at, bool copied)
     sent *s = fan_alloc(sizeof *s + 2 * ndim * sizeof(int64_t));
     if (!s)
         return NULL;
-    fan_dl_tensor tensor = {.data = a->size ? a->data : NULL,
-                            .device = at,
-                            .ndim = a->ndim,
-                            .dtype = fan_dl_dtype_for(a->dtype),
-                            .shape = s->dims,
-                            .strides = s->dims + ndim};
+    fan_dl_tensor tensor = {
+        .data = a->size ? a->data : NULL,
+        .device = at,
+        .ndim = a->ndim,
+        .dtype = fan_dl_dtype_for(a->dtype),
+        .shape = s->dims,
+        .strides = s->dims + ndim,
+    };
     for (size_t i = 0; i < ndim; i++) {
         tensor.shape[i] = a->shape[i];
         tensor.strides[i] = a->strides[i] / (int64_t)fan_dtype_size(a->dtype);
@@ -92,16 +94,21 @@ static sent *sent_new(fan_array *a, fan_dl_device at, bool copied)
         .flags = flags,
         .tensor = tensor,
     };
-    s->legacy = (fan_dl_managed){.tensor = tensor, .ctx = s, .deleter = delete_legacy};
+    s->legacy = (fan_dl_managed){
+        .tensor = tensor,
+        .ctx = s,
+        .deleter = delete_legacy,
+    };
     return s;
 }
 
 fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **out, fan_error *err)
 {
     *out = NULL;
-    if (!has_element_strides(a))
+    if (!has_element_strides(a)) {
         return fan_fail(err, FAN_ERR_BUFFER,
                         "a stride is no whole number of elements: give a copy");
+    }
     sent *s = sent_new(a, at, false);
     if (!s)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
@@ -135,13 +142,15 @@ static bool two_ints(PyObject *o, long *first, long *second)
 
 static PyObject *value_or_none(PyObject *o)
 {
-    return o ? o : Py_None;
+    return fan_or_none(o);
 }
 
 /* The arguments of __dlpack__. */
 typedef struct fan_dl_request {
     PyObject *stream;
-    long major, type, id;
+    long major;
+    long type;
+    long id;
     int copy; /* -1: not given */
 } fan_dl_request;
 
@@ -155,12 +164,14 @@ static int request_parse(PyObject *const *values, fan_dl_request *q)
     long minor;
     q->stream = value_or_none(values[0]);
     q->major = 0;
-    if (max_version != Py_None && !two_ints(max_version, &q->major, &minor))
+    if (max_version != Py_None && !two_ints(max_version, &q->major, &minor)) {
         return fan_refuse(PyExc_TypeError,
                           "__dlpack__: expected max_version=(major, minor), got %R", max_version);
-    if (device != Py_None && !two_ints(device, &q->type, &q->id))
+    }
+    if (device != Py_None && !two_ints(device, &q->type, &q->id)) {
         return fan_refuse(PyExc_TypeError, "__dlpack__: expected dl_device=(type, id), got %R",
                           device);
+    }
     q->copy = copy == Py_None ? -1 : copy == Py_True;
     return 0;
 }
@@ -172,9 +183,10 @@ static int request_decide(const fan_array *a, fan_dl_request *q)
     if (q->copy > 0)
         return 0;
     if (!has_element_strides(a)) {
-        if (q->copy == 0)
+        if (q->copy == 0) {
             return fan_refuse(PyExc_BufferError, "__dlpack__: a stride is no whole number of "
                                                  "elements: this array goes out as a copy only");
+        }
         q->copy = 1;
     } else if (!a->writable && q->major < 1) {
         return fan_refuse(
@@ -195,24 +207,26 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
     int overflow = 0;
     *out = NULL;
     if (o != Py_None) {
-        if (!PyLong_Check(o) || PyBool_Check(o))
+        if (!PyLong_Check(o) || PyBool_Check(o)) {
             return fan_refuse(PyExc_TypeError,
                               "__dlpack__: expected stream= as an integer (1: legacy default, 2: "
                               "per-thread default, "
                               "-1: no waiting, or a handle), got %R",
                               o);
+        }
         n = PyLong_AsLongLongAndOverflow(o, &overflow);
         if (n == -1 && PyErr_Occurred())
             return -1;
     }
     if (n == FAN_DL_NO_SYNC && !overflow)
         return 0;
-    if (overflow || n <= 0)
+    if (overflow || n <= 0) {
         return fan_refuse(PyExc_ValueError,
                           "__dlpack__: %R is no stream; expected 1 (legacy default), 2 (per-thread "
                           "default), -1 (no "
                           "waiting) or a handle",
                           o);
+    }
     *out = fan_backend_stream(d, (uint64_t)n);
     if (!*out)
         return -1;
@@ -237,9 +251,18 @@ static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
 static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_array **out,
                               fan_error *err)
 {
-    fan_operand from = {.array = a, .acc = a->dtype};
+    fan_operand from = {
+        .array = a,
+        .acc = a->dtype,
+    };
     FAN_TRY(fan_device_array(d, s, a->dtype, a->ndim, a->shape, a, out, err));
-    fan_job job = {.kind = FAN_JOB_COPY, .out = *out, .in = &from, .n = 1, .label = "copy"};
+    fan_job job = {
+        .kind = FAN_JOB_COPY,
+        .out = *out,
+        .in = &from,
+        .n = 1,
+        .label = "copy",
+    };
     fan_status status = fan_device_run(d, s, &job, err);
     if (status != FAN_OK) {
         fan_array_drop(*out);
@@ -289,15 +312,17 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_reques
 {
     fan_array *copied = NULL;
     PyObject *capsule = NULL;
-    if (q->stream != Py_None)
+    if (q->stream != Py_None) {
         return PyErr_Format(
             PyExc_ValueError,
             "__dlpack__: a copy on the host has no streams; expected stream=None, got %R",
             q->stream);
-    if (q->copy == 0)
+    }
+    if (q->copy == 0) {
         return PyErr_Format(PyExc_BufferError,
                             "__dlpack__: the array is on a device, and copy=False: the host cannot "
                             "have it without a copy");
+    }
     if (FAN_CHECK_UNLOCKED(host_copy(a, d, &copied, &err)) == 0)
         capsule = dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
     fan_array_drop(copied);
@@ -323,18 +348,26 @@ PyObject *fan_dlpack_device(const fan_device *d)
 PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values)
 {
     fan_dl_device at = {d->backend->dlpack[0], d->index};
-    fan_dl_request q = {.type = at.type, .id = at.id};
+    fan_dl_request q = {
+        .type = at.type,
+        .id = at.id,
+    };
     fan_stream *s = NULL;
     fan_array *copied = NULL;
-    if (shared_with_others(d, "__dlpack__") < 0 || request_parse(values, &q) < 0)
+    if (shared_with_others(d, "__dlpack__") < 0)
+        return NULL;
+    if (request_parse(values, &q) < 0)
         return NULL;
     if (q.type == FAN_DL_CPU && q.id == 0)
         return export_to_host(a, d, &q);
-    if (q.type != at.type || q.id != at.id)
+    if (q.type != at.type || q.id != at.id) {
         return PyErr_Format(PyExc_BufferError,
                             "__dlpack__: the array is on %s and is not copied to device (%ld, %ld)",
                             fan_device_text(d, (char[32]){""}, 32), q.type, q.id);
-    if (request_decide(a, &q) < 0 || consumer_stream(q.stream, d, &s) < 0)
+    }
+    if (request_decide(a, &q) < 0)
+        return NULL;
+    if (consumer_stream(q.stream, d, &s) < 0)
         return NULL;
     int bad = FAN_CHECK_UNLOCKED(order_for(s, a, d, q.copy > 0, &copied, &err));
     fan_stream_drop(s);
@@ -348,11 +381,13 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values
 
 PyObject *fan_interface_export(fan_array *a, fan_device *d)
 {
-    char type[8], text[32];
-    if (!d->backend->cuda_protocols || fan_dtype_of_ml_dtypes(a->dtype))
+    char type[8];
+    char text[32];
+    if (!d->backend->cuda_protocols || fan_dtype_of_ml_dtypes(a->dtype)) {
         return PyErr_Format(PyExc_AttributeError,
                             "an array of dtype %s on %s has no __cuda_array_interface__",
                             fan_dtype_name(a->dtype), fan_device_text(d, text, sizeof text));
+    }
     size_t item = fan_dtype_size(a->dtype);
     char byte_order = item > 1 ? '<' : '|';
     snprintf(type, sizeof type, "%c%c%zu", byte_order, fan_dtype_kind(a->dtype), item);
@@ -394,15 +429,17 @@ static PyObject *exporter_dlpack(PyObject *o, PyObject *const *values)
     fan_array *copied = NULL;
     if (request_parse(values, &q) < 0)
         return NULL;
-    if (q.stream != Py_None)
+    if (q.stream != Py_None) {
         return PyErr_Format(PyExc_ValueError,
                             "__dlpack__: a host array has no streams; expected stream=None, got %R",
                             q.stream);
-    if (q.type != FAN_DL_CPU || q.id != 0)
+    }
+    if (q.type != FAN_DL_CPU || q.id != 0) {
         return PyErr_Format(
             PyExc_BufferError,
             "__dlpack__: the array is on the host and is not copied to device (%ld, %ld)", q.type,
             q.id);
+    }
     if (request_decide(a, &q) < 0)
         return NULL;
     if (q.copy > 0) {

@@ -70,8 +70,17 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
 /* fill: copies `init` to the array on the device and waits for that. */
 static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init, fan_error *err)
 {
-    fan_operand from = {.array = init, .acc = init->dtype};
-    fan_job job = {.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"};
+    fan_operand from = {
+        .array = init,
+        .acc = init->dtype,
+    };
+    fan_job job = {
+        .kind = FAN_JOB_UPLOAD,
+        .out = a,
+        .in = &from,
+        .n = 1,
+        .label = "array",
+    };
     fan_stream *s = d->backend->current(d);
     if (!s)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
@@ -111,7 +120,10 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *valu
             if (status == FAN_OK && !empty)
                 status = fill(d, a, init, &err);
         Py_END_ALLOW_THREADS
-        made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+        if (status == FAN_OK)
+            made = fan_array_wrap(a, d);
+        else
+            fan_raise(status, &err);
         fan_array_drop(a);
     }
     fan_array_drop(init);
@@ -133,8 +145,11 @@ static PyObject *dtype_name(PyObject *Py_UNUSED(module), PyObject *o)
 
 static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    fan_dtype from, to;
-    if (fan_dtype_parse(a[0], &from) < 0 || fan_dtype_parse(a[1], &to) < 0)
+    fan_dtype from;
+    fan_dtype to;
+    if (fan_dtype_parse(a[0], &from) < 0)
+        return NULL;
+    if (fan_dtype_parse(a[1], &to) < 0)
         return NULL;
     bool known = from != FAN_DT_NONE && to != FAN_DT_NONE;
     return PyBool_FromLong(known && fan_dtype_can_cast(from, to));
@@ -149,9 +164,10 @@ static PyObject *is_no_gradient(PyObject *Py_UNUSED(module), PyObject *o)
 static const fan_dl_api *table_arg(PyObject *capsule)
 {
     const fan_dl_api *api = fan_dl_api_of(capsule);
-    if (!api)
+    if (!api) {
         PyErr_Format(PyExc_TypeError, "expected DLPack's exchange table of version %d, got %.200s",
                      FAN_DL_MAJOR, Py_TYPE(capsule)->tp_name);
+    }
     return api;
 }
 
@@ -202,9 +218,10 @@ static PyObject *table_take(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (!api)
         return NULL;
     if (api->take(object, &managed) != 0 || !managed) {
-        if (!PyErr_Occurred())
+        if (!PyErr_Occurred()) {
             PyErr_Format(PyExc_BufferError, "the exchange table of %.200s gave no tensor",
                          Py_TYPE(object)->tp_name);
+        }
         return NULL;
     }
     PyObject *capsule = fan_dlpack_capsule(managed);
@@ -236,13 +253,16 @@ static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *const *a)
     void *stream = NULL;
     int64_t index;
     const fan_dl_api *api = table_arg(a[0]);
-    if (!api || fan_number_arg(a[1], "table_stream: device", &index) < 0)
+    if (!api)
+        return NULL;
+    if (fan_number_arg(a[1], "table_stream: device", &index) < 0)
         return NULL;
     if (api->current_stream(FAN_DL_CUDA, (int32_t)index, &stream) == 0)
         return PyLong_FromVoidPtr(stream);
-    if (!PyErr_Occurred())
+    if (!PyErr_Occurred()) {
         PyErr_Format(PyExc_BufferError,
                      "the exchange table has no current stream of CUDA device %d", (int)index);
+    }
     return NULL;
 }
 

@@ -54,7 +54,11 @@ static PyObject *export_device(const fan_value *v)
         return own;
     }
     PyObject *part = fan_array_wrap(v->array, v->device);
-    if (!part || v->origin < FAN_FROM_FOREIGN || !fan_is_shared(v->device))
+    if (!part)
+        return part;
+    if (v->origin < FAN_FROM_FOREIGN)
+        return part;
+    if (!fan_is_shared(v->device))
         return part;
     return fan_arrays_call("export_device", "(iN)", (int)v->origin, part);
 }

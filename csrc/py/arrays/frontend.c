@@ -1,7 +1,7 @@
 /* frontend: the table of functions by which the core holds, compares and sums Python objects and
  * lets other threads run (buffer/value.h).
  *
- * In this order: who else has a reference to an object; combine= and operators; the warning of
+ * In this order: other references to an object; combine= and operators; the warning of
  * mismatched streams; plain contributions (buffer/plain.h), whose functions are called inside the
  * interpreter only; the tables. */
 #include "py/arrays/dlpack.h"
@@ -28,7 +28,9 @@ bool fan_only_ours(PyObject *o, Py_ssize_t refs)
     if (Py_REFCNT(o) != refs || !PyArray_CheckExact(o))
         return false;
     PyArrayObject *a = (PyArrayObject *)o;
-    if (!PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) || PyArray_BASE(a))
+    if (!PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE))
+        return false;
+    if (PyArray_BASE(a))
         return false;
     return has_no_weakref(o);
 }
@@ -160,7 +162,7 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
     if (a)
         b = export_term(new_);
     if (b)
-        sum = fan_arrays_call("combine", "(OOO)", function ? (PyObject *)function : Py_None, a, b);
+        sum = fan_arrays_call("combine", "(OOO)", fan_or_none((PyObject *)function), a, b);
     fan_status status;
     if (sum)
         status = combine_result(sum, out, err);
@@ -187,7 +189,8 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
     fan_gil gil;
     if (!st || !fan_gil_enter(&gil))
         return FAN_OK;
-    char one[32], two[32];
+    char one[32];
+    char two[32];
     PyObject *live = fan_exception_take();
     if (PyErr_WarnFormat(st->mismatch_warning, 1,
                          "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf "

@@ -23,7 +23,11 @@ int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "fanin is for 64-bit machines");
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
-    const fan_storage of = {.data = PyArray_DATA(a), .release = fan_release_object, .ctx = a};
+    const fan_storage of = {
+        .data = PyArray_DATA(a),
+        .release = fan_release_object,
+        .ctx = a,
+    };
     fan_status status = fan_array_foreign(
         &of, PyArray_BYTES(a), dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
         (const int64_t *)PyArray_STRIDES(a), writable && fan_ndarray_may_write(a), out, &err);
@@ -70,7 +74,9 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
         const fan_storage *st = v->array->storage;
         if (!st || st->release != fan_release_object)
             return 0;
-        if (atomic_load(&v->array->refs) != 1 || atomic_load(&st->refs) != 1)
+        if (atomic_load(&v->array->refs) != 1)
+            return 0;
+        if (atomic_load(&st->refs) != 1)
             return 0;
         Py_VISIT((PyObject *)st->ctx);
         refs += st->ctx == o;
@@ -94,7 +100,9 @@ static bool is_array(PyObject *o)
 /* is_all_of: whether an array has the address, dtype, shape and strides of an ndarray. */
 static bool is_all_of(const fan_array *a, const PyArrayObject *nd)
 {
-    if (PyArray_BYTES(nd) != a->data || PyArray_NDIM(nd) != a->ndim)
+    if (PyArray_BYTES(nd) != a->data)
+        return false;
+    if (PyArray_NDIM(nd) != a->ndim)
         return false;
     if (fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype)
         return false;
@@ -112,13 +120,18 @@ static bool is_all_of(const fan_array *a, const PyArrayObject *nd)
 static bool ndarray_is_unchanged(const fan_array *a, bool part)
 {
     const fan_storage *st = a->storage;
-    if (!st || st->release != fan_release_object || !PyArray_Check((PyObject *)st->ctx))
+    if (!st)
+        return true;
+    if (st->release != fan_release_object)
+        return true;
+    if (!PyArray_Check((PyObject *)st->ctx))
         return true;
     if (a->size == 0) /* no element is read */
         return true;
     if (!part && !is_all_of(a, st->ctx))
         return false;
-    int64_t lo, hi;
+    int64_t lo;
+    int64_t hi;
     fan_array_reach(a, &lo, &hi);
     return fan_owner_has(st->ctx, a->data + lo, a->data + hi);
 }
@@ -155,7 +168,11 @@ bool fan_is_no_gradient(PyObject *o)
     if (descr->type_num != NPY_VOID || PyDataType_ELSIZE(descr) != 0)
         return false;
     PyObject *names = PyDataType_NAMES(descr); /* borrowed; not a tuple: there are no fields */
-    if (!names || !PyTuple_Check(names) || PyTuple_GET_SIZE(names) != 1)
+    if (!names)
+        return false;
+    if (!PyTuple_Check(names))
+        return false;
+    if (PyTuple_GET_SIZE(names) != 1)
         return false;
     return PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "float0") == 0;
 }
@@ -163,9 +180,10 @@ bool fan_is_no_gradient(PyObject *o)
 int fan_dims_tuple(const char *what, PyObject *o, int64_t *shape)
 {
     Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
-    if (n < 0 || n > FAN_MAX_NDIM)
+    if (n < 0 || n > FAN_MAX_NDIM) {
         return fan_refuse(n < 0 ? PyExc_TypeError : PyExc_ValueError,
                           "expected %s, a tuple of at most %d ints, got %R", what, FAN_MAX_NDIM, o);
+    }
     for (Py_ssize_t i = 0; i < n; i++) {
         shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(o, i));
         if (shape[i] == -1 && PyErr_Occurred()) {
@@ -187,10 +205,10 @@ static int device_named(long type, long index, PyObject *producer, fan_device **
     if (!entry || !entry->backend->has_streams)
         return 0;
     const char *name = entry->backend->name;
-    if (index < 0 || index > INT32_MAX)
+    if (index < 0 || index > INT32_MAX) {
         PyErr_Format(PyExc_ValueError, "there is no %s:%ld: no machine has so many devices", name,
                      index);
-    else if (fan_backend_device(entry, index, out) == 0)
+    } else if (fan_backend_device(entry, index, out) == 0)
         return 0;
     PyObject *why = fan_exception_take();
     fan_refuse(PyExc_BufferError, "the %.200s is on %s:%ld, which cannot be used: %S",
@@ -203,14 +221,15 @@ static int import_capsule(PyObject *source, PyObject *producer, fan_array **out,
                           fan_device **device)
 {
     PyObject *capsule;
-    long type, index;
+    long type;
+    long index;
     int writes;
     if (!PyArg_ParseTuple(source, "Olli:source", &capsule, &type, &index, &writes))
         return -1;
     if (device_named(type, index, producer, device) < 0)
         return -1;
-    fan_dl_device said = {(int32_t)type, (int32_t)index};
-    int result = fan_dlpack_take(capsule, producer, &said, (fan_dl_writes)writes, *device, out);
+    fan_dl_device reported = {(int32_t)type, (int32_t)index};
+    int result = fan_dlpack_take(capsule, producer, &reported, (fan_dl_writes)writes, *device, out);
     fan_device_drop(*device);
     return result;
 }
@@ -230,7 +249,8 @@ static int import_address(PyObject *source, PyObject *producer, fan_array **out,
     fan_dtype dtype;
     if (fan_dtype_parse(dtype_name, &dtype) < 0)
         return -1;
-    int64_t dims[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
+    int64_t dims[FAN_MAX_NDIM];
+    int64_t steps[FAN_MAX_NDIM];
     const int64_t *given_steps = NULL;
     int ndim = fan_shape_tuple(shape, dims);
     if (ndim < 0)
@@ -239,9 +259,10 @@ static int import_address(PyObject *source, PyObject *producer, fan_array **out,
         int n = fan_dims_tuple("strides", strides, steps);
         if (n < 0)
             return -1;
-        if (n != ndim)
+        if (n != ndim) {
             return fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim,
                               strides);
+        }
         given_steps = steps;
     }
     if (device_named(FAN_DL_CUDA, index, producer, device) < 0)
@@ -296,15 +317,17 @@ static int import_sparse(PyObject *d, fan_value *out)
 {
     PyObject *object, *source[3], *shape;
     const char *name;
-    int origin, coalesced;
+    int origin;
+    int coalesced;
     if (!PyArg_ParseTuple(d, "iOsOOOOp:SparseArray", &origin, &object, &name, &shape, &source[0],
                           &source[1], &source[2], &coalesced))
         return -1;
     fan_format format;
-    if (!fan_format_from_name(name, &format))
+    if (!fan_format_from_name(name, &format)) {
         return fan_refuse(PyExc_ValueError,
                           "expected a sparse format 'coo', 'csr', 'csc', 'bsr' or 'bsc', got '%s'",
                           name);
+    }
     int64_t dims[FAN_MAX_NDIM];
     int ndim = fan_shape_tuple(shape, dims);
     if (ndim < 0)
@@ -373,11 +396,12 @@ static int import_numpy_scalar(PyObject *o, bool has_combine, fan_value *out)
 static int refuse_large_int(PyObject *o)
 {
     PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
-    if (bits)
+    if (bits) {
         fan_refuse(PyExc_OverflowError,
                    "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - "
                    "1, or a float",
                    bits);
+    }
     Py_XDECREF(bits);
     return -1;
 }
@@ -469,13 +493,20 @@ wrong:
 /* import_patch: the patch of a Partial, as its constructor computed it. */
 static int import_patch(PyObject *shape, PyObject *place, fan_patch **out)
 {
-    int64_t whole[FAN_MAX_NDIM], start[FAN_MAX_NDIM], step[FAN_MAX_NDIM];
-    int64_t along[FAN_MAX_NDIM], extent[FAN_MAX_NDIM];
+    int64_t whole[FAN_MAX_NDIM];
+    int64_t start[FAN_MAX_NDIM];
+    int64_t step[FAN_MAX_NDIM];
+    int64_t along[FAN_MAX_NDIM];
+    int64_t extent[FAN_MAX_NDIM];
     int8_t from[FAN_MAX_NDIM];
     int ndim = fan_shape_tuple(shape, whole);
-    if (ndim < 0 || import_axes(place, 0, ndim, start) < 0)
+    if (ndim < 0)
         return -1;
-    if (import_axes(place, 1, ndim, step) < 0 || import_axes(place, 2, ndim, along) < 0)
+    if (import_axes(place, 0, ndim, start) < 0)
+        return -1;
+    if (import_axes(place, 1, ndim, step) < 0)
+        return -1;
+    if (import_axes(place, 2, ndim, along) < 0)
         return -1;
     int values = import_axes(place, 3, -1, extent);
     if (values < 0)
@@ -507,7 +538,8 @@ static int check_records(PyObject *values)
 /* import_partial: values, and where they lie. */
 static int import_partial(PyObject *o, bool recording, fan_value *out)
 {
-    char has[160], wants[160];
+    char has[160];
+    char wants[160];
     fan_patch *patch = NULL;
     int result = -1;
     PyObject *shape = NULL;
@@ -768,11 +800,12 @@ static const char *why_not_writable(PyObject *o, const fan_value *v, fan_verdict
 
 int fan_import_out(PyObject *o, fan_value *out)
 {
-    if (is_not_summed(o))
+    if (is_not_summed(o)) {
         return fan_refuse(fan_state_get()->dtype_error,
                           "out: expected an array of a dtype that is summed, as np.empty(shape, "
                           "'float64'), got %S",
                           (PyObject *)PyArray_DESCR((PyArrayObject *)o));
+    }
     if (fan_import(o, false, false, out) < 0)
         return -1;
     bool is_number = out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR;

@@ -67,7 +67,9 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
 {
     int64_t elements = 1;
     bool in_c_order = true;
-    if (t->device.type != FAN_DL_CPU || t->dtype.lanes != 1)
+    if (t->device.type != FAN_DL_CPU)
+        return false;
+    if (t->dtype.lanes != 1)
         return false;
     if (t->ndim < 0 || t->ndim > FAN_PLAIN_NDIM)
         return false;
@@ -98,7 +100,9 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
 static bool kind_of_tensor(PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
 {
     fan_dl_tensor tensor;
-    if (!fan_tensor_look(o, &tensor) || tensor.dtype.code == FAN_DL_COMPLEX)
+    if (!fan_tensor_look(o, &tensor))
+        return false;
+    if (tensor.dtype.code == FAN_DL_COMPLEX)
         return false;
     kind->origin = fan_state_get()->torch_origin;
     kind->check_at_use = true;
@@ -238,7 +242,9 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
-    if (ndim > FAN_PLAIN_NDIM || !order_of_ndarray(a, gaps, &kind->order))
+    if (ndim > FAN_PLAIN_NDIM)
+        return false;
+    if (!order_of_ndarray(a, gaps, &kind->order))
         return false;
     kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
     if (kind->dtype == FAN_DT_NONE)
@@ -297,10 +303,14 @@ static bool same_ndarray(PyObject *o, const fan_plain_kind *kind, const char *da
     PyArrayObject *a = (PyArrayObject *)o;
     if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data)
         return false;
-    if (PyArray_NDIM(a) != kind->ndim || fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
+    if (PyArray_NDIM(a) != kind->ndim)
+        return false;
+    if (fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
         return false;
     uint32_t order;
-    if (!order_of_ndarray(a, true, &order) || order != kind->order)
+    if (!order_of_ndarray(a, true, &order))
+        return false;
+    if (order != kind->order)
         return false;
     for (int i = 0; i < kind->ndim; i++) {
         if (PyArray_DIM(a, i) != kind->shape[i])
@@ -333,7 +343,8 @@ bool fan_plain_writable(void *o, const fan_plain_kind *kind)
 /* The record that torch keeps of a tensor; the elements follow it in the same block. */
 typedef struct tensor_block {
     fan_dl_versioned managed;
-    int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];
+    int64_t shape[FAN_PLAIN_NDIM];
+    int64_t strides[FAN_PLAIN_NDIM];
 } tensor_block;
 
 /* block_free: the thread that drops the last reference to the tensor's memory calls it. */
@@ -352,15 +363,20 @@ static PyObject *fresh_tensor(const fan_plain_kind *kind, char **data)
         return NULL;
     uintptr_t end = (uintptr_t)(block + 1) + DATA_ALIGN - 1;
     *data = (char *)(end - end % DATA_ALIGN);
-    block->managed = (fan_dl_versioned){.major = FAN_DL_MAJOR,
-                                        .minor = FAN_DL_MINOR,
-                                        .deleter = block_free,
-                                        .tensor = {.data = *data,
-                                                   .device = {FAN_DL_CPU, 0},
-                                                   .ndim = kind->ndim,
-                                                   .dtype = fan_dl_dtype_for(kind->dtype),
-                                                   .shape = block->shape,
-                                                   .strides = block->strides}};
+    block->managed = (fan_dl_versioned){
+        .major = FAN_DL_MAJOR,
+        .minor = FAN_DL_MINOR,
+        .deleter = block_free,
+        .tensor =
+            {
+                .data = *data,
+                .device = {FAN_DL_CPU, 0},
+                .ndim = kind->ndim,
+                .dtype = fan_dl_dtype_for(kind->dtype),
+                .shape = block->shape,
+                .strides = block->strides,
+            },
+    };
     for (int i = 0; i < kind->ndim; i++)
         block->shape[i] = kind->shape[i];
     fan_plain_strides(kind, 1, block->strides);
@@ -434,7 +450,10 @@ static void read_tensor(PyObject *o, fan_facts *facts)
 
 fan_facts fan_facts_of(void *o)
 {
-    fan_facts facts = {.is = fan_class_of(o), .dtype = FAN_DT_NONE};
+    fan_facts facts = {
+        .is = fan_class_of(o),
+        .dtype = FAN_DT_NONE,
+    };
     switch (facts.is) {
     case FAN_IS_UNBOXED: {
         const fan_array *array = fan_unboxed_array(o);

@@ -52,7 +52,9 @@ static bool has_own_value(PyObject *o)
 bool fan_tensor_has(PyObject *o, const fan_array *a)
 {
     fan_dl_tensor tensor;
-    if (!fan_is_tensor(o) || !fan_tensor_look(o, &tensor))
+    if (!fan_is_tensor(o))
+        return false;
+    if (!fan_tensor_look(o, &tensor))
         return false;
     if (tensor.ndim != a->ndim)
         return false;
@@ -103,11 +105,19 @@ static bool is_inside_storage(PyObject *o, const fan_dl_tensor *tensor)
 static PyObject *host_view(PyObject *o)
 {
     fan_dl_tensor tensor;
-    if (!fan_is_tensor(o) || !fan_tensor_is_plain(o) || !fan_tensor_look(o, &tensor))
+    if (!fan_is_tensor(o))
         return NULL;
-    if (tensor.device.type != FAN_DL_CPU || tensor.dtype.bits < 8)
+    if (!fan_tensor_is_plain(o))
         return NULL;
-    if (!tensor.data || (tensor.ndim && !tensor.strides))
+    if (!fan_tensor_look(o, &tensor))
+        return NULL;
+    if (tensor.device.type != FAN_DL_CPU)
+        return NULL;
+    if (tensor.dtype.bits < 8)
+        return NULL;
+    if (!tensor.data)
+        return NULL;
+    if ((tensor.ndim && !tensor.strides))
         return NULL;
     if (!is_inside_storage(o, &tensor))
         return NULL;
@@ -120,7 +130,9 @@ static const fan_backend_entry *backend_of(const fan_dl_versioned *made)
 {
     if (!made || made->major != FAN_DL_MAJOR)
         return NULL;
-    if (!made->tensor.data || made->tensor.device.id < 0)
+    if (!made->tensor.data)
+        return NULL;
+    if (made->tensor.device.id < 0)
         return NULL;
     return fan_backend_of_dlpack(made->tensor.device.type);
 }
@@ -157,7 +169,7 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
 int fan_import_by_table(PyObject *o, fan_value *out)
 {
     long reading = reads_by_table(o);
-    const fan_dl_device said = {-1, 0};
+    const fan_dl_device reported = {-1, 0};
     fan_device *device = NULL;
     const fan_dl_api *api = table_of(reading);
     if (!api)
@@ -169,7 +181,7 @@ int fan_import_by_table(PyObject *o, fan_value *out)
     Py_XDECREF(host);
     if (!tensor)
         return 0;
-    int result = fan_dlpack_adopt(tensor, true, o, &said,
+    int result = fan_dlpack_adopt(tensor, true, o, &reported,
                                   asks_value ? FAN_DL_WRITE : FAN_DL_WRITABLE_IF_FLAGGED, device,
                                   &out->array);
     fan_device_drop(device); /* its memory holds it */
@@ -240,9 +252,15 @@ void fan_release_library_array(void *ctx)
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim,
                        const int64_t *shape, const int64_t *strides)
 {
-    if (t->device.type != d->backend->dlpack[0] || t->device.id != d->index)
+    if (t->device.type != d->backend->dlpack[0])
         return false;
-    if (t->ndim != ndim || t->dtype.lanes != 1 || fan_dl_dtype_of(t->dtype) != dtype)
+    if (t->device.id != d->index)
+        return false;
+    if (t->ndim != ndim)
+        return false;
+    if (t->dtype.lanes != 1)
+        return false;
+    if (fan_dl_dtype_of(t->dtype) != dtype)
         return false;
     if (!t->data) /* sums without elements are not requested */
         return false;
@@ -370,7 +388,9 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
         return FAN_OK;
     uint64_t capture;
     FAN_TRY(fan_stream_capture(on, &capture, err));
-    int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
+    int64_t dims[FAN_MAX_NDIM];
+    int64_t strides[FAN_MAX_NDIM];
+    int64_t steps[FAN_MAX_NDIM];
     int64_t size = 1;
     fan_dense_strides(ndim, shape, fan_dtype_size(dtype), like, steps);
     for (int i = ndim - 1; i >= 0; i--) {
@@ -388,11 +408,13 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     if (!fan_gil_enter(&gil))
         return FAN_OK;
     PyObject *live = fan_exception_take();
-    fan_dl_tensor wanted = {.device = {d->backend->dlpack[0], d->index},
-                            .ndim = ndim,
-                            .dtype = fan_dl_dtype_for(dtype),
-                            .shape = dims,
-                            .strides = strides};
+    fan_dl_tensor wanted = {
+        .device = {d->backend->dlpack[0], d->index},
+        .ndim = ndim,
+        .dtype = fan_dl_dtype_for(dtype),
+        .shape = dims,
+        .strides = strides,
+    };
     fan_status status = fresh_from(api, origin, d, on, &wanted, steps, out, err);
     fan_exception_put(live);
     fan_gil_leave(&gil);

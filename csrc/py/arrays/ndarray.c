@@ -74,7 +74,8 @@ int fan_ndarray_check_known(PyObject *o, const char *op)
         return 0;
     for (size_t i = 0; i < scope->n; i++) {
         const fan_array *operand = scope->in[i];
-        int64_t lo, hi;
+        int64_t lo;
+        int64_t hi;
         if (!operand || !scope->stays(scope, i))
             continue;
         fan_array_reach(operand, &lo, &hi);
@@ -101,7 +102,9 @@ static PyObject *locked;
 
 static long locks_of(PyObject *at)
 {
-    PyObject *n = at && locked ? PyDict_GetItemWithError(locked, at) : NULL;
+    if (!at || !locked)
+        return 0;
+    PyObject *n = PyDict_GetItemWithError(locked, at);
     return n ? PyLong_AsLong(n) : 0;
 }
 
@@ -112,9 +115,13 @@ static int lock_count(PyObject *at, long n)
         return PyDict_DelItem(locked, at);
     if (!locked)
         locked = PyDict_New();
-    PyObject *count = locked ? PyLong_FromLong(n) : NULL;
-    int bad = count ? PyDict_SetItem(locked, at, count) : -1;
-    Py_XDECREF(count);
+    if (!locked)
+        return -1;
+    PyObject *count = PyLong_FromLong(n);
+    if (!count)
+        return -1;
+    int bad = PyDict_SetItem(locked, at, count);
+    Py_DECREF(count);
     return bad;
 }
 

@@ -130,7 +130,10 @@ void fan_object_drop_here(void *object)
 
 void fan_value_release(fan_value *v)
 {
-    static const fan_frontend holds = {.hold = fan_object_hold, .drop = fan_object_drop};
+    static const fan_frontend holds = {
+        .hold = fan_object_hold,
+        .drop = fan_object_drop,
+    };
     PyObject *live = fan_exception_take();
     fan_value_drop(&holds, v);
     fan_exception_put(live);

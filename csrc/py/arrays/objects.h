@@ -34,13 +34,14 @@ bool fan_unboxed_drop_if_shared(void *object);
 /* fan_unboxed_value: a value with a hold of its own. */
 fan_value fan_unboxed_value(void *object);
 
-/* fan_box: *object, if it is unboxed, becomes an ndarray over the same memory: 0, or -1 with an
- * exception and *object unchanged. fan_box_all: of n. */
 int fan__box(void **object);
+/* fan_box: *object, if it is unboxed, becomes an ndarray over the same memory: 0, or -1 with an
+ * exception and *object unchanged. */
 static inline int fan_box(void **object)
 {
     return fan_is_unboxed(*object) ? fan__box(object) : 0;
 }
+/* fan_box_all: boxes each of n objects, as fan_box does. */
 static inline int fan_box_all(void **objects, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

@@ -54,9 +54,10 @@ static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *a)
     uint64_t budget;
     if (fan_overlap_budget_arg(a[2], &budget) < 0)
         return NULL;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         if (fan_region_read(a[i], "overlap", i, dims[i], &items[i], &descr) < 0)
             return NULL;
+    }
     if (fan_regions_one_device(items, 2, "overlap") < 0)
         return NULL;
     return judge(&items[0].region, &items[1].region, budget);
@@ -68,8 +69,9 @@ static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *const *a
     fan_layout_item item;
     PyArray_Descr *descr;
     uint64_t budget;
-    if (fan_overlap_budget_arg(a[1], &budget) < 0 ||
-        fan_region_read(a[0], "overlaps_itself", -1, dims, &item, &descr) < 0)
+    if (fan_overlap_budget_arg(a[1], &budget) < 0)
+        return NULL;
+    if (fan_region_read(a[0], "overlaps_itself", -1, dims, &item, &descr) < 0)
         return NULL;
     return judge(&item.region, NULL, budget);
 }
@@ -95,7 +97,9 @@ static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *a)
     fan_overlaps *list = NULL;
     PyObject *made = NULL;
     uint64_t budget;
-    if (fan_overlap_budget_arg(a[1], &budget) < 0 || fan_regions_read(a[0], "overlaps", &r) < 0)
+    if (fan_overlap_budget_arg(a[1], &budget) < 0)
+        return NULL;
+    if (fan_regions_read(a[0], "overlaps", &r) < 0)
         return NULL;
     if (fan_regions_one_device(r.items, r.n, "overlaps") < 0)
         goto done;
@@ -132,7 +136,9 @@ static PyObject *overlaps_verdict(PyObject *Py_UNUSED(module), PyObject *const *
     const fan_overlaps *list = PyCapsule_GetPointer(a[0], CAPSULE);
     const fan_region *region[2];
     uint64_t budget;
-    if (!list || fan_overlap_budget_arg(a[3], &budget) < 0)
+    if (!list)
+        return NULL;
+    if (fan_overlap_budget_arg(a[3], &budget) < 0)
         return NULL;
     for (int i = 0; i < 2; i++) {
         Py_ssize_t at = fan_region_number(a[1 + i], fan_overlaps_count(list), "verdict");
@@ -159,7 +165,9 @@ static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *const *a)
     fan_pair *pairs = NULL;
     size_t n = 0;
     uint64_t budget;
-    if (!list || fan_overlap_budget_arg(a[1], &budget) < 0)
+    if (!list)
+        return NULL;
+    if (fan_overlap_budget_arg(a[1], &budget) < 0)
         return NULL;
     if (FAN_CHECK_UNLOCKED(pairs_find(list, budget, &pairs, &n, &err)) < 0) {
         fan_free(pairs);

@@ -46,18 +46,22 @@ static int refuse_type(const reading *r, const char *format)
     return refuse(r, PyExc_TypeError, PyUnicode_FromFormat(format, Py_TYPE(r->object)->tp_name));
 }
 
-/* set_region: of at most FAN_MAX_NDIM axes; strides NULL: in C order. */
-static void set_region(reading *r, uint64_t address, int64_t itemsize, int ndim,
-                       const int64_t *shape, const int64_t *strides)
+/* set_region: copies the dims of a region of at most FAN_MAX_NDIM axes; strides NULL: in C order.
+ */
+static void set_region(reading *r, fan_region of)
 {
-    int64_t *steps = r->dims + ndim;
-    uint64_t step = (uint64_t)itemsize;
-    for (int i = ndim - 1; i >= 0; i--) {
-        r->dims[i] = shape[i];
-        steps[i] = strides ? strides[i] : (int64_t)step;
-        step *= (uint64_t)fan_max(shape[i], 1);
+    int64_t *steps = r->dims + of.ndim;
+    uint64_t step = (uint64_t)of.itemsize;
+    for (int i = of.ndim - 1; i >= 0; i--) {
+        r->dims[i] = of.shape[i];
+        steps[i] = (int64_t)step;
+        if (of.strides)
+            steps[i] = of.strides[i];
+        step *= (uint64_t)fan_max(of.shape[i], 1);
     }
-    r->item->region = (fan_region){address, itemsize, r->dims, steps, ndim};
+    of.shape = r->dims;
+    of.strides = steps;
+    r->item->region = of;
 }
 
 static uint64_t dlpack_device(int type, int id)
@@ -71,8 +75,14 @@ static void read_ndarray(reading *r, PyArray_Descr **descr)
 {
     PyArrayObject *a = (PyArrayObject *)r->object;
     *descr = PyArray_DESCR(a);
-    set_region(r, (uintptr_t)PyArray_DATA(a), PyArray_ITEMSIZE(a), PyArray_NDIM(a),
-               (const int64_t *)PyArray_DIMS(a), (const int64_t *)PyArray_STRIDES(a));
+    fan_region of = {
+        .data = (uintptr_t)PyArray_DATA(a),
+        .itemsize = PyArray_ITEMSIZE(a),
+        .ndim = PyArray_NDIM(a),
+        .shape = (const int64_t *)PyArray_DIMS(a),
+        .strides = (const int64_t *)PyArray_STRIDES(a),
+    };
+    set_region(r, of);
     r->item->dtype = (uintptr_t)*descr;
     r->item->device = 0;
     r->item->writable = PyArray_ISWRITEABLE(a);
@@ -82,7 +92,9 @@ static void read_ndarray(reading *r, PyArray_Descr **descr)
 static int check_one_memory(const reading *r)
 {
     PyObject *masked = fan_lazy(&fan_state_get()->masked_type, "numpy.ma", "MaskedArray");
-    int is_masked = masked ? PyObject_IsInstance(r->object, masked) : -1;
+    if (!masked)
+        return -1;
+    int is_masked = PyObject_IsInstance(r->object, masked);
     if (is_masked <= 0)
         return is_masked;
     return refuse_type(
@@ -95,7 +107,9 @@ static bool read_dlpack(reading *r, const fan_dl_tensor *t)
     int ndim = t->ndim;
     int64_t itemsize = t->dtype.bits * t->dtype.lanes / 8;
     bool empty = false;
-    if (ndim < 0 || ndim > FAN_MAX_NDIM || t->dtype.bits * t->dtype.lanes % 8 != 0)
+    if (ndim < 0 || ndim > FAN_MAX_NDIM)
+        return false;
+    if (t->dtype.bits * t->dtype.lanes % 8 != 0)
         return false;
     if (ndim > 0 && !t->shape)
         return false;
@@ -103,10 +117,18 @@ static bool read_dlpack(reading *r, const fan_dl_tensor *t)
         empty |= t->shape[i] == 0;
     if (!empty && !t->data)
         return false;
-    set_region(r, (uintptr_t)t->data + t->byte_offset, itemsize, ndim, t->shape, t->strides);
-    for (int i = 0; i < ndim && t->strides; i++)
+    fan_region of = {
+        .data = (uintptr_t)t->data + t->byte_offset,
+        .itemsize = itemsize,
+        .ndim = ndim,
+        .shape = t->shape,
+        .strides = t->strides,
+    };
+    set_region(r, of);
+    for (int i = 0; i < ndim && t->strides; i++) {
         if (__builtin_mul_overflow(t->strides[i], itemsize, &r->dims[ndim + i]))
             r->dims[ndim + i] = INT64_MAX; /* too far to be represented */
+    }
     r->item->dtype =
         NO_DESCR | (uint64_t)t->dtype.code << 32 | (uint64_t)t->dtype.bits << 16 | t->dtype.lanes;
     r->item->device = dlpack_device(t->device.type, t->device.id);
@@ -118,7 +140,9 @@ static bool read_dlpack(reading *r, const fan_dl_tensor *t)
  * and no other. Imports read it by Python (_interop.arrays). */
 static bool is_parameter(fan_state *st, PyObject *o)
 {
-    if (!st->torch_api || Py_TYPE(o)->tp_base != st->torch_type)
+    if (!st->torch_api)
+        return false;
+    if (Py_TYPE(o)->tp_base != st->torch_type)
         return false;
     PyObject *type = fan_lazy(&st->parameter_type, "torch.nn", "Parameter");
     if (!type)
@@ -139,10 +163,11 @@ static void read_array(reading *r)
 {
     fan_device *device;
     const fan_array *a = fan_array_arg(r->object, &device);
-    const fan_region region = fan_region_of(a);
-    set_region(r, region.data, region.itemsize, a->ndim, a->shape, a->strides);
+    set_region(r, fan_region_of(a));
     r->item->dtype = NO_DESCR | (uint64_t)a->dtype;
-    r->item->device = device == fan_cpu() ? 0 : (uintptr_t)device;
+    r->item->device = 0;
+    if (device != fan_cpu())
+        r->item->device = (uintptr_t)device;
     r->item->writable = a->writable;
 }
 
@@ -157,9 +182,10 @@ static uint64_t hash_text(const char *s)
 /* is_indirect: whether a buffer's elements are reached by pointers. */
 static bool is_indirect(const Py_buffer *view)
 {
-    for (int i = 0; i < view->ndim && view->suboffsets; i++)
+    for (int i = 0; i < view->ndim && view->suboffsets; i++) {
         if (view->suboffsets[i] >= 0)
             return true;
+    }
     return false;
 }
 
@@ -179,8 +205,16 @@ static int read_buffer(reading *r)
     int64_t flat[FAN_MAX_NDIM];
     for (int i = 0; i < view.ndim; i++)
         flat[i] = length;
-    set_region(r, (uintptr_t)view.buf, view.itemsize, view.ndim,
-               view.shape ? (const int64_t *)view.shape : flat, (const int64_t *)view.strides);
+    fan_region of = {
+        .data = (uintptr_t)view.buf,
+        .itemsize = view.itemsize,
+        .ndim = view.ndim,
+        .shape = flat,
+        .strides = (const int64_t *)view.strides,
+    };
+    if (view.shape)
+        of.shape = (const int64_t *)view.shape;
+    set_region(r, of);
     r->item->dtype = NO_DESCR | hash_text(view.format ? view.format : "B");
     r->item->device = 0;
     r->item->writable = !view.readonly;
@@ -193,19 +227,32 @@ done:
 /* read_record: a Region of _interop/records.py. */
 static int read_record(reading *r, PyObject *record)
 {
-    PyObject *shape, *strides;
+    PyObject *shape;
+    PyObject *strides;
     unsigned long long address;
     long long itemsize;
     const char *dtype;
-    int writable, type, id;
-    FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
+    int writable;
+    int type;
+    int id;
+    FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM];
+    FAN_UNINITIALIZED int64_t steps[FAN_MAX_NDIM];
     if (!PyArg_ParseTuple(record, "KOOLspii:memory", &address, &shape, &strides, &itemsize, &dtype,
                           &writable, &type, &id))
         return -1;
     int ndim = fan_shape_tuple(shape, dims);
-    if (ndim < 0 || fan_dims_tuple("strides", strides, steps) < 0)
+    if (ndim < 0)
         return -1;
-    set_region(r, address, itemsize, ndim, dims, steps);
+    if (fan_dims_tuple("strides", strides, steps) < 0)
+        return -1;
+    fan_region of = {
+        .data = address,
+        .itemsize = itemsize,
+        .ndim = ndim,
+        .shape = dims,
+        .strides = steps,
+    };
+    set_region(r, of);
     r->item->dtype = NO_DESCR | hash_text(dtype);
     r->item->device = dlpack_device(type, id);
     r->item->writable = writable;
@@ -226,31 +273,41 @@ static int read_capsule(reading *r, PyObject *capsule)
     }
     if (flags & FAN_DL_IS_COPIED)
         return refuse_type(r, "this %.200s exports a copy by DLPack, which hides its own memory");
-    if (!read_dlpack(r, &t))
+    if (!read_dlpack(r, &t)) {
         return refuse_type(
             r, "the DLPack tensor of this %.200s has no memory whose bytes can be compared");
+    }
     r->item->writable = !(flags & FAN_DL_READ_ONLY);
     return 0;
+}
+
+/* read_answer: what memory_of returned: (capsule,), (error, text), or a Region. */
+static int read_answer(reading *r, PyObject *answer)
+{
+    Py_ssize_t n = 0;
+    if (PyTuple_Check(answer))
+        n = PyTuple_GET_SIZE(answer);
+    if (n == 0 || n > 2)
+        return read_record(r, answer);
+    PyObject *first = PyTuple_GET_ITEM(answer, 0);
+    if (n == 1)
+        return read_capsule(r, first);
+    return refuse(r, first, Py_NewRef(PyTuple_GET_ITEM(answer, 1)));
 }
 
 static int read_slowly(reading *r)
 {
     PyObject *memory_of =
         fan_lazy(&fan_state_get()->memory_of, "fanin._interop.sharing", "memory_of");
-    PyObject *record = memory_of ? PyObject_CallOneArg(memory_of, r->object) : NULL;
-    int result = 0;
+    if (!memory_of)
+        return -1;
+    PyObject *record = PyObject_CallOneArg(memory_of, r->object);
     if (!record)
         return -1;
-    Py_ssize_t n = PyTuple_Check(record) ? PyTuple_GET_SIZE(record) : 0;
+    int result = 0;
     /* the first tensor of the process: memory_of has just made the table known */
-    if (!read_tensor(r)) {
-        if (n == 1)
-            result = read_capsule(r, PyTuple_GET_ITEM(record, 0));
-        else if (n == 2)
-            result = refuse(r, PyTuple_GET_ITEM(record, 0), Py_NewRef(PyTuple_GET_ITEM(record, 1)));
-        else
-            result = read_record(r, record);
-    }
+    if (!read_tensor(r))
+        result = read_answer(r, record);
     Py_DECREF(record);
     return result;
 }
@@ -311,18 +368,21 @@ static int read_all(const char *who, fan_regions *r)
         fan_layout_item *item = &r->items[r->n];
         if (fan_grow((void **)&r->dims, &r->cap, r->used + FAN_REGION_DIMS, sizeof *r->dims) < 0)
             goto nomem;
-        if (fan_region_read(PyTuple_GET_ITEM(r->tuple, (Py_ssize_t)r->n), who, (Py_ssize_t)r->n,
-                            r->dims + r->used, item, &r->descrs[r->n]) < 0)
+        Py_ssize_t at = (Py_ssize_t)r->n;
+        PyArray_Descr **descr = &r->descrs[r->n];
+        PyObject *o = PyTuple_GET_ITEM(r->tuple, at);
+        if (fan_region_read(o, who, at, r->dims + r->used, item, descr) < 0)
             return -1;
-        Py_XINCREF(r->descrs[r->n]);
+        Py_XINCREF(*descr);
         r->used += 2 * (size_t)item->region.ndim;
     }
     /* fan_grow may have moved them. */
     const int64_t *dims = r->dims;
     for (size_t i = 0; i < n; i++) {
-        r->items[i].region.shape = dims;
-        r->items[i].region.strides = dims + r->items[i].region.ndim;
-        dims += 2 * r->items[i].region.ndim;
+        fan_region *region = &r->items[i].region;
+        region->shape = dims;
+        region->strides = dims + region->ndim;
+        dims += 2 * region->ndim;
     }
     return 0;
 nomem:
@@ -349,9 +409,10 @@ static bool is_sequence(PyObject *o)
 int fan_regions_read(PyObject *o, const char *who, fan_regions *out)
 {
     *out = (fan_regions){.n = 0};
-    if (!is_sequence(o))
+    if (!is_sequence(o)) {
         return fan_set_error(PyExc_TypeError, "%s: expected a sequence of arrays, got %s", who,
                              FAN_TYPE_TEXT(o));
+    }
     out->tuple = PySequence_Tuple(o);
     if (out->tuple && read_all(who, out) == 0)
         return 0;
@@ -373,7 +434,8 @@ static const char *device_words(uint64_t device, char *buf, size_t size)
 
 int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *who)
 {
-    char one[64], two[64];
+    char one[64];
+    char two[64];
     for (size_t i = 1; i < n; i++) {
         if (items[i].device == items[0].device)
             continue;

@@ -12,8 +12,10 @@ typedef struct fan_regions {
     fan_layout_item *items;
     PyArray_Descr **descrs; /* of ndarrays, held: items[i].dtype is its address; NULL: no ndarray */
     int64_t *dims;
-    size_t used, cap; /* of dims */
-    PyObject *tuple;  /* of the objects, held */
+    /* of dims */
+    size_t used;
+    size_t cap;
+    PyObject *tuple; /* of the objects, held */
 } fan_regions;
 
 #define FAN_REGION_DIMS (2 * FAN_MAX_NDIM)

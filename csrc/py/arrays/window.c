@@ -80,12 +80,14 @@ static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
         return NULL;
     if (fan_index(a[1], "window_new: size", PyExc_ValueError, &size) < 0)
         return NULL;
-    if (dtype == FAN_DT_NONE || !fan_exact_fits(dtype))
+    if (dtype == FAN_DT_NONE || !fan_exact_fits(dtype)) {
         return PyErr_Format(PyExc_ValueError,
                             "window_new: expected a real or complex float dtype, got %R", a[0]);
-    if (size < 0 || size > INT64_MAX / 1024)
+    }
+    if (size < 0 || size > INT64_MAX / 1024) {
         return PyErr_Format(PyExc_ValueError,
                             "window_new: %S elements are more than memory can hold", a[1]);
+    }
     return window_wrap(fan_window_new(dtype, size));
 }
 
@@ -108,12 +110,14 @@ static PyObject *window_wide(PyObject *Py_UNUSED(module), PyObject *capsule)
 static int window_check_array(const window *self, const fan_value *v, const char *call, PyObject *o)
 {
     int64_t size = fan_window_size(self->sum);
-    if (v->form != FAN_FORM_DENSE || v->device != fan_cpu())
+    if (v->form != FAN_FORM_DENSE || v->device != fan_cpu()) {
         return fan_refuse(PyExc_TypeError, "%s: expected a dense array on the CPU, got %s", call,
                           FAN_TYPE_TEXT(o));
-    if (v->array->size != size)
+    }
+    if (v->array->size != size) {
         return fan_refuse(PyExc_ValueError, "%s: expected an array of %lld elements, got %lld",
                           call, (long long)size, (long long)v->array->size);
+    }
     return 0;
 }
 
@@ -125,9 +129,10 @@ static int window_check_term(const window *self, const fan_value *v, const fan_a
     fan_dtype dtype = fan_window_dtype(self->sum);
     if (window_check_array(self, v, "window_add", o) < 0)
         return -1;
-    if (!fan_dtype_can_cast(v->dtype, dtype))
+    if (!fan_dtype_can_cast(v->dtype, dtype)) {
         return fan_refuse(PyExc_ValueError, "window_add: a window of %s cannot add an array of %s",
                           fan_dtype_name(dtype), fan_dtype_name(v->dtype));
+    }
     if (!fan_array_same_shape(v->array, first))
         return fan_refuse(PyExc_ValueError, "window_add: expected arrays of one shape");
     return 0;
@@ -269,15 +274,17 @@ static int window_check_round(const window *self, const fan_value *out, const fa
     char kind = fan_dtype_kind(dtype);
     if (window_check_array(self, out, "window_round", o) < 0)
         return -1;
-    if (kind != fan_dtype_kind(out->dtype))
+    if (kind != fan_dtype_kind(out->dtype)) {
         return fan_refuse(PyExc_ValueError,
                           "window_round: a sum of %s cannot be written to an array of %s",
                           fan_dtype_name(dtype), fan_dtype_name(out->dtype));
+    }
     bool complex_scale = options->scale.on && !options->real;
-    if (complex_scale && kind != 'c')
+    if (complex_scale && kind != 'c') {
         return fan_refuse(PyExc_ValueError,
                           "window_round: a sum of %s needs a real number as scale",
                           fan_dtype_name(dtype));
+    }
     return 0;
 }
 
@@ -308,7 +315,11 @@ done:
 /* exact_fits: whether the value can be a term of an exact sum in `out`, or `out` itself. */
 static bool exact_fits(const fan_value *v, const fan_value *out)
 {
-    if (v->form != FAN_FORM_DENSE || v->device != fan_cpu() || v->dtype != out->dtype)
+    if (v->form != FAN_FORM_DENSE)
+        return false;
+    if (v->device != fan_cpu())
+        return false;
+    if (v->dtype != out->dtype)
         return false;
     return fan_exact_fits(v->dtype) && fan_array_same_shape(v->array, out->array);
 }
@@ -334,9 +345,11 @@ static PyObject *exact_into(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_value out;
     fan_take options = {0};
-    if (fan_storage_redirected()) /* a graph tree records: add_n knows what to do */
+    if (fan_storage_redirected()) /* a graph tree records: add_n handles that */
         Py_RETURN_FALSE;
-    if (fan_scale_arg(a[2], &options) < 0 || fan_import_out(a[1], &out) < 0)
+    if (fan_scale_arg(a[2], &options) < 0)
+        return NULL;
+    if (fan_import_out(a[1], &out) < 0)
         return NULL;
     size_t n = (size_t)PyList_GET_SIZE(a[0]);
     fan_value *values = fan_calloc((n + 1) * sizeof *values);

@@ -52,7 +52,11 @@ fan_status fan_api_core_status(fanin_status s)
 
 fanin_status fan_api_fail(fanin_failure *why, fan_status s, const fan_error *err)
 {
-    fanin_failure f = {.status = fan_api_status(s), .slot = -1, .key = -1};
+    fanin_failure f = {
+        .status = fan_api_status(s),
+        .slot = -1,
+        .key = -1,
+    };
     size_t size = 0;
     if (why)
         size = why->struct_size;
@@ -90,9 +94,10 @@ fan_status fan_api_options(const void *given, size_t least, size_t size, const c
     if (!given)
         return FAN_OK;
     memcpy(&has, given, sizeof has);
-    if (has < least || has > size)
+    if (has < least || has > size) {
         return fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu",
                         what, what, size, has);
+    }
     memcpy(out, given, has);
     return FAN_OK;
 }

@@ -1,4 +1,4 @@
-/* api_lock: the lock of a buffer of the C API, which stands for the interpreter's: one thread at a
+/* api_lock: the lock of a buffer of the C API, which replaces the interpreter's: one thread at a
  * time is inside (buffer/plain.h), and leaves wherever a thread of Python's leaves the interpreter:
  * fan_allow_threads_begin, and before it runs Python (fan_gil_enter), which may give the
  * interpreter to another thread. So no thread that has such a lock waits for the interpreter's, and
@@ -35,7 +35,9 @@ typedef struct fan_api_release {
 
 typedef struct fan_api_thread {
     fan_api_place place;
-    fan_api_release *first, *last; /* put off, in their order; NULL: none */
+    /* put off, in their order; NULL: none */
+    fan_api_release *first;
+    fan_api_release *last;
 } fan_api_thread;
 
 extern _Thread_local fan_api_thread fan_api_here __attribute__((visibility("hidden")));
@@ -71,8 +73,7 @@ static inline void fan_api_exit(fan_api_lock *l, fan_api_thread *here, fan_api_p
     (void)pthread_mutex_unlock(&l->mutex.m);
 }
 
-/* fan_api_leave: unlocks what this thread has; false: nothing. fan_api_return: after true, locks it
- * again. */
+/* fan_api_leave: unlocks what this thread has; false: nothing. */
 static inline bool fan_api_leave(void)
 {
     fan_api_place *place = &fan_api_here.place;
@@ -82,6 +83,7 @@ static inline bool fan_api_leave(void)
     (void)pthread_mutex_unlock(&place->lock->mutex.m);
     return true;
 }
+/* fan_api_return: after true, locks it again. */
 static inline void fan_api_return(bool left)
 {
     if (!left)

@@ -53,12 +53,14 @@ static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject 
         i++;
     if (i == d->n)
         return refuse(d, "unknown_argument", Py_NewRef(name));
-    if (i < d->by_place_only)
+    if (i < d->by_place_only) {
         return fan_set_error(PyExc_TypeError, "%s() takes '%U' by position, not by name", d->call,
                              name);
-    if (values[i])
+    }
+    if (values[i]) {
         return fan_set_error(PyExc_TypeError, "%s() got '%U' twice: by position and by name",
                              d->call, name);
+    }
     values[i] = value;
     return 0;
 }
@@ -102,9 +104,10 @@ static int check_kinds(const fan_decl *d, PyObject **values)
 
 static int check_parsed(const fan_decl *d, PyObject **values)
 {
-    for (size_t i = 0; i < d->required; i++)
+    for (size_t i = 0; i < d->required; i++) {
         if (!values[i])
             return fan_set_error(PyExc_TypeError, "%s() needs '%s'", d->call, d->names[i]);
+    }
     if (!d->kinds)
         return 0;
     return check_kinds(d, values);
@@ -115,9 +118,10 @@ int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObje
 {
     if (by_place(d, args, nargs, values) < 0)
         return -1;
-    for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++)
+    for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++) {
         if (by_name(d, PyTuple_GET_ITEM(kwnames, k), args[nargs + k], values) < 0)
             return -1;
+    }
     return check_parsed(d, values);
 }
 
@@ -128,9 +132,10 @@ int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject
     if (by_place(d, ((PyTupleObject *)args)->ob_item, PyTuple_GET_SIZE(args), values) < 0)
         return -1;
     while (named && PyDict_Next(named, &at, &name, &value)) {
-        if (!PyUnicode_Check(name))
+        if (!PyUnicode_Check(name)) {
             return fan_set_error(PyExc_TypeError, "%s(): expected keywords that are str, got %s",
                                  d->call, FAN_TYPE_TEXT(name));
+        }
         if (by_name(d, name, value, values) < 0)
             return -1;
     }
@@ -181,9 +186,10 @@ int fan_number_arg(PyObject *o, const char *what, int64_t *out)
     int overflow = 0;
     *out = PyLong_AsLongLongAndOverflow(i, &overflow);
     Py_DECREF(i);
-    if (overflow)
+    if (overflow) {
         return fan_refuse(PyExc_OverflowError, "%s: expected an integer that fits 64 bits, got %R",
                           what, o);
+    }
     return 0;
 }
 
@@ -210,9 +216,10 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
         *out = -1;
         return 0;
     }
-    if (out_of_range)
+    if (out_of_range) {
         return fan_refuse(negative, "%s: expected a non-negative integer%s, got %R", what,
                           overflow > 0 || n > 0 ? " that fits 64 bits" : "", o);
+    }
     *out = n;
     return 0;
 }
@@ -259,9 +266,10 @@ int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
     bool text = PyUnicode_Check(o) || PyBytes_Check(o);
     bool unordered = PyDict_Check(o) || PyAnySet_Check(o);
     bool items = Py_TYPE(o)->tp_iter || PySequence_Check(o);
-    if (text || unordered || !items)
+    if (text || unordered || !items) {
         return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s", what,
                           FAN_TYPE_TEXT(o));
+    }
     *out = PySequence_Tuple(o);
     if (*out)
         return 0;
@@ -311,28 +319,32 @@ static int whole_bytes(PyObject *o, uint64_t *out)
 
 int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
 {
-    if (!is_number_of_bytes(o))
+    if (!is_number_of_bytes(o)) {
         return fan_refuse(PyExc_TypeError,
                           "%s: expected a number of bytes, math.inf or None, got %R", what, o);
+    }
     int wrong = whole_bytes(o, out);
-    if (wrong > 0)
+    if (wrong > 0) {
         return fan_refuse(PyExc_ValueError,
                           "%s: expected a non-negative whole number of bytes, or math.inf, got %R",
                           what, o);
+    }
     return wrong;
 }
 
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out)
 {
-    if (!PyUnicode_Check(o) && !is_number_of_bytes(o))
+    if (!PyUnicode_Check(o) && !is_number_of_bytes(o)) {
         return fan_refuse(PyExc_TypeError,
                           "budget: expected \"auto\", a number of bytes, math.inf or None, got %R",
                           o);
+    }
     if (!PyUnicode_Check(o))
         return fan_budget_arg(o, "budget", out);
-    if (PyUnicode_CompareWithASCIIString(o, "auto") != 0)
+    if (PyUnicode_CompareWithASCIIString(o, "auto") != 0) {
         return fan_refuse(PyExc_ValueError,
                           "budget: expected \"auto\", a number of bytes or math.inf, got %R", o);
+    }
     *out = FAN_BUDGET_AUTO;
     return 0;
 }

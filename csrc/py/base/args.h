@@ -18,24 +18,28 @@ typedef struct fan_decl {
     /* a letter for each, "o" for any object (declare.py, KINDS); NULL: all are "o" */
     const char *kinds;
     /* by_place: how many may be given by position */
-    unsigned char n, by_place_only, by_place, required;
+    unsigned char n;
+    unsigned char by_place_only;
+    unsigned char by_place;
+    unsigned char required;
 } fan_decl;
 
 /* fan_parse: writes the arguments of a vectorcall to values[n]: borrowed; NULL: not given. Returns
- * -1 with a TypeError. A bool, NumPy's too, is written as Py_True or Py_False. fan_parse_tuple: the
- * same for tp_new and tp_init; named may be NULL. */
+ * -1 with a TypeError. A bool, NumPy's too, is written as Py_True or Py_False. */
 int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
               PyObject **values);
+/* fan_parse_tuple: as fan_parse, for tp_new and tp_init; named may be NULL. */
 int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject **values);
 
 /* fan_sched_enter_or_raise: -1 with an exception if the machine starts no more calls. */
 int fan_sched_enter_or_raise(void);
 /* fan_step_begin: opens a call as a step of an explored schedule, and reports what it may access:
- * the call writes its self and those of its arguments that are ours. fan_step_begin_one: of a call
- * with one argument, or with none, NULL. fan_step_begin_type: of a call of a class, which may make
- * a node. Each returns -1 with an exception. */
+ * the call writes its self and those of its arguments that are ours. */
 int fan_step_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+/* fan_step_begin_one: as fan_step_begin, for a call with one argument, or with none (NULL). */
 int fan_step_begin_one(PyObject *self, PyObject *arg);
+/* fan_step_begin_type: as fan_step_begin, for a call of a class, which may make a node. Each
+ * returns -1 with an exception. */
 int fan_step_begin_type(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 #define FAN_FASTCALL PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
@@ -152,9 +156,9 @@ bool fan_is_array(PyObject *o);
  * meant as a
  * gradient. */
 int fan_slot_index(PyObject *o, const char *what, int64_t *out);
-/* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception.
- * fan_buffer_budget_arg: or "auto". */
+/* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. */
 int fan_budget_arg(PyObject *o, const char *what, uint64_t *out);
+/* fan_buffer_budget_arg: as fan_budget_arg, or "auto". */
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out);
 PyObject *fan_budget_wrap(uint64_t budget); /* "auto", a number or math.inf */
 /* fan_number_arg: an int that fits 64 bits; NULL leaves *out as it is. `what` begins the

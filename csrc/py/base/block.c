@@ -12,7 +12,7 @@ static bool block_interrupts(PyObject *raised)
 int fan_block_end(PyObject *block, PyObject *error)
 {
     PyObject *interrupt = NULL;
-    PyObject *cause = Py_NewRef(error ? error : Py_None);
+    PyObject *cause = Py_NewRef(fan_or_none(error));
     PyObject *raised = NULL;
     bool again = true;
     while (again) {

@@ -18,11 +18,14 @@ static const char *const programs[] = {"cli", "demo", "testing", "conformance", 
 static bool inside(const char *path, const char *home)
 {
     size_t n = strlen(home);
-    if (n == 0 || strncmp(path, home, n) != 0)
+    if (n == 0)
         return false;
-    for (const char *const *p = programs; *p; p++)
+    if (strncmp(path, home, n) != 0)
+        return false;
+    for (const char *const *p = programs; *p; p++) {
         if (strncmp(path + n, *p, strlen(*p)) == 0)
             return false;
+    }
     return true;
 }
 

@@ -36,9 +36,10 @@ static PyObject *const *ml_types(void)
 __attribute__((noinline)) static fan_dtype of_type(PyTypeObject *t)
 {
     PyObject *const *types = ml_types();
-    for (int d = 0; t && d < FAN_DT_COUNT; d++)
+    for (int d = 0; t && d < FAN_DT_COUNT; d++) {
         if (types[d] == (PyObject *)t)
             return (fan_dtype)d;
+    }
     return FAN_DT_NONE;
 }
 
@@ -102,11 +103,12 @@ int fan_dtype_refuse(PyArray_Descr *d, const char *what)
 {
     PyObject *type = fan_state_get()->dtype_error;
     PyObject *name = (PyObject *)d;
-    if (!PyDataType_ISNOTSWAPPED(d) && PyTypeNum_ISNUMBER(d->type_num))
+    if (!PyDataType_ISNOTSWAPPED(d) && PyTypeNum_ISNUMBER(d->type_num)) {
         return fan_refuse(type,
                           "%s has dtype %S of foreign byte order; expected native: "
                           "x.astype(x.dtype.newbyteorder('=')), or Slot(combine=f)",
                           what, name);
+    }
     bool long_real = d->type_num == NPY_LONGDOUBLE;
     if (long_real || d->type_num == NPY_CLONGDOUBLE) {
         const char *instead = long_real ? "float64" : "complex128";
@@ -117,10 +119,12 @@ int fan_dtype_refuse(PyArray_Descr *d, const char *what)
     }
     if (PyTypeNum_ISUSERDEF(d->type_num)) {
         char names[256] = "";
-        for (int i = 0; i < FAN_DT_COUNT; i++)
-            if (fan_dtype_of_ml_dtypes((fan_dtype)i))
+        for (int i = 0; i < FAN_DT_COUNT; i++) {
+            if (fan_dtype_of_ml_dtypes((fan_dtype)i)) {
                 fan_append(names, sizeof names, "%s%s", names[0] ? ", " : "",
                            fan_dtype_name((fan_dtype)i));
+            }
+        }
         return fan_refuse(type,
                           "%s has dtype %S, which is not summed; expected one of ml_dtypes' %s: "
                           "x.astype('float32'), or "
@@ -170,12 +174,13 @@ static int parse_name(PyObject *o, PyObject *name, fan_dtype *out)
 static int refuse_descr(PyArray_Descr *descr)
 {
     PyObject *type = fan_state_get()->dtype_error;
-    if (PyDataType_ISNOTSWAPPED(descr) || !PyTypeNum_ISNUMBER(descr->type_num))
+    if (PyDataType_ISNOTSWAPPED(descr) || !PyTypeNum_ISNUMBER(descr->type_num)) {
         return fan_refuse(type,
                           "dtype %S is not summed; expected bool, int8..64, uint8..64, float or "
                           "complex in native byte order, or a slot without a dtype and with "
                           "combine=f",
                           (PyObject *)descr);
+    }
     PyObject *native = (PyObject *)PyArray_DescrNewByteorder(descr, NPY_NATIVE);
     if (!native)
         return -1;

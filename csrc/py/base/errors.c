@@ -319,7 +319,11 @@ int fan_refuse(PyObject *type, const char *fmt, ...)
     va_end(args);
     before[0] = '\0';
     if (where && where->buffer) {
-        at = (fan_place){.object = where->buffer, .slot = where->slot, .key = where->key};
+        at = (fan_place){
+            .object = where->buffer,
+            .slot = where->slot,
+            .key = where->key,
+        };
         if (where->slot_name)
             at.slot_name = PyUnicode_AsUTF8(where->slot_name);
         fan_place_append(&at, before, sizeof before);

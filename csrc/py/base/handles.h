@@ -45,8 +45,9 @@ static inline fan_array_object *fan_array_self(PyObject *o)
 }
 
 int fan_stream_open(const fan_stream *s); /* fan_stream_check_open: 0, or -1 with an exception */
-/* fan_stream_make, fan_event_make: a new object of this type or subclass, with its own hold. */
+/* fan_stream_make: a new object of this type or subclass, with its own hold of s. */
 PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s);
+/* fan_event_make: the same for an event. */
 PyObject *fan_event_make(PyTypeObject *type, fan_event *e);
 
 /* fan_stream_arg: a stream from whatever is one (fanin.Stream, torch's, CuPy's, anything with
@@ -56,10 +57,10 @@ int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
 PyObject *fan_stream_give(fan_stream *s); /* as fan_stream_wrap, takes the hold; None of NULL */
 PyObject *fan_event_wrap(fan_event *e);
-/* borrowed; NULL without exception if o is no Event */
+/* fan_event_arg: the event of an object; borrowed; NULL without exception if it is no Event. */
 fan_event *fan_event_arg(PyObject *o);
 PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own */
-/* borrowed; NULL without exception if o is none */
+/* fan_array_arg: the array of an object; borrowed; NULL without exception if it is none. */
 fan_array *fan_array_arg(PyObject *o, fan_device **d);
 /* fan_handles_begin, _end: around a function of a graph tree on the CPU: on this thread the core
  * returns handles, whose work can be recorded. fan_wants_handles: whether the thread is inside such

@@ -138,12 +138,16 @@ typedef struct fan_state {
 
 int fan_numpy_import(void); /* state.c; -1 with an exception */
 
-/* state.c */
-/* the module state (the newest, if the module was loaded again); borrowed */
+/* ---- state.c ---- */
+
+/* fan_state_get: the module state (the newest, if the module was loaded again); borrowed. */
 fan_state *fan_state_get(void);
-void fan_state_link(fan_state *st); /* makes it the newest */
+/* fan_state_link: makes a state the newest. */
+void fan_state_link(fan_state *st);
+/* fan_state_unlink: forgets a state. */
 void fan_state_unlink(fan_state *st);
-PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with an exception */
+/* fan_arrays: the module _interop.arrays, borrowed; NULL with an exception. */
+PyObject *fan_arrays(void);
 /* fan_module_loaded: a module that has been imported; borrowed; NULL, without an exception: it has
  * not. */
 PyObject *fan_module_loaded(const char *name);
@@ -162,10 +166,12 @@ typedef struct fan_gil {
     PyGILState_STATE state;
 } fan_gil;
 bool fan_gil_held(void);
-/* the interpreter is gone or going: what others gave may be gone, too */
+/* fan_finalizing: whether the interpreter is gone or going: objects of others may be gone, too. */
 bool fan_finalizing(void);
-/* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
+/* fan_gil_enter: takes the GIL. false: the interpreter is gone or going: use nothing of Python,
+ * leak instead. */
 bool fan_gil_enter(fan_gil *g);
+/* fan_gil_leave: releases the GIL, if fan_gil_enter took it. */
 void fan_gil_leave(fan_gil *g);
 /* fan_allow_threads_begin: other threads may run from here to the end, which gets the result. A
  * thread that has no GIL to release, a device's for one, releases none, and then NULL is
@@ -196,7 +202,7 @@ static inline const char *fan_word_of(PyObject *text)
  * exception: object, slot, slot_name, key, expected, got, each if it has it, and reason: the
  * message without the place. */
 PyObject *fan_raise(fan_status s, const fan_error *err);
-/* fan_check: 0, or -1 with the exception. fan_done: None, or NULL with it. */
+/* fan_check: 0, or -1 with the exception. */
 static inline int fan_check(fan_status s, const fan_error *err)
 {
     if (s == FAN_OK)
@@ -204,6 +210,7 @@ static inline int fan_check(fan_status s, const fan_error *err)
     (void)fan_raise(s, err);
     return -1;
 }
+/* fan_done: None, or NULL with the exception. */
 static inline PyObject *fan_done(fan_status s, const fan_error *err)
 {
     if (s == FAN_OK)
@@ -291,35 +298,35 @@ void fan_iteration_failed(const char *iteration, PyObject *end);
         Py_DECREF(type);                 \
     }
 
-/* fan_or_none: the object, or None for NULL; borrowed. fan_take_or_none: the same of a reference,
- * which it takes, as a reference. fan_given: an argument; NULL if the caller did not give it, or
- * gave None; borrowed. */
+/* fan_or_none: the object, or None for NULL; borrowed. */
 static inline PyObject *fan_or_none(void *object)
 {
     if (object)
         return (PyObject *)object;
     return Py_None;
 }
+/* fan_take_or_none: as fan_or_none, but takes a reference and returns one. */
 static inline PyObject *fan_take_or_none(void *object)
 {
     if (object)
         return (PyObject *)object;
     return Py_NewRef(Py_None);
 }
+/* fan_given: an argument; NULL if the caller did not give it, or gave None; borrowed. */
 static inline PyObject *fan_given(PyObject *argument)
 {
     if (argument == Py_None)
         return NULL;
     return argument;
 }
-/* fan_none_unless: None, or NULL after a failure. fan_drop_result: drops the result of a call: 0,
- * or -1 for NULL. */
+/* fan_none_unless: None, or NULL after a failure. */
 static inline PyObject *fan_none_unless(bool bad)
 {
     if (bad)
         return NULL;
     return Py_NewRef(Py_None);
 }
+/* fan_drop_result: drops the result of a call: 0, or -1 for NULL. */
 static inline int fan_drop_result(PyObject *result)
 {
     if (!result)
@@ -357,10 +364,10 @@ static inline PyObject *fan_tuple_of(PyObject *list)
 }
 
 /* dtype.c (numpy <-> fan): */
-/* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order.
- * fan_descr_of_dtype: new reference; TypeError for a dtype of ml_dtypes that the caller has not
- * imported. */
+/* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order. */
 fan_dtype fan_dtype_of_descr(PyArray_Descr *d);
+/* fan_descr_of_dtype: new reference; TypeError for a dtype of ml_dtypes that the caller has not
+ * imported. */
 PyArray_Descr *fan_descr_of_dtype(fan_dtype d);
 /* fan_dtype_parse: reads a NumPy dtype, torch dtype, name or type; None: FAN_DT_NONE. Returns -1
  * with TypeError or ValueError. */
@@ -372,10 +379,11 @@ int fan_dtype_refuse(PyArray_Descr *d, const char *what);
  * not imported. */
 bool fan_dtype_needs_ml_dtypes(fan_dtype d);
 
-/* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread.
- * fan_call_site_level: from now on, on this thread, of the level-th such frame, or of the
- * outermost; returns the level before. */
+/* fan_call_site: writes "file.py:31", of the innermost frame outside fanin, of the calling
+ * thread. */
 void fan_call_site(char *buf, size_t size);
+/* fan_call_site_level: makes fan_call_site write, from now on, on this thread, the level-th such
+ * frame, or the outermost; returns the level before. */
 int64_t fan_call_site_level(int64_t level);
 
 /* Every type's file offers its spec; module.c adds them in order. */
@@ -383,13 +391,16 @@ extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_s
     fan_machine_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_graph_tree_spec,
     fan_graph_function_spec, fan_graph_step_spec, fan_graph_pipeline_spec, fan_function_spec,
     fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec, fan_block_spec;
-/* fan_block_begin, fan_block_end: __enter__ and __exit__ of a Block; begin: a new reference, or
- * NULL, and then the end has run. error may be NULL; 0, or -1 with an exception. */
+/* fan_block_begin: calls __enter__ of a Block. A new reference; NULL: it failed, and the end of the
+ * block has run. */
 PyObject *fan_block_begin(PyObject *block);
+/* fan_block_end: calls __exit__ of a Block; `error` may be NULL. 0, or -1 with an exception. */
 int fan_block_end(PyObject *block, PyObject *error);
-/* Their vectorcalls. */
+/* fan_buffer_call: the vectorcall of InputBuffer. */
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+/* fan_node_call: the vectorcall of Node. */
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+/* fan_leaf_call: the vectorcall of Leaf. */
 PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 /* Functions of the module, one table per file, joined in module.c. */
 extern PyMethodDef fan_add_n_functions[], fan_add_rows_functions[], fan_collector_functions[],

@@ -1,7 +1,7 @@
 /* state: the module's state, NumPy's C API, and whether a thread may call Python.
  *
  * In order: the states; functions of Python that C calls by name; the interpreter's lock, with the
- * lock of a buffer of the C API that stands for it. */
+ * lock of a buffer of the C API that replaces it. */
 #define FAN_PY_IMPORTS_NUMPY
 #include "py/base/api_lock.h"
 #include "py/base/py.h"
@@ -14,7 +14,7 @@ int fan_numpy_import(void)
 /* ---- state ---- */
 
 /* The newest state. A module that is deleted from sys.modules and imported again makes a second
- * state; types of the first go on with theirs. */
+ * state; types of the first keep theirs. */
 static fan_state *newest;
 
 fan_state *fan_state_get(void)

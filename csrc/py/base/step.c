@@ -49,9 +49,10 @@ static bool of_graph(const fan_state *state, PyTypeObject *type)
 {
     const PyTypeObject *const types[] = {state->walk_type, state->graph_tree_type,
                                          state->graph_step_type, state->graph_function_type};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (type == types[i])
             return true;
+    }
     return PyType_IsSubtype(type, state->node_type);
 }
 

@@ -44,18 +44,20 @@ static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gra
 /* check_object: whether a slot that declares something takes what sums by its own + (A8). */
 static int check_object(const PyObject *gradient, unsigned flags)
 {
-    if ((flags & FAN_NUMBERS) && PyArray_CheckExact(gradient))
+    if ((flags & FAN_NUMBERS) && PyArray_CheckExact(gradient)) {
         return fan_refuse(
             fan_state_get()->dtype_error,
             "expected an array of numbers, as the slot declares its shape or dtype, got %s of "
             "objects: convert it, x.astype(float), or give Slot(combine=f)",
             FAN_TYPE_TEXT(gradient));
-    if (flags & FAN_ARRAYS)
+    }
+    if (flags & FAN_ARRAYS) {
         return fan_refuse(
             PyExc_TypeError,
             "expected an array that can be added to the leaf's .grad in place, got %s, which sums "
             "by its own +: pass np.asarray(x)",
             FAN_TYPE_TEXT(gradient));
+    }
     return 0;
 }
 
@@ -63,7 +65,11 @@ static int check_object(const PyObject *gradient, unsigned flags)
  * cannot return without ml_dtypes. */
 static bool needs_ml_dtypes(const fan_value *v, unsigned flags)
 {
-    if (!(flags & FAN_LOW_DTYPE) || v->origin >= FAN_FROM_FOREIGN || v->device != fan_cpu())
+    if (!(flags & FAN_LOW_DTYPE))
+        return false;
+    if (v->origin >= FAN_FROM_FOREIGN)
+        return false;
+    if (v->device != fan_cpu())
         return false;
     bool has_numbers = v->form != FAN_FORM_ZERO && v->dtype != FAN_DT_NONE;
     return has_numbers && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16);
@@ -72,10 +78,11 @@ static bool needs_ml_dtypes(const fan_value *v, unsigned flags)
 /* check_contribution: 0, or -1 with an exception, here, where nothing is lost yet. */
 static int check_contribution(const fan_value *v, const PyObject *own, unsigned flags)
 {
-    if (needs_ml_dtypes(v, flags))
+    if (needs_ml_dtypes(v, flags)) {
         return fan_refuse(PyExc_TypeError,
                           "the slot is declared of a dtype that NumPy knows through ml_dtypes "
                           "alone: import ml_dtypes first");
+    }
     if ((flags & (FAN_NUMBERS | FAN_ARRAYS)) && v->form == FAN_FORM_OBJECT)
         return check_object(own, flags);
     return 0;
@@ -146,7 +153,8 @@ int fan_add_on_library_stream(fan_buffer *core, size_t slot, fan_contribution *c
 /* The options of add that plain contributions need. */
 typedef struct add_options {
     Py_ssize_t key; /* -1: none */
-    bool donate, copy;
+    bool donate;
+    bool copy;
     bool weighted; /* `weight` is set */
     fan_weight weight;
 } add_options;
@@ -241,7 +249,9 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     options.copy = false;
     options.weighted = false;
     char *data = NULL;
-    if (slot < 0 || (size_t)slot >= self->n || self->create_graph)
+    if (slot < 0 || (size_t)slot >= self->n)
+        return 0;
+    if (self->create_graph)
         return 0;
     if (kwnames && !add_options_of(args + 2, kwnames, &options))
         return 0;
@@ -289,7 +299,10 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
         WEIGHT
     };
     buffer_object *self = fan_buffer_self(o);
-    fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
+    fan_contribution c = {
+        .key = -1,
+        .value = {.dtype = FAN_DT_NONE},
+    };
     size_t slot;
     if (fan_slot_of_add(self, a[SLOT], "add(slot, gradient)", &slot) < 0)
         return NULL;

@@ -23,11 +23,12 @@ static int batch_begin(fan_batch_args *args, PyObject *slots, PyObject *gradient
     int bare = fan_is_bare(gradients);
     if (bare < 0)
         return -1;
-    if (bare)
+    if (bare) {
         return fan_refuse(
             PyExc_TypeError,
             "gradients: expected a sequence of gradients, got one %.200s: give [x, ..]",
             Py_TYPE(gradients)->tp_name);
+    }
     /* Our own tuples: no other code can change them. */
     if (fan_sequence_arg(slots, "slots", &args->slots) < 0)
         return -1;
@@ -56,7 +57,8 @@ static int batch_begin(fan_batch_args *args, PyObject *slots, PyObject *gradient
 }
 
 typedef struct slot_order {
-    size_t slot, at;
+    size_t slot;
+    size_t at;
 } slot_order;
 
 static int by_slot(const void *a, const void *b)
@@ -145,8 +147,8 @@ static int batch_read(buffer_object *self, const fan_batch_args *t, Py_ssize_t k
         last = own[-1];
     if (t->keys)
         key = PyTuple_GET_ITEM(t->keys, k);
-    if (fan_slot_of_add(self, PyTuple_GET_ITEM(t->slots, k), "add_many(slots, gradients)", slot) <
-        0)
+    PyObject *number = PyTuple_GET_ITEM(t->slots, k);
+    if (fan_slot_of_add(self, number, "add_many(slots, gradients)", slot) < 0)
         return -1;
     PyObject *gradient = Py_NewRef(PyTuple_GET_ITEM(t->gradients, k));
     int bad = 0;
@@ -230,9 +232,9 @@ static bool source_read(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind,
 static void *source_again(void *ctx, size_t k, size_t *slot)
 {
     const fan_batch_args *args = ((const batch_source *)ctx)->args;
-    PyObject *gradient = PyTuple_GET_ITEM(args->gradients, (Py_ssize_t)k);
-    *slot = (size_t)fan_small_index(PyTuple_GET_ITEM(args->slots, (Py_ssize_t)k));
-    return fan_given(gradient);
+    Py_ssize_t i = (Py_ssize_t)k;
+    *slot = (size_t)fan_small_index(PyTuple_GET_ITEM(args->slots, i));
+    return fan_given(PyTuple_GET_ITEM(args->gradients, i));
 }
 
 /* source_prefetch: what is needed AHEAD gradients later. */
@@ -250,8 +252,8 @@ static void source_prefetch(void *ctx, size_t at)
         PyObject *o = PyTuple_GET_ITEM(m->args->gradients, k + AHEAD);
         if (PyArray_CheckExact(o))
             __builtin_prefetch(PyArray_DIMS((PyArrayObject *)o));
-        fan_plain_prefetch(m->self->core,
-                           (size_t)fan_small_index(PyTuple_GET_ITEM(m->args->slots, k + AHEAD)));
+        Py_ssize_t slot = fan_small_index(PyTuple_GET_ITEM(m->args->slots, k + AHEAD));
+        fan_plain_prefetch(m->self->core, (size_t)slot);
     }
 }
 
@@ -267,7 +269,10 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
         WEIGHTS
     };
     buffer_object *self = fan_buffer_self(o);
-    fan_contribution options = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
+    fan_contribution options = {
+        .key = -1,
+        .value = {.dtype = FAN_DT_NONE},
+    };
     if (fan_add_flags(self, a[DONATE], a[COPY], &options.donate, &options.copy) < 0)
         return NULL;
     fan_batch_args args = {.slots = NULL};
@@ -280,9 +285,19 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
     bool may_be_plain = !options.stream && !options.copy && !self->create_graph;
     may_be_plain = may_be_plain && !args.weights;
     if (!bad && may_be_plain) {
-        batch_source source = {&args, self, options.donate};
-        fan_plain_batch batch = {(size_t)args.n, self->n >= FAR,  source_read,
-                                 source_again,   source_prefetch, &source};
+        batch_source source = {
+            .args = &args,
+            .self = self,
+            .donate = options.donate,
+        };
+        fan_plain_batch batch = {
+            .n = (size_t)args.n,
+            .far = self->n >= FAR,
+            .read = source_read,
+            .again = source_again,
+            .prefetch = source_prefetch,
+            .ctx = &source,
+        };
         bad = FAN_CHECK(fan_plain_add_many(self->core, &batch, &added, &err));
     }
     if (!bad && !added)

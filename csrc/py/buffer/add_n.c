@@ -37,19 +37,26 @@ static int add_one(fan_buffer *core, PyObject *array, int64_t key, const fan_wei
     return bad;
 }
 
-static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys, PyObject *weights)
+/* What is summed, as tuples of our own; NULL: not given. */
+typedef struct operands {
+    PyObject *items;
+    PyObject *keys;
+    PyObject *weights;
+} operands;
+
+static int add_all(fan_buffer *core, const operands *all)
 {
-    Py_ssize_t n = PyTuple_GET_SIZE(arrays);
+    Py_ssize_t n = PyTuple_GET_SIZE(all->items);
     for (Py_ssize_t i = 0; i < n; i++) {
         int64_t key = -1;
         int bad = 0;
         fan_weight weight = {.on = false};
-        if (keys)
-            bad = fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key);
-        if (!bad && weights)
-            bad = fan_weight_arg(PyTuple_GET_ITEM(weights, i), "weights", &weight);
+        if (all->keys)
+            bad = fan_index(PyTuple_GET_ITEM(all->keys, i), "key", PyExc_ValueError, &key);
+        if (!bad && all->weights)
+            bad = fan_weight_arg(PyTuple_GET_ITEM(all->weights, i), "weights", &weight);
         if (!bad)
-            bad = add_one(core, PyTuple_GET_ITEM(arrays, i), key, &weight);
+            bad = add_one(core, PyTuple_GET_ITEM(all->items, i), key, &weight);
         if (bad) {
             note_index(i);
             return -1;
@@ -63,12 +70,14 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys, PyObject 
 static bool all_readable(PyObject *const *arrays, size_t n, const fan_plain_kind *kind,
                          const char *const *data)
 {
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (!fan_plain_has_own_value(arrays[i]))
             return false;
-    for (size_t i = 0; i < n; i++)
+    }
+    for (size_t i = 0; i < n; i++) {
         if (!fan_plain_is_unchanged(arrays[i], kind, data[i]))
             return false;
+    }
     return true;
 }
 
@@ -90,12 +99,15 @@ static bool out_fits(PyObject *out, const char *const *src, size_t n, const fan_
                      char **to)
 {
     FAN_UNINITIALIZED fan_plain_kind other;
-    if (!fan_plain_writable_now(out, &other, to) || !fan_plain_same(kind, &other))
+    if (!fan_plain_writable_now(out, &other, to))
+        return false;
+    if (!fan_plain_same(kind, &other))
         return false;
     uint64_t bytes = fan_plain_bytes(kind);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (src[i] != *to && fan_flats_meet(src[i], bytes, *to, bytes))
             return false;
+    }
     return true;
 }
 
@@ -106,8 +118,10 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
     /* their list may change while they are summed */
     FAN_UNINITIALIZED PyObject *held[FAN_PLAIN_TERMS];
-    FAN_UNINITIALIZED fan_plain_kind kind, other;
-    char *data, *to;
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    FAN_UNINITIALIZED fan_plain_kind other;
+    char *data;
+    char *to;
     if (!PyList_CheckExact(arrays) && !PyTuple_CheckExact(arrays))
         return NULL;
     Py_ssize_t n = PySequence_Fast_GET_SIZE(arrays);
@@ -118,7 +132,9 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
         return NULL;
     src[0] = data;
     for (Py_ssize_t i = 1; i < n; i++) {
-        if (!fan_plain_import(items[i], &other, &data) || !fan_plain_same(&kind, &other))
+        if (!fan_plain_import(items[i], &other, &data))
+            return NULL;
+        if (!fan_plain_same(&kind, &other))
             return NULL;
         src[i] = data;
     }
@@ -140,25 +156,33 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
 
 /* The arguments of add_n as they come; NULL: not given. */
 typedef struct add_n_args {
-    PyObject *arrays, *out, *keys, *accumulate, *scale, *stats, *weights, *mean;
+    PyObject *arrays;
+    PyObject *out;
+    PyObject *keys;
+    PyObject *accumulate;
+    PyObject *scale;
+    PyObject *stats;
+    PyObject *weights;
+    PyObject *mean;
     PyObject *over; /* of add_n_over: the divisor */
 } add_n_args;
 
-/* weights_of: one for each of n arrays, as a tuple; NULL: none. */
-static int weights_of(const add_n_args *a, Py_ssize_t n, PyObject **weights)
+/* read_of_each: reads one value for each array, as a tuple; NULL: none are given. */
+static int read_of_each(PyObject *given, const char *what, Py_ssize_t n, PyObject **out)
 {
-    if (!fan_given(a->weights))
+    if (!fan_given(given))
         return 0;
-    if (fan_sequence_arg(a->weights, "weights", weights) < 0)
+    if (fan_sequence_arg(given, what, out) < 0)
         return -1;
-    if (PyTuple_GET_SIZE(*weights) == n)
+    Py_ssize_t got = PyTuple_GET_SIZE(*out);
+    if (got == n)
         return 0;
-    return fan_refuse(PyExc_ValueError, "expected as many weights as arrays, %zd, got %zd", n,
-                      PyTuple_GET_SIZE(*weights));
+    return fan_refuse(PyExc_ValueError, "expected as many %s as arrays, %zd, got %zd", what, n,
+                      got);
 }
 
-/* operands_of: the arrays, and their keys (NULL: none), as tuples; new references, errors too. */
-static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
+/* read_operands: new references, errors too. */
+static int read_operands(const add_n_args *a, operands *all)
 {
     int bare = fan_is_bare(a->arrays);
     if (bare < 0)
@@ -168,23 +192,21 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
         advice = ": give list(x) or [x, ..]";
     bool is_text = PyUnicode_Check(a->arrays) || PyBytes_Check(a->arrays);
     bool is_list = Py_TYPE(a->arrays)->tp_iter && !PyDict_Check(a->arrays);
-    if (bare || is_text || !is_list)
+    if (bare || is_text || !is_list) {
         return fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s",
                           Py_TYPE(a->arrays)->tp_name, advice);
-    *items = PySequence_Tuple(a->arrays);
-    if (!*items)
+    }
+    all->items = PySequence_Tuple(a->arrays);
+    if (!all->items)
         return -1;
-    if (PyTuple_GET_SIZE(*items) == 0)
+    Py_ssize_t n = PyTuple_GET_SIZE(all->items);
+    if (n == 0) {
         return fan_refuse(PyExc_ValueError,
                           "expected at least one array: the sum of none has no shape and no dtype");
-    if (!fan_given(a->keys))
-        return 0;
-    if (fan_sequence_arg(a->keys, "keys", keys) < 0)
+    }
+    if (read_of_each(a->keys, "keys", n, &all->keys) < 0)
         return -1;
-    if (PyTuple_GET_SIZE(*keys) != PyTuple_GET_SIZE(*items))
-        return fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd",
-                          PyTuple_GET_SIZE(*items), PyTuple_GET_SIZE(*keys));
-    return 0;
+    return read_of_each(a->weights, "weights", n, &all->weights);
 }
 
 /* take_sum: the sum of the buffer's one slot. */
@@ -203,7 +225,12 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
     if (out != Py_None)
         Py_SETREF(outs, PyTuple_Pack(1, out));
     const fan_take_args args = {
-        .out = outs, .scale = scale, .over = fan_given(a->over), .writable = true, .mean = mean};
+        .out = outs,
+        .scale = scale,
+        .over = fan_given(a->over),
+        .writable = true,
+        .mean = mean,
+    };
     if (outs)
         list = fan_take_list(core, &args);
     if (list)
@@ -215,30 +242,32 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 
 static PyObject *add_n_any(const add_n_args *a)
 {
-    PyObject *items = NULL;
-    PyObject *keys = NULL;
-    PyObject *weights = NULL;
+    operands all = {.items = NULL};
     PyObject *sum = NULL;
     PyObject *accumulate = fan_or_none(a->accumulate);
-    fan_buffer_config config = {.slots = 1,
-                                .budget = UINT64_MAX,
-                                .accumulate = FAN_DT_NONE,
-                                .frontend = &fan_python,
-                                .name = "add_n",
-                                .hides_slots = true};
-    fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
+    fan_buffer_config config = {
+        .slots = 1,
+        .budget = UINT64_MAX,
+        .accumulate = FAN_DT_NONE,
+        .frontend = &fan_python,
+        .name = "add_n",
+        .hides_slots = true,
+    };
+    fan_error_context w = {
+        .buffer = "add_n",
+        .slot = -1,
+        .key = -1,
+    };
     fan_buffer *core = NULL;
     config.stats = a->stats == Py_True;
     fan_error_context_push(&w);
-    int bad = operands_of(a, &items, &keys);
-    if (!bad)
-        bad = weights_of(a, PyTuple_GET_SIZE(items), &weights);
+    int bad = read_operands(a, &all);
     if (!bad)
         bad = fan_accumulate_arg(accumulate, &config.accumulate, &config.exact);
     if (!bad)
         bad = FAN_CHECK(fan_buffer_new(&config, &core, &err));
     if (!bad)
-        bad = add_all(core, items, keys, weights);
+        bad = add_all(core, &all);
     if (!bad)
         sum = take_sum(core, a);
     if (sum && config.stats)
@@ -249,9 +278,9 @@ static PyObject *add_n_any(const add_n_args *a)
         fan_buffer_free(core);
         fan_exception_put(live);
     }
-    Py_XDECREF(items);
-    Py_XDECREF(keys);
-    Py_XDECREF(weights);
+    Py_XDECREF(all.items);
+    Py_XDECREF(all.keys);
+    Py_XDECREF(all.weights);
     return sum;
 }
 
@@ -267,12 +296,19 @@ static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 
 static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    const add_n_args a = {values[0], values[1], values[2], values[3], values[4],
-                          values[5], values[6], values[7], NULL};
-    bool has_options = a.keys || a.accumulate || a.scale;
-    has_options = has_options || a.stats;
-    has_options = has_options || a.weights || a.mean;
-    if (!has_options) {
+    const add_n_args a = {
+        .arrays = values[0],
+        .out = values[1],
+        .keys = values[2],
+        .accumulate = values[3],
+        .scale = values[4],
+        .stats = values[5],
+        .weights = values[6],
+        .mean = values[7],
+    };
+    bool of_operands = a.keys || a.weights;
+    bool of_result = a.accumulate || a.scale || a.stats;
+    if (!of_operands && !of_result && !a.mean) {
         PyObject *sum = add_n_plain(a.arrays, fan_given(a.out));
         if (sum || PyErr_Occurred())
             return sum;
@@ -283,12 +319,14 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 /* add_n_over: a mean with a divisor of the caller's. */
 static PyObject *add_n_over(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    const add_n_args a = {.arrays = values[0],
-                          .out = values[1],
-                          .accumulate = values[2],
-                          .scale = values[3],
-                          .weights = values[4],
-                          .over = values[5]};
+    const add_n_args a = {
+        .arrays = values[0],
+        .out = values[1],
+        .accumulate = values[2],
+        .scale = values[3],
+        .weights = values[4],
+        .over = values[5],
+    };
     return add_n_any(&a);
 }
 

@@ -8,7 +8,7 @@
 #include "py/base/args.h"
 #include "py/buffer/buffer_object.h"
 
-/* rows_accumulated: the dtype in which the rows are summed: the one that is asked for, or twice as
+/* rows_accumulated: the dtype in which the rows are summed: the requested one, or twice as
  * wide a float; FAN_DT_NONE: it cannot hold them. */
 static fan_dtype rows_accumulated(fan_dtype dtype, fan_dtype wish)
 {
@@ -106,7 +106,11 @@ done:;
 
 static PyObject *add_rows(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    fan_error_context w = {.buffer = "add_rows", .slot = -1, .key = -1};
+    fan_error_context w = {
+        .buffer = "add_rows",
+        .slot = -1,
+        .key = -1,
+    };
     fan_error_context_push(&w);
     PyObject *sum = rows_sum(a);
     fan_error_context_pop(&w);

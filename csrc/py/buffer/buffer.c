@@ -169,13 +169,19 @@ static int config_read(PyObject *const *a, fan_buffer_config *config)
 
 static PyObject *buffer_new(PyTypeObject *type, PyObject *const *a)
 {
-    fan_buffer_config config = {.accumulate = FAN_DT_NONE,
-                                .frontend = &fan_python,
-                                .budget = fan_state_get()->budget,
-                                .stats = a[STATS] == Py_True,
-                                .leaf = a[LEAF] == Py_True,
-                                .create_graph = a[CREATE_GRAPH] == Py_True};
-    fan_error_context w = {.slot = -1, .key = -1, .buffer = "InputBuffer"};
+    fan_buffer_config config = {
+        .accumulate = FAN_DT_NONE,
+        .frontend = &fan_python,
+        .budget = fan_state_get()->budget,
+        .stats = a[STATS] == Py_True,
+        .leaf = a[LEAF] == Py_True,
+        .create_graph = a[CREATE_GRAPH] == Py_True,
+    };
+    fan_error_context w = {
+        .slot = -1,
+        .key = -1,
+        .buffer = "InputBuffer",
+    };
     fan_slot_specs d = {0};
     PyObject *text = NULL;
     PyObject *names = NULL;
@@ -207,7 +213,11 @@ static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
     if (reused)
         return reused;
     const fan_buffer_config config = {
-        .slots = (size_t)n, .accumulate = FAN_DT_NONE, .budget = budget, .frontend = &fan_python};
+        .slots = (size_t)n,
+        .accumulate = FAN_DT_NONE,
+        .budget = budget,
+        .frontend = &fan_python,
+    };
     return buffer_make(type, &config);
 }
 
@@ -221,7 +231,9 @@ PyObject *fan_buffer_plain(size_t n, uint64_t budget)
 static bool budget_read(PyObject *kwnames, PyObject *value, uint64_t *budget)
 {
     bool only = PyTuple_GET_SIZE(kwnames) == 1;
-    if (!only || PyTuple_GET_ITEM(kwnames, 0) != fan_state_get()->str_budget)
+    if (!only)
+        return false;
+    if (PyTuple_GET_ITEM(kwnames, 0) != fan_state_get()->str_budget)
         return false;
     if (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value))
         return false;
@@ -465,10 +477,10 @@ static PyObject *buffer_repr(PyObject *o)
     fan_buffer_sketch(self->core, &sketch);
     if (strcmp(name, "InputBuffer") != 0)
         snprintf(named, sizeof named, " '%.58s'", name);
-    if (sketch.parked)
+    if (sketch.parked) {
         snprintf(parked, sizeof parked, ", %zu parked, %llu B", sketch.parked,
                  (unsigned long long)sketch.bytes);
-    else if (!sketch.sums && !sketch.poisoned)
+    } else if (!sketch.sums && !sketch.poisoned)
         snprintf(parked, sizeof parked, ", empty");
     if (sketch.sums)
         snprintf(sums, sizeof sums, ", %zu sum%s begun", sketch.sums, FAN_PLURAL(sketch.sums));
@@ -525,10 +537,11 @@ static PyObject *buffer_target(PyObject *o, PyObject *const *a)
         return NULL;
     fan_error_context w = fan_slot_context(self, slot);
     fan_error_context_push(&w);
-    if (self->create_graph)
+    if (self->create_graph) {
         bad = fan_refuse(
             PyExc_ValueError,
             "target() lends memory, and a buffer with create_graph sums by the arrays' own +");
+    }
     if (!bad && fan_given(a[KEY]))
         bad = fan_index(a[KEY], "key", PyExc_ValueError, &key);
     if (!bad && a[ON])

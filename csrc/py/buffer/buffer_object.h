@@ -58,15 +58,21 @@ static inline PyObject *fan_slot_name(const buffer_object *self, size_t slot)
 /* fan_buffer_context: for messages about the buffer. */
 static inline fan_error_context fan_buffer_context(const buffer_object *self)
 {
-    return (fan_error_context){.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    return (fan_error_context){
+        .buffer = fan_buffer_name(self->core),
+        .slot = -1,
+        .key = -1,
+    };
 }
 /* fan_slot_context: for messages about one of its slots. */
 static inline fan_error_context fan_slot_context(const buffer_object *self, size_t slot)
 {
-    return (fan_error_context){.buffer = fan_buffer_name(self->core),
-                               .slot = (Py_ssize_t)slot,
-                               .slot_name = fan_slot_name(self, slot),
-                               .key = -1};
+    return (fan_error_context){
+        .buffer = fan_buffer_name(self->core),
+        .slot = (Py_ssize_t)slot,
+        .slot_name = fan_slot_name(self, slot),
+        .key = -1,
+    };
 }
 /* fan_slot_arg: S1: reads an argument that names a slot: 0, or -1 with an exception. */
 int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out);
@@ -160,7 +166,8 @@ typedef struct fan_take_args {
     /* a tuple of floats whose exact sum is the divisor of a mean; NULL: the sum of the weights is
      */
     PyObject *over;
-    bool writable, mean;
+    bool writable;
+    bool mean;
 } fan_take_args;
 /* fan_take_list: the sums as a list, with one item where `only` is given; NULL with an exception.
  */

@@ -11,7 +11,7 @@
 
 /* Items of a hook's tuple. SMALL: whether its gradients are small enough to be copied here. CAME: a
  * bytearray, a byte for each slot and one for the end of the block. COPY: the names for add,
- * without a weight and with one. NOTHING: what goes on to .grad.
+ * without a weight and with one. NOTHING: what torch adds to .grad.
  *
  * NOW: a list; empty if no pass of the block has a weight; else the last pass that brought a
  * gradient, by the number that TASK() returns, and its weight or None. WEIGH(pass, gradient)
@@ -120,9 +120,10 @@ static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *const *a)
     PyObject *task = a[5];
     PyObject *weigh = a[6];
     const fan_state *state = fan_state_get();
-    if (Py_TYPE(buffer) != state->buffer_type)
+    if (Py_TYPE(buffer) != state->buffer_type) {
         return PyErr_Format(PyExc_TypeError, "_collectors: expected an InputBuffer, got %s",
                             FAN_TYPE_TEXT(buffer));
+    }
     Py_ssize_t n = PyList_GET_SIZE(small);
     if ((size_t)n != fan_buffer_self(buffer)->n || PyByteArray_GET_SIZE(came) != n + 1)
         return PyErr_Format(PyExc_ValueError, "_collectors: expected one item for each slot");
@@ -157,7 +158,10 @@ static bool divisor_of(const buffer_object *buffer, PyObject *parts, fan_divisor
         PyObject *part = PyTuple_GET_ITEM(parts, i);
         if (!PyFloat_CheckExact(part))
             return false;
-        const fan_weight one = {.on = true, .re = PyFloat_AS_DOUBLE(part)};
+        const fan_weight one = {
+            .on = true,
+            .re = PyFloat_AS_DOUBLE(part),
+        };
         fan_weight_sum_add(&sum, &one, false);
     }
     return fan_divisor_of(buffer->core, 0, &sum, 0, divisor, NULL) == FAN_OK;
@@ -169,9 +173,10 @@ static PyObject *take_over(PyObject *Py_UNUSED(m), PyObject *const *a)
     int64_t slot = -1;
     size_t only = 0;
     const fan_state *state = fan_state_get();
-    if (Py_TYPE(a[0]) != state->buffer_type)
+    if (Py_TYPE(a[0]) != state->buffer_type) {
         return PyErr_Format(PyExc_TypeError, "_take_over: expected an InputBuffer, got %s",
                             FAN_TYPE_TEXT(a[0]));
+    }
     buffer_object *buffer = fan_buffer_self(a[0]);
     bool one = a[1] != Py_None;
     if (one && fan_slot_index(a[1], "slot", &slot) < 0)
@@ -185,11 +190,13 @@ static PyObject *take_over(PyObject *Py_UNUSED(m), PyObject *const *a)
     }
     fan_error_context w = fan_buffer_context(buffer);
     fan_error_context_push(&w);
-    const fan_take_args args = {.only = one ? &only : NULL,
-                                .slot_names = buffer->names,
-                                .out = a[2],
-                                .over = a[3],
-                                .mean = true};
+    const fan_take_args args = {
+        .only = one ? &only : NULL,
+        .slot_names = buffer->names,
+        .out = a[2],
+        .over = a[3],
+        .mean = true,
+    };
     PyObject *list = fan_take_list(buffer->core, &args);
     fan_error_context_pop(&w);
     if (one && list)

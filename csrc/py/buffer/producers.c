@@ -9,7 +9,7 @@
 /* ---- where gradients meet ---- */
 
 #define NONE (-1)
-#define NO_INDEX (-1) /* of the place that stands for a node itself */
+#define NO_INDEX (-1) /* of the place of a node itself */
 
 /* An edge that leads to a place. from is NULL for a gradient that a pass begins with. */
 typedef struct graph_edge {
@@ -110,7 +110,12 @@ static Py_ssize_t place_of(walk *w, PyObject *to, Py_ssize_t index, bool *found)
     place *made = rows_add(&w->places, sizeof *made);
     if (!made)
         return NONE;
-    *made = (place){.to = to, .index = index, .first = NONE, .last = NONE};
+    *made = (place){
+        .to = to,
+        .index = index,
+        .first = NONE,
+        .last = NONE,
+    };
     *entry = w->places.used;
     return (Py_ssize_t)w->places.used - 1;
 }
@@ -149,12 +154,18 @@ static int edge_found(walk *w, PyObject *from, Py_ssize_t index, PyObject *pair)
         return -1;
     bool known;
     Py_ssize_t number = place_of(w, to, to_index, &known);
-    if (number == NONE || (!known && node_found(w, to) < 0))
+    if (number == NONE)
+        return -1;
+    if ((!known && node_found(w, to) < 0))
         return -1;
     graph_edge *made = rows_add(&w->edges, sizeof *made);
     if (!made)
         return -1;
-    *made = (graph_edge){.from = from, .index = index, .next = NONE};
+    *made = (graph_edge){
+        .from = from,
+        .index = index,
+        .next = NONE,
+    };
     Py_ssize_t at = (Py_ssize_t)w->edges.used - 1;
     place *one = (place *)w->places.items + number;
     if (one->count++)
@@ -292,6 +303,15 @@ typedef struct producer {
     int place; /* among those of its slot */
 } producer;
 
+/* The order of all gradients. */
+typedef struct ordering {
+    PyObject *roots;
+    PyObject *sequence_nr; /* a str */
+    PyObject *nodes;
+    PyObject *numbers; /* of the nodes in their list */
+    int *out;          /* of the next gradient */
+} ordering;
+
 /* producer_compare: torch's engine runs the node with the largest number first, on one thread. */
 static int producer_compare(const void *left, const void *right)
 {
@@ -304,20 +324,20 @@ static int producer_compare(const void *left, const void *right)
     return a->place < b->place ? -1 : 1;
 }
 
-static int producer_read(producer *one, PyObject *pair, PyObject *roots, PyObject *sequence_nr)
+static int producer_read(producer *one, PyObject *pair, const ordering *order)
 {
     one->node = PyTuple_GET_ITEM(pair, 0);
     Py_ssize_t edge = PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 1));
     if (edge == -1 && PyErr_Occurred())
         return -1;
     if (one->node == Py_None) {
-        one->node = PyList_GetItem(roots, edge);
+        one->node = PyList_GetItem(order->roots, edge);
         edge = 0;
     }
     if (!one->node)
         return -1;
     one->edge = (int)edge;
-    PyObject *number = PyObject_CallMethodNoArgs(one->node, sequence_nr);
+    PyObject *number = PyObject_CallMethodNoArgs(one->node, order->sequence_nr);
     if (!number)
         return -1;
     one->sequence = PyLong_AsLongLong(number);
@@ -327,29 +347,28 @@ static int producer_read(producer *one, PyObject *pair, PyObject *roots, PyObjec
     return 0;
 }
 
-/* node_number: of a node in a list; `numbers` has that of each. NONE with an exception. */
-static Py_ssize_t node_number(PyObject *nodes, PyObject *numbers, PyObject *node)
+/* node_number: of a node in the list, which gets it if it is new. NONE with an exception. */
+static Py_ssize_t node_number(const ordering *order, PyObject *node)
 {
-    PyObject *known = PyDict_GetItemWithError(numbers, node);
+    PyObject *known = PyDict_GetItemWithError(order->numbers, node);
     if (known)
         return PyLong_AsSsize_t(known);
     if (PyErr_Occurred())
         return NONE;
-    Py_ssize_t next = PyList_GET_SIZE(nodes);
+    Py_ssize_t next = PyList_GET_SIZE(order->nodes);
     PyObject *number = PyLong_FromSsize_t(next);
     if (!number)
         return NONE;
-    int status = PyDict_SetItem(numbers, node, number);
+    int status = PyDict_SetItem(order->numbers, node, number);
     Py_DECREF(number);
-    if (status < 0 || PyList_Append(nodes, node) < 0)
+    if (status < 0 || PyList_Append(order->nodes, node) < 0)
         return NONE;
     return next;
 }
 
-/* slot_order: four numbers for each gradient of a slot, in order: that of the node, the edge, the
- * slot, the key. */
-static int slot_order(PyObject *pairs, PyObject *roots, PyObject *sequence_nr, PyObject *nodes,
-                      PyObject *numbers, int slot, int *out)
+/* slot_order: writes four numbers for each gradient of a slot, in order: that of the node, the
+ * edge, the slot, the key. */
+static int slot_order(ordering *order, PyObject *pairs, int slot)
 {
     Py_ssize_t n = PyList_GET_SIZE(pairs);
     producer *each = fan_calloc((size_t)(n + 1) * sizeof *each);
@@ -360,18 +379,18 @@ static int slot_order(PyObject *pairs, PyObject *roots, PyObject *sequence_nr, P
     int status = 0;
     for (Py_ssize_t i = 0; status == 0 && i < n; i++) {
         each[i].place = (int)i;
-        status = producer_read(&each[i], PyList_GET_ITEM(pairs, i), roots, sequence_nr);
+        status = producer_read(&each[i], PyList_GET_ITEM(pairs, i), order);
     }
     if (status == 0)
         qsort(each, (size_t)n, sizeof *each, producer_compare);
     for (Py_ssize_t i = 0; status == 0 && i < n; i++) {
-        Py_ssize_t number = node_number(nodes, numbers, each[i].node);
+        Py_ssize_t number = node_number(order, each[i].node);
         if (number == NONE)
             status = -1;
-        *out++ = (int)number;
-        *out++ = each[i].edge;
-        *out++ = slot;
-        *out++ = (int)i;
+        *order->out++ = (int)number;
+        *order->out++ = each[i].edge;
+        *order->out++ = slot;
+        *order->out++ = (int)i;
     }
     fan_free(each);
     return status;
@@ -380,31 +399,30 @@ static int slot_order(PyObject *pairs, PyObject *roots, PyObject *sequence_nr, P
 static PyObject *in_order(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyObject *slots = a[0];
-    PyObject *roots = a[1];
     Py_ssize_t edges = 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(slots); i++)
         edges += PyList_GET_SIZE(PyList_GET_ITEM(slots, i));
-    PyObject *sequence_nr = PyUnicode_InternFromString("_sequence_nr");
-    PyObject *nodes = PyList_New(0);
-    PyObject *numbers = PyDict_New();
+    ordering order = {
+        .roots = a[1],
+        .sequence_nr = PyUnicode_InternFromString("_sequence_nr"),
+        .nodes = PyList_New(0),
+        .numbers = PyDict_New(),
+    };
     PyObject *layout = PyBytes_FromStringAndSize(NULL, edges * 4 * (Py_ssize_t)sizeof(int));
     PyObject *answer = NULL;
     int status = -1;
-    int *out = NULL;
-    if (sequence_nr && nodes && numbers && layout) {
+    bool made = order.sequence_nr && order.nodes && order.numbers;
+    if (made && layout) {
         status = 0;
-        out = (int *)(void *)PyBytes_AS_STRING(layout);
+        order.out = (int *)(void *)PyBytes_AS_STRING(layout);
     }
-    for (Py_ssize_t i = 0; status == 0 && i < PyList_GET_SIZE(slots); i++) {
-        PyObject *pairs = PyList_GET_ITEM(slots, i);
-        status = slot_order(pairs, roots, sequence_nr, nodes, numbers, (int)i, out);
-        out += 4 * PyList_GET_SIZE(pairs);
-    }
+    for (Py_ssize_t i = 0; status == 0 && i < PyList_GET_SIZE(slots); i++)
+        status = slot_order(&order, PyList_GET_ITEM(slots, i), (int)i);
     if (status == 0)
-        answer = PyTuple_Pack(2, nodes, layout);
-    Py_XDECREF(sequence_nr);
-    Py_XDECREF(nodes);
-    Py_XDECREF(numbers);
+        answer = PyTuple_Pack(2, order.nodes, layout);
+    Py_XDECREF(order.sequence_nr);
+    Py_XDECREF(order.nodes);
+    Py_XDECREF(order.numbers);
     Py_XDECREF(layout);
     return answer;
 }
@@ -417,7 +435,7 @@ static PyObject *in_order(PyObject *Py_UNUSED(m), PyObject *const *a)
  * PLACES: a dict: the memory for the sum of each slot that has a gradient. EMPTY_LIKE: makes such
  * memory. ADD, TAKE: of the buffer.
  * ACQUIRE, RELEASE: of a lock, as nodes of several devices run on several threads. ARRIVE: a
- * function of a slot, a key and a gradient, which returns what goes on to torch. KEY, OUT: the
+ * function of a slot, a key and a gradient, which returns what torch gets. KEY, OUT: the
  * names for add and take. */
 enum {
     BUFFER,
@@ -542,7 +560,7 @@ static int last_write(PyObject *shared, PyObject *edge)
     return status;
 }
 
-/* plain_arrive: what goes on to torch in the place of a gradient that is a plain contribution. NULL
+/* plain_arrive: what torch gets in the place of a gradient that is a plain contribution. NULL
  * without an exception: it is another one, or the only one of its slot. */
 static PyObject *plain_arrive(PyObject *shared, PyObject *edge, PyObject *gradient)
 {
@@ -572,7 +590,7 @@ static PyObject *plain_arrive(PyObject *shared, PyObject *edge, PyObject *gradie
     return Py_NewRef(Py_None);
 }
 
-/* edge_arrive: what goes on to torch in the place of a gradient. */
+/* edge_arrive: what torch gets in the place of a gradient. */
 static PyObject *edge_arrive(PyObject *shared, PyObject *edge, PyObject *gradient)
 {
     PyObject *goes_on = plain_arrive(shared, edge, gradient);
@@ -618,7 +636,7 @@ static int edges_arrive(PyObject *shared, PyObject *edges, PyObject *goes_on)
     return 0;
 }
 
-/* produced: the hook of a node: what it made, and what it took. Returns what goes on, or None:
+/* produced: the hook of a node: what it made, and what it took. Returns what torch gets, or None:
  * nothing is replaced. self: what the hooks share, and the edges of the node. */
 static PyObject *produced(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -696,9 +714,10 @@ static PyObject *producers(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     const fan_state *state = fan_state_get();
     PyObject *each = a[N_GIVEN];
-    if (Py_TYPE(a[BUFFER]) != state->buffer_type)
+    if (Py_TYPE(a[BUFFER]) != state->buffer_type) {
         return PyErr_Format(PyExc_TypeError, "_producers: expected an InputBuffer, got %s",
                             FAN_TYPE_TEXT(a[BUFFER]));
+    }
     size_t n = fan_buffer_self(a[BUFFER])->n;
     if ((size_t)PyList_GET_SIZE(a[COMING]) != n || (size_t)PyList_GET_SIZE(a[KEPT]) != n)
         return PyErr_Format(PyExc_ValueError, "_producers: expected one item for each slot");

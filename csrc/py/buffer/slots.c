@@ -16,10 +16,10 @@ int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
     fan_error_context_push(&w);
     int result = fan_slot_index(o, "slot", &i);
     bool beyond = result == 0 && (uint64_t)i >= self->n;
-    if (beyond && self->n)
+    if (beyond && self->n) {
         result = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)",
                             self->n - 1, (long long)i);
-    else if (beyond)
+    } else if (beyond)
         result = fan_refuse(PyExc_IndexError, "it has no slots, got %lld (S1)", (long long)i);
     fan_error_context_pop(&w);
     *out = (size_t)i;
@@ -75,12 +75,13 @@ static bool is_number(PyObject *o)
 /* spec_of_example: shape, dtype and device of an array, which is not kept. */
 static int spec_of_example(PyObject *item, fan_slot_spec *spec)
 {
-    if (is_number(item))
+    if (is_number(item)) {
         return fan_refuse(PyExc_TypeError,
                           "%R is a number, and no example array: for one slot of a shape give "
                           "[fanin.Slot(shape=(3, 4))], for so many slots a bare count, for a slot "
                           "of numbers fanin.Slot()",
                           item);
+    }
     fan_value v;
     if (fan_import(item, false, false, &v) < 0)
         return -1;
@@ -89,13 +90,14 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
     int result = -1;
     if (ndim >= 0)
         result = fan_slot_spec_shape(spec, ndim, shape);
-    else if (PyArray_Check(item) && PyArray_TYPE((PyArrayObject *)item) == NPY_OBJECT)
+    else if (PyArray_Check(item) && PyArray_TYPE((PyArrayObject *)item) == NPY_OBJECT) {
         fan_dtype_refuse(PyArray_DESCR((PyArrayObject *)item), "the example array");
-    else
+    } else {
         fan_refuse(
             PyExc_TypeError,
             "expected an example array or a fanin.Slot, got %s; fanin.Slot() declares nothing",
             FAN_TYPE_TEXT(item));
+    }
     spec->dtype = v.dtype;
     if (v.device)
         spec->device = fan_device_hold(v.device);
@@ -156,12 +158,14 @@ static int spec_shape_of(PyObject *shape, fan_slot_spec *spec)
     Py_ssize_t n = FAN_MAX_NDIM + 1;
     if (PyTuple_Check(shape))
         n = PyTuple_GET_SIZE(shape);
-    if (n > FAN_MAX_NDIM)
+    if (n > FAN_MAX_NDIM) {
         return fan_refuse(PyExc_ValueError, "expected a shape of at most %d axes, got %R",
                           FAN_MAX_NDIM, shape);
-    for (Py_ssize_t i = 0; i < n; i++)
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
         if (fan_index(PyTuple_GET_ITEM(shape, i), "shape", PyExc_ValueError, &dims[i]) < 0)
             return -1;
+    }
     return fan_slot_spec_shape(spec, (int)n, dims);
 }
 
@@ -215,7 +219,11 @@ static int spec_of(fan_slot_specs *d, size_t i, PyObject *item, const char *name
 {
     PyObject *type = fan_state_get()->slot_type;
     PyObject *own = NULL;
-    fan_error_context w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
+    fan_error_context w = {
+        .buffer = name,
+        .slot = (Py_ssize_t)i,
+        .key = -1,
+    };
     int is_slot = 1;
     int bad;
     if (d->nones && item == Py_None)
@@ -250,15 +258,17 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
     int bare = fan_is_bare(slots);
     if (bare < 0)
         return -1;
-    if (bare)
+    if (bare) {
         return fan_refuse(PyExc_TypeError,
                           "slots: expected a count or a sequence of arrays and Slots, got one "
                           "%.200s: give [array]",
                           Py_TYPE(slots)->tp_name);
-    if (!is_sequence(slots))
+    }
+    if (!is_sequence(slots)) {
         return fan_refuse(PyExc_TypeError,
                           "slots: expected a count or a sequence of arrays and Slots, got %s",
                           FAN_TYPE_TEXT(slots));
+    }
     PyObject *fast = PySequence_Tuple(slots);
     if (!fast)
         return -1;
@@ -272,7 +282,10 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
     d->held = (PyObject **)(void *)(d->specs + n);
     d->n = n;
     for (size_t i = 0; i < n; i++) {
-        d->specs[i] = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
+        d->specs[i] = (fan_slot_spec){
+            .dtype = FAN_DT_NONE,
+            .accumulate = FAN_DT_NONE,
+        };
         d->held[i] = NULL;
     }
     for (size_t i = 0; i < n && !bad; i++)

@@ -12,11 +12,13 @@
 static int import_out(const fan_buffer *core, PyObject *item, PyObject *slot_names, size_t slot,
                       fan_stream *ready, fan_value *value)
 {
-    fan_error_context w = {.buffer = fan_buffer_name(core),
-                           .slot_name = fan_name_at(slot_names, slot),
-                           .slot = (Py_ssize_t)fan_buffer_shown_slot(core, slot),
-                           .key = -1,
-                           .stream = ready};
+    fan_error_context w = {
+        .buffer = fan_buffer_name(core),
+        .slot_name = fan_name_at(slot_names, slot),
+        .slot = (Py_ssize_t)fan_buffer_shown_slot(core, slot),
+        .key = -1,
+        .stream = ready,
+    };
     int bad = 0;
     Py_INCREF(item);
     fan_error_context_push(&w);
@@ -37,12 +39,14 @@ static int parse_out(const fan_buffer *core, PyObject *out, PyObject *slot_names
         return -1;
     const char *advice = bare ? ": give [array]" : "";
     const char *ending = n == 1 ? "y" : "ies";
-    if (!PyList_Check(out) && !PyTuple_Check(out))
+    if (!PyList_Check(out) && !PyTuple_Check(out)) {
         return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got %s%s",
                           n, FAN_TYPE_TEXT(out), advice);
-    if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
+    }
+    if ((size_t)PySequence_Fast_GET_SIZE(out) != n) {
         return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd",
                           n, ending, PySequence_Fast_GET_SIZE(out));
+    }
     for (size_t i = 0; i < n; i++) {
         if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
             return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
@@ -118,9 +122,10 @@ static int import_outs(const fan_buffer *core, const fan_take_args *args, fan_va
 /* over_of: the parts of a divisor. */
 static int over_of(PyObject *over, double *parts, fan_take *options)
 {
-    if (PyTuple_GET_SIZE(over) > FAN_DIVISOR_PARTS)
+    if (PyTuple_GET_SIZE(over) > FAN_DIVISOR_PARTS) {
         return fan_refuse(PyExc_ValueError, "the divisor has more than %d parts",
                           FAN_DIVISOR_PARTS);
+    }
     options->over = parts;
     options->nover = (size_t)PyTuple_GET_SIZE(over);
     for (size_t i = 0; i < options->nover; i++) {
@@ -139,12 +144,14 @@ PyObject *fan_take_list(fan_buffer *core, const fan_take_args *args)
     PyObject *weights = fan_or_none(args->weights);
     size_t n = fan_buffer_slots(core);
     shown to = {.list = NULL};
-    fan_take options = {.one = only != NULL,
-                        .stream = args->stream,
-                        .writable = args->writable,
-                        .mean = args->mean,
-                        .show = show,
-                        .ctx = &to};
+    fan_take options = {
+        .one = only != NULL,
+        .stream = args->stream,
+        .writable = args->writable,
+        .mean = args->mean,
+        .show = show,
+        .ctx = &to,
+    };
     if (args->over && over_of(args->over, parts, &options) < 0)
         return NULL;
     if (only) {
@@ -203,17 +210,18 @@ static void refuse_stream(PyObject *o)
     if (!is_slot && !is_out)
         return;
     PyErr_Clear();
-    if (is_slot)
+    if (is_slot) {
         fan_refuse(PyExc_TypeError,
                    "stream: expected a stream or None, got the number %R: pass "
                    "fanin.Stream(device, %R), or, for the sum "
                    "of one slot, take(slot=%R)",
                    o, o, o);
-    else
+    } else {
         fan_refuse(
             PyExc_TypeError,
             "stream: expected a stream or None, got %s: for arrays to sum into, take(out=..)",
             FAN_TYPE_TEXT(o));
+    }
 }
 
 PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
@@ -242,14 +250,16 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
     if (fan_given(a[STREAM]) && fan_stream_arg(a[STREAM], &stream) < 0) {
         refuse_stream(a[STREAM]);
     } else {
-        const fan_take_args args = {.only = only,
-                                    .slot_names = self->names,
-                                    .stream = stream,
-                                    .out = a[OUT],
-                                    .scale = a[SCALE],
-                                    .weights = a[WEIGHTS],
-                                    .writable = a[WRITABLE] == Py_True,
-                                    .mean = a[MEAN] == Py_True};
+        const fan_take_args args = {
+            .only = only,
+            .slot_names = self->names,
+            .stream = stream,
+            .out = a[OUT],
+            .scale = a[SCALE],
+            .weights = a[WEIGHTS],
+            .writable = a[WRITABLE] == Py_True,
+            .mean = a[MEAN] == Py_True,
+        };
         list = fan_take_list(self->core, &args);
     }
     fan_error_context_pop(&w);
@@ -422,7 +432,11 @@ static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject
 PyObject *fan_plain_take_over(buffer_object *self, const size_t *only, PyObject *out,
                               const fan_divisor *divisor)
 {
-    fan_take options = {.one = only != NULL, .mean = true, .scale = {.divisor = divisor}};
+    fan_take options = {
+        .one = only != NULL,
+        .mean = true,
+        .scale = {.divisor = divisor},
+    };
     PyObject *into = fan_given(out);
     if (only)
         options.slot = *only;
@@ -457,7 +471,8 @@ int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, P
 PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
 {
     PyObject *type = fan_lazy(&fan_state_get()->stats_type, "fanin.slots", "Stats");
-    bool some, bad;
+    bool some;
+    bool bad;
     fan_stats stats;
     int64_t bad_key;
     if (!type)

@@ -78,9 +78,10 @@ static PyObject *lent_wrap(const target_object *self)
 
 static PyObject *target_begin(target_object *self, int origin, fan_dtype undeclared)
 {
-    if (self->state != FRESH)
+    if (self->state != FRESH) {
         return PyErr_Format(PyExc_RuntimeError,
                             "a target is entered once; make another with buffer.target()");
+    }
     if (FAN_CHECK(fan_buffer_target(fan_buffer_of(self->buffer), self->slot, self->key,
                                     self->stream, undeclared, &self->weight, &self->t, &err)) < 0)
         return NULL;

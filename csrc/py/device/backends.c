@@ -33,19 +33,22 @@ static const fan_backend_entry *next_backend(size_t *i)
 const fan_backend_entry *fan_backend_of_dlpack(long type)
 {
     const fan_backend_entry *b;
-    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
-        for (size_t k = 0; type && k < 2; k++)
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
+        for (size_t k = 0; type && k < 2; k++) {
             if (b->backend->dlpack[k] == type)
                 return b;
+        }
+    }
     return NULL;
 }
 
 const fan_backend_entry *fan_backend_named(const char *name)
 {
     const fan_backend_entry *b;
-    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
         if (strcmp(b->backend->name, name) == 0)
             return b;
+    }
     return NULL;
 }
 
@@ -65,18 +68,20 @@ fan_stream *fan_backend_stream(fan_device *d, uint64_t handle)
 void fan_backends_keep(size_t bytes)
 {
     const fan_backend_entry *b;
-    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
         if (b->keep)
             b->keep(bytes);
+    }
 }
 
 size_t fan_backends_trim(void)
 {
     const fan_backend_entry *b;
     size_t bytes = 0;
-    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++)
+    for (size_t i = 0; (b = next_backend(&i)) != NULL; i++) {
         if (b->trim)
             bytes += b->trim();
+    }
     return bytes;
 }
 
@@ -129,7 +134,7 @@ void fan_backends_leave(PyObject *entered)
     }
 }
 
-/* backend_index: the number behind the name of a backend in `name`: 0 where there is none; LONG_MAX
+/* backend_index: the number after the name of a backend in `name`: 0 where there is none; LONG_MAX
  * if it is too large; -1: `name` is no name of its devices. */
 static long backend_index(const fan_backend_entry *b, const char *name)
 {
@@ -142,7 +147,9 @@ static long backend_index(const fan_backend_entry *b, const char *name)
     if (!b->count || name[n] != ':')
         return -1;
     const char *digits = name + n + 1;
-    if (!*digits || digits[strspn(digits, "0123456789")])
+    if (!*digits)
+        return -1;
+    if (digits[strspn(digits, "0123456789")])
         return -1;
     for (; *digits; digits++) {
         if (index > INT_MAX)
@@ -157,10 +164,11 @@ int fan_device_arg(PyObject *o, fan_device **out)
     *out = NULL;
     if (!o || o == Py_None)
         return 0;
-    if (!PyUnicode_Check(o))
+    if (!PyUnicode_Check(o)) {
         return fan_set_error(PyExc_TypeError,
                              "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
                              Py_TYPE(o)->tp_name);
+    }
     const char *name = fan_word_of(o);
     if (!name)
         return -1;
@@ -169,9 +177,10 @@ int fan_device_arg(PyObject *o, fan_device **out)
         long index = backend_index(b, name);
         if (index >= 0 && index <= INT_MAX)
             return fan_backend_device(b, index, out);
-        if (index > 0)
+        if (index > 0) {
             return fan_set_error(PyExc_ValueError, "there is no %U: no machine has so many devices",
                                  o);
+        }
     }
     return fan_set_error(PyExc_ValueError,
                          "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a "

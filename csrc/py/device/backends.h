@@ -25,15 +25,17 @@ const fan_backend_entry *fan_backend_named(const char *name);
 int fan_backend_device(const fan_backend_entry *b, long index, fan_device **out);
 /* fan_backend_stream: the stream of d with a handle; a hold, or NULL with an exception. */
 fan_stream *fan_backend_stream(fan_device *d, uint64_t handle);
-/* fan_backends_keep, fan_backends_trim: the entries `keep` and `trim` of all backends. Without the
- * GIL. */
+/* fan_backends_keep: calls the entry `keep` of all backends. Call it without the GIL. */
 void fan_backends_keep(size_t bytes);
+/* fan_backends_trim: calls the entry `trim` of all backends; returns the sum. Call it without the
+ * GIL. */
 size_t fan_backends_trim(void);
 /* fan_backends_entered: a tuple of what this thread has entered of each backend
- * (fan_backend_scope); NULL with an exception. fan_backends_enter, fan_backends_leave: on a thread
- * that works for it. */
+ * (fan_backend_scope); NULL with an exception. */
 PyObject *fan_backends_entered(void);
+/* fan_backends_enter: enters the same on a thread that works for it. */
 void fan_backends_enter(PyObject *entered);
+/* fan_backends_leave: undoes fan_backends_enter. */
 void fan_backends_leave(PyObject *entered);
 /* fan_is_shared: whether other libraries can use memory of d, and have streams of their own on
  * it. */

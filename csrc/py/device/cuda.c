@@ -77,9 +77,10 @@ static PyObject *kernels_of(fan_cuda *c)
 static PyObject *missing_of(const fan_cuda_api *api)
 {
     PyObject *missing = PyDict_New();
-    for (fan_cuda_feature i = 0; missing && i < FAN_CUDA_FEATURES; i++)
+    for (fan_cuda_feature i = 0; missing && i < FAN_CUDA_FEATURES; i++) {
         if (!api->has[i])
             put_text(&missing, fan_cuda_feature_words(i), api->missing[i]);
+    }
     return missing;
 }
 
@@ -98,9 +99,10 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     PyObject *kernels = kernels_of(c);
     PyObject *missing = missing_of(api);
     PyObject *made = NULL;
-    if (devices && kernels && missing)
+    if (devices && kernels && missing) {
         made = Py_BuildValue("{s:s,s:i,s:O,s:O,s:O}", "path", api->path, "version", api->version,
                              "devices", devices, "kernels", kernels, "missing", missing);
+    }
     Py_XDECREF(devices);
     Py_XDECREF(kernels);
     Py_XDECREF(missing);

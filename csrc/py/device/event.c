@@ -39,7 +39,8 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
         return PyErr_NoMemory();
     int bad = fan_stream_open(s);
     if (!bad && s->device != e->device) {
-        char mine[32], theirs[32];
+        char mine[32];
+        char theirs[32];
         bad = -1;
         PyErr_Format(PyExc_ValueError,
                      "Event.record: the event is of %s, the stream of %s%s; an event is recorded "

@@ -15,9 +15,10 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *const *a)
     PyObject *made = NULL;
     fan_device *d = NULL;
     fan_stream *s = NULL;
-    if (!PyLong_Check(number) || PyBool_Check(number))
+    if (!PyLong_Check(number) || PyBool_Check(number)) {
         return PyErr_Format(PyExc_TypeError, "Stream: the handle is an integer, not %.80s",
                             Py_TYPE(number)->tp_name);
+    }
     unsigned long long handle = PyLong_AsUnsignedLongLong(number);
     if (handle == (unsigned long long)-1 && PyErr_Occurred()) {
         PyErr_Clear();
@@ -48,9 +49,10 @@ static fan_stream *waited_stream(PyObject *arg)
             return NULL;
         PyErr_Clear();
     }
-    if (!s)
+    if (!s) {
         PyErr_Format(PyExc_TypeError, "Stream.wait: expected an Event or a Stream, got %.80s",
                      Py_TYPE(arg)->tp_name);
+    }
     return s;
 }
 
@@ -116,9 +118,10 @@ static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *stream_cuda_stream(PyObject *o, PyObject *Py_UNUSED(none))
 {
     char text[32];
-    if (!fan_stream_of(o)->device->backend->cuda_protocols)
+    if (!fan_stream_of(o)->device->backend->cuda_protocols) {
         return PyErr_Format(PyExc_TypeError, "%R is no CUDA stream: it is of %s", o,
                             fan_device_text(fan_stream_of(o)->device, text, sizeof text));
+    }
     return Py_BuildValue("(iK)", 0, (unsigned long long)fan_stream_of(o)->handle);
 }
 
@@ -220,9 +223,10 @@ static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o)
  * its stream. */
 static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o)
 {
-    if (Py_TYPE(o) != fan_state_get()->stream_type)
+    if (Py_TYPE(o) != fan_state_get()->stream_type) {
         return PyErr_Format(PyExc_TypeError, "expected a fanin.Stream, got %.80s",
                             Py_TYPE(o)->tp_name);
+    }
     fan_stream_pop(fan_stream_of(o));
     Py_RETURN_NONE;
 }

@@ -43,11 +43,12 @@ static int check_kept(PyObject *call)
         return 0;
     for (Py_ssize_t i = CALL_ARGS; i < PyTuple_GET_SIZE(call); i++) {
         PyObject *x = PyTuple_GET_ITEM(call, i);
-        if (PyArray_Check(x) && Py_REFCNT(x) > 1)
+        if (PyArray_Check(x) && Py_REFCNT(x) > 1) {
             return fan_set_error(PyExc_RuntimeError,
                                  "kernel %R kept its argument %zd after its run, when the memory "
                                  "may be reused: keep a copy, view.copy()",
                                  PyTuple_GET_ITEM(call, 1), i - CALL_ARGS);
+        }
     }
     return 0;
 }
@@ -105,7 +106,8 @@ static fan_status call_record(fan_recording *recording, PyObject *call, Py_ssize
 typedef struct inner_loop {
     PyUFuncGenericFunction run;
     void *data;
-    npy_intp count, steps[LOOP_ARGS];
+    npy_intp count;
+    npy_intp steps[LOOP_ARGS];
     char *at[LOOP_ARGS];
     _Alignas(16) char numbers[LOOP_ARGS][32]; /* Python numbers, converted to the result's dtype */
 } inner_loop;
@@ -149,13 +151,18 @@ static bool loop_takes(PyObject *x, PyArrayObject *out)
     PyArrayObject *a = (PyArrayObject *)x;
     int ndim = PyArray_NDIM(a);
     int both = PyArray_FLAGS(a) & PyArray_FLAGS(out);
-    if (!PyTypeNum_ISNUMBER(PyArray_TYPE(a)) || !PyArray_ISNOTSWAPPED(a))
+    if (!PyTypeNum_ISNUMBER(PyArray_TYPE(a)))
+        return false;
+    if (!PyArray_ISNOTSWAPPED(a))
         return false;
     /* one inner loop covers all of it */
-    if (!(both & NPY_ARRAY_ALIGNED) || !(both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)))
+    if (!(both & NPY_ARRAY_ALIGNED))
         return false;
-    if (ndim != PyArray_NDIM(out) ||
-        !PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), ndim))
+    if (!(both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)))
+        return false;
+    if (ndim != PyArray_NDIM(out))
+        return false;
+    if (!PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), ndim))
         return false;
     return PyArray_BYTES(a) == PyArray_BYTES(out) ||
            !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a), PyArray_BYTES(out),
@@ -169,16 +176,27 @@ static bool call_loop(PyObject *call, fan_cpu_call *added)
     PyObject *const *args = ((PyTupleObject *)call)->ob_item + CALL_ARGS;
     Py_ssize_t n = Py_SIZE(call) - CALL_ARGS;
     const PyUFuncObject *ufunc = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
-    if (!is_ufunc((PyObject *)ufunc) || n < 2 || n > LOOP_ARGS)
+    if (!is_ufunc((PyObject *)ufunc))
         return false;
-    if (ufunc->core_enabled || ufunc->nargs != n || ufunc->nout != 1)
+    if (n < 2 || n > LOOP_ARGS)
+        return false;
+    if (ufunc->core_enabled)
+        return false;
+    if (ufunc->nargs != n)
+        return false;
+    if (ufunc->nout != 1)
         return false;
     PyArrayObject *out = (PyArrayObject *)args[n - 1];
-    if (PyArray_SIZE(out) == 0 || PyArray_NBYTES(out) > LOOP_BYTES || PyArray_ITEMSIZE(out) > 32)
+    if (PyArray_SIZE(out) == 0)
         return false;
-    for (Py_ssize_t i = 0; i < n; i++)
+    if (PyArray_NBYTES(out) > LOOP_BYTES)
+        return false;
+    if (PyArray_ITEMSIZE(out) > 32)
+        return false;
+    for (Py_ssize_t i = 0; i < n; i++) {
         if (!loop_takes(args[i], out))
             return false;
+    }
     int which = loop_of(ufunc, args, out);
     if (which < 0)
         return false;
@@ -239,9 +257,10 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     fan_gil gil;
     if (!k->call)
         return k->loop.run(k->loop.ctx, err);
-    if (!fan_gil_enter(&gil))
+    if (!fan_gil_enter(&gil)) {
         return fan_fail(err, FAN_ERR_STATE,
                         "the interpreter has ended: a Python kernel cannot run");
+    }
     fan_status status = call_run(k->call, err);
     fan_gil_leave(&gil);
     return status;
@@ -285,9 +304,10 @@ static PyObject *read_number(PyObject *name, PyObject *x, Py_ssize_t i)
         return Py_NewRef(x);
     bool text = PyUnicode_Check(x) || PyBytes_Check(x);
     const char *advice = "";
-    if (PySequence_Check(x) && !text)
+    if (PySequence_Check(x) && !text) {
         advice = ": pass np.asarray(x) to the function as an operand, or give its numbers one by "
                  "one";
+    }
     return PyErr_Format(
         PyExc_TypeError,
         "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s%s", name,
@@ -366,7 +386,11 @@ static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
     kernel->name = Py_NewRef(PyTuple_GET_ITEM(call, 1));
     if (!call_loop(call, &kernel->loop))
         kernel->call = Py_NewRef(call);
-    const fan_cpu_call added = {.run = kernel_run, .drop = kernel_drop, .ctx = kernel};
+    const fan_cpu_call added = {
+        .run = kernel_run,
+        .drop = kernel_drop,
+        .ctx = kernel,
+    };
     status = call_record(recording, call, PyTuple_GET_SIZE(a[2]), added, &err);
     Py_DECREF(call);
     return fan_done(status, &err);
@@ -381,7 +405,9 @@ static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *const *values)
     fan_array *a = NULL;
     fan_error err = {0};
     int ndim = fan_shape_tuple(values[0], dims);
-    if (ndim < 0 || fan_dtype_parse(values[1], &dtype) < 0)
+    if (ndim < 0)
+        return NULL;
+    if (fan_dtype_parse(values[1], &dtype) < 0)
         return NULL;
     fan_status status = fan_device_array(fan_cpu(), NULL, dtype, ndim, dims, NULL, &a, &err);
     if (status != FAN_OK)

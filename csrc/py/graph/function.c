@@ -23,7 +23,7 @@ typedef struct graph_function {
     PyObject *keys;              /* fanin.graph.trees.Keys */
     /* verify=: a dict: recording -> the values that fn read besides its operands */
     PyObject *outside;
-    /* what the function said of its last run, or of the recording replayed; NULL: nothing */
+    /* the report of its last run, or of the recording replayed; NULL: none */
     PyObject *form;
     PyObject *forms;      /* a dict: recording -> its form; NULL: none has one */
     PyObject *all_roles;  /* bytes: */
@@ -167,9 +167,10 @@ static int result_read(const graph_call *call, PyObject *o, fan_tree_result *out
         out->form = FORM_LIST;
     else
         return result_add(call, o, out);
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); i++)
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); i++) {
         if (result_add(call, PySequence_Fast_GET_ITEM(o, i), out) < 0)
             return -1;
+    }
     return 0;
 }
 
@@ -204,11 +205,12 @@ static bool operand_stays(const fan_handles_scope *s, size_t i)
 static bool lock_operands(const graph_call *call, const fan_handles_scope *scope, bool locks)
 {
     bool any = false;
-    for (size_t i = 0; i < call->n; i++)
+    for (size_t i = 0; i < call->n; i++) {
         if (PyArray_CheckExact(call->args[i]) && operand_stays(scope, i)) {
             fan_ndarray_lock((PyArrayObject *)call->args[i], locks);
             any = true;
         }
+    }
     return any;
 }
 
@@ -216,13 +218,15 @@ static bool lock_operands(const graph_call *call, const fan_handles_scope *scope
 static PyObject *call_on_cpu(const graph_call *call, PyObject *args)
 {
     graph_function *self = call->self;
-    fan_handles_scope scope = {.function = PyUnicode_AsUTF8(self->name),
-                               .in = call->in,
-                               .n = call->n,
-                               .stays = operand_stays,
-                               .foreign = FAN_TREE_FOREIGN,
-                               .roles = self->roles,
-                               .each = self->nroles > 0};
+    fan_handles_scope scope = {
+        .function = PyUnicode_AsUTF8(self->name),
+        .in = call->in,
+        .n = call->n,
+        .stays = operand_stays,
+        .foreign = FAN_TREE_FOREIGN,
+        .roles = self->roles,
+        .each = self->nroles > 0,
+    };
     /* not redirected: it runs as it is */
     bool locks = fan_storage_redirected() && lock_operands(call, &scope, true);
     fan_handles_begin(&scope);
@@ -275,9 +279,10 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
 {
     fan_gil gil;
     fan_status status = FAN_OK;
-    if (!fan_gil_enter(&gil))
+    if (!fan_gil_enter(&gil)) {
         return fan_fail(err, FAN_ERR_STATE,
                         "the interpreter has ended: a Python function cannot run");
+    }
     if (body_call(ctx, in, out) < 0)
         status = fan_from_python(err);
     fan_gil_leave(&gil);
@@ -326,7 +331,9 @@ static void body_cause(void *ctx, int node, char *buf, size_t size)
     PyObject *before = recording_value(self->outside, node);
     if (before) {
         PyObject *words = fan_call(TREES, "changed", "(OO)", self->fn, before);
-        const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
+        const char *text = NULL;
+        if (words)
+            text = PyUnicode_AsUTF8(words);
         if (text)
             snprintf(buf, size, "%s", text);
         Py_XDECREF(words);
@@ -424,8 +431,7 @@ static int key_of(const graph_function *self, PyObject *const *args, size_t n, P
         given = PyObject_Vectorcall(self->key, args, n, NULL);
     if (!given)
         return -1;
-    PyObject *number =
-        PyObject_CallFunctionObjArgs(self->keys, given, others ? others : Py_None, NULL);
+    PyObject *number = PyObject_CallFunctionObjArgs(self->keys, given, fan_or_none(others), NULL);
     if (self->key)
         Py_DECREF(given);
     if (!number)
@@ -457,9 +463,10 @@ static PyObject *object_of(const graph_call *call, fan_array *a)
     const graph_function *self = call->self;
     if (!a)
         return Py_NewRef(Py_None);
-    for (size_t i = 0; i < call->n; i++)
+    for (size_t i = 0; i < call->n; i++) {
         if (call->in[i] == a)
             return Py_NewRef(call->args[i]);
+    }
     PyObject *made = fan_array_wrap(a, self->tree->d);
     bool held = made && self->holds && fan_tree_memory_under(a);
     if (held && output_hold(self->tree, made) < 0)
@@ -570,11 +577,13 @@ static PyObject *call_with(graph_call *call, uint64_t key)
     fan_status status;
     fan_tree_report report = {.node = -1};
     fan_tree_result result = self->scratch;
-    fan_tree_args args = {.in = call->in,
-                          .n = call->n,
-                          .key = key,
-                          .call_site = call_site,
-                          .body = {body_run, body_warn, body_collect, body_cause, call}};
+    fan_tree_args args = {
+        .in = call->in,
+        .n = call->n,
+        .key = key,
+        .call_site = call_site,
+        .body = {body_run, body_warn, body_collect, body_cause, call},
+    };
     PyObject *made = NULL;
     if (call_list(call, NULL) < 0)
         return NULL;
@@ -614,9 +623,10 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
     fan_array **in = on_stack;
     PyObject *others = NULL;
     PyObject *made = NULL;
-    if (kwnames && PyTuple_GET_SIZE(kwnames))
+    if (kwnames && PyTuple_GET_SIZE(kwnames)) {
         return PyErr_Format(PyExc_TypeError,
                             "%U: pass operands by position, in the order of roles=", self->name);
+    }
     if (n > OPERANDS_ON_STACK) {
         in = fan_alloc(n * sizeof *in);
         if (!in)
@@ -629,16 +639,22 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
     if (!failed)
         failed = key_of(self, args, n, others, &key);
     if (!failed) {
-        graph_call call = {.self = self, .args = args, .n = n, .in = in};
+        graph_call call = {
+            .self = self,
+            .args = args,
+            .n = n,
+            .in = in,
+        };
         made = call_with(&call, key);
         Py_XDECREF(call.result);
         Py_XDECREF(call.raised);
         Py_XDECREF(call.outside);
     }
     Py_XDECREF(others);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (in[i] && PyArray_CheckExact(args[i])) /* else the argument holds it */
             fan_array_drop(in[i]);
+    }
     if (in != on_stack)
         fan_free(in);
     Py_DECREF(o);
@@ -676,15 +692,16 @@ static int function_options(graph_function *self, PyObject *const *a)
     fan_error err = {0};
     fan_tree_function_options read = {.nkeep = SIZE_MAX};
     PyObject *keep = a[KEEP] ? a[KEEP] : Py_False;
-    PyObject *only = a[ONLY] ? a[ONLY] : Py_None;
+    PyObject *only = fan_or_none(a[ONLY]);
     int64_t kernels = 0;
     PyObject *options;
     if (fan_number_arg(a[MIN_KERNELS], "function: min_kernels", &kernels) < 0)
         return -1;
-    if (kernels < 0)
+    if (kernels < 0) {
         return fan_set_error(PyExc_ValueError,
                              "function: min_kernels: expected a number of at least 0, got %lld",
                              (long long)kernels);
+    }
     read.min_kernels = (size_t)kernels;
     if (a[ROLES])
         options = fan_call(TREES, "options", "(OOO)", a[ROLES], keep, only);
@@ -722,15 +739,17 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
     PyObject *fn = a[FN];
     PyObject *key = a[KEY];
     PyTypeObject *type = fan_state_get()->graph_function_type;
-    if (!PyCallable_Check(fn))
+    if (!PyCallable_Check(fn)) {
         return PyErr_Format(PyExc_TypeError, "function: expected a function of arrays, not a %.80s",
                             Py_TYPE(fn)->tp_name);
+    }
     if (key == Py_None)
         key = NULL;
-    if (key && !PyCallable_Check(key))
+    if (key && !PyCallable_Check(key)) {
         return PyErr_Format(PyExc_TypeError,
                             "function: expected key= to be called with the operands, not a %.80s",
                             Py_TYPE(key)->tp_name);
+    }
     graph_function *self = (graph_function *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
@@ -784,7 +803,7 @@ static PyObject *function_get_tree(PyObject *o, void *Py_UNUSED(closure))
 static PyObject *function_get_form(PyObject *o, void *Py_UNUSED(closure))
 {
     PyObject *form = function_self(o)->form;
-    return Py_NewRef(form ? form : Py_None);
+    return Py_NewRef(fan_or_none(form));
 }
 
 static PyObject *function_put_form(PyObject *o, PyObject *form)

@@ -49,8 +49,9 @@ static PyObject *given_to_piece(graph_pipeline *self, PyObject *out)
     if (PyTuple_CheckExact(out) || PyList_CheckExact(out)) {
         for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(out); i++)
             ready &= is_given(self, PySequence_Fast_GET_ITEM(out, i));
-    } else
+    } else {
         ready = is_given(self, out);
+    }
     if (ready)
         return out;
     PyObject *made = PyObject_CallMethod((PyObject *)self, "_given", "(O)", out);
@@ -68,7 +69,9 @@ static PyObject *call_part(PyObject *part, PyObject *out)
     if (!PyList_CheckExact(out))
         return PyObject_CallOneArg(part, out);
     PyObject *all = PyList_AsTuple(out); /* the part may change the list */
-    PyObject *result = all ? PyObject_CallObject(part, all) : NULL;
+    PyObject *result = NULL;
+    if (all)
+        result = PyObject_CallObject(part, all);
     Py_XDECREF(all);
     return result;
 }
@@ -211,8 +214,8 @@ static int end(graph_pipeline *self, const fan_graph_run *run)
     return failed;
 }
 
-/* changed: tells the Python part that the last call had other pieces than the one before: 0, or -1
- * with an exception. */
+/* changed: reports to the Python part that the last call had other pieces than the one before: 0,
+ * or -1 with an exception. */
 static int changed(graph_pipeline *self, PyObject *before)
 {
     int same = PyObject_RichCompareBool(self->calls, before, Py_EQ);
@@ -304,9 +307,10 @@ static PyObject *pipeline_new(PyTypeObject *type, PyObject *const *a)
         PARTS,
         STOP
     };
-    if (Py_TYPE(a[TREE]) != fan_state_get()->graph_tree_type)
+    if (Py_TYPE(a[TREE]) != fan_state_get()->graph_tree_type) {
         return PyErr_Format(PyExc_TypeError, "a pipeline needs a GraphTree, not a %.80s",
                             Py_TYPE(a[TREE])->tp_name);
+    }
     bool has_parts = PyTuple_Check(a[PARTS]) && PyTuple_GET_SIZE(a[PARTS]) > 0;
     if (a[BODY] == Py_None && !has_parts)
         return PyErr_Format(PyExc_TypeError, "a pipeline needs a generator function, or parts");
@@ -329,7 +333,7 @@ static PyObject *pipeline_new(PyTypeObject *type, PyObject *const *a)
 static PyObject *pipeline_get_calls(PyObject *o, void *Py_UNUSED(closure))
 {
     PyObject *calls = pipeline_self(o)->calls;
-    return PyList_GetSlice(calls, 0, PyList_GET_SIZE(calls)); /* a copy: a call may go on */
+    return PyList_GetSlice(calls, 0, PyList_GET_SIZE(calls)); /* a copy: a call may be running */
 }
 
 static PyObject *pipeline_get_tree(PyObject *o, void *Py_UNUSED(closure))

@@ -29,27 +29,33 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
     fan_device *device = NULL;
     fan_error err = {0};
     fan_status status;
-    if (fan_number_arg(a[MEMORY], "GraphTree: memory", &memory) < 0 ||
-        fan_number_arg(a[LIMIT], "GraphTree: limit", &limit) < 0 ||
-        fan_number_arg(a[VERIFY], "GraphTree: verify", &verify) < 0)
+    if (fan_number_arg(a[MEMORY], "GraphTree: memory", &memory) < 0)
         return NULL;
-    if (verify < 0 || verify > INT_MAX)
+    if (fan_number_arg(a[LIMIT], "GraphTree: limit", &limit) < 0)
+        return NULL;
+    if (fan_number_arg(a[VERIFY], "GraphTree: verify", &verify) < 0)
+        return NULL;
+    if (verify < 0 || verify > INT_MAX) {
         return PyErr_Format(
             PyExc_ValueError,
             "GraphTree: verify: expected a number of replays from 0 to 2**31 - 1, got %lld",
             (long long)verify);
-    if (memory < 256)
+    }
+    if (memory < 256) {
         return PyErr_Format(PyExc_ValueError,
                             "GraphTree: memory is a number of bytes, at least 256");
-    if (limit < 1 || limit > 1 << 20)
+    }
+    if (limit < 1 || limit > 1 << 20) {
         return PyErr_Format(
             PyExc_ValueError,
             "GraphTree: limit is how often a function is recorded anew, 1 to 2**20");
+    }
     if (fan_device_arg(a[DEVICE], &device) < 0)
         return NULL;
-    if (!device)
+    if (!device) {
         return PyErr_Format(PyExc_TypeError,
                             "GraphTree: expected a device, as in \"sim:0\", not None");
+    }
     fan_graph_tree_object *self = (fan_graph_tree_object *)type->tp_alloc(type, 0);
     if (!self) {
         fan_device_drop(device);
@@ -57,10 +63,12 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
     }
     self->d = device;
     self->verify = (unsigned)verify;
-    fan_tree_options options = {.memory = (uint64_t)memory,
-                                .limit = (unsigned)limit,
-                                .strict = a[STRICT] == Py_True,
-                                .verify = self->verify};
+    fan_tree_options options = {
+        .memory = (uint64_t)memory,
+        .limit = (unsigned)limit,
+        .strict = a[STRICT] == Py_True,
+        .verify = self->verify,
+    };
     Py_BEGIN_ALLOW_THREADS
         status = fan_tree_new(device, &options, &self->t, &err);
     Py_END_ALLOW_THREADS
@@ -167,9 +175,10 @@ static void step_dealloc(PyObject *o)
 {
     PyTypeObject *type = Py_TYPE(o);
     graph_step *self = (graph_step *)o;
-    for (; self->entered > 0; self->entered--) /* ends it here */
+    for (; self->entered > 0; self->entered--) { /* ends it here */
         if (end_step(tree_self(self->tree), "the line that dropped it") < 0)
             PyErr_WriteUnraisable(NULL);
+    }
     Py_XDECREF(self->tree);
     type->tp_free(o);
     Py_DECREF(type);
@@ -180,10 +189,11 @@ static PyObject *step_enter(PyObject *o, PyObject *Py_UNUSED(none))
     graph_step *self = (graph_step *)o;
     fan_error err = {0};
     fan_status status;
-    if (self->entered && self->thread != fan_thread_id())
+    if (self->entered && self->thread != fan_thread_id()) {
         return PyErr_Format(
             PyExc_RuntimeError,
             "the step was begun on another thread: use `with tree.step():` on each");
+    }
     Py_BEGIN_ALLOW_THREADS
         status = fan_tree_step_begin(tree_self(self->tree)->t, &err);
     Py_END_ALLOW_THREADS
@@ -200,9 +210,10 @@ static PyObject *step_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
     char call_site[96];
     if (!self->entered)
         return PyErr_Format(PyExc_RuntimeError, "the step was not begun: use `with tree.step():`");
-    if (self->thread != fan_thread_id())
+    if (self->thread != fan_thread_id()) {
         return PyErr_Format(PyExc_RuntimeError,
                             "the step was begun on another thread: end it there");
+    }
     self->entered--;
     fan_call_site(call_site, sizeof call_site);
     if (end_step(tree_self(self->tree), call_site) < 0)
@@ -332,7 +343,7 @@ static PyObject *tree_function(PyObject *o, PyObject *const *a)
 
 static PyObject *tree_plot(PyObject *o, PyObject *const *a)
 {
-    return fan_call(PICTURE, "plot", "(OO)", o, a[0] ? a[0] : Py_None);
+    return fan_call(PICTURE, "plot", "(OO)", o, fan_or_none(a[0]));
 }
 
 static PyObject *tree_repr_svg(PyObject *o, PyObject *Py_UNUSED(none))

@@ -32,9 +32,10 @@ typedef struct fan_graph_run {
     bool own;              /* it is a step of its own */
 } fan_graph_run;
 /* fan_graph_run_begin: begins a step, in which the calls of this thread's functions are listed in
- * `list` (borrowed). fan_graph_run_end: ends it; -1 also if a held output could not be copied; a
- * live exception stays. Each 0, or -1 with an exception. */
+ * `list` (borrowed). */
 int fan_graph_run_begin(fan_graph_tree_object *tree, PyObject *list, fan_graph_run *run);
+/* fan_graph_run_end: ends the run; -1 also if a held output could not be copied; a live exception
+ * stays. Each 0, or -1 with an exception. */
 int fan_graph_run_end(fan_graph_tree_object *tree, const fan_graph_run *run);
 
 /* fan_graph_copied: a copy of an array of the tree in its own memory; anything else as it is. */

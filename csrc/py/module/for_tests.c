@@ -15,9 +15,14 @@ static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *const *
 {
     int64_t alone = 0;
     int64_t held = 0;
-    if (fan_number_arg(a[0], "alone", &alone) < 0 || fan_number_arg(a[1], "held", &held) < 0)
+    if (fan_number_arg(a[0], "alone", &alone) < 0)
         return NULL;
-    fan_auto_budget given = {.alone = (uint64_t)alone, .held = (uint64_t)held};
+    if (fan_number_arg(a[1], "held", &held) < 0)
+        return NULL;
+    fan_auto_budget given = {
+        .alone = (uint64_t)alone,
+        .held = (uint64_t)held,
+    };
     fan_budget_auto_set(a[0] ? &given : NULL);
     fan_auto_budget now = fan_budget_auto();
     return Py_BuildValue("(KK)", (unsigned long long)now.alone, (unsigned long long)now.held);
@@ -27,7 +32,9 @@ static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     int64_t skip = 0;
     int64_t count = 1;
-    if (fan_number_arg(a[0], "skip", &skip) < 0 || fan_number_arg(a[1], "count", &count) < 0)
+    if (fan_number_arg(a[0], "skip", &skip) < 0)
+        return NULL;
+    if (fan_number_arg(a[1], "count", &count) < 0)
         return NULL;
     fan_mem_fail_at(skip, count);
     Py_RETURN_NONE;
@@ -60,9 +67,10 @@ static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
     if (!text)
         return NULL;
     fan_fault_id id = fan_fault_named(text);
-    if (id == FAN_FAULT_NONE && name != Py_None)
+    if (id == FAN_FAULT_NONE && name != Py_None) {
         return PyErr_Format(PyExc_ValueError, "no fault is called %R: base/fault.h has the list",
                             name);
+    }
     fan_fault_plant(id);
     Py_RETURN_NONE;
 }
@@ -71,7 +79,9 @@ static PyObject *test_sort_bounds(PyObject *Py_UNUSED(module), PyObject *const *
 {
     int64_t entries = 0;
     int64_t rows = 0;
-    if (fan_number_arg(a[0], "entries", &entries) < 0 || fan_number_arg(a[1], "rows", &rows) < 0)
+    if (fan_number_arg(a[0], "entries", &entries) < 0)
+        return NULL;
+    if (fan_number_arg(a[1], "rows", &rows) < 0)
         return NULL;
     fan_cuda *c;
     if (FAN_CHECK(fan_driver_open(&c, &err)) < 0)

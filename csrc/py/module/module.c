@@ -62,7 +62,9 @@ static int add_types(PyObject *m, fan_state *st)
             continue;
         PyObject *type = PyType_FromModuleAndSpec(m, types[i].spec, NULL);
         *types[i].field = (PyTypeObject *)type;
-        if (!type || PyModule_AddObjectRef(m, types[i].name, type) < 0)
+        if (!type)
+            return -1;
+        if (PyModule_AddObjectRef(m, types[i].name, type) < 0)
             return -1;
     }
     st->buffer_type->tp_vectorcall = fan_buffer_call;
@@ -127,9 +129,10 @@ static int module_exec(PyObject *m)
         fan_for_tests_functions, fan_machine_tests_functions,
 #endif
     };
-    if (PyInterpreterState_Get() != PyInterpreterState_Main())
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         return fan_set_error(PyExc_ImportError,
                              "fanin is of the main interpreter alone, as NumPy is");
+    }
     fan_cuda_compile_in_python();
     if (fan_numpy_import() < 0)
         return -1;
@@ -147,7 +150,9 @@ static int module_exec(PyObject *m)
         if (tables[i] && PyModule_AddFunctions(m, tables[i]) < 0)
             return -1;
     }
-    if (add_errors(m, st) < 0 || add_types(m, st) < 0)
+    if (add_errors(m, st) < 0)
+        return -1;
+    if (add_types(m, st) < 0)
         return -1;
     if (PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0)
         return -1;

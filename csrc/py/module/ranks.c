@@ -18,7 +18,12 @@ static int64_t send_bytes(PyObject *sends, Py_ssize_t rank)
 static PyObject *trace_bucket(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     static const char *const names[] = {"group", "number", "bucket", "begin_ns"};
-    fan_trace_line line = {.kind = FAN_TRACE_BUCKET, .device = -1, .start_us = -1, .end_us = -1};
+    fan_trace_line line = {
+        .kind = FAN_TRACE_BUCKET,
+        .device = -1,
+        .start_us = -1,
+        .end_us = -1,
+    };
     PyObject *sends = a[5];
     const Py_ssize_t ranks = PyTuple_GET_SIZE(sends);
     const char *label = PyUnicode_AsUTF8(a[0]);

@@ -21,9 +21,10 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *const *a)
     int64_t capacity = 0;
     if (fan_number_arg(a[0], "trace: capacity", &capacity) < 0)
         return NULL;
-    if (capacity < 1)
+    if (capacity < 1) {
         return PyErr_Format(PyExc_ValueError,
                             "trace: capacity: expected a positive integer, got %R", a[0]);
+    }
     trace_object *self = (trace_object *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;

@@ -8,8 +8,8 @@
  * another array's the moment after. Each has an owner, a capsule that holds the machine; keeping a
  * view, or a view of it, keeps that owner: so once the kernel is through, an owner that still has
  * other references shows a view that was kept, and that is an error. What was kept is mapped as
- * long as it is kept; only its bytes may be anyone's. The views in the traceback of a kernel that
- * raised show what was there then.
+ * long as it is kept; only its bytes may belong to others. The views in the traceback of a kernel
+ * that raised show what was there then.
  *
  * In order: a kernel's memory; kept views; the views of a kernel that raised; the run; the
  * launch. */
@@ -182,11 +182,12 @@ static PyObject *kernel_call(fan_kernel *k)
 {
     PyObject *fn = k->fn;
     PyObject *result = NULL;
-    if (!fn && k->lost)
+    if (!fn && k->lost) {
         return PyErr_Format(PyExc_RuntimeError,
                             "kernel %R cannot run: its machine was collected with it: keep a "
                             "reference to the machine",
                             k->name);
+    }
     if (!fn)
         return Py_NewRef(Py_None);
     Py_INCREF(fn);
@@ -226,9 +227,10 @@ static fan_status kernel_run(void *ctx, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_gil gil;
-    if (!fan_gil_enter(&gil))
+    if (!fan_gil_enter(&gil)) {
         return fan_fail(err, FAN_ERR_STATE,
                         "the interpreter is gone: a kernel of Python's cannot run");
+    }
     PyObject *live = fan_exception_take(); /* of a kernel that ran before: the first one counts */
     PyObject *result = kernel_call(ctx);
     if (!result && live) {
@@ -256,27 +258,31 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
         fan_array *a = fan_array_arg(o, &d);
         fan_error err = {0};
         fan_status status = FAN_ERR_NOMEM;
-        if (!a)
+        if (!a) {
             return fan_set_error(
                 PyExc_TypeError,
                 "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one",
                 what[write], i, Py_TYPE(o)->tp_name);
-        if (fan_sim_of(d) != self->m)
+        }
+        if (fan_sim_of(d) != self->m) {
             return fan_set_error(PyExc_ValueError, "launch: %s[%zd] belongs to another machine",
                                  what[write], i);
+        }
         if (fan_array_usable(a) < 0)
             return -1;
-        if (write && !a->writable)
+        if (write && !a->writable) {
             return fan_set_error(PyExc_ValueError,
                                  "launch: writes[%zd] is read-only: it is a broadcast view", i);
+        }
         PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
         if (!descr)
             return -1;
         Py_DECREF(descr);
         fan_storage *st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
-        if (st)
+        if (st) {
             status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, write,
                                     &k->views[k->n], &err);
+        }
         fan_storage_drop(st);
         if (status != FAN_OK)
             return fan_check(status, &err);
@@ -326,7 +332,9 @@ PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
     fan_stream *s = NULL;
     if (PyErr_Occurred() || !fan_text_arg(title))
         return NULL;
-    if (fan_number_arg(a[6], "stacklevel", &level) < 0 || fan_stream_arg(where, &s) < 0)
+    if (fan_number_arg(a[6], "stacklevel", &level) < 0)
+        return NULL;
+    if (fan_stream_arg(where, &s) < 0)
         return NULL;
     PyObject *result = NULL;
     fan_array **arrays = NULL;
@@ -343,15 +351,17 @@ PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
         if (k->next)
             k->next->prev = k;
         self->kernels = k;
-        fan_sim_kernel job = {.name = PyUnicode_AsUTF8(k->name),
-                              .fn = kernel_run,
-                              .fini = kernel_fini,
-                              .ctx = k,
-                              .reads = arrays,
-                              .nreads = k->reads,
-                              .writes = arrays + k->reads,
-                              .nwrites = k->n - k->reads,
-                              .us = us};
+        fan_sim_kernel job = {
+            .name = PyUnicode_AsUTF8(k->name),
+            .fn = kernel_run,
+            .fini = kernel_fini,
+            .ctx = k,
+            .reads = arrays,
+            .nreads = k->reads,
+            .writes = arrays + k->reads,
+            .nwrites = k->n - k->reads,
+            .us = us,
+        };
         level = fan_call_site_level(level);
         int bad = FAN_CHECK_UNLOCKED(fan_sim_launch(self->m, s, &job, &err));
         (void)fan_call_site_level(level);

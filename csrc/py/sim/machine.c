@@ -43,7 +43,10 @@ static void after_block(void *Py_UNUSED(ctx), void *left)
 /* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is
  * left out. */
 static const fan_sim_hooks hooks = {
-    .call_site = hook_site, .before_block = before_block, .after_block = after_block};
+    .call_site = hook_site,
+    .before_block = before_block,
+    .after_block = after_block,
+};
 
 /* ---- the choice among the host threads ---- */
 
@@ -99,12 +102,16 @@ static void machine_set_chooser(machine_object *self, chooser c)
 {
     PyObject *search = self->chooser.search;
     self->chooser = c;
-    if (c.mode == BY_SEED)
+    if (c.mode == BY_SEED) {
         fan_sim_set_chooser(self->m, NULL);
-    else
-        fan_sim_set_chooser(
-            self->m, &(fan_sim_chooser){
-                         .choose = choose, .access = touched, .pick = pick, .ctx = &self->chooser});
+    } else {
+        fan_sim_set_chooser(self->m, &(fan_sim_chooser){
+                                         .choose = choose,
+                                         .access = touched,
+                                         .pick = pick,
+                                         .ctx = &self->chooser,
+                                     });
+    }
     Py_XDECREF(search);
 }
 
@@ -225,7 +232,9 @@ static PyObject *machine_stream(PyObject *o, PyObject *const *given)
     machine_object *self = fan_machine_self(o);
     int device = device_arg(self, given[0]);
     fan_stream *s = NULL;
-    if (device < 0 || FAN_CHECK(fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err)) < 0)
+    if (device < 0)
+        return NULL;
+    if (FAN_CHECK(fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err)) < 0)
         return NULL;
     if (given[2] != Py_None && name_stream(self->m, s, given[2]) < 0) {
         fan_stream_drop(s);
@@ -270,15 +279,17 @@ static PyObject *machine_array(PyObject *o, PyObject *const *given)
     if (device < 0)
         return NULL;
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
-    if (dtype == FAN_DT_NONE)
+    if (dtype == FAN_DT_NONE) {
         return PyErr_Format(
             fan_state_get()->dtype_error,
             "Machine.array: the array has dtype %S, which no device sums; expected bool, int8..64, "
             "uint8..64, float or complex in native byte order: x.astype(..)",
             PyArray_DESCR(from));
-    if (PyArray_NDIM(from) > FAN_MAX_NDIM)
+    }
+    if (PyArray_NDIM(from) > FAN_MAX_NDIM) {
         return PyErr_Format(PyExc_ValueError, "Machine.array: at most %d dimensions are supported",
                             FAN_MAX_NDIM);
+    }
     if (fan_view_ndarray(from, dtype, false, &init) < 0)
         return NULL;
     fan_status status =
@@ -295,7 +306,9 @@ static PyObject *machine_empty(PyObject *o, PyObject *const *given)
     fan_dtype dtype;
     fan_array *a = NULL;
     fan_error err = {0};
-    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0)
+    if (device < 0)
+        return NULL;
+    if (fan_dtype_parse(given[1], &dtype) < 0)
         return NULL;
     int ndim = fan_shape_tuple(given[0], shape);
     if (ndim < 0)
@@ -416,8 +429,11 @@ static PyObject *machine_follow(PyObject *o, PyObject *capsule)
     fan_explore *x = search_of(capsule);
     if (!x)
         return NULL;
-    machine_set_chooser(fan_machine_self(o),
-                        (chooser){.mode = FOLLOW, .x = x, .search = Py_NewRef(capsule)});
+    machine_set_chooser(fan_machine_self(o), (chooser){
+                                                 .mode = FOLLOW,
+                                                 .x = x,
+                                                 .search = Py_NewRef(capsule),
+                                             });
     Py_RETURN_NONE;
 }
 
@@ -633,11 +649,12 @@ static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (!schedule)
         return NULL;
     fan_status status = fan_explore_replay(x, schedule);
-    if (status == FAN_ERR_VALUE)
+    if (status == FAN_ERR_VALUE) {
         return PyErr_Format(PyExc_ValueError,
                             "replay: '%s' is no schedule: it has one character for each step, 0-9 "
                             "and a-v, and Y or N for each answer to a query",
                             schedule);
+    }
     return fan_done(status, NULL);
 }
 

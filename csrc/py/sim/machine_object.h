@@ -11,13 +11,16 @@ typedef struct machine_object machine_object;
 
 /* A queued kernel. The list and `fn` belong to the GIL. */
 typedef struct fan_kernel {
-    struct fan_kernel *prev, *next; /* among its machine's */
-    machine_object *owner;          /* NULL once that is gone */
-    fan_sim *m;                     /* no hold: the caller that runs it has one */
-    PyObject *fn;                   /* NULL: forgotten, it does nothing */
-    bool lost;                      /* .. its machine was collected: running it raises that */
-    PyObject *name;                 /* a str */
-    size_t reads, n;
+    /* among its machine's */
+    struct fan_kernel *prev;
+    struct fan_kernel *next;
+    machine_object *owner; /* NULL once that is gone */
+    fan_sim *m;            /* no hold: the caller that runs it has one */
+    PyObject *fn;          /* NULL: forgotten, it does nothing */
+    bool lost;             /* .. its machine was collected: running it raises that */
+    PyObject *name;        /* a str */
+    size_t reads;
+    size_t n;
     fan_array *views[]; /* reads, then writes; geometry alone */
 } fan_kernel;
 
@@ -46,8 +49,9 @@ static inline machine_object *fan_machine_self(PyObject *o)
 
 /* ---- kernel.c ---- */
 
-/* fan_kernel_unlink: takes it off its machine's list. fan_machine_launch: Machine._launch. */
+/* fan_kernel_unlink: removes a kernel from the list of its machine. */
 void fan_kernel_unlink(fan_kernel *k);
+/* fan_machine_launch: Machine._launch. */
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a);
 /* fan_machine_refuse_stream: ValueError of a call for an object that is no stream of the machine;
  * s: the stream that it is, or NULL. */

@@ -36,7 +36,9 @@ static PyObject *test_fail_call(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     int64_t index = 0;
     fan_sim *m = machine_arg(a[0]);
-    if (!m || fan_number_arg(a[1], "index", &index) < 0)
+    if (!m)
+        return NULL;
+    if (fan_number_arg(a[1], "index", &index) < 0)
         return NULL;
     fan_sim_fail_at(m, index, a[2] == Py_True ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE);
     Py_RETURN_NONE;

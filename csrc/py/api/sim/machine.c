@@ -39,8 +39,10 @@ static void machine_after_block(void *ctx, void *left)
     fan_allow_threads_end(left);
 }
 
-static const fan_sim_hooks hooks = {.before_block = machine_before_block,
-                                    .after_block = machine_after_block};
+static const fan_sim_hooks hooks = {
+    .before_block = machine_before_block,
+    .after_block = machine_after_block,
+};
 
 /* ---- new, entered, free ---- */
 
@@ -64,13 +66,16 @@ static fan_status machine_new(const fanin_machine_options *options, fanin_machin
     fanin_machine_options o;
     fan_sim *m;
     FAN_TRY(fan_api_options(options, sizeof o, sizeof o, "fanin_machine_options", &o, err));
-    if (o.schedule < FANIN_SEEDED || o.schedule > FANIN_ROUND_ROBIN || o.schedule == 3)
+    if (o.schedule < FANIN_SEEDED || o.schedule > FANIN_ROUND_ROBIN || o.schedule == 3) {
         return fan_fail(err, FAN_ERR_VALUE, "fanin_machine_options: there is no schedule %d",
                         (int)o.schedule);
-    fan_sim_config config = {.devices = o.devices ? o.devices : 1,
-                             .seed = o.seed,
-                             .schedule = (fan_sim_schedule)o.schedule,
-                             .run_work = true};
+    }
+    fan_sim_config config = {
+        .devices = o.devices ? o.devices : 1,
+        .seed = o.seed,
+        .schedule = (fan_sim_schedule)o.schedule,
+        .run_work = true,
+    };
     FAN_TRY(fan_sim_new(&config, &hooks, &m, err));
     return handle_new(m, out, err);
 }
@@ -177,9 +182,10 @@ static fan_status machine_array(const fanin_machine *m, int32_t device, const fa
                                 fanin_value *out, fan_error *err)
 {
     fan_array *from, *a = NULL;
-    if (!fan_sim_device(m->m, device))
+    if (!fan_sim_device(m->m, device)) {
         return fan_fail(err, FAN_ERR_VALUE, "machine_array: the machine has no device %d",
                         (int)device);
+    }
     FAN_TRY(fan_api_view(init, false, &from, err));
     fan_status status =
         fan_sim_array(m->m, device, from->dtype, from->ndim, from->shape, from, &a, err);
@@ -243,9 +249,10 @@ static fan_status queued_add(queued *q, const fan_sim *m, const fanin_value *val
 {
     for (size_t i = 0; i < n; i++) {
         const fanin_value *v = &values[i];
-        if (!v->array || fan_sim_of(fan_api_device_of(v)) != m)
+        if (!v->array || fan_sim_of(fan_api_device_of(v)) != m) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "machine_launch: %s %zu is no array of this machine", what, i);
+        }
         q->arrays[q->n++] = fan_array_hold(fan_c_array(v));
     }
     return FAN_OK;
@@ -283,15 +290,17 @@ static fan_status launch(const fanin_machine *m, const fanin_stream *stream,
     if (status == FAN_OK && (!s || fan_sim_of(s->device) != m->m))
         status = fan_fail(err, FAN_ERR_VALUE, "machine_launch: expected a stream of this machine");
     if (status == FAN_OK) {
-        fan_sim_kernel k = {.name = q->name,
-                            .fn = queued_call,
-                            .fini = queued_end,
-                            .ctx = q,
-                            .reads = q->arrays,
-                            .nreads = q->k.nreads,
-                            .writes = q->arrays + q->k.nreads,
-                            .nwrites = q->k.nwrites,
-                            .us = -1};
+        fan_sim_kernel k = {
+            .name = q->name,
+            .fn = queued_call,
+            .fini = queued_end,
+            .ctx = q,
+            .reads = q->arrays,
+            .nreads = q->k.nreads,
+            .writes = q->arrays + q->k.nreads,
+            .nwrites = q->k.nwrites,
+            .us = -1,
+        };
         status = fan_sim_launch(m->m, s, &k, err);
     }
     if (status != FAN_OK && q) {
