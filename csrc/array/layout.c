@@ -189,14 +189,18 @@ static fan_change layout_compare(const fan_layout_item *was, const fan_layout_it
         return FAN_CHANGE_DEVICE;
     if (a->ndim != b->ndim)
         return FAN_CHANGE_SHAPE;
-    for (int i = 0; i < a->ndim; i++)
+    for (int i = 0; i < a->ndim; i++) {
         if (a->shape[i] != b->shape[i])
             return FAN_CHANGE_SHAPE;
-    for (int i = 0; i < a->ndim && !empty; i++)
+    }
+    for (int i = 0; i < a->ndim && !empty; i++) {
         if (a->strides[i] != b->strides[i] && a->shape[i] > 1)
             return FAN_CHANGE_STRIDES;
-    if (was->writable != is->writable)
-        return was->writable ? FAN_CHANGE_READONLY : FAN_CHANGE_WRITABLE;
+    }
+    if (was->writable && !is->writable)
+        return FAN_CHANGE_READONLY;
+    if (!was->writable && is->writable)
+        return FAN_CHANGE_WRITABLE;
     return FAN_CHANGE_SAME;
 }
 
@@ -267,9 +271,10 @@ static fan_difference layout_differ(const fan_layout *l, const fan_layout_item *
             return (fan_difference){FAN_CHANGE_OFFSET, i, *was};
         if (*same == FAN_NO_OTHER)
             *same = i;
-        else if (l->places[*same].component != l->places[i].component)
+        else if (l->places[*same].component != l->places[i].component) {
             return (fan_difference){FAN_CHANGE_OVERLAP, i,
                                     layout_new_overlap(l, now, label, i, budget)};
+        }
     }
     return (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
 }

@@ -219,9 +219,10 @@ static size_t overlaps_arcs(const fan_overlaps *overlaps, const fan_stretch *run
         const fan_comb *c = &overlaps->combs[run[i].index];
         uint64_t from = c->lo % circle;
         uint64_t more = (uint64_t)c->tooth - 1;
-        for (int k = 0; k < c->n && !c->far; k++)
+        for (int k = 0; k < c->n && !c->far; k++) {
             if (c->axes[k].step % g != 0)
                 more += (uint64_t)c->axes[k].step * (uint64_t)(c->axes[k].count - 1);
+        }
         if (c->far || more >= circle - 1) {
             out[m++] = stretch_of(0, circle - 1, run[i].index);
         } else if (from + more < circle) {
@@ -432,9 +433,9 @@ static int by_members(const void *a, const void *b)
 {
     const fan_pair *p = a;
     const fan_pair *q = b;
-    if (p->one != q->one)
-        return p->one < q->one ? -1 : 1;
-    return (p->two > q->two) - (p->two < q->two);
+    if (p->one == q->one)
+        return (p->two > q->two) - (p->two < q->two);
+    return (p->one > q->one) - (p->one < q->one);
 }
 
 /* in_order: sorts the pairs and drops duplicates: two arcs that both pass the end of the circle
@@ -444,9 +445,10 @@ static void in_order(work *w)
     size_t kept = 0;
     if (w->npairs)
         qsort(w->pairs, w->npairs, sizeof *w->pairs, by_members);
-    for (size_t i = 0; i < w->npairs; i++)
+    for (size_t i = 0; i < w->npairs; i++) {
         if (kept == 0 || by_members(&w->pairs[kept - 1], &w->pairs[i]) != 0)
             w->pairs[kept++] = w->pairs[i];
+    }
     w->npairs = kept;
 }
 
@@ -703,7 +705,7 @@ static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, 
 static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, size_t aside,
                                    fan_error *err)
 {
-    for (size_t i = n - aside; i < n; i++)
+    for (size_t i = n - aside; i < n; i++) {
         for (size_t j = 0; j < i; j++) {
             fan_verdict v;
             if (w->parent)
@@ -711,6 +713,7 @@ static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, si
             else
                 FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
         }
+    }
     return FAN_OK;
 }
 

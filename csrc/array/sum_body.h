@@ -386,8 +386,11 @@ static void measure_each(fan_stats_run *r, const double *x, size_t n)
         bool whole = isfinite(x[i]);
         double size = fabs(x[i]);
         r->nonfinite += !whole;
-        r->top = whole && size > r->top ? size : r->top;
-        r->lane[r->numbers++ % FAN_STATS_LANES] += whole ? x[i] * x[i] : 0.0;
+        if (whole && size > r->top)
+            r->top = size;
+        if (whole)
+            r->lane[r->numbers % FAN_STATS_LANES] += x[i] * x[i];
+        r->numbers++;
         if (r->numbers % FAN_STATS_BLOCK == 0)
             fan_stats_block_end(r);
     }
@@ -401,11 +404,14 @@ static void measure_pairs(fan_stats_run *r, const double *x, size_t n)
         double *lane = r->lane + r->numbers % FAN_STATS_LANES;
         bool whole = isfinite(re) && isfinite(im);
         r->nonfinite += !whole;
-        lane[0] += whole ? re * re : 0.0;
-        lane[1] += whole ? im * im : 0.0;
+        if (whole) {
+            lane[0] += re * re;
+            lane[1] += im * im;
+        }
         if (whole && fabs(re) + fabs(im) >= r->top) { /* else |z| cannot be the largest */
             double size = fan_complex_abs(re, im);
-            r->top = size > r->top ? size : r->top;
+            if (size > r->top)
+                r->top = size;
         }
         r->numbers += 2;
         if (r->numbers % FAN_STATS_BLOCK == 0)
@@ -459,7 +465,9 @@ ALWAYS size_t survey_length(const fan_stats_run *r, size_t n)
         if (n > FAN_STATS_LANES)
             n -= n % FAN_STATS_LANES;
     }
-    return n < most ? n : most;
+    if (n < most)
+        return n;
+    return most;
 }
 
 /* SURVEY_REAL: reads in place. */

@@ -49,38 +49,34 @@ ALWAYS WAY OF(way_of)(const fan_loop_options *options)
 #include "array/sum_fold_wide.h"
 
 /* each: sums the numbers from i to `end` one by one; returns `end`. */
-ALWAYS size_t OF(each_of)(char *dst, const char *const *src, size_t n, size_t i, size_t end,
-                          const WAY *way)
+ALWAYS size_t OF(each_of)(char *dst, fan_sources from, size_t i, size_t end, const WAY *way)
 {
     for (; i < end; i++) {
         NUMBER sum;
-        ONE(sums)(&sum, 1, src, n, i, way);
+        ONE(sums)(&sum, 1, from, i, way);
         ONE(store)(dst, i, sum, way->raw, false);
     }
     return i;
 }
 
-ALONE size_t OF(each_weighed)(char *dst, const char *const *src, size_t n, size_t i, size_t end,
-                              const WAY *way)
+ALONE size_t OF(each_weighed)(char *dst, fan_sources from, size_t i, size_t end, const WAY *way)
 {
     WAY now = *way;
     now.ahead = false;
-    return OF(each_of)(dst, src, n, i, end, &now);
+    return OF(each_of)(dst, from, i, end, &now);
 }
 
-ALONE size_t OF(each_plain)(char *dst, const char *const *src, size_t n, size_t i, size_t end,
-                            const WAY *way)
+ALONE size_t OF(each_plain)(char *dst, fan_sources from, size_t i, size_t end, const WAY *way)
 {
     WAY now = {.start = way->start, .factor = way->factor, .scaled = way->scaled, .raw = way->raw};
-    return OF(each_of)(dst, src, n, i, end, &now);
+    return OF(each_of)(dst, from, i, end, &now);
 }
 
-ALWAYS size_t OF(each)(char *dst, const char *const *src, size_t n, size_t i, size_t end,
-                       const WAY *way)
+ALWAYS size_t OF(each)(char *dst, fan_sources from, size_t i, size_t end, const WAY *way)
 {
     if (way->weights || way->divided)
-        return OF(each_weighed)(dst, src, n, i, end, way);
-    return OF(each_plain)(dst, src, n, i, end, way);
+        return OF(each_weighed)(dst, from, i, end, way);
+    return OF(each_plain)(dst, from, i, end, way);
 }
 
 #define WIDTH w
@@ -93,44 +89,42 @@ ALWAYS size_t OF(each)(char *dst, const char *const *src, size_t n, size_t i, si
 #endif
 
 /* one_loop: takes all variants. */
-ALWAYS void OF(one_loop)(char *dst, const char *const *src, size_t n, size_t count, WAY way,
+ALWAYS void OF(one_loop)(char *dst, fan_sources from, size_t count, WAY way,
                          const fan_loop_options *options)
 {
     if (count < FAN_WIDE / sizeof(NUMBER)) {
-        OF(each)(dst, src, n, 0, count, &way);
+        OF(each)(dst, from, 0, count, &way);
         return;
     }
     way.stream = can_flow(dst, count, sizeof(MEMORY), options);
-    WIDE(fold)(dst, src, n, count, way);
+    WIDE(fold)(dst, from, count, way);
     if (way.stream)
         flowed();
 }
 
 /* weighed: with weights or a divisor. */
-ALONE void OF(weighed)(char *dst, const char *const *src, size_t n, size_t count,
-                       const fan_loop_options *options)
+ALONE void OF(weighed)(char *dst, fan_sources from, size_t count, const fan_loop_options *options)
 {
-    OF(one_loop)(dst, src, n, count, OF(way_of)(options), options);
+    OF(one_loop)(dst, from, count, OF(way_of)(options), options);
 }
 
 #if STEPS == 4
 /* few: fewer numbers than a wide vector has, but perhaps enough for a short one. */
-ALONE void OF(few)(char *dst, const char *const *src, size_t n, size_t count, const WAY *way)
+ALONE void OF(few)(char *dst, fan_sources from, size_t count, const WAY *way)
 {
 #if FAN_WIDE > 16
     if (count >= 16 / sizeof(NUMBER)) {
-        SHORT(fold)(dst, src, n, count, *way);
+        SHORT(fold)(dst, from, count, *way);
         return;
     }
 #endif
-    OF(each_plain)(dst, src, n, 0, count, way);
+    OF(each_plain)(dst, from, 0, count, way);
 }
 
-ALONE void OF(sum_with)(char *dst, const char *const *src, size_t n, size_t count,
-                        const fan_loop_options *options)
+ALONE void OF(sum_with)(char *dst, fan_sources from, size_t count, const fan_loop_options *options)
 {
     if (options->weights || options->divisor) {
-        OF(weighed)(dst, src, n, count, options);
+        OF(weighed)(dst, from, count, options);
         return;
     }
     WAY way = OF(way_of)(options);
@@ -139,59 +133,57 @@ ALONE void OF(sum_with)(char *dst, const char *const *src, size_t n, size_t coun
     way.divided = false;
     way.ahead = false;
     if (count < FAN_WIDE / sizeof(NUMBER)) {
-        OF(few)(dst, src, n, count, &way);
+        OF(few)(dst, from, count, &way);
         return;
     }
     if (can_flow(dst, count, sizeof(MEMORY), options)) {
         way.raw = false;
         way.ahead = true;
         way.stream = true;
-        WIDE(fold)(dst, src, n, count, way);
+        WIDE(fold)(dst, from, count, way);
         flowed();
         return;
     }
     if (!ahead) {
-        WIDE(fold)(dst, src, n, count, way);
+        WIDE(fold)(dst, from, count, way);
         return;
     }
     way.ahead = true;
-    WIDE(fold)(dst, src, n, count, way);
+    WIDE(fold)(dst, from, count, way);
 }
 
-static void OF(sum)(char *dst, const char *const *src, size_t n, size_t count,
-                    const fan_loop_options *options)
+static void OF(sum)(char *dst, fan_sources from, size_t count, const fan_loop_options *options)
 {
     static const WAY plain;
     if (options)
-        OF(sum_with)(dst, src, n, count, options);
+        OF(sum_with)(dst, from, count, options);
     else if (count < FAN_WIDE / sizeof(NUMBER))
-        OF(few)(dst, src, n, count, &plain);
+        OF(few)(dst, from, count, &plain);
     else
-        WIDE(fold)(dst, src, n, count, (WAY){.start = NULL});
+        WIDE(fold)(dst, from, count, (WAY){.start = NULL});
 }
 #else
-static void OF(sum)(char *dst, const char *const *src, size_t n, size_t count,
-                    const fan_loop_options *options)
+static void OF(sum)(char *dst, fan_sources from, size_t count, const fan_loop_options *options)
 {
     static const fan_loop_options nothing;
     if (!options)
         options = &nothing;
     if (options->weights || options->divisor) {
-        OF(weighed)(dst, src, n, count, options);
+        OF(weighed)(dst, from, count, options);
         return;
     }
     WAY way = OF(way_of)(options);
     way.weights = NULL;
     way.divided = false;
-    OF(one_loop)(dst, src, n, count, way, options);
+    OF(one_loop)(dst, from, count, way, options);
 }
 #endif
 
 #ifdef COUNTED
 /* watching: a fold that counts its results. stream: 1: past the caches, sixteen bytes at a time; 2:
  * whole vectors. */
-ALWAYS size_t OF(watching)(char *dst, const char *const *src, size_t n, size_t count, WAY way,
-                           int stream, fan_stats_run *r)
+ALWAYS size_t OF(watching)(char *dst, fan_sources from, size_t count, WAY way, int stream,
+                           fan_stats_run *r)
 {
     const size_t lanes = FAN_WIDE / sizeof(NUMBER);
     const size_t step = 4 * lanes;
@@ -204,7 +196,7 @@ ALWAYS size_t OF(watching)(char *dst, const char *const *src, size_t n, size_t c
         WIDE(number) x[4];
         WIDE(memory) y[4];
         vu64_w endless = {0};
-        WIDE(sums)(x, 4, src, n, i, &way);
+        WIDE(sums)(x, 4, from, i, &way);
         for (size_t v = 0; v < 4; v++) {
             y[v] = WIDE(down)(x[v]);
             endless |= OF_SUM(endless)(WIDE(up)(y[v]));
@@ -235,8 +227,8 @@ ALWAYS size_t OF(watching)(char *dst, const char *const *src, size_t n, size_t c
     return i;
 }
 
-static size_t OF(watch)(char *dst, const char *const *src, size_t n, size_t count,
-                        const fan_loop_options *options, fan_stats_run *r)
+static size_t OF(watch)(char *dst, fan_sources from, size_t count, const fan_loop_options *options,
+                        fan_stats_run *r)
 {
     const size_t step = 4 * FAN_WIDE / sizeof(NUMBER);
     const size_t vector = sizeof(WIDE(memory));
@@ -248,11 +240,11 @@ static size_t OF(watch)(char *dst, const char *const *src, size_t n, size_t coun
         return 0;
     bool splits = (uintptr_t)dst % 16 == 0 && vector >= 16;
     if (!options->stream || !splits)
-        return OF(watching)(dst, src, n, count, way, 0, r);
+        return OF(watching)(dst, from, count, way, 0, r);
     if ((uintptr_t)dst % vector == 0)
-        done = OF(watching)(dst, src, n, count, way, 2, r);
+        done = OF(watching)(dst, from, count, way, 2, r);
     else
-        done = OF(watching)(dst, src, n, count, way, 1, r);
+        done = OF(watching)(dst, from, count, way, 1, r);
     flowed();
     return done;
 }
@@ -277,7 +269,7 @@ static void OF(add_at)(char *dst, const int64_t *to, const char *src, const int6
         }
         if (STEPS == 1) {
             const char *both[] = {(const char *)d, p};
-            OF(sum)((char *)d, both, 2, run, NULL);
+            OF(sum)((char *)d, (fan_sources){both, 2}, run, NULL);
             continue;
         }
         FAN_VECTOR
@@ -296,8 +288,8 @@ static void OF(add_up)(char *acc, const char *src, size_t n)
 
 static void OF(scale)(char *dst, const char *factor, size_t n)
 {
-    const char *src[] = {dst};
-    OF(sum)(dst, src, 1, n, &(fan_loop_options){.factor = factor});
+    const char *src = dst;
+    OF(sum)(dst, (fan_sources){&src, 1}, n, &(fan_loop_options){.factor = factor});
 }
 #undef ADDED_IN_PLACE
 #endif

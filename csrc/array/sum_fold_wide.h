@@ -11,8 +11,7 @@ ALWAYS SUMS AT(term)(const char *p, const WAY *way, size_t k)
 }
 
 /* sums: sums some vectors of numbers from number i on. */
-ALWAYS void AT(sums)(SUMS *sum, size_t vectors, const char *const *src, size_t n, size_t i,
-                     const WAY *way)
+ALWAYS void AT(sums)(SUMS *sum, size_t vectors, fan_sources from, size_t i, const WAY *way)
 {
     const size_t lanes = sizeof *sum / sizeof(NUMBER);
     const size_t bytes = lanes * sizeof(MEMORY);
@@ -20,14 +19,14 @@ ALWAYS void AT(sums)(SUMS *sum, size_t vectors, const char *const *src, size_t n
     const char *p = way->start;
     for (size_t v = 0; v < vectors; v++) {
         if (first)
-            sum[v] = AT(term)(src[0] + (i + v * lanes) * sizeof(MEMORY), way, 0);
+            sum[v] = AT(term)(from.at[0] + (i + v * lanes) * sizeof(MEMORY), way, 0);
         else
             sum[v] = SUM_AT(in)(p + (i + v * lanes) * sizeof(SUM_MEMORY));
     }
     if (way->ahead && first)
-        fetch_ahead(src[0] + i * sizeof(MEMORY), vectors * bytes);
-    for (size_t k = first; k < n; k++) {
-        p = src[k] + i * sizeof(MEMORY);
+        fetch_ahead(from.at[0] + i * sizeof(MEMORY), vectors * bytes);
+    for (size_t k = first; k < from.n; k++) {
+        p = from.at[k] + i * sizeof(MEMORY);
         if (way->ahead)
             fetch_ahead(p, vectors * bytes);
         for (size_t v = 0; v < vectors; v++)
@@ -57,7 +56,7 @@ ALWAYS void AT(store)(char *dst, size_t i, SUMS sum, bool raw, bool stream)
 
 #ifdef FOLDS
 /* fold: of at least a vector of numbers. */
-ALWAYS void AT(fold)(char *dst, const char *const *src, size_t n, size_t count, WAY way)
+ALWAYS void AT(fold)(char *dst, fan_sources from, size_t count, WAY way)
 {
     const size_t lanes = sizeof(SUMS) / sizeof(NUMBER);
     const size_t step = STEPS * lanes;
@@ -67,22 +66,22 @@ ALWAYS void AT(fold)(char *dst, const char *const *src, size_t n, size_t count, 
     SUMS last = {0};
     near.ahead = false;
     if (rest)
-        AT(sums)(&last, 1, src, n, count - lanes, &near);
+        AT(sums)(&last, 1, from, count - lanes, &near);
     if (way.stream) { /* whole lines at a time */
         size_t head = (64 - (uintptr_t)dst % 64) % 64 / sizeof(MEMORY);
         WAY each = near;
-        i = OF(each)(dst, src, n, 0, head, &each);
+        i = OF(each)(dst, from, 0, head, &each);
     }
     for (; STEPS == 4 && i + step <= count; i += step) {
         SUMS sum[STEPS];
-        AT(sums)(sum, STEPS, src, n, i, &way);
+        AT(sums)(sum, STEPS, from, i, &way);
         for (size_t v = 0; v < STEPS; v++)
             AT(store)(dst, i + v * lanes, sum[v], way.raw, way.stream);
     }
     for (; i + lanes <= count; i += lanes) {
         SUMS sum;
         near.ahead = STEPS == 1 && way.ahead && i % 64 == 0;
-        AT(sums)(&sum, 1, src, n, i, &near);
+        AT(sums)(&sum, 1, from, i, &near);
         AT(store)(dst, i, sum, way.raw, STEPS == 1 && way.stream);
     }
     if (rest)

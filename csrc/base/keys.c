@@ -71,9 +71,10 @@ static int keys_put_cell(fan_keys *k, int64_t key)
         if (!more.cells)
             return -1;
         memset(more.cells, 0xff, more.cap * sizeof *more.cells);
-        for (size_t i = 0; i < k->cap; i++)
+        for (size_t i = 0; i < k->cap; i++) {
             if (k->cells[i] >= 0)
                 more.cells[keys_cell(&more, k->cells[i])] = k->cells[i];
+        }
         fan_free(k->cells);
         k->cells = more.cells;
         k->cap = more.cap;
@@ -147,9 +148,10 @@ static bool keys_order_dense(const int64_t *keys, size_t stride, size_t n, uint3
     for (size_t i = 0; i < n; i++)
         owner[key_at(keys, stride, i) - least] = (uint32_t)i + 1;
     size_t k = 0;
-    for (size_t i = 0; k < n; i++)
+    for (size_t i = 0; k < n; i++) {
         if (owner[i])
             at[k++] = owner[i] - 1;
+    }
     fan_free(owner);
     return true;
 }
