@@ -41,9 +41,10 @@ static bool row_put_back(unsigned char *there, unsigned char *kept, size_t n)
 {
     if (memcmp(kept, there, n) == 0)
         return true;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (there[i] != kept[i])
             there[i] = kept[i];
+    }
     return true;
 }
 
@@ -51,9 +52,10 @@ static bool row_put_back(unsigned char *there, unsigned char *kept, size_t n)
 static inline bool row_line(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth,
                             row_fn *row)
 {
-    for (int64_t i = 0; i < axis.count; i++)
+    for (int64_t i = 0; i < axis.count; i++) {
         if (!row(there + i * axis.step, kept + (size_t)i * tooth, tooth))
             return false;
+    }
     return true;
 }
 
@@ -96,9 +98,10 @@ static bool each_line(const fan_axis *axes, int k, unsigned char *there, unsigne
         return lines(axis, there, mine, tooth);
     }
     const fan_axis *outer = &axes[k - 1];
-    for (int64_t i = 0; i < outer->count; i++)
+    for (int64_t i = 0; i < outer->count; i++) {
         if (!each_line(axes, k - 1, there + i * outer->step, kept, tooth, lines))
             return false;
+    }
     return true;
 }
 
@@ -115,9 +118,10 @@ static bool walk_all(const fan_snapshot *s, const shown *item, uint64_t lo, line
 static bool rows_of(const fan_comb *c, size_t all, size_t *bytes)
 {
     *bytes = (size_t)c->tooth;
-    for (int i = 0; i < c->n; i++)
+    for (int i = 0; i < c->n; i++) {
         if (__builtin_mul_overflow(*bytes, (size_t)c->axes[i].count, bytes) || *bytes > all)
             return false;
+    }
     return true;
 }
 

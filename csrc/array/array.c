@@ -116,9 +116,10 @@ fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int6
     bool wraps = itemsize > INT64_MAX;
     bool empty = itemsize == 0;
     for (int i = 0; i < ndim; i++) {
-        if (shape[i] < 0)
+        if (shape[i] < 0) {
             return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld",
                             i, (long long)shape[i]);
+        }
         empty |= shape[i] == 0;
         wraps |= shape[i] != 0 && __builtin_mul_overflow(bytes, shape[i], &bytes);
     }
@@ -153,7 +154,9 @@ static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, 
             wraps |= __builtin_mul_overflow(shape[i], strides[i], &way);
             wraps |= __builtin_sub_overflow(way, strides[i], &way);
         }
-        int64_t *end = way < 0 ? &low : &high;
+        int64_t *end = &high;
+        if (way < 0)
+            end = &low;
         wraps |= __builtin_add_overflow(*end, way, end);
     }
     int64_t width;
@@ -194,7 +197,9 @@ void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fa
         array_axes_by_stride(like, axes);
     int64_t step = (int64_t)itemsize;
     for (int i = ndim - 1; i >= 0; i--) {
-        int axis = follow ? axes[i] : i;
+        int axis = i;
+        if (follow)
+            axis = axes[i];
         strides[axis] = step;
         if (shape[axis] > 0)
             step *= shape[axis];
@@ -228,18 +233,20 @@ bool fan_array_same_view(const fan_array *a, const fan_array *b)
         return false;
     if (a->size == 0)
         return true;
-    for (int i = 0; i < a->ndim; i++)
+    for (int i = 0; i < a->ndim; i++) {
         if (a->shape[i] > 1 && a->strides[i] != b->strides[i])
             return false;
+    }
     return a->data == b->data;
 }
 
 uint64_t fan_array_expanded(const fan_array *a)
 {
     uint64_t axes = 0;
-    for (int i = 0; i < a->ndim; i++)
+    for (int i = 0; i < a->ndim; i++) {
         if (a->strides[i] == 0 && a->shape[i] > 1)
             axes |= (uint64_t)1 << i;
+    }
     return axes;
 }
 
@@ -247,9 +254,10 @@ bool fan_broadcasts_from(int ndim, const int64_t *shape, int from_ndim, const in
 {
     if (from_ndim > ndim)
         return false;
-    for (int i = 0; i < from_ndim; i++)
+    for (int i = 0; i < from_ndim; i++) {
         if (from[i] != 1 && from[i] != shape[ndim - from_ndim + i])
             return false;
+    }
     return true;
 }
 
@@ -270,8 +278,9 @@ char *fan_shape_text(int ndim, const int64_t *shape, char *buf, size_t size)
 /* array_room: returns the size of an array with its dims appended. */
 static size_t array_room(int ndim)
 {
-    size_t dims = ndim > FAN_INLINE_NDIM ? 2 * (size_t)ndim : 0;
-    return sizeof(fan_array) + dims * sizeof(int64_t);
+    if (ndim <= FAN_INLINE_NDIM)
+        return sizeof(fan_array);
+    return sizeof(fan_array) + 2 * (size_t)ndim * sizeof(int64_t);
 }
 
 static void array_begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
@@ -363,9 +372,10 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
     bool one_block = (size_t)size * itemsize <= SMALL_BYTES && !fan_storage_redirected();
     fan_array *a = array_new(one_block, dtype, ndim, size);
-    if (!a)
+    if (!a) {
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %lld bytes",
                         (long long)size * (long long)itemsize);
+    }
     if (ndim)
         memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
     fan_dense_strides(ndim, shape, itemsize, like, a->strides);
@@ -387,15 +397,18 @@ __attribute__((noinline, cold)) static fan_status array_outside(const fan_storag
     uintptr_t from = (uintptr_t)storage->data;
     char text[128];
     fan_shape_text(ndim, shape, text, sizeof text);
-    if (lo == hi)
+    if (lo == hi) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "the strides of an array of shape %s reach farther than 64 bits", text);
-    if (!data)
+    }
+    if (!data) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "an array of shape %s has no memory: its address is NULL", text);
-    if (first > at || end < at || end < first)
+    }
+    if (first > at || end < at || end < first) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "the strides of an array of shape %s leave the address space", text);
+    }
     return fan_fail(
         err, FAN_ERR_VALUE,
         "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s", text,
@@ -575,9 +588,10 @@ fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t 
 {
     int64_t shape[FAN_MAX_NDIM];
     *out = NULL;
-    if (!slice_fits(a, axis, start, count))
+    if (!slice_fits(a, axis, start, count)) {
         return fan_fail(err, FAN_ERR_VALUE, "no elements %lld to %lld along axis %d",
                         (long long)start, (long long)count, axis);
+    }
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = count;
     char *data = a->data;

@@ -59,12 +59,13 @@ static inline fan_storage *fan_storage_hold(fan_storage *s)
     return s;
 }
 void fan_storage_drop(fan_storage *s); /* s may be NULL */
-/* fan_storage_ended: returns whether the lender has taken the memory back. fan_storage_check:
- * FAN_ERR_STATE with the reason if so. Both accept NULL. */
+/* fan_storage_ended: returns whether the lender has taken the memory back; false for NULL. */
 static inline bool fan_storage_ended(const fan_storage *s)
 {
     return s && atomic_load_explicit(&s->ended, memory_order_acquire);
 }
+/* fan_storage_check: FAN_ERR_STATE with the reason if the lender has taken the memory back. Accepts
+ * NULL. */
 fan_status fan_storage_check(const fan_storage *s, fan_error *err);
 /* fan_storage_only_ours: returns whether the memory is the core's own, with one hold. */
 bool fan_storage_only_ours(const fan_storage *s);
@@ -144,9 +145,10 @@ bool fan_array_dense(const fan_array *a);
 static inline bool fan_array_in_c_order(const fan_array *a)
 {
     int64_t step = fan_dtype_step(a->dtype);
-    for (int i = a->ndim - 1; i >= 0; step *= a->shape[i--])
+    for (int i = a->ndim - 1; i >= 0; step *= a->shape[i--]) {
         if (a->strides[i] != step && a->shape[i] > 1)
             return false;
+    }
     return true;
 }
 static inline bool fan_array_same_shape(const fan_array *a, const fan_array *b)

@@ -176,7 +176,9 @@ static void convert_over_wide(char *dst, fan_dtype to, const char *src, fan_dtyp
 {
     FAN_UNINITIALIZED _Alignas(16) char wide[PIECE * 16];
     while (n) {
-        size_t m = n < PIECE ? n : PIECE;
+        size_t m = n;
+        if (m > PIECE)
+            m = PIECE;
         ways[from].in(wide, src, m);
         ways[to].out[ways[from].wide](dst, wide, m);
         src += m * fan_dtype_size(from);

@@ -36,10 +36,10 @@ typedef double FAN_ANYWHERE fan_any_f64;
 #define FAN_VECTOR
 #endif
 
-/* fan_convert: converts n elements, `step` bytes apart, from src to dst, which must not overlap.
- * fan_convert_dense: without gaps on either side. */
+/* fan_convert: converts n elements, `step` bytes apart, from src to dst, which must not overlap. */
 void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from,
                  int64_t src_step, int64_t n);
+/* fan_convert_dense: as fan_convert, without gaps on either side. */
 void fan_convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype from, int64_t n);
 
 #endif

@@ -302,7 +302,7 @@ static uint64_t mix_elements(const fan_array *a, uint64_t digest)
     size_t all = (size_t)((read.walk.size + read.each - 1) / read.each);
     bool parallel = read.walk.size >= PARALLEL_FROM / size;
     for (size_t first = 0; first < all; first += PIECES) {
-        size_t n = all - first < PIECES ? all - first : PIECES;
+        size_t n = fan_umin(all - first, PIECES);
         digest_some some = {&read, first, results};
         if (parallel)
             fan_workers_run(n, some_piece, &some);
@@ -334,7 +334,9 @@ static uint64_t mix_shape(fan_dtype dtype, int ndim, const int64_t *shape, uint6
 static uint64_t finish(uint64_t digest)
 {
     digest = mix_one(digest);
-    return digest ? digest : 1;
+    if (digest)
+        return digest;
+    return 1;
 }
 
 /* The forms of a gradient, which begin its digest. */

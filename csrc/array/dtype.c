@@ -46,9 +46,10 @@ const char *fan_dtype_name(fan_dtype d)
 
 fan_dtype fan_dtype_from_name(const char *name)
 {
-    for (int d = 0; name && d < FAN_DT_COUNT; d++)
+    for (int d = 0; name && d < FAN_DT_COUNT; d++) {
         if (*facts[d].name == *name && strcmp(facts[d].name, name) == 0)
             return (fan_dtype)d;
+    }
     return FAN_DT_NONE;
 }
 

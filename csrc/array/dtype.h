@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 /* The element types, and all that the code for one of them is generated from. A new one is a row
- * here (a low float: one in FAN_LOW_LIST, too), its conversions in lowp.h, sum_body.h and
- * kernels.cu, and its number in fanin.h.
+ * here (a low float: one in FAN_LOW_LIST, too), its conversions in lowp.h, sum_numbers.h
+ * and kernels.cu, its folds in sum_body.h, and its number in fanin.h.
  *
  * X(NAME, name, bytes, kind, SUM, LIBRARY, DLPACK): kind as NumPy writes it: b bool, i, u, f, c.
  * SUM: the dtype in which it is summed (D2). LIBRARY: where NumPy has it from. DLPACK: its type

@@ -92,12 +92,13 @@ bool fan__equation_pose(equation *e, const term *parts, int n, int64_t width, in
 
 int64_t fan__equation_given(equation *e, int64_t step, int64_t most)
 {
-    for (int k = 0; k < e->n; k++)
+    for (int k = 0; k < e->n; k++) {
         if (e->t[k].step == equation_quotient(step, e->grid)) {
             int64_t x = fan_min(e->x[k], most);
             e->x[k] -= x;
             return x;
         }
+    }
     return 0;
 }
 
@@ -299,9 +300,10 @@ static found equation_look_up(equation *e, int64_t r, uint64_t *bits)
 static bool tables_fit(const equation *e, int64_t r, fan_effort *left)
 {
     int64_t work = 0;
-    for (int k = e->n; k > 0; k--)
+    for (int k = e->n; k > 0; k--) {
         if (__builtin_add_overflow(work, equation_table(e, k - 1, r, NULL), &work))
             return false;
+    }
     if ((uint64_t)(r / 64 + 1) > left->bytes / 8 || work > left->work)
         return false;
     left->work -= work;
@@ -335,16 +337,19 @@ static fan_status equation_tabulate(equation *e, fan_effort *left, found *out, f
     bits[0] = 0;
     *out = equation_look_up(e, r, bits + 1);
     fan_free(bits);
-    if (turned && *out == FOUND)
+    if (turned && *out == FOUND) {
         for (int k = 0; k < e->n; k++)
             e->x[k] = e->t[k].most - e->x[k];
+    }
     return FAN_OK;
 }
 
 fan_status fan__equation_solve(equation *e, fan_effort *left, fan_verdict *out, fan_error *err)
 {
     int64_t reach = e->reach[e->n];
-    int64_t half = e->target < reach / 2 ? e->target : reach - e->target;
+    int64_t half = reach - e->target;
+    if (e->target < reach / 2)
+        half = e->target;
     found f = equation_try_some(e, QUICK, left);
     if (f == GIVEN_UP && left->bytes) {
         f = equation_try_some(e, fan_min(half / 1024, LONG), left);

@@ -202,41 +202,53 @@ static exact_direct direct_of(const exact_job *j, const fan_array *out)
     }
 }
 
-/* exact_went: processes elements [at, at + len) by `go`; false if one of them needs more than that,
- * or has gaps. *shy: tiles for which the quick way is not tried; it grows with each failure. */
-static bool exact_went(const exact_job *j, exact_direct go, const fan_array *out, int64_t at,
-                       int64_t len, unsigned *shy, unsigned *grown)
+/* The loop straight to the result. After a failure the quick way is not tried for some tiles. */
+typedef struct direct {
+    exact_direct loop; /* NULL: none */
+    unsigned shy;      /* tiles for which the quick way is not tried */
+    unsigned grown;    /* .. after the next failure: more with each */
+} direct;
+
+/* neutral: returns the operand beside a sum's operands in their own dtype. */
+static const char *neutral(const exact_job *j)
+{
+    if (fan__exact_is_wide(j->d))
+        return (const char *)no_double;
+    if (exact_low_ways(j->loops, j->d))
+        return (const char *)no_brain;
+    return (const char *)no_single;
+}
+
+/* exact_went: processes elements [at, at + len) straight; false if one of them needs more than
+ * that, or has gaps. */
+static bool exact_went(const exact_job *j, direct *go, const fan_array *out, int64_t at,
+                       int64_t len)
 {
     const char *src[FAN_EXACT_SOURCES];
     char *dst = fan_nditer_whole(&j->iter, out, at, len);
+    int sources = (int)j->n;
     if (!dst)
         return false;
-    for (size_t k = 0; k < j->n; k++) {
-        src[k] = fan_nditer_whole(&j->iter, exact_operand(j, k), at, len);
+    for (size_t k = 0; k < FAN_EXACT_SOURCES; k++) {
+        src[k] = neutral(j);
+        if (k < j->n)
+            src[k] = fan_nditer_whole(&j->iter, exact_operand(j, k), at, len);
         if (!src[k])
             return false;
     }
-    const char *none = (const char *)no_single;
-    if (fan__exact_is_wide(j->d))
-        none = (const char *)no_double;
-    else if (exact_low_ways(j->loops, j->d))
-        none = (const char *)no_brain;
-    for (size_t k = j->n; k < FAN_EXACT_SOURCES; k++)
-        src[k] = none;
-
     size_t numbers = (size_t)len * j->parts;
-    if (*shy > 0) {
-        --*shy;
-        return !go(dst, src, (int)j->n, &j->j, numbers, false);
+    if (go->shy > 0) {
+        go->shy--;
+        return !go->loop(dst, src, sources, &j->j, numbers, false);
     }
-    if (!go(dst, src, (int)j->n, &j->j, numbers, true)) {
-        *grown = 0;
+    if (!go->loop(dst, src, sources, &j->j, numbers, true)) {
+        go->grown = 0;
         return true;
     }
-    if (*grown < 64)
-        *grown = 2 * *grown + 1;
-    *shy = *grown;
-    return !go(dst, src, (int)j->n, &j->j, numbers, false);
+    if (go->grown < 64)
+        go->grown = 2 * go->grown + 1;
+    go->shy = go->grown;
+    return !go->loop(dst, src, sources, &j->j, numbers, false);
 }
 
 /* exact_integer_path: sums the unproved elements of a tile in integers. */
@@ -249,9 +261,10 @@ static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, t
     const double *factor = j->j.scaled ? &j->j.by : NULL;
     for (size_t i = 0; i < numbers;) {
         size_t m = 0;
-        for (; i < numbers && m < BATCH; i++)
+        for (; i < numbers && m < BATCH; i++) {
             if (t->bad[i])
                 which[m++] = i;
+        }
         if (m == 0)
             break;
         for (size_t b = 0; b < m; b++)
@@ -266,9 +279,10 @@ static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, t
                 fan__superacc_add(words + b * w, &j->k, x);
             }
         }
-        for (size_t b = 0; b < m; b++)
+        for (size_t b = 0; b < m; b++) {
             t->sum[which[b]] =
                 fan__superacc_value(words + b * w, &j->k, factor, j->j.grid != TO_DOUBLE);
+        }
 #ifdef FAN_TEST
         atomic_fetch_add_explicit(&slow_ones, (int64_t)m, memory_order_relaxed);
 #endif
@@ -301,6 +315,25 @@ static void exact_tile(const exact_job *j, int64_t at, int64_t len, tally *t, sc
         exact_integer_path(j, at, numbers, t, room);
 }
 
+/* exact_write: rounds the values of a tile to the result. */
+static void exact_write(const exact_job *j, const fan_array *out, int64_t at, int64_t len, tally *t)
+{
+    if (j->parts == 2 || j->j.grid != TO_LOW) {
+        fan_dtype values = fan__exact_values(j->parts);
+        fan_nditer_write(&j->iter, out, at, len, values, (const char *)t->sum);
+        return;
+    }
+    const low_ways *low = exact_low_ways(j->loops, out->dtype);
+    char *whole = NULL;
+    j->loops->odd(t->odd, t->sum, (size_t)len);
+    if (low)
+        whole = fan_nditer_whole(&j->iter, out, at, len);
+    if (whole)
+        low->down(whole, t->odd, (size_t)len);
+    else
+        fan_nditer_write(&j->iter, out, at, len, FAN_DT_FLOAT32, (const char *)t->odd);
+}
+
 static void exact_sum(const fan_array *out, const void *in, size_t step, size_t n, fan_dtype d,
                       const fan_scale *scale)
 {
@@ -318,11 +351,6 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
         fan_nditer_also(&j.iter, exact_operand(&j, k));
     fan_nditer_ready(&j.iter);
 
-    fan_dtype as = FAN_DT_FLOAT64;
-    if (j.parts == 2)
-        as = FAN_DT_COMPLEX128;
-    else if (j.j.grid == TO_LOW)
-        as = FAN_DT_FLOAT32;
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts;
     int64_t run = most;
     if (d == FAN_DT_FLOAT16)
@@ -330,38 +358,22 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     int64_t row = 0;
     if (j.iter.ndim > 1)
         row = j.iter.extent[j.iter.ndim - 1];
-    exact_direct go = NULL;
+    direct go = {.loop = NULL};
     if (!turns)
-        go = direct_of(&j, out);
-    const low_ways *low = NULL;
-    if (as == FAN_DT_FLOAT32)
-        low = exact_low_ways(j.loops, out->dtype);
-    unsigned shy = 0;
-    unsigned grown = 0;
+        go.loop = direct_of(&j, out);
     int64_t len;
     for (int64_t at = 0; at < j.iter.size && !fan_interrupted(most); at += len) {
         int64_t rest = j.iter.size - at;
         if (row >= LONG_ROW)
             rest = row - at % row;
         len = fan_min(rest, run);
-        if (go && exact_went(&j, go, out, at, len, &shy, &grown))
+        if (go.loop && exact_went(&j, &go, out, at, len))
             continue;
         len = fan_min(rest, most);
         exact_tile(&j, at, len, &t, &room);
         if (turns)
             fan__exact_turn(t.sum, len, scale);
-        if (as != FAN_DT_FLOAT32) {
-            fan_nditer_write(&j.iter, out, at, len, as, (const char *)t.sum);
-            continue;
-        }
-        j.loops->odd(t.odd, t.sum, (size_t)len);
-        char *whole = NULL;
-        if (low)
-            whole = fan_nditer_whole(&j.iter, out, at, len);
-        if (whole)
-            low->down(whole, t.odd, (size_t)len);
-        else
-            fan_nditer_write(&j.iter, out, at, len, as, (const char *)t.odd);
+        exact_write(&j, out, at, len, &t);
     }
 }
 

@@ -184,7 +184,7 @@ ALWAYS_INLINE bool judge_narrow(tally *t, const judge *j, size_t len)
  * branch around an addition. */
 ALWAYS_INLINE double whole_sum(double sum, double rest)
 {
-    uint64_t keep = 0u - (uint64_t)(rest == 0 ? 1 : 0);
+    uint64_t keep = 0u - (uint64_t)(rest == 0);
     uint64_t a = bits_of(sum);
     uint64_t b = bits_of(sum + rest);
     return of_bits(b ^ ((a ^ b) & keep));

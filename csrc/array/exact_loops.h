@@ -128,7 +128,14 @@ static inline bool fan__exact_is_wide(fan_dtype d)
 /* fan__exact_parts: returns the numbers of an element. */
 static inline size_t fan__exact_parts(fan_dtype d)
 {
-    return fan_dtype_kind(d) == 'c' ? 2 : 1;
+    return 1 + (fan_dtype_kind(d) == 'c');
+}
+/* fan__exact_values: returns the dtype of elements of so many float64. */
+static inline fan_dtype fan__exact_values(size_t parts)
+{
+    if (parts == 2)
+        return FAN_DT_COMPLEX128;
+    return FAN_DT_FLOAT64;
 }
 /* fan__exact_number: returns number i of a term that fan__exact_term read. */
 static inline double fan__exact_number(const exact_job *j, const char *p, size_t i)

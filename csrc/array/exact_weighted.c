@@ -238,7 +238,7 @@ static leading leading_of_quotient(const magnitude *x, const magnitude *y)
     uint64_t by[2 * WORDS + 2];
     int64_t bits_x = magnitude_bits(x);
     int64_t bits_y = magnitude_bits(y);
-    int64_t most = bits_x > bits_y ? bits_x : bits_y;
+    int64_t most = fan_max(bits_x, bits_y);
     int n = (int)(most / 64) + 2;
     words_shift(x, most - bits_x, rest, n);
     words_shift(y, most - bits_y, by, n);
@@ -255,7 +255,7 @@ static leading leading_of_quotient(const magnitude *x, const magnitude *y)
     for (int i = 0; i < n; i++)
         l.more |= rest[i] != 0;
     /* the quotient is between 2^64 and 2^66 */
-    int lead = quotient >> 65 ? 2 : 1;
+    int lead = 1 + (quotient >> 65 != 0);
     l.m = (uint64_t)(quotient >> lead);
     l.more |= ((uint64_t)quotient & ((1u << lead) - 1)) != 0;
     l.exponent = (x->exponent + bits_x) - (y->exponent + bits_y) + (lead - 2);
@@ -351,7 +351,7 @@ static void weighted_tile(const weighted_job *j, int64_t at, int64_t len, accumu
     _Alignas(16) char rounded[TILE_ELEMENTS * 16];
     double x[TILE_ELEMENTS * 2];
     size_t numbers = (size_t)len * j->parts;
-    fan_dtype wide = j->parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64;
+    fan_dtype wide = fan__exact_values(j->parts);
     for (size_t i = 0; i < numbers; i++)
         accumulator_start(&sums[i]);
     for (size_t k = 0; k < j->n; k++) {
@@ -386,7 +386,7 @@ static void weighted_write(const weighted_job *j, const fan_array *out, int64_t 
     float odd[TILE_ELEMENTS];
     bool low = j->odd && out->dtype != FAN_DT_FLOAT32 && j->parts == 1;
     if (!low) {
-        fan_dtype wide = j->parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64;
+        fan_dtype wide = fan__exact_values(j->parts);
         fan_nditer_write(&j->iter, out, at, len, wide, (const char *)values);
         return;
     }

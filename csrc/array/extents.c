@@ -57,12 +57,16 @@ static uint32_t extents_merge(extent_link *all, uint32_t a, uint32_t b)
     uint32_t begin = 0;
     uint32_t *end = &begin;
     while (a && b) {
-        uint32_t *less = all[b - 1].first < all[a - 1].first ? &b : &a;
+        uint32_t *less = &a;
+        if (all[b - 1].first < all[a - 1].first)
+            less = &b;
         *end = *less;
         end = &all[*less - 1].next;
         *less = *end;
     }
-    *end = a ? a : b;
+    *end = a;
+    if (!a)
+        *end = b;
     return begin;
 }
 
@@ -118,9 +122,10 @@ static bool extents_sort_strands(fan_extents *e)
 
 static bool extents_in_order(const fan_extents *e)
 {
-    for (size_t i = 1; i < e->n; i++)
+    for (size_t i = 1; i < e->n; i++) {
         if (e->all[i - 1].at.first > e->all[i].at.first)
             return false;
+    }
     return true;
 }
 
@@ -139,9 +144,10 @@ const fan_extent_entry *fan_extents_next(const fan_extents *e, fan_extent of, si
 {
     if (fan_extent_empty(of))
         return NULL;
-    if (*at == e->n)
+    if (*at == e->n) {
         *at = fan_search_end(e->all, e->n, sizeof *e->all, offsetof(fan_extent_entry, at.first),
                              of.last);
+    }
     while (*at > 0 && e->all[*at - 1].highest >= of.first) {
         const fan_extent_entry *x = &e->all[--*at];
         if (fan_extents_may_overlap(x->at, of))
@@ -192,8 +198,9 @@ static void reach_add(reach *r, const fan_extent_entry *x)
  * farthest of another owner. */
 static bool reach_overlaps(const reach *r, const fan_extent_entry *x)
 {
-    const fan_extent *far = r->owner == x->owner ? &r->other : &r->farthest;
-    return fan_extents_may_overlap(*far, x->at);
+    if (r->owner == x->owner)
+        return fan_extents_may_overlap(r->other, x->at);
+    return fan_extents_may_overlap(r->farthest, x->at);
 }
 
 bool fan_extents_independent(const fan_extents *e)
@@ -203,7 +210,10 @@ bool fan_extents_independent(const fan_extents *e)
     reach written = all;
     for (size_t i = 0; i < e->n; i++) {
         const fan_extent_entry *x = &e->all[i];
-        if (reach_overlaps(x->flag ? &all : &written, x))
+        const reach *so_far = &written;
+        if (x->flag)
+            so_far = &all;
+        if (reach_overlaps(so_far, x))
             return false;
         reach_add(&all, x);
         if (x->flag)

@@ -64,10 +64,10 @@ static inline bool fan_flat_within(const void *a, uint64_t a_bytes, const void *
 {
     return fan_extent_within(fan_extent_flat(a, a_bytes), fan_extent_flat(in, in_bytes));
 }
-/* fan_flats_disjoint: returns whether no two of n overlap; sorts them by address.
- * fan_flats_last_met: returns the last entry of such a list that a run of memory overlaps; NULL:
- * none. *near: its approximate index, 0 at first. */
+/* fan_flats_disjoint: returns whether no two of n overlap; sorts them by address. */
 bool fan_flats_disjoint(fan_flat *all, size_t n);
+/* fan_flats_last_met: returns the last entry of a list that fan_flats_disjoint has sorted that a
+ * run of memory overlaps; NULL: none. *near: its approximate index, 0 at first. */
 const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes,
                                    size_t *near);
 
@@ -86,9 +86,9 @@ typedef struct fan_extents {
     size_t n;
 } fan_extents;
 
-/* fan_extents_put: adds an array's extent, if it has elements. fan_extents_sort: call once after
- * the last put. */
+/* fan_extents_put: adds an array's extent, if it has elements. */
 void fan_extents_put(fan_extents *e, const fan_array *a, size_t owner, bool flag);
+/* fan_extents_sort: sorts the list; once, after the last put. */
 void fan_extents_sort(fan_extents *e);
 
 /* fan_extents_next: returns the next entry of a sorted list, below *at (e->n at first), that

@@ -77,12 +77,19 @@ typedef struct span {
     size_t first;
 } span;
 
-static void spans_of(const fan_overlaps *regions, const uint32_t *label, size_t count, span *spans)
+/* The labels of all arrays, numbers below `count`, and the span of each. */
+typedef struct labels {
+    uint32_t *label;
+    size_t count;
+    span *spans;
+} labels;
+
+static void spans_of(const fan_overlaps *regions, const labels *all)
 {
-    for (size_t k = 0; k < count; k++)
-        spans[k] = (span){UINT64_MAX, 0, FAN_NO_OTHER};
+    for (size_t k = 0; k < all->count; k++)
+        all->spans[k] = (span){UINT64_MAX, 0, FAN_NO_OTHER};
     for (size_t i = 0; i < fan_overlaps_count(regions); i++) {
-        span *s = &spans[label[i]];
+        span *s = &all->spans[all->label[i]];
         uint64_t lo, last;
         if (!fan_overlaps_extent(regions, i, &lo, &last))
             continue;
@@ -93,30 +100,39 @@ static void spans_of(const fan_overlaps *regions, const uint32_t *label, size_t 
     }
 }
 
-/* layout_record: enters the components and the clusters; `label` and `spans` have room for each
- * array. */
-static fan_status layout_record(fan_layout *l, uint64_t budget, uint32_t *label, span *spans,
-                                fan_error *err)
+/* way_in: returns the bytes from the first one of array i's label to its element [0, 0, ..]. */
+static uint64_t way_in(const labels *all, const fan_layout *l, size_t i)
 {
-    size_t count;
-    FAN_TRY(fan_overlaps_components(l->regions, budget, label, &count, NULL, err));
-    spans_of(l->regions, label, count, spans);
+    const span *s = &all->spans[all->label[i]];
+    return l->items[i].region.data - s->from;
+}
+
+/* layout_record: enters the components and the clusters; `all` has room for each array. */
+static fan_status layout_record(fan_layout *l, uint64_t budget, labels *all, fan_error *err)
+{
+    FAN_TRY(fan_overlaps_components(l->regions, budget, all->label, &all->count, NULL, err));
+    spans_of(l->regions, all);
     for (size_t i = 0; i < l->n; i++) {
+        place *p = &l->places[i];
         uint64_t lo, last;
         bool empty = !fan_overlaps_extent(l->regions, i, &lo, &last);
-        l->places[i] = (place){.component = label[i], .empty = empty};
+        *p = (place){.component = all->label[i], .empty = empty};
         if (!empty)
-            l->places[i].in_component = l->items[i].region.data - spans[label[i]].from;
+            p->in_component = way_in(all, l, i);
     }
-    FAN_TRY(fan_overlaps_extents(l->regions, label, &l->nclusters, err));
-    spans_of(l->regions, label, l->nclusters, spans);
+    FAN_TRY(fan_overlaps_extents(l->regions, all->label, &all->count, err));
+    spans_of(l->regions, all);
     for (size_t i = 0; i < l->n; i++) {
-        l->places[i].cluster = label[i];
-        if (!l->places[i].empty)
-            l->places[i].in_cluster = l->items[i].region.data - spans[label[i]].from;
+        place *p = &l->places[i];
+        p->cluster = all->label[i];
+        if (!p->empty)
+            p->in_cluster = way_in(all, l, i);
     }
-    for (size_t k = 0; k < l->nclusters; k++)
-        l->clusters[k] = (cluster){spans[k].to - spans[k].from, spans[k].first};
+    l->nclusters = all->count;
+    for (size_t k = 0; k < l->nclusters; k++) {
+        const span *s = &all->spans[k];
+        l->clusters[k] = (cluster){s->to - s->from, s->first};
+    }
     return FAN_OK;
 }
 
@@ -125,10 +141,10 @@ fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budge
 {
     fan_status status = FAN_OK;
     fan_layout *l = fan_calloc(sizeof *l);
-    uint32_t *label = fan_alloc(n * sizeof *label);
-    span *spans = fan_alloc(n * sizeof *spans);
+    labels all = {.label = fan_alloc(n * sizeof *all.label)};
+    all.spans = fan_alloc(n * sizeof *all.spans);
     *out = NULL;
-    if (!l || !label || !spans) {
+    if (!l || !all.label || !all.spans) {
         status = layout_no_memory(n, err);
         goto done;
     }
@@ -145,13 +161,13 @@ fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budge
         l->items[i] = items[i];
         l->items[i].region = *fan_overlaps_region(l->regions, i);
     }
-    FAN_GO(layout_record(l, budget, label, spans, err));
+    FAN_GO(layout_record(l, budget, &all, err));
     *out = l;
     l = NULL;
 done:
     fan_layout_free(l);
-    fan_free(label);
-    fan_free(spans);
+    fan_free(all.label);
+    fan_free(all.spans);
     return status;
 }
 
@@ -189,14 +205,18 @@ static fan_change layout_compare(const fan_layout_item *was, const fan_layout_it
         return FAN_CHANGE_DEVICE;
     if (a->ndim != b->ndim)
         return FAN_CHANGE_SHAPE;
-    for (int i = 0; i < a->ndim; i++)
+    for (int i = 0; i < a->ndim; i++) {
         if (a->shape[i] != b->shape[i])
             return FAN_CHANGE_SHAPE;
-    for (int i = 0; i < a->ndim && !empty; i++)
+    }
+    for (int i = 0; i < a->ndim && !empty; i++) {
         if (a->strides[i] != b->strides[i] && a->shape[i] > 1)
             return FAN_CHANGE_STRIDES;
-    if (was->writable != is->writable)
-        return was->writable ? FAN_CHANGE_READONLY : FAN_CHANGE_WRITABLE;
+    }
+    if (was->writable && !is->writable)
+        return FAN_CHANGE_READONLY;
+    if (!was->writable && is->writable)
+        return FAN_CHANGE_WRITABLE;
     return FAN_CHANGE_SAME;
 }
 
@@ -225,51 +245,70 @@ static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, f
     return fan_flats_disjoint(clusters, l->nclusters);
 }
 
-/* layout_new_overlap: returns the first array of i's present component that was in another one;
- * preferably one that overlaps i itself. */
-static size_t layout_new_overlap(const fan_layout *l, const fan_overlaps *now,
-                                 const uint32_t *label, size_t i, uint64_t budget)
+/* Arrays whose components are found anew. */
+typedef struct anew {
+    const fan_layout *l;
+    const fan_layout_item *items;
+    uint64_t budget;
+    fan_overlaps *regions;
+    uint32_t *label; /* of the present component */
+    size_t *was;     /* the first array of each recorded component; FAN_NO_OTHER: not met yet */
+    size_t *is;      /* .. of each present one */
+} anew;
+
+/* other_component: whether two arrays were in different components. */
+static bool other_component(const anew *all, size_t i, size_t j)
 {
+    return all->l->places[i].component != all->l->places[j].component;
+}
+
+/* new_overlap: returns the first array of i's present component that was in another one; preferably
+ * one that overlaps i itself. */
+static size_t new_overlap(const anew *all, size_t i)
+{
+    const fan_region *own = fan_overlaps_region(all->regions, i);
     size_t other = FAN_NO_OTHER;
-    for (size_t j = 0; j < l->n; j++) {
+    for (size_t j = 0; j < all->l->n; j++) {
+        const fan_region *region = fan_overlaps_region(all->regions, j);
         fan_verdict v = FAN_OVERLAP_DISJOINT;
-        if (label[j] != label[i] || l->places[j].component == l->places[i].component)
+        if (all->label[j] != all->label[i] || !other_component(all, i, j))
             continue;
         if (other == FAN_NO_OTHER)
             other = j;
-        fan_status status = fan_overlap(fan_overlaps_region(now, i), fan_overlaps_region(now, j),
-                                        budget, NULL, NULL, &v, NULL);
+        fan_status status = fan_overlap(own, region, all->budget, NULL, NULL, &v, NULL);
         if (status == FAN_OK && v != FAN_OVERLAP_DISJOINT)
             return j;
     }
     return other;
 }
 
-/* layout_differ: compares the present components with the recorded ones. `first` and `is` have room
- * for a member of each. */
-static fan_difference layout_differ(const fan_layout *l, const fan_layout_item *items,
-                                    const fan_overlaps *now, const uint32_t *label, size_t *first,
-                                    size_t *is, uint64_t budget)
+/* moved: whether the way from one array to the other is not what it was. */
+static bool moved(const anew *all, size_t i, size_t other)
 {
-    for (size_t i = 0; i < l->n; i++) {
-        first[i] = FAN_NO_OTHER;
-        is[i] = FAN_NO_OTHER;
+    uint64_t apart = all->items[i].region.data - all->items[other].region.data;
+    return apart != all->l->items[i].region.data - all->l->items[other].region.data;
+}
+
+/* layout_differ: compares the present components with the recorded ones. */
+static fan_difference layout_differ(const anew *all)
+{
+    for (size_t i = 0; i < all->l->n; i++) {
+        all->was[i] = FAN_NO_OTHER;
+        all->is[i] = FAN_NO_OTHER;
     }
-    for (size_t i = 0; i < l->n; i++) {
-        size_t *was = &first[l->places[i].component];
-        size_t *same = &is[label[i]];
+    for (size_t i = 0; i < all->l->n; i++) {
+        size_t *was = &all->was[all->l->places[i].component];
+        size_t *is = &all->is[all->label[i]];
         if (*was == FAN_NO_OTHER)
             *was = i;
-        if (label[*was] != label[i])
+        if (all->label[*was] != all->label[i])
             return (fan_difference){FAN_CHANGE_APART, i, *was};
-        uint64_t apart = items[i].region.data - items[*was].region.data;
-        if (apart != l->items[i].region.data - l->items[*was].region.data)
+        if (moved(all, i, *was))
             return (fan_difference){FAN_CHANGE_OFFSET, i, *was};
-        if (*same == FAN_NO_OTHER)
-            *same = i;
-        else if (l->places[*same].component != l->places[i].component)
-            return (fan_difference){FAN_CHANGE_OVERLAP, i,
-                                    layout_new_overlap(l, now, label, i, budget)};
+        if (*is == FAN_NO_OTHER)
+            *is = i;
+        if (other_component(all, i, *is))
+            return (fan_difference){FAN_CHANGE_OVERLAP, i, new_overlap(all, i)};
     }
     return (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
 }
@@ -277,22 +316,23 @@ static fan_difference layout_differ(const fan_layout *l, const fan_layout_item *
 static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, uint64_t budget,
                             fan_difference *out, fan_error *err)
 {
+    anew all = {.l = l, .items = items, .budget = budget};
     fan_status status = FAN_OK;
-    fan_overlaps *now = NULL;
-    uint32_t *label = fan_alloc(l->n * sizeof *label);
-    size_t *first = fan_alloc(2 * l->n * sizeof *first);
     size_t count;
-    if (!label || !first) {
+    all.label = fan_alloc(l->n * sizeof *all.label);
+    all.was = fan_alloc(2 * l->n * sizeof *all.was);
+    if (!all.label || !all.was) {
         status = layout_no_memory(l->n, err);
         goto done;
     }
-    FAN_GO(overlaps_of(items, l->n, &now, err));
-    FAN_GO(fan_overlaps_components(now, budget, label, &count, NULL, err));
-    *out = layout_differ(l, items, now, label, first, first + l->n, budget);
+    all.is = all.was + l->n;
+    FAN_GO(overlaps_of(items, l->n, &all.regions, err));
+    FAN_GO(fan_overlaps_components(all.regions, budget, all.label, &count, NULL, err));
+    *out = layout_differ(&all);
 done:
-    fan_free(label);
-    fan_free(first);
-    fan_overlaps_free(now);
+    fan_free(all.label);
+    fan_free(all.was);
+    fan_overlaps_free(all.regions);
     return status;
 }
 

@@ -38,9 +38,10 @@ void fan_nditer_begin(fan_nditer *w, const fan_array *leader, bool in_order)
 
 void fan_nditer_also(fan_nditer *w, const fan_array *a)
 {
-    for (int i = 0; i + 1 < w->ndim; i++)
+    for (int i = 0; i + 1 < w->ndim; i++) {
         if (!nditer_steps_as_one(a, w->axis[i], w->axis[i + 1]))
             w->joined &= ~((uint64_t)1 << i);
+    }
     for (int i = 0; i < w->ndim; i++)
         w->extent[i] = a->shape[w->axis[i]];
 }
@@ -192,9 +193,12 @@ void fan_array_copy(const fan_array *dst, const fan_array *src)
         }
         n = fan_min(most, w.size - at);
         char *to = fan_nditer_whole(&w, dst, at, n);
-        fan_nditer_read(&w, src, at, n, dst->dtype, to ? to : buf);
-        if (!to)
-            fan_nditer_write(&w, dst, at, n, dst->dtype, buf);
+        if (to) {
+            fan_nditer_read(&w, src, at, n, dst->dtype, to);
+            continue;
+        }
+        fan_nditer_read(&w, src, at, n, dst->dtype, buf);
+        fan_nditer_write(&w, dst, at, n, dst->dtype, buf);
     }
 }
 
@@ -228,9 +232,9 @@ uint64_t fan_array_hash(const fan_array *a)
     int64_t size = fan_dtype_step(a->dtype);
     int64_t most = PIECE / size;
     /* bool bytes are hashed unchanged, so that a change from 1 to 2 is detected */
-    fan_array bytes = {.data = a->data,
-                       .dtype = a->dtype == FAN_DT_BOOL ? FAN_DT_UINT8 : a->dtype,
-                       .strides = a->strides};
+    fan_array bytes = {.data = a->data, .dtype = a->dtype, .strides = a->strides};
+    if (a->dtype == FAN_DT_BOOL)
+        bytes.dtype = FAN_DT_UINT8;
     for (int64_t at = 0; at < w.size && !fan_interrupted(most); at += most) {
         int64_t n = fan_min(most, w.size - at);
         const char *p = fan_nditer_elements(&w, &bytes, at, n, bytes.dtype, buf);

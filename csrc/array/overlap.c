@@ -182,40 +182,57 @@ void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
     comb_of(r, axes, out, sorted, NULL);
 }
 
-/* comb_unwind: finds the element that holds the byte at `way` from the start of group k's steps:
+/* A region with its comb and where that came from. */
+typedef struct side {
+    const fan_region *region;
+    fan_comb comb;
+    fan_axis axes[FAN_MAX_NDIM];
+    origin origin;
+    int64_t *index; /* NULL, or receives an element */
+} side;
+
+static void side_begin(side *s, const fan_region *region, int64_t *index)
+{
+    s->region = region;
+    s->index = index;
+    comb_of(region, s->axes, &s->comb, s->origin.sorted, s->origin.end);
+}
+
+/* side_unwind: finds the element that holds the byte at `way` from the start of group k's steps:
  * writes the indices of its axes, counted from their low ends. Returns the remaining offset within
  * the element. */
-static int64_t comb_unwind(const origin *o, int k, int64_t way, int64_t *index)
+static int64_t side_unwind(const side *s, int k, int64_t way)
 {
     int first = 0;
     if (k)
-        first = o->end[k - 1];
-    for (int i = o->end[k] - 1; i >= first; i--) {
-        const moving *m = &o->sorted[i];
+        first = s->origin.end[k - 1];
+    for (int i = s->origin.end[k] - 1; i >= first; i--) {
+        const moving *m = &s->origin.sorted[i];
         int64_t x = fan_min(equation_quotient(way, m->step), m->count - 1);
-        index[m->axis] = x;
+        s->index[m->axis] = x;
         way -= x * m->step;
     }
     return way;
 }
 
-/* comb_element: computes the element of `r` at which the comb's axes have the values x and which
- * contains offset `t` of the tooth. */
-static void comb_element(const fan_region *r, const fan_comb *c, const origin *o, const int64_t *x,
-                         int64_t t, int64_t *index)
+/* side_element: computes the element at which the comb's axes have the values x and which contains
+ * offset `t` of the tooth. */
+static void side_element(const side *s, const int64_t *x, int64_t t)
 {
-    memset(index, 0, (size_t)r->ndim * sizeof *index);
-    for (int k = 0; k < c->n; k++) {
-        int64_t left = comb_unwind(o, k + 1, x[k] * c->axes[k].step, index);
+    const fan_region *r = s->region;
+    int64_t left = 0;
+    memset(s->index, 0, (size_t)r->ndim * sizeof *s->index);
+    for (int k = 0; k < s->comb.n; k++) {
+        left = side_unwind(s, k + 1, x[k] * s->axes[k].step);
         assert(left == 0);
-        (void)left;
     }
-    int64_t left = comb_unwind(o, 0, t, index);
+    left = side_unwind(s, 0, t);
     assert(left < r->itemsize);
     (void)left;
-    for (int i = 0; i < r->ndim; i++)
+    for (int i = 0; i < r->ndim; i++) {
         if (r->strides[i] < 0)
-            index[i] = r->shape[i] - 1 - index[i];
+            s->index[i] = r->shape[i] - 1 - s->index[i];
+    }
 }
 
 /* ---- two regions ---- */
@@ -266,44 +283,50 @@ fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *le
     return solve_pair(&e, a, b, left, out, err);
 }
 
+/* first_elements: computes the elements of two combs of one tooth each, which hold the first byte
+ * of both. */
+static void first_elements(const side *a, const side *b)
+{
+    uint64_t lo = fan_umax(a->comb.lo, b->comb.lo);
+    side_element(a, NULL, (int64_t)(lo - a->comb.lo));
+    side_element(b, NULL, (int64_t)(lo - b->comb.lo));
+}
+
+/* solved_elements: computes an element of each from the solution. The second, counted from its end,
+ * first: so the indices of both are small. */
+static void solved_elements(equation *e, const side *a, const side *b)
+{
+    FAN_UNINITIALIZED int64_t x[FAN_MAX_NDIM];
+    int64_t last = b->comb.tooth - 1;
+    int64_t places = fan__equation_given_places(e, a->comb.tooth - 1 + last);
+    int64_t back = fan_min(places, last);
+    for (int k = 0; k < b->comb.n; k++) {
+        int64_t most = b->axes[k].count - 1;
+        x[k] = most - fan__equation_given(e, b->axes[k].step, most);
+    }
+    side_element(b, x, last - back);
+    for (int k = 0; k < a->comb.n; k++)
+        x[k] = fan__equation_given(e, a->axes[k].step, a->axes[k].count - 1);
+    side_element(a, x, places - back);
+}
+
 fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a,
                        int64_t *at_b, fan_verdict *out, fan_error *err)
 {
-    FAN_UNINITIALIZED origin o[2];
-    FAN_UNINITIALIZED fan_axis axes[2][FAN_MAX_NDIM];
+    FAN_UNINITIALIZED side one, two;
     FAN_UNINITIALIZED equation e;
-    const fan_region *const r[2] = {a, b};
-    int64_t *const at[2] = {at_a, at_b};
-    fan_comb c[2];
     fan_effort left = fan_effort_of(budget);
     bool wanted = at_a && at_b;
-    for (int i = 0; i < 2; i++)
-        comb_of(r[i], axes[i], &c[i], o[i].sorted, o[i].end);
-    if (quick_verdict(&c[0], &c[1], out)) {
-        if (*out == FAN_OVERLAP_YES && wanted) {
-            /* the first byte of both */
-            uint64_t lo = fan_umax(c[0].lo, c[1].lo);
-            for (int i = 0; i < 2; i++)
-                comb_element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
-        }
+    side_begin(&one, a, at_a);
+    side_begin(&two, b, at_b);
+    if (quick_verdict(&one.comb, &two.comb, out)) {
+        if (*out == FAN_OVERLAP_YES && wanted)
+            first_elements(&one, &two);
         return FAN_OK;
     }
-    FAN_TRY(solve_pair(&e, &c[0], &c[1], &left, out, err));
-    if (*out == FAN_OVERLAP_YES && wanted) {
-        /* Computes an element of each from the solution. The second, counted from its end, first:
-         * so the indices of both are small. */
-        FAN_UNINITIALIZED int64_t x[2][FAN_MAX_NDIM];
-        int64_t places = fan__equation_given_places(&e, c[0].tooth + c[1].tooth - 2);
-        int64_t back = fan_min(places, c[1].tooth - 1);
-        for (int k = 0; k < c[1].n; k++) {
-            int64_t most = axes[1][k].count - 1;
-            x[1][k] = most - fan__equation_given(&e, axes[1][k].step, most);
-        }
-        for (int k = 0; k < c[0].n; k++)
-            x[0][k] = fan__equation_given(&e, axes[0][k].step, axes[0][k].count - 1);
-        comb_element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
-        comb_element(r[1], &c[1], &o[1], x[1], c[1].tooth - 1 - back, at[1]);
-    }
+    FAN_TRY(solve_pair(&e, &one.comb, &two.comb, &left, out, err));
+    if (*out == FAN_OVERLAP_YES && wanted)
+        solved_elements(&e, &one, &two);
     return FAN_OK;
 }
 
@@ -322,9 +345,10 @@ bool fan_array_disjoint(const fan_array *a, const fan_array *b)
  * -1: none. */
 static int unmoved_axis(const fan_region *r)
 {
-    for (int i = 0; i < r->ndim; i++)
+    for (int i = 0; i < r->ndim; i++) {
         if (r->shape[i] > 1 && r->strides[i] == 0)
             return i;
+    }
     return -1;
 }
 

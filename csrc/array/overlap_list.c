@@ -219,9 +219,10 @@ static size_t overlaps_arcs(const fan_overlaps *overlaps, const fan_stretch *run
         const fan_comb *c = &overlaps->combs[run[i].index];
         uint64_t from = c->lo % circle;
         uint64_t more = (uint64_t)c->tooth - 1;
-        for (int k = 0; k < c->n && !c->far; k++)
+        for (int k = 0; k < c->n && !c->far; k++) {
             if (c->axes[k].step % g != 0)
                 more += (uint64_t)c->axes[k].step * (uint64_t)(c->axes[k].count - 1);
+        }
         if (c->far || more >= circle - 1) {
             out[m++] = stretch_of(0, circle - 1, run[i].index);
         } else if (from + more < circle) {
@@ -269,6 +270,7 @@ typedef struct list {
 /* The state of a sweep. */
 typedef struct work {
     const fan_overlaps *l;
+    fan_error *err;
     fan_effort left;   /* of the whole call */
     int64_t questions; /* for components: questions left */
     bool extents_only;
@@ -285,13 +287,13 @@ typedef struct work {
 } work;
 
 /* overlaps_room: allocates on first use. */
-static fan_status overlaps_room(const work *w, fan_stretch **s, fan_error *err)
+static fan_status overlaps_room(const work *w, fan_stretch **s)
 {
     if (!*s)
         *s = fan_alloc(2 * w->l->n * sizeof **s);
     if (*s)
         return FAN_OK;
-    return overlaps_no_memory(w->l->n, err);
+    return overlaps_no_memory(w->l->n, w->err);
 }
 
 /* sort_by_digits: sorts many stretches in any order, digit by digit from the lowest. */
@@ -344,11 +346,11 @@ static void sort_by_runs(fan_stretch *s, fan_stretch *scratch, size_t n)
     }
 }
 
-static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *err)
+static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n)
 {
     if (stretch_run_end(s, n, 0) >= n)
         return FAN_OK;
-    FAN_TRY(overlaps_room(w, &w->scratch, err));
+    FAN_TRY(overlaps_room(w, &w->scratch));
     size_t runs = 0;
     for (size_t at = 0; at < n && runs <= n / 16; runs++)
         at = stretch_run_end(s, n, at);
@@ -374,8 +376,7 @@ static int64_t questions_of(uint64_t budget, size_t n)
 
 /* overlaps_verdict: decides on two regions whose stretches overlap. FAN_ERR_EXTERN if the work was
  * interrupted. */
-static fan_status overlaps_verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out,
-                                   fan_error *err)
+static fan_status overlaps_verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out)
 {
     const fan_comb *one = &w->l->combs[a];
     const fan_comb *two = &w->l->combs[b];
@@ -391,26 +392,26 @@ static fan_status overlaps_verdict(work *w, uint32_t a, uint32_t b, fan_verdict 
     *out = FAN_OVERLAP_YES;
     if (w->extents_only)
         return FAN_OK;
-    return fan_comb_overlap(one, two, &w->left, out, err);
+    return fan_comb_overlap(one, two, &w->left, out, w->err);
 }
 
 /* ---- pairs ---- */
 
-static fan_status overlaps_note(work *w, uint32_t a, uint32_t b, fan_error *err)
+static fan_status overlaps_note(work *w, uint32_t a, uint32_t b)
 {
     fan_verdict v;
     if (a == b)
         return FAN_OK;
-    FAN_TRY(overlaps_verdict(w, a, b, &v, err));
+    FAN_TRY(overlaps_verdict(w, a, b, &v));
     if (v == FAN_OVERLAP_DISJOINT)
         return FAN_OK;
     if (fan_grow((void **)&w->pairs, &w->cap, w->npairs + 1, sizeof *w->pairs) < 0)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu pairs", w->npairs + 1);
+        return fan_fail(w->err, FAN_ERR_NOMEM, "out of memory for %zu pairs", w->npairs + 1);
     w->pairs[w->npairs++] = (fan_pair){(uint32_t)fan_min(a, b), (uint32_t)fan_max(a, b), v};
     return FAN_OK;
 }
 
-static fan_status sweep_pairs(work *w, const fan_stretch *s, size_t n, fan_error *err)
+static fan_status sweep_pairs(work *w, const fan_stretch *s, size_t n)
 {
     size_t open = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -420,7 +421,7 @@ static fan_status sweep_pairs(work *w, const fan_stretch *s, size_t n, fan_error
             if (s[j].to < s[i].from)
                 continue;
             w->lists[kept++].head = j;
-            FAN_TRY(overlaps_note(w, s[j].index, s[i].index, err));
+            FAN_TRY(overlaps_note(w, s[j].index, s[i].index));
         }
         w->lists[kept++].head = i;
         open = kept;
@@ -432,9 +433,9 @@ static int by_members(const void *a, const void *b)
 {
     const fan_pair *p = a;
     const fan_pair *q = b;
-    if (p->one != q->one)
-        return p->one < q->one ? -1 : 1;
-    return (p->two > q->two) - (p->two < q->two);
+    if (p->one == q->one)
+        return (p->two > q->two) - (p->two < q->two);
+    return (p->one > q->one) - (p->one < q->one);
 }
 
 /* in_order: sorts the pairs and drops duplicates: two arcs that both pass the end of the circle
@@ -444,9 +445,10 @@ static void in_order(work *w)
     size_t kept = 0;
     if (w->npairs)
         qsort(w->pairs, w->npairs, sizeof *w->pairs, by_members);
-    for (size_t i = 0; i < w->npairs; i++)
+    for (size_t i = 0; i < w->npairs; i++) {
         if (kept == 0 || by_members(&w->pairs[kept - 1], &w->pairs[i]) != 0)
             w->pairs[kept++] = w->pairs[i];
+    }
     w->npairs = kept;
 }
 
@@ -464,14 +466,14 @@ static uint32_t root_of(uint32_t *parent, uint32_t i)
 /* overlaps_join: makes two regions one component if they share a byte, or may share one;
  * FAN_OVERLAP_YES, too, if they are one already. The smaller number is the root, so a root is its
  * component's first member. */
-static fan_status overlaps_join(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
+static fan_status overlaps_join(work *w, uint32_t a, uint32_t b, fan_verdict *out)
 {
     uint32_t one = root_of(w->parent, a);
     uint32_t two = root_of(w->parent, b);
     *out = FAN_OVERLAP_YES;
     if (one == two)
         return FAN_OK;
-    FAN_TRY(overlaps_verdict(w, a, b, out, err));
+    FAN_TRY(overlaps_verdict(w, a, b, out));
     if (*out == FAN_OVERLAP_DISJOINT)
         return FAN_OK;
     w->exact &= *out == FAN_OVERLAP_YES;
@@ -535,8 +537,7 @@ typedef enum meeting {
 /* overlaps_meet: compares stretch i with an open list. Members that have ended leave the list; once
  * one shares a byte with i, those among the next few that i covers leave, too. COVERED: one of them
  * covers i, which need not be listed. */
-static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out,
-                                fan_error *err)
+static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out)
 {
     uint32_t before = FAN_NO_STRETCH;
     uint32_t next;
@@ -549,7 +550,7 @@ static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i,
             overlaps_leave(s, open, before, at);
             continue;
         }
-        FAN_TRY(overlaps_join(w, s[at].index, s[i].index, &v, err));
+        FAN_TRY(overlaps_join(w, s[at].index, s[i].index, &v));
         if (v == FAN_OVERLAP_DISJOINT) {
             before = at;
             continue;
@@ -571,8 +572,7 @@ static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i,
 /* sweep_components: merges the lists that a newcomer joins, with the newcomer at the head unless a
  * member covers it. *done: false if ATTEMPT questions for each stretch so far, and for `ahead`
  * more, did not suffice; the joins until then are right. SIZE_MAX: no limit. */
-static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahead, bool *done,
-                                   fan_error *err)
+static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahead, bool *done)
 {
     size_t lists = 0;
     int64_t before = w->questions;
@@ -586,7 +586,7 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahe
         for (size_t k = 0; k < lists; k++) {
             list open = w->lists[k];
             meeting relation;
-            FAN_TRY(overlaps_meet(w, s, &open, i, &relation, err));
+            FAN_TRY(overlaps_meet(w, s, &open, i, &relation));
             covered |= relation == COVERED;
             if (open.head == FAN_NO_STRETCH)
                 continue;
@@ -663,15 +663,15 @@ static size_t set_aside(fan_stretch *run, size_t n)
     return count;
 }
 
-static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err);
+static fan_status sweep_runs(work *w, fan_stretch *s, size_t n);
 
 /* overlaps_sorted_arcs: computes the m arcs of a run modulo g in w->arc. */
 static fan_status overlaps_sorted_arcs(work *w, const fan_stretch *run, size_t n, int64_t g,
-                                       size_t *m, fan_error *err)
+                                       size_t *m)
 {
-    FAN_TRY(overlaps_room(w, &w->arc, err));
+    FAN_TRY(overlaps_room(w, &w->arc));
     *m = overlaps_arcs(w->l, run, n, g, w->arc);
-    return overlaps_sort(w, w->arc, *m, err);
+    return overlaps_sort(w, w->arc, *m);
 }
 
 /* sweep_components_by: sweeps the stretches `best`, which overlap least. For components that is no
@@ -679,50 +679,50 @@ static fan_status overlaps_sorted_arcs(work *w, const fan_stretch *run, size_t n
  * tried in turn. In the first round a sweep whose questions grow with the square of its stretches
  * ends after few of them. */
 static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, fan_stretch *run,
-                                      size_t n, const tally *grids, fan_error *err)
+                                      size_t n, const tally *grids)
 {
     bool done = false;
     for (size_t ahead = n / EARLY + 1; !done && ahead < EARLY * n; ahead *= EARLY) {
-        FAN_TRY(sweep_components(w, best, count, ahead, &done, err));
+        FAN_TRY(sweep_components(w, best, count, ahead, &done));
         if (!done && best != run)
-            FAN_TRY(sweep_components(w, run, n, ahead, &done, err));
+            FAN_TRY(sweep_components(w, run, n, ahead, &done));
         for (int i = 0; i < GRIDS && !done; i++) {
             size_t m;
             if (!grids[i].count)
                 continue;
-            FAN_TRY(overlaps_sorted_arcs(w, run, n, grids[i].step, &m, err));
-            FAN_TRY(sweep_components(w, w->arc, m, ahead, &done, err));
+            FAN_TRY(overlaps_sorted_arcs(w, run, n, grids[i].step, &m));
+            FAN_TRY(sweep_components(w, w->arc, m, ahead, &done));
         }
     }
     if (done)
         return FAN_OK;
-    return sweep_components(w, best, count, SIZE_MAX, &done, err);
+    return sweep_components(w, best, count, SIZE_MAX, &done);
 }
 
 /* compare_with_all: compares the last `aside` of a run with all. */
-static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, size_t aside,
-                                   fan_error *err)
+static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, size_t aside)
 {
-    for (size_t i = n - aside; i < n; i++)
+    for (size_t i = n - aside; i < n; i++) {
         for (size_t j = 0; j < i; j++) {
             fan_verdict v;
             if (w->parent)
-                FAN_TRY(overlaps_join(w, run[j].index, run[i].index, &v, err));
+                FAN_TRY(overlaps_join(w, run[j].index, run[i].index, &v));
             else
-                FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
+                FAN_TRY(overlaps_note(w, run[j].index, run[i].index));
         }
+    }
     return FAN_OK;
 }
 
 /* overlaps_sweep: sweeps one run by the stretches that overlap least. */
-static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
+static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n)
 {
     size_t aside = 0;
     if (n > 2 * BRIDGES)
         aside = set_aside(run, n);
     if (aside) {
-        FAN_TRY(compare_with_all(w, run, n, aside, err));
-        return sweep_runs(w, run, n - aside, err);
+        FAN_TRY(compare_with_all(w, run, n, aside));
+        return sweep_runs(w, run, n - aside);
     }
 
     tally grids[GRIDS] = {{0, 0}};
@@ -743,7 +743,7 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
         size_t m;
         if (!grids[i].count)
             continue;
-        FAN_TRY(overlaps_sorted_arcs(w, run, n, grids[i].step, &m, err));
+        FAN_TRY(overlaps_sorted_arcs(w, run, n, grids[i].step, &m));
         uint64_t met = stretch_meetings(w->arc, m);
         if (met >= least)
             continue;
@@ -754,11 +754,11 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
         count = m;
     }
     if (w->parent)
-        return sweep_components_by(w, best, count, run, n, grids, err);
-    return sweep_pairs(w, best, count, err);
+        return sweep_components_by(w, best, count, run, n, grids);
+    return sweep_pairs(w, best, count);
 }
 
-static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
+static fan_status sweep_runs(work *w, fan_stretch *s, size_t n)
 {
     size_t end;
     for (size_t at = 0; at < n; at = end) {
@@ -766,30 +766,30 @@ static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
         for (end = at + 1; end < n && s[end].from <= last; end++)
             last = fan_umax(last, s[end].to);
         if (end - at > 1)
-            FAN_TRY(overlaps_sweep(w, s + at, end - at, err));
+            FAN_TRY(overlaps_sweep(w, s + at, end - at));
     }
     return FAN_OK;
 }
 
 /* sweep_all: sweeps all regions, with the memory for it. */
-static fan_status sweep_all(work *w, fan_error *err)
+static fan_status sweep_all(work *w)
 {
     const fan_overlaps *overlaps = w->l;
     fan_status status = FAN_OK;
     size_t n = 0;
     w->lists = fan_alloc(2 * overlaps->n * sizeof *w->lists);
     if (!w->lists) {
-        status = overlaps_no_memory(overlaps->n, err);
+        status = overlaps_no_memory(overlaps->n, w->err);
         goto done;
     }
-    FAN_GO(overlaps_room(w, &w->run, err));
+    FAN_GO(overlaps_room(w, &w->run));
     for (size_t i = 0; i < overlaps->n; i++) {
         const fan_comb *c = &overlaps->combs[i];
         if (!c->empty)
             w->run[n++] = stretch_of(c->lo, c->last, (uint32_t)i);
     }
-    FAN_GO(overlaps_sort(w, w->run, n, err));
-    FAN_GO(sweep_runs(w, w->run, n, err));
+    FAN_GO(overlaps_sort(w, w->run, n));
+    FAN_GO(sweep_runs(w, w->run, n));
 done:
     fan_free(w->run);
     fan_free(w->arc);
@@ -800,14 +800,14 @@ done:
 }
 
 /* label_all: w->questions and w->extents_only are set. */
-static fan_status label_all(work *w, uint32_t *label, size_t *count, fan_error *err)
+static fan_status label_all(work *w, uint32_t *label, size_t *count)
 {
     size_t n = w->l->n;
     size_t components = 0;
     for (size_t i = 0; i < n; i++)
         label[i] = (uint32_t)i;
     w->parent = label;
-    FAN_TRY(sweep_all(w, err));
+    FAN_TRY(sweep_all(w));
     /* A root is its component's first member, so it is numbered before any other member. */
     for (size_t i = 0; i < n; i++)
         label[i] = root_of(label, (uint32_t)i);
@@ -824,9 +824,9 @@ static fan_status label_all(work *w, uint32_t *label, size_t *count, fan_error *
 fan_status fan_overlaps_components(const fan_overlaps *overlaps, uint64_t budget, uint32_t *label,
                                    size_t *count, bool *exact, fan_error *err)
 {
-    work w = {.l = overlaps, .left = fan_effort_of(budget), .exact = true};
+    work w = {.l = overlaps, .err = err, .left = fan_effort_of(budget), .exact = true};
     w.questions = questions_of(budget, overlaps->n);
-    FAN_TRY(label_all(&w, label, count, err));
+    FAN_TRY(label_all(&w, label, count));
     if (exact)
         *exact = w.exact;
     return FAN_OK;
@@ -835,17 +835,17 @@ fan_status fan_overlaps_components(const fan_overlaps *overlaps, uint64_t budget
 fan_status fan_overlaps_extents(const fan_overlaps *overlaps, uint32_t *label, size_t *count,
                                 fan_error *err)
 {
-    work w = {.l = overlaps, .questions = INT64_MAX, .extents_only = true};
-    return label_all(&w, label, count, err);
+    work w = {.l = overlaps, .err = err, .questions = INT64_MAX, .extents_only = true};
+    return label_all(&w, label, count);
 }
 
 fan_status fan_overlaps_pairs(const fan_overlaps *overlaps, uint64_t budget, fan_pair **out,
                               size_t *count, fan_error *err)
 {
-    work w = {.l = overlaps, .left = fan_effort_of(budget)};
+    work w = {.l = overlaps, .err = err, .left = fan_effort_of(budget)};
     *out = NULL;
     *count = 0;
-    fan_status status = sweep_all(&w, err);
+    fan_status status = sweep_all(&w);
     if (status != FAN_OK) {
         fan_free(w.pairs);
         return status;

@@ -154,7 +154,7 @@ int fan_patch_order(const fan_patch *a, const fan_patch *b)
 {
     size_t axes = (size_t)a->ndim;
     if (a->values != b->values)
-        return a->values < b->values ? -1 : 1;
+        return a->values - b->values;
     /* start and step lie behind each other */
     int order = memcmp(a->start, b->start, 2 * axes * sizeof *a->start);
     if (order == 0)
@@ -242,9 +242,9 @@ static bool extents_disjoint(extent *some, size_t n, int axis, int ndim)
             if (!extents_disjoint(some + begin, i - begin, axis + 1, ndim))
                 return false;
             begin = i;
+            high = some[i].high; /* those before were sorted anew by the call */
         }
-        /* the next patches are sorted anew by the call, those from `i` on not yet */
-        high = i == begin ? some[i].high : fan_max(high, some[i].high);
+        high = fan_max(high, some[i].high);
     }
     return extents_disjoint(some + begin, n - begin, axis + 1, ndim);
 }

@@ -82,8 +82,8 @@ static void runs_begin(reduce_runs *r, const fan_loops *loops, size_t elements)
 
 static void row_add(const fan_loops *loops, char *into, const char *row, size_t numbers)
 {
-    const char *src[] = {into, row};
-    loops->own(into, src, 2, numbers, NULL);
+    const char *both[] = {into, row};
+    loops->own(into, (fan_sources){both, 2}, numbers, NULL);
 }
 
 /* runs_put: adds a number at a level. */
@@ -128,81 +128,96 @@ static int64_t gone_at(const part *gone, int64_t k)
     return offset;
 }
 
-/* reduce_read: reads the elements [at, at + n), each rounded to `dtype`, as elements of acc, which
- * is no narrower; they take RUN * 16 bytes at most. */
-static void reduce_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n,
-                        fan_dtype dtype, fan_dtype acc, char *to)
+/* The sum of an array over some axes. */
+typedef struct reduction {
+    part kept;              /* of the array: the axes that stay */
+    part gone;              /* .. the others */
+    part to;                /* the result, with the axes that stay */
+    fan_nditer w;           /* over kept and to */
+    fan_dtype dtype;        /* to which each element is rounded first */
+    fan_dtype acc;          /* in which they are added: no narrower */
+    const fan_loops *loops; /* of acc */
+} reduction;
+
+/* reduce_read: reads the elements [at, at + n) as elements of acc; they take RUN * 16 bytes at
+ * most. */
+static void reduce_read(const reduction *r, const fan_nditer *w, const fan_array *a, int64_t at,
+                        int64_t n, char *to)
 {
     FAN_UNINITIALIZED _Alignas(64) char rounded[RUN * 16];
-    if (dtype == a->dtype || dtype == acc) {
-        fan_nditer_read(w, a, at, n, acc, to);
+    if (r->dtype == a->dtype || r->dtype == r->acc) {
+        fan_nditer_read(w, a, at, n, r->acc, to);
         return;
     }
-    fan_nditer_read(w, a, at, n, dtype, rounded);
-    fan_convert_dense(to, acc, rounded, dtype, n);
+    fan_nditer_read(w, a, at, n, r->dtype, rounded);
+    fan_convert_dense(to, r->acc, rounded, r->dtype, n);
 }
 
 /* A row: elements [at, at + n) of the result while they are summed. */
 typedef struct reduce_row {
-    const part *kept, *gone;
-    const fan_nditer *w;
-    const fan_loops *loops;
-    fan_dtype dtype, acc;
+    const reduction *of;
     int64_t at, n;
 } reduce_row;
 
 /* row_terms: adds the terms k, k + step, .. before `end` to `sum`; false: interrupted. */
-static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end, char *sum)
+static bool row_terms(const reduce_row *row, int64_t k, int64_t step, int64_t end, char *sum)
 {
     FAN_UNINITIALIZED _Alignas(64) char scratch[ROW_BYTES];
-    fan_array row = r->kept->a;
+    const reduction *r = row->of;
+    fan_array from = r->kept.a;
     char *to = sum; /* the first term starts the sum */
     for (; k < end; k += step) {
-        row.data = r->kept->a.data + gone_at(r->gone, k);
-        reduce_read(r->w, &row, r->at, r->n, r->dtype, r->acc, to);
+        from.data = r->kept.a.data + gone_at(&r->gone, k);
+        reduce_read(r, &r->w, &from, row->at, row->n, to);
         if (to == scratch)
-            row_add(r->loops, sum, scratch, (size_t)r->n * r->loops->parts);
-        if (fan_interrupted(r->n))
+            row_add(r->loops, sum, scratch, (size_t)row->n * r->loops->parts);
+        if (fan_interrupted(row->n))
             return false;
         to = scratch;
     }
     return true;
 }
 
-/* by_rows: adds one row to a row of the result for each element of the reduced axes. */
-static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w,
-                    fan_dtype dtype)
+/* row_group: adds the terms [k, end), at most a group, which lanes share; false: interrupted. */
+static bool row_group(const reduce_row *row, int64_t k, int64_t end, char *group)
 {
-    FAN_UNINITIALIZED _Alignas(64) char lane[ROW_BYTES], group[ROW_BYTES];
+    FAN_UNINITIALIZED _Alignas(64) char lane[ROW_BYTES];
+    const fan_loops *loops = row->of->loops;
+    if (!row_terms(row, k, LANES, end, group))
+        return false;
+    for (int64_t j = k + 1; j < end && j < k + LANES; j++) {
+        if (!row_terms(row, j, LANES, end, lane))
+            return false;
+        row_add(loops, group, lane, (size_t)row->n * loops->parts);
+    }
+    return true;
+}
+
+/* by_rows: adds one row to a row of the result for each element of the reduced axes. */
+static void by_rows(const reduction *r)
+{
+    FAN_UNINITIALIZED _Alignas(64) char sum[ROW_BYTES];
     FAN_UNINITIALIZED reduce_runs runs;
-    reduce_row r = {
-        .kept = kept, .gone = gone, .w = w, .dtype = dtype, .acc = fan_reduce_dtype(dtype)};
-    int64_t size = fan_dtype_step(r.acc);
+    reduce_row row = {.of = r};
+    int64_t size = fan_dtype_step(r->acc);
     int64_t most = ROW_BYTES / size;
-    int64_t terms = gone->a.size;
-    r.loops = fan_loops_of(r.acc);
-    for (; r.at < w->size; r.at += r.n) {
-        r.n = fan_min(w->size - r.at, most);
+    int64_t terms = r->gone.a.size;
+    for (; row.at < r->w.size; row.at += row.n) {
+        row.n = fan_min(r->w.size - row.at, most);
         if (terms <= RUN) {
-            if (!row_terms(&r, 0, 1, terms, lane))
+            if (!row_terms(&row, 0, 1, terms, sum))
                 return;
-            fan_nditer_write(w, out, r.at, r.n, r.acc, lane);
+            fan_nditer_write(&r->w, &r->to.a, row.at, row.n, r->acc, sum);
             continue;
         }
-        size_t bytes = (size_t)(r.n * size);
-        runs_begin(&runs, r.loops, (size_t)r.n);
+        size_t bytes = (size_t)(row.n * size);
+        runs_begin(&runs, r->loops, (size_t)row.n);
         for (int64_t k = 0; k < terms; k += GROUP) {
-            int64_t end = fan_min(terms, k + GROUP);
-            if (!row_terms(&r, k, LANES, end, group))
+            if (!row_group(&row, k, fan_min(terms, k + GROUP), sum))
                 return;
-            for (int64_t j = k + 1; j < end && j < k + LANES; j++) {
-                if (!row_terms(&r, j, LANES, end, lane))
-                    return;
-                row_add(r.loops, group, lane, runs.numbers);
-            }
-            runs_add(&runs, group, bytes);
+            runs_add(&runs, sum, bytes);
         }
-        fan_nditer_write(w, out, r.at, r.n, r.acc, runs_end(&runs, bytes));
+        fan_nditer_write(&r->w, &r->to.a, row.at, row.n, r->acc, runs_end(&runs, bytes));
     }
 }
 
@@ -212,9 +227,10 @@ static void lanes_add_doubles(double *restrict lanes, const double *restrict ter
     for (size_t j = 0; j < wide; j += 8) { /* eight sums in registers */
         double sum[8];
         memcpy(sum, lanes + j, sizeof sum);
-        for (size_t k = 0; k < rows; k++)
+        for (size_t k = 0; k < rows; k++) {
             for (size_t i = 0; i < 8; i++)
                 sum[i] += terms[k * wide + j + i];
+        }
         memcpy(lanes + j, sum, sizeof sum);
     }
 }
@@ -243,60 +259,65 @@ static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, b
     }
 }
 
-/* group_sum: sums the terms [k, end) of `run`, at most a group, into `sum`. */
-static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, int64_t end,
-                      bool dealt, fan_dtype dtype, char *sum)
+/* The reduced axes as one run of terms. */
+typedef struct reduce_run {
+    const reduction *of;
+    fan_nditer walk;
+    fan_array terms;
+    bool dealt; /* to lanes */
+} reduce_run;
+
+/* group_sum: sums the terms [k, end), at most a group, into `sum`. */
+static void group_sum(const reduce_run *run, int64_t k, int64_t end, char *sum)
 {
-    fan_dtype acc = fan_reduce_dtype(dtype);
     FAN_UNINITIALIZED _Alignas(64) char scratch[RUN * 16], lanes[LANES * 16];
-    const fan_loops *loops = fan_loops_of(acc);
-    size_t size = fan_dtype_size(acc);
+    const reduction *r = run->of;
+    size_t size = fan_dtype_size(r->acc);
     for (int64_t at = k; at < end; at += RUN) {
         int64_t n = fan_min(end - at, RUN);
-        reduce_read(inner, run, at, n, dtype, acc, scratch);
-        if (dealt)
-            lanes_add(acc, lanes, scratch, (size_t)n, at == k);
+        reduce_read(r, &run->walk, &run->terms, at, n, scratch);
+        if (run->dealt)
+            lanes_add(r->acc, lanes, scratch, (size_t)n, at == k);
     }
     const char *terms = scratch;
     int64_t n = end - k;
-    if (dealt) {
+    if (run->dealt) {
         terms = lanes;
         n = fan_min(n, LANES);
     }
     memcpy(sum, terms, size); /* the first is not added to zero */
-    loops->add_up(sum, terms + size, (size_t)n - 1);
+    r->loops->add_up(sum, terms + size, (size_t)n - 1);
 }
 
 /* by_elements: sums each element of the result as one run over the reduced axes. */
-static void by_elements(const fan_array *out, const part *kept, const part *gone,
-                        const fan_nditer *w, fan_dtype dtype)
+static void by_elements(const reduction *r)
 {
-    FAN_UNINITIALIZED fan_nditer inner;
+    FAN_UNINITIALIZED reduce_run run;
     FAN_UNINITIALIZED reduce_runs runs;
     _Alignas(16) char sum[16];
-    fan_dtype acc = fan_reduce_dtype(dtype);
-    size_t size = fan_dtype_size(acc);
-    int64_t terms = gone->a.size;
-    fan_nditer_one(&inner, &gone->a, true);
-    for (int64_t at = 0; at < w->size; at++) {
-        fan_array run = gone->a;
-        run.data = fan_nditer_whole(w, &kept->a, at, 1);
-        runs_begin(&runs, fan_loops_of(acc), 1);
+    size_t size = fan_dtype_size(r->acc);
+    int64_t terms = r->gone.a.size;
+    run.of = r;
+    run.terms = r->gone.a;
+    run.dealt = terms > RUN;
+    fan_nditer_one(&run.walk, &run.terms, true);
+    for (int64_t at = 0; at < r->w.size; at++) {
+        run.terms.data = fan_nditer_whole(&r->w, &r->kept.a, at, 1);
+        runs_begin(&runs, r->loops, 1);
         for (int64_t k = 0; k < terms; k += GROUP) {
             int64_t end = fan_min(terms, k + GROUP);
-            group_sum(&inner, &run, k, end, terms > RUN, dtype, sum);
+            group_sum(&run, k, end, sum);
             runs_add(&runs, sum, size);
             if (fan_interrupted(end - k))
                 return;
         }
-        fan_nditer_write(w, out, at, 1, acc, runs_end(&runs, size));
+        fan_nditer_write(&r->w, &r->to.a, at, 1, r->acc, runs_end(&runs, size));
     }
 }
 
 void fan_reduce(const fan_array *out, const fan_array *in, fan_dtype dtype)
 {
-    FAN_UNINITIALIZED part kept, gone, to;
-    FAN_UNINITIALIZED fan_nditer w;
+    FAN_UNINITIALIZED reduction r;
     FAN_DEFAULT_FLOAT_MODE;
     int lead = in->ndim - out->ndim;
     if (out->size == 0)
@@ -305,21 +326,28 @@ void fan_reduce(const fan_array *out, const fan_array *in, fan_dtype dtype)
         fan_fill_zero(out);
         return;
     }
-    part_begin(&kept, in);
-    part_begin(&gone, in);
-    part_begin(&to, out);
+    part_begin(&r.kept, in);
+    part_begin(&r.gone, in);
+    part_begin(&r.to, out);
     for (int i = 0; i < in->ndim; i++) {
-        bool stays = i >= lead && out->shape[i - lead] == in->shape[i];
-        part_axis(stays ? &kept : &gone, in->shape[i], in->strides[i]);
-        if (stays)
-            part_axis(&to, in->shape[i], out->strides[i - lead]);
+        int64_t extent = in->shape[i];
+        bool stays = i >= lead && out->shape[i - lead] == extent;
+        if (!stays) {
+            part_axis(&r.gone, extent, in->strides[i]);
+            continue;
+        }
+        part_axis(&r.kept, extent, in->strides[i]);
+        part_axis(&r.to, extent, out->strides[i - lead]);
     }
-    fan_nditer_begin(&w, &kept.a, false);
-    fan_nditer_also(&w, &to.a);
-    fan_nditer_ready(&w);
-    bool runs = gone.a.size >= 64 && (kept.a.size < 16 || gone.nearest < kept.nearest);
-    if (runs)
-        by_elements(&to.a, &kept, &gone, &w, dtype);
+    r.dtype = dtype;
+    r.acc = fan_reduce_dtype(dtype);
+    r.loops = fan_loops_of(r.acc);
+    fan_nditer_begin(&r.w, &r.kept.a, false);
+    fan_nditer_also(&r.w, &r.to.a);
+    fan_nditer_ready(&r.w);
+    bool near = r.kept.a.size < 16 || r.gone.nearest < r.kept.nearest;
+    if (near && r.gone.a.size >= 64)
+        by_elements(&r);
     else
-        by_rows(&to.a, &kept, &gone, &w, dtype);
+        by_rows(&r);
 }

@@ -1,6 +1,7 @@
 /* rows: sorted by their numbers, in their order, and summed one number after the other. */
 #include "array/rows.h"
 
+#include "array/convert.h"
 #include "array/exact.h"
 #include "array/sum.h"
 #include "array/sum_isa.h"
@@ -64,57 +65,89 @@ static void row_view(fan_array *view, const fan_array *of, int64_t row)
         view->size *= view->shape[k];
 }
 
-/* What the rows of one number are summed with: room for the most of them. */
-typedef struct row_scratch {
+/* The sum of all rows, and what those of one number are summed with: room for the most of them. */
+typedef struct row_sums {
+    const fan_array *rows;
+    fan_dtype acc;
+    bool exact;
+    bool gapless;    /* rows are runs of the result's dtype */
+    bool single;     /* .. of float32, summed exactly */
+    bool flat;       /* .. that one loop adds */
+    size_t elements; /* of a row */
+    size_t bytes;
     const char **data;
     fan_array *views;
     fan_operand *in;
-} row_scratch;
+} row_sums;
 
-static void scratch_free(row_scratch *scratch)
+static void sums_begin(row_sums *sums, const fan_array *out)
 {
-    fan_free(scratch->data);
-    fan_free(scratch->views);
-    fan_free(scratch->in);
+    fan_array target;
+    const fan_array *rows = sums->rows;
+    row_view(&target, out, 0);
+    sums->elements = (size_t)target.size;
+    sums->bytes = sums->elements * fan_dtype_size(out->dtype);
+    row_view(&target, rows, 0);
+    sums->gapless = fan_array_in_c_order(&target) && out->dtype == rows->dtype;
+    uintptr_t places = (uintptr_t)rows->data | (uintptr_t)rows->strides[0];
+    bool aligned = places % (uintptr_t)fan_dtype_size(rows->dtype) == 0;
+    bool plain = sums->gapless && aligned;
+    if (sums->exact)
+        sums->single = plain && rows->dtype == FAN_DT_FLOAT32;
+    else
+        sums->flat = plain && fan_sum_flat_fits(rows->dtype, sums->acc);
 }
 
-static bool scratch_make(row_scratch *scratch, int64_t most, bool flat, bool any)
+static void sums_free(row_sums *sums)
+{
+    fan_free(sums->data);
+    fan_free(sums->views);
+    fan_free(sums->in);
+}
+
+static bool sums_make_room(row_sums *sums, int64_t most)
 {
     size_t n = (size_t)most + 1;
-    if (flat)
-        scratch->data = fan_alloc(n * sizeof *scratch->data);
-    if (flat && !scratch->data)
+    bool runs = sums->flat || sums->single;
+    if (runs)
+        sums->data = fan_alloc(n * sizeof *sums->data);
+    if (runs && !sums->data)
         return false;
-    if (!any)
+    if (sums->flat)
         return true;
-    scratch->views = fan_alloc(n * sizeof *scratch->views);
-    scratch->in = fan_alloc(n * sizeof *scratch->in);
-    return scratch->views && scratch->in;
+    sums->views = fan_alloc(n * sizeof *sums->views);
+    sums->in = fan_alloc(n * sizeof *sums->in);
+    return sums->views && sums->in;
 }
 
 /* The rows of one number, any strides, or exactly. */
-static void row_sum(const fan_array *out, const fan_array *rows, const int64_t *at, int64_t n,
-                    fan_dtype acc, bool exact, const row_scratch *scratch)
+static void sum_views(const row_sums *sums, const fan_array *out, const int64_t *at, int64_t n)
 {
     for (int64_t k = 0; k < n; k++) {
-        row_view(&scratch->views[k], rows, at[k]);
-        scratch->in[k] = (fan_operand){.array = &scratch->views[k], .acc = acc};
+        fan_array *view = &sums->views[k];
+        row_view(view, sums->rows, at[k]);
+        sums->in[k] = (fan_operand){.array = view, .acc = sums->acc};
     }
-    if (exact && n > 1)
-        fan_exact_fold(out, scratch->in, (size_t)n, rows->dtype, NULL);
+    if (sums->exact && n > 1)
+        fan_exact_fold(out, sums->in, (size_t)n, sums->rows->dtype, NULL);
     else
-        fan_sum(out, scratch->in, (size_t)n, NULL);
+        fan_sum(out, sums->in, (size_t)n, NULL);
 }
 
 /* Rows of one number lie anywhere: those of the next number are asked for while one is summed. */
 #define AHEAD_BYTES 1024
 #define LINE 64
 
-static void rows_ahead(const fan_array *rows, const int64_t *at, int64_t n, size_t bytes)
+static const char *row_at(const fan_array *rows, int64_t row)
 {
-    size_t some = bytes < AHEAD_BYTES ? bytes : AHEAD_BYTES;
+    return rows->data + row * rows->strides[0];
+}
+
+static void rows_ahead(const row_sums *sums, const int64_t *at, int64_t n)
+{
+    size_t some = fan_umin(sums->bytes, AHEAD_BYTES);
     for (int64_t k = 0; k < n && k < 32; k++) {
-        const char *row = rows->data + at[k] * rows->strides[0];
+        const char *row = row_at(sums->rows, at[k]);
         for (size_t line = 0; line < some; line += LINE)
             __builtin_prefetch(row + line);
     }
@@ -157,20 +190,20 @@ static inline __attribute__((always_inline)) void single_write(char *to, const d
 }
 
 /* Sums COLUMNS numbers from the byte `at` on; false: some addition had an error. */
-static inline __attribute__((always_inline)) bool single_columns(char *out, const char *const *data,
-                                                                 size_t n, size_t at)
+static inline __attribute__((always_inline)) bool single_columns(char *out, fan_sources from,
+                                                                 size_t at)
 {
     const size_t half = sizeof(singles);
     doubles low;
     doubles high;
     doubles x;
     bits wrong = {0};
-    single_read(data[0] + at, &low);
-    single_read(data[0] + at + half, &high);
-    for (size_t k = 1; k < n; k++) {
-        single_read(data[k] + at, &x);
+    single_read(from.at[0] + at, &low);
+    single_read(from.at[0] + at + half, &high);
+    for (size_t k = 1; k < from.n; k++) {
+        single_read(from.at[k] + at, &x);
         single_add(&low, &x, &wrong);
-        single_read(data[k] + at + half, &x);
+        single_read(from.at[k] + at + half, &x);
         single_add(&high, &x, &wrong);
     }
     single_write(out + at, &low);
@@ -180,24 +213,29 @@ static inline __attribute__((always_inline)) bool single_columns(char *out, cons
 }
 
 /* The same of at least COLUMNS numbers. Those of the last pass may be summed twice. */
-static inline __attribute__((always_inline)) bool single_wide(char *out, const char *const *data,
-                                                              size_t n, size_t elements)
+static inline __attribute__((always_inline)) bool single_wide(char *out, fan_sources from,
+                                                              size_t elements)
 {
     size_t last = elements - COLUMNS;
     for (size_t first = 0; first < last; first += COLUMNS) {
-        if (!single_columns(out, data, n, first * sizeof(float)))
+        if (!single_columns(out, from, first * sizeof(float)))
             return false;
     }
-    return single_columns(out, data, n, last * sizeof(float));
+    return single_columns(out, from, last * sizeof(float));
+}
+
+static inline double single_at(const char *numbers, size_t i)
+{
+    return (double)((const fan_any_f32 *)numbers)[i];
 }
 
 /* The same of fewer. */
-static bool single_few(char *out, const char *const *data, size_t n, size_t elements)
+static bool single_few(char *out, fan_sources from, size_t elements)
 {
     for (size_t i = 0; i < elements; i++) {
-        double sum = (double)((const float *)(const void *)data[0])[i];
-        for (size_t k = 1; k < n; k++) {
-            double x = (double)((const float *)(const void *)data[k])[i];
+        double sum = single_at(from.at[0], i);
+        for (size_t k = 1; k < from.n; k++) {
+            double x = single_at(from.at[k], i);
             double next = sum + x;
             double back = next - sum;
             double error = (sum - (next - back)) + (x - back);
@@ -205,82 +243,82 @@ static bool single_few(char *out, const char *const *data, size_t n, size_t elem
                 return false;
             sum = next;
         }
-        ((float *)(void *)out)[i] = (float)sum;
+        ((fan_any_f32 *)out)[i] = (float)sum;
     }
     return true;
 }
 
-static bool single_baseline(char *out, const char *const *data, size_t n, size_t elements)
+static bool single_baseline(char *out, fan_sources from, size_t elements)
 {
-    return single_wide(out, data, n, elements);
+    return single_wide(out, from, elements);
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static bool single_avx2(char *out, const char *const *data,
-                                                        size_t n, size_t elements)
+__attribute__((target("avx2"))) static bool single_avx2(char *out, fan_sources from,
+                                                        size_t elements)
 {
-    return single_wide(out, data, n, elements);
+    return single_wide(out, from, elements);
 }
 #endif
 
 /* false: some numbers are not sums yet. */
-static bool single_sum(char *out, const char *const *data, size_t n, size_t elements)
+static bool single_sum(char *out, fan_sources from, size_t elements)
 {
     if (elements < COLUMNS)
-        return single_few(out, data, n, elements);
+        return single_few(out, from, elements);
 #if defined(__x86_64__)
     if (fan_sum_isa_rank() > 0)
-        return single_avx2(out, data, n, elements);
+        return single_avx2(out, from, elements);
 #endif
-    return single_baseline(out, data, n, elements);
+    return single_baseline(out, from, elements);
+}
+
+/* Sums the n rows of one number into a row of the result. */
+static void sum_row(const row_sums *sums, const fan_array *out, const int64_t *at, int64_t n)
+{
+    if (n == 0) {
+        memset(out->data, 0, sums->bytes);
+        return;
+    }
+    fan_sources from = {sums->data, (size_t)n};
+    for (int64_t k = 0; k < n && sums->data; k++)
+        sums->data[k] = row_at(sums->rows, at[k]);
+    if (sums->flat && n == 1) {
+        memcpy(out->data, sums->data[0], sums->bytes);
+        return;
+    }
+    if (sums->flat) {
+        (void)fan_sum_flat(out->data, from.at, from.n, sums->elements, out->dtype, sums->acc, NULL);
+        return;
+    }
+    bool done = sums->single && n > 1 && single_sum(out->data, from, sums->elements);
+    if (!done)
+        sum_views(sums, out, at, n);
 }
 
 fan_status fan_rows_sum(const fan_array *out, const int64_t *ids, const fan_array *rows,
                         fan_dtype acc, bool exact, int64_t *bad, fan_error *err)
 {
     row_order order = {NULL};
-    row_scratch scratch = {NULL};
+    row_sums sums = {.rows = rows, .acc = acc, .exact = exact};
     fan_array target;
     int64_t numbers = out->shape[0];
     fan_status status = FAN_OK;
     *bad = -1;
-    row_view(&target, rows, 0);
-    size_t elements = (size_t)target.size;
-    size_t bytes = elements * fan_dtype_size(out->dtype);
-    bool gapless = fan_array_in_c_order(&target) && out->dtype == rows->dtype;
-    uintptr_t places = (uintptr_t)rows->data | (uintptr_t)rows->strides[0];
-    bool aligned = places % (uintptr_t)fan_dtype_size(rows->dtype) == 0;
-    bool plain = gapless && aligned;
-    bool single = exact && plain && rows->dtype == FAN_DT_FLOAT32;
-    bool flat = !exact && plain && fan_sum_flat_fits(rows->dtype, acc);
+    sums_begin(&sums, out);
     FAN_GO(order_make(&order, ids, rows->shape[0], numbers, bad, err));
-    if (!scratch_make(&scratch, order.most, flat || single, !flat))
+    if (!sums_make_room(&sums, order.most))
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory"));
-    for (int64_t i = 0; i < numbers && elements > 0; i++) {
+    for (int64_t i = 0; i < numbers && sums.elements > 0; i++) {
         const int64_t *at = order.at + order.first[i];
-        int64_t n = order.first[i + 1] - order.first[i];
+        const int64_t *next = order.at + order.first[i + 1];
         row_view(&target, out, i);
-        if (gapless && i + 1 < numbers)
-            rows_ahead(rows, at + n, order.first[i + 2] - order.first[i + 1], bytes);
-        if (n == 0) {
-            memset(target.data, 0, bytes);
-            continue;
-        }
-        for (int64_t k = 0; k < n && (flat || single); k++)
-            scratch.data[k] = rows->data + at[k] * rows->strides[0];
-        bool done = single && n > 1 && single_sum(target.data, scratch.data, (size_t)n, elements);
-        if (done)
-            continue;
-        if (!flat)
-            row_sum(&target, rows, at, n, acc, exact, &scratch);
-        else if (n == 1)
-            memcpy(target.data, scratch.data[0], bytes);
-        else
-            (void)fan_sum_flat(target.data, scratch.data, (size_t)n, elements, rows->dtype, acc,
-                               NULL);
+        if (sums.gapless && i + 1 < numbers)
+            rows_ahead(&sums, next, order.first[i + 2] - order.first[i + 1]);
+        sum_row(&sums, &target, at, next - at);
     }
 done:
     order_free(&order);
-    scratch_free(&scratch);
+    sums_free(&sums);
     return status;
 }

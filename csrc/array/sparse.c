@@ -111,9 +111,10 @@ static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape,
                                    const fan_array *indices, const fan_array *pointers,
                                    const fan_array *values, fan_error *err)
 {
-    if (ndim != 2)
+    if (ndim != 2) {
         return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f),
                         ndim);
+    }
     if (!pointers)
         return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
     FAN_TRY(check_index_dtype("pointers", pointers, err));
@@ -141,13 +142,16 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
         return fan_fail(err, FAN_ERR_VALUE, "no such sparse format");
     /* The dense shape of a sparse array may be larger than any memory, so its extents are checked
      * one by one. */
-    if (ndim < 0 || ndim > FAN_MAX_NDIM)
+    if (ndim < 0 || ndim > FAN_MAX_NDIM) {
         return fan_fail(err, FAN_ERR_VALUE, "a sparse array has 0 to %d axes, got %d", FAN_MAX_NDIM,
                         ndim);
-    for (int i = 0; i < ndim; i++)
-        if (shape[i] < 0)
+    }
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] < 0) {
             return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld",
                             i, (long long)shape[i]);
+        }
+    }
     FAN_TRY(check_index_dtype("indices", indices, err));
     if (f == FAN_FORMAT_COO)
         FAN_TRY(check_coo(ndim, shape, indices, values, err));
@@ -303,11 +307,12 @@ static fan_status sparse_check_pointers(const fan_sparse *sparse, fan_error *err
         bool rises = at >= before && at <= nnz;
         bool from_0 = p > 0 || at == 0;
         bool to_nnz = p < n - 1 || at == nnz;
-        if (!rises || !from_0 || !to_nnz)
+        if (!rises || !from_0 || !to_nnz) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
                             fan_format_name(sparse->format), (long long)p, (long long)at,
                             (long long)nnz);
+        }
         before = at;
     }
     return FAN_OK;
@@ -333,9 +338,10 @@ fan_status fan_sparse_check(const fan_sparse *sparse, fan_error *err)
 {
     const fan_array *a = sparse->indices;
     if (sparse->format == FAN_FORMAT_COO) {
-        for (int axis = 0; axis < sparse_dim(sparse); axis++)
+        for (int axis = 0; axis < sparse_dim(sparse); axis++) {
             FAN_TRY(check_indices(sparse, axis, sparse->shape[axis], axis * a->strides[0],
                                   a->strides[1], err));
+        }
         return FAN_OK;
     }
     FAN_TRY(sparse_check_pointers(sparse, err));
@@ -360,9 +366,10 @@ bool fan_sparse_is_sorted(const fan_sparse *sparse)
 {
     int64_t nnz = fan_sparse_nnz(sparse);
     if (sparse->format == FAN_FORMAT_COO) {
-        for (int64_t e = 1; e < nnz; e++)
+        for (int64_t e = 1; e < nnz; e++) {
             if (!coo_rises(sparse, e))
                 return false;
+        }
         return true;
     }
     int64_t rows = sparse->pointers->shape[0] - 1;
@@ -371,9 +378,10 @@ bool fan_sparse_is_sorted(const fan_sparse *sparse)
         int64_t end = sparse_pointer(sparse, row + 1);
         if (end < first || end > nnz) /* other code writes the pointers meanwhile */
             return false;
-        for (int64_t e = first + 1; e < end; e++)
+        for (int64_t e = first + 1; e < end; e++) {
             if (plain_index(sparse, e) <= plain_index(sparse, e - 1))
                 return false;
+        }
         first = end;
     }
     return true;
@@ -525,8 +533,11 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *sparse)
             int64_t m = fan_min(here - at - done, PIECE);
             const char *src =
                 fan_nditer_elements(&w, sparse->values, at + done, m, into->dtype, piece);
-            size_t run = (size_t)(taken > 1 ? t.run : m) * loops->parts;
-            loops->add_at(into->data + done * size, to, src, from, n, run);
+            int64_t run = m;
+            if (taken > 1)
+                run = t.run;
+            size_t numbers = (size_t)run * loops->parts;
+            loops->add_at(into->data + done * size, to, src, from, n, numbers);
         }
         at = here;
     }
@@ -561,10 +572,11 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
     int64_t row = 0;
     for (int i = s->ndim - 1; i >= 0; i--) {
         strides[i] = all;
-        if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
+        if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all)) {
             return fan_fail(
                 err, FAN_ERR_VALUE,
                 "exact sum of a sparse gradient: the dense shape has 2**63 elements or more");
+        }
     }
 
     /* A block is `width` numbers of each of its rows; other entries are one row. */
@@ -579,9 +591,10 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
     }
     for (int64_t e = 0; e < nnz; e++) {
         int64_t place;
-        if (!entry_place(s, e, &row, strides, &place))
+        if (!entry_place(s, e, &row, strides, &place)) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "the indices of a sparse gradient were changed while it was summed");
+        }
         for (int64_t k = 0; k < run; k += width) {
             for (int64_t i = 0; i < width; i++)
                 *to++ = place + i;
@@ -683,7 +696,9 @@ static fan_status grid_index(const fan_sparse *sparse, const grid *g, int axis, 
     int64_t wide = block_extent(sparse, 1);
     FAN_TRY(own_index(sparse, axis == compressed, axis, g->extent[axis] / unit, times, to, err));
     for (int64_t i = 0; i < n; i++) {
-        int64_t inside = axis == 0 ? i % times / wide : i % wide;
+        int64_t inside = i % wide;
+        if (axis == 0)
+            inside = i % times / wide;
         to[i] = to[i] * unit + inside;
     }
     return FAN_OK;
@@ -730,8 +745,11 @@ static int key_order(const entries *e, const grid *g, int64_t one, int64_t two)
 {
     for (int c = 0; c < g->columns; c++) {
         const int64_t *key = e->keys + c * e->n;
-        if (key[one] != key[two])
-            return key[one] < key[two] ? -1 : 1;
+        if (key[one] == key[two])
+            continue;
+        if (key[one] < key[two])
+            return -1;
+        return 1;
     }
     return 0;
 }
@@ -806,7 +824,9 @@ static int in_order(const entries *e, const grid *g)
 static const int64_t *sort_by_key(const entries *e, const grid *g, bool sorted, int64_t *a,
                                   int64_t *b)
 {
-    int bits = e->n < 4096 ? 8 : 11;
+    int bits = 11;
+    if (e->n < 4096)
+        bits = 8;
     for (int64_t i = 0; i < e->n; i++)
         a[i] = i;
     if (sorted)
@@ -916,9 +936,10 @@ static fan_status merge_append(entries *sum, const grid *g, const fan_sparse_ope
         goto done;
 
     if (sum->n) {
-        for (int c = 0; c < g->columns; c++)
+        for (int c = 0; c < g->columns; c++) {
             memcpy(all.keys + c * total, sum->keys + c * sum->n,
                    (size_t)sum->n * sizeof *sum->keys);
+        }
         fan_convert_dense(all.values, acc, sum->values, sum->acc, sum->n * g->cells);
     }
     int64_t at = sum->n;
@@ -998,10 +1019,9 @@ static void merge_divide(const entries *e, const fan_divisor *divisor, int64_t n
 {
     _Alignas(8) char number[8];
     const fan_loops *loops = fan_loops_of(e->acc);
-    const char *src[] = {e->values};
     fan_divisor_as(divisor, e->acc, number);
     fan_loop_options options = {.divisor = number};
-    loops->own(e->values, src, 1, (size_t)numbers * loops->parts, &options);
+    fan_loops_apply(loops, e->values, e->values, numbers, &options);
 }
 
 /* merge_finish: scales, rounds, and makes the sparse array. */
@@ -1051,9 +1071,10 @@ static fan_status merge_concatenate(const grid *g, const fan_sparse_operand *in,
     fan_array *values = NULL;
     const fan_sparse *first = in[0].sparse;
     int64_t shape[2] = {g->axes, 0};
-    for (size_t k = 0; k < n; k++)
+    for (size_t k = 0; k < n; k++) {
         if (__builtin_add_overflow(shape[1], fan_sparse_nnz(in[k].sparse), &shape[1]))
             return fan_fail(err, FAN_ERR_NOMEM, "too many sparse entries");
+    }
     FAN_GO(fan_array_new(FAN_DT_INT64, 2, shape, NULL, &indices, err));
     FAN_GO(values_new(g, first, shape[1], in[0].acc, &values, err));
     int64_t at = 0;
@@ -1141,7 +1162,9 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     FAN_UNINITIALIZED grid g;
     grid_of(&g, in, n);
     fan_dtype last = in[n - 1].acc;
-    fan_dtype d = result == FAN_DT_NONE ? last : result;
+    fan_dtype d = result;
+    if (d == FAN_DT_NONE)
+        d = last;
     bool scaled = fan_scale_acts(scale);
     coalesced |= g.format != FAN_FORMAT_COO || d != last || scaled;
     if (!coalesced && may_concatenate(&g, in, n))

@@ -46,7 +46,9 @@ static inline int64_t fan_stats_piece(int64_t size)
     const int64_t least = (int64_t)1 << 15;
     const int64_t unit = (int64_t)1 << 12;
     int64_t piece = (size / FAN_STATS_PIECES + unit) & -unit;
-    return piece > least ? piece : least;
+    if (piece > least)
+        return piece;
+    return least;
 }
 
 /* An unfinished piece. */

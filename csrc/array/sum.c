@@ -204,13 +204,12 @@ static uint64_t last_cache(void)
 }
 
 /* sum_in_groups: folds any number of gap-free sources. `tile` has room for TILE bytes. */
-static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n,
-                          size_t count, size_t size, size_t acc_size,
-                          const fan_loop_options *options, char *tile)
+static void sum_in_groups(fan_fold_loop *fold, char *dst, fan_sources from, size_t count,
+                          size_t size, size_t acc_size, const fan_loop_options *options, char *tile)
 {
     size_t most = TILE / acc_size;
-    if (n <= MANY || !options->ahead) {
-        fold(dst, src, n, count, options);
+    if (from.n <= MANY || !options->ahead) {
+        fold(dst, from, count, options);
         return;
     }
     for (size_t at = 0; at < count; at += most) {
@@ -219,9 +218,9 @@ static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src
         fan_loop_options group = {.raw = true, .ahead = true};
         char *to = tile;
         size_t m = GROUP;
-        for (size_t k = 0; k < n; k += m) {
-            if (k + m >= n) { /* the last group */
-                m = n - k;
+        for (size_t k = 0; k < from.n; k += m) {
+            if (k + m >= from.n) { /* the last group */
+                m = from.n - k;
                 to = dst + at * size;
                 group.factor = options->factor;
                 group.divisor = options->divisor;
@@ -231,8 +230,8 @@ static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src
             if (options->weights)
                 group.weights = options->weights + k * acc_size;
             for (size_t i = 0; i < m; i++)
-                here[i] = src[k + i] + at * size;
-            fold(to, here, m, len, &group);
+                here[i] = from.at[k + i] + at * size;
+            fold(to, (fan_sources){here, m}, len, &group);
             group.start = tile;
         }
     }
@@ -260,27 +259,45 @@ typedef struct running_sum {
 /* sum_weights: the weights of the sources that wait; NULL: they have none. */
 static const char *sum_weights(const running_sum *sum)
 {
-    return sum->weighted ? sum->weights : NULL;
+    if (sum->weighted)
+        return sum->weights;
+    return NULL;
+}
+
+/* weight_number: writes number k of `weights`, by which a loop multiplies an operand: 1 where it
+ * has no weight, or a complex one. */
+static void weight_number(const fan_weight *weight, fan_dtype acc, size_t k, char *weights)
+{
+    static const fan_weight none = {.on = true, .re = 1};
+    if (!weight->on || weight->im != 0)
+        weight = &none;
+    fan_weight_as(weight, acc, weights + k * fan_weight_size(acc));
 }
 
 /* sum_put: lets one more source wait, with its weight where some operand has one. */
 static void sum_put(running_sum *sum, const char *p, const fan_weight *weight)
 {
-    static const fan_weight none = {.on = true, .re = 1};
-    size_t at = sum->sources * fan_weight_size(sum->acc);
-    bool real = weight->on && weight->im == 0;
     if (sum->weighted)
-        fan_weight_as(real ? weight : &none, sum->acc, sum->weights + at);
+        weight_number(weight, sum->acc, sum->sources, sum->weights);
     sum->src[sum->sources++] = p;
+}
+
+/* sum_add: adds the sources that wait to what has begun. */
+static void sum_add(const running_sum *sum, char *to, int64_t len, fan_loop_options *options)
+{
+    fan_sources from = {sum->src, sum->sources};
+    if (sum->begun)
+        options->start = sum->tile;
+    options->weights = sum_weights(sum);
+    sum->fold(to, from, (size_t)len * sum->loops->parts, options);
 }
 
 /* sum_flush: adds the sources that wait. */
 static void sum_flush(running_sum *sum, int64_t len)
 {
-    fan_loop_options options = {
-        .start = sum->begun ? sum->tile : NULL, .raw = true, .weights = sum_weights(sum)};
+    fan_loop_options options = {.raw = true};
     if (sum->sources)
-        sum->fold(sum->tile, sum->src, sum->sources, (size_t)len * sum->loops->parts, &options);
+        sum_add(sum, sum->tile, len, &options);
     sum->begun = true;
     sum->scratch_used = false;
     sum->sources = 0;
@@ -289,9 +306,8 @@ static void sum_flush(running_sum *sum, int64_t len)
 /* sum_divide: divides the running sum. */
 static void sum_divide(const running_sum *sum, const char *divisor, int64_t len)
 {
-    const char *src[] = {sum->tile};
     fan_loop_options options = {.divisor = divisor};
-    sum->loops->own(sum->tile, src, 1, (size_t)len * sum->loops->parts, &options);
+    fan_loops_apply(sum->loops, sum->tile, sum->tile, len, &options);
 }
 
 /* sum_widen: continues the sum in another dtype (D3). */
@@ -366,12 +382,9 @@ static void sum_fold_tile(const sum_op *op, int64_t at, int64_t len, char *tile,
         to = fan_nditer_whole(&op->iter, op->out, at, len);
     bool one_step = !converts && !factor_after;
     if (to && sum.sources && one_step) {
-        fan_loop_options options = {.factor = op->factor,
-                                    .start = sum.begun ? sum.tile : NULL,
-                                    .weights = sum_weights(&sum),
-                                    .divisor = op->divisor,
-                                    .raw = sum.from != d};
-        sum.fold(to, sum.src, sum.sources, (size_t)len * sum.loops->parts, &options);
+        fan_loop_options options = {.factor = op->factor, .divisor = op->divisor};
+        options.raw = sum.from != d;
+        sum_add(&sum, to, len, &options);
         return;
     }
     sum_flush(&sum, len);
@@ -394,10 +407,9 @@ static void sum_weigh_tile(const fan_operand *one, char *tile, int64_t len)
         sum_weigh_complex(&sum, &one->weight, len);
         return;
     }
-    const char *src[] = {tile};
     fan_weight_as(&one->weight, one->acc, number);
     fan_loop_options options = {.weights = number};
-    sum.loops->own(tile, src, 1, (size_t)len * sum.loops->parts, &options);
+    fan_loops_apply(sum.loops, tile, tile, len, &options);
 }
 
 /* has_nonfinite: returns whether an element of [at, at + len) of an operand is inf or NaN. */
@@ -432,8 +444,9 @@ static int64_t sum_measured(const sum_op *op, int64_t at, int64_t end, fan_stats
     size_t from = (size_t)at * fan_dtype_size(op->out->dtype);
     for (size_t k = 0; k < op->n; k++)
         src[k] = op->in[k].array->data + from;
-    return (int64_t)op->watch(op->out->data + from, src, op->n, (size_t)(end - at), &op->options,
-                              run);
+    fan_sources all = {src, op->n};
+    size_t count = (size_t)(end - at);
+    return (int64_t)op->watch(op->out->data + from, all, count, &op->options, run);
 }
 
 /* sum_straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in
@@ -446,8 +459,10 @@ static void sum_straight(const sum_op *op, int64_t at, int64_t len, char *to, ch
     size_t size = fan_dtype_size(op->out->dtype);
     for (size_t k = 0; k < op->n; k++)
         src[k] = op->in[k].array->data + (size_t)at * size;
-    sum_in_groups(op->fold, to, src, op->n, (size_t)len * loops->parts, size / loops->parts,
-                  fan_dtype_size(op->last) / loops->parts, options, tile);
+    fan_sources all = {src, op->n};
+    size_t count = (size_t)len * loops->parts;
+    size_t acc_size = fan_dtype_size(op->last) / loops->parts;
+    sum_in_groups(op->fold, to, all, count, size / loops->parts, acc_size, options, tile);
 }
 
 /* sum_counted: counts the tile in `result` and writes it to `out`. Finds the operand before *bad
@@ -459,15 +474,18 @@ static void sum_counted(const sum_op *op, int64_t at, int64_t len, const char *r
     uint64_t before = run->nonfinite;
     loops->measure(run, result, (size_t)len);
     if (run->nonfinite != before) {
-        for (size_t k = op->first_suspect; k < op->n && k < *bad; k++)
+        for (size_t k = op->first_suspect; k < op->n && k < *bad; k++) {
             if (has_nonfinite(op, &op->in[k], at, len, scratch))
                 *bad = k;
+        }
     }
-    fan_loop_options options = {.stream = true};
+    fan_loop_options past_caches = {.stream = true};
+    const fan_loop_options *options = NULL;
+    if (op->options.stream)
+        options = &past_caches;
     char *whole = fan_nditer_whole(&op->iter, op->out, at, len);
     if (whole)
-        loops->own(whole, &result, 1, (size_t)len * loops->parts,
-                   op->options.stream ? &options : NULL);
+        fan_loops_apply(loops, whole, result, len, options);
     else
         fan_nditer_write(&op->iter, op->out, at, len, op->out->dtype, result);
 }
@@ -576,8 +594,10 @@ void fan_divisor_as(const fan_divisor *divisor, fan_dtype d, char *number)
 {
     FAN_DEFAULT_FLOAT_MODE;
     fan_dtype part = weight_parts(d);
-    const double *from = part == FAN_DT_FLOAT64 ? &divisor->nearest : &divisor->odd;
-    fan_convert(number, part, 0, (const char *)from, FAN_DT_FLOAT64, 0, 1);
+    double from = divisor->odd;
+    if (part == FAN_DT_FLOAT64)
+        from = divisor->nearest;
+    fan_convert(number, part, 0, (const char *)&from, FAN_DT_FLOAT64, 0, 1);
 }
 
 /* smallest_normal: returns the least number that a float dtype of 32 bits or less has with all of
@@ -646,17 +666,19 @@ fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d)
     bool floats = kind == 'f' || kind == 'c';
     if (!floats || d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128)
         return d;
-    if (scale->divisor && !scale_part_fits(scale->divisor->nearest, weight_parts(d)))
-        return kind == 'f' ? FAN_DT_FLOAT64 : FAN_DT_COMPLEX128;
+    fan_dtype parts = weight_parts(d);
+    fan_dtype wide = FAN_DT_COMPLEX128;
+    if (kind == 'f')
+        wide = FAN_DT_FLOAT64;
+    if (scale->divisor && !scale_part_fits(scale->divisor->nearest, parts))
+        return wide;
     if (!scale->on)
         return d;
-    if (kind == 'f')
-        return scale_part_fits(scale->re, d) ? d : FAN_DT_FLOAT64;
-    if (!scale_part_fits(scale->re, FAN_DT_FLOAT32))
-        return FAN_DT_COMPLEX128;
-    if (scale_part_fits(scale->im, FAN_DT_FLOAT32))
-        return d;
-    return FAN_DT_COMPLEX128;
+    if (!scale_part_fits(scale->re, parts))
+        return wide;
+    if (kind == 'c' && !scale_part_fits(scale->im, parts))
+        return wide;
+    return d;
 }
 
 /* ---- which loop takes a sum ---- */
@@ -667,9 +689,10 @@ static bool sum_alike(const fan_array *a, const fan_array *out)
 {
     if (a->dtype != out->dtype)
         return false;
-    for (int i = 0; i < out->ndim; i++)
+    for (int i = 0; i < out->ndim; i++) {
         if (a->strides[i] != out->strides[i])
             return false;
+    }
     return true;
 }
 
@@ -678,9 +701,10 @@ static fan_fold_loop *sum_one_loop(const fan_array *out, const fan_operand *in, 
 {
     fan_dtype d = out->dtype;
     fan_dtype acc = in[0].acc;
-    for (size_t k = 0; k < n; k++)
+    for (size_t k = 0; k < n; k++) {
         if (in[k].acc != acc || in[k].array->dtype != d)
             return NULL;
+    }
     return fan_loops_fold(fan_loops_of(d), d, acc);
 }
 
@@ -705,8 +729,9 @@ static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
         src[k] = in[k].array->data;
     }
     fan_fold_loop *fold = fan_loops_fold(loops, out->dtype, acc);
+    fan_sources all = {src, n};
     if (fold)
-        fold(out->data, src, n, (size_t)out->size * loops->parts, NULL);
+        fold(out->data, all, (size_t)out->size * loops->parts, NULL);
     return fold;
 }
 
@@ -742,12 +767,8 @@ static fan_watch *sum_watch(const sum_op *op)
 /* sum_write_weights: writes the real weights of all operands, which one loop reads. */
 static void sum_write_weights(const sum_op *op, char *weights)
 {
-    static const fan_weight none = {.on = true, .re = 1};
-    size_t size = fan_weight_size(op->last);
-    for (size_t k = 0; k < op->n; k++) {
-        const fan_weight *weight = &op->in[k].weight;
-        fan_weight_as(weight->on ? weight : &none, op->last, weights + k * size);
-    }
+    for (size_t k = 0; k < op->n; k++)
+        weight_number(&op->in[k].weight, op->last, k, weights);
 }
 
 #ifdef FAN_TEST
@@ -762,7 +783,9 @@ static bool sum_fused(const sum_op *op)
         double sum = 0;
         for (size_t k = 0; k < op->n; k++) {
             const fan_operand *one = &op->in[k];
-            double by = one->weight.on ? one->weight.re : 1;
+            double by = 1;
+            if (one->weight.on)
+                by = one->weight.re;
             sum = fma(((const double *)(const void *)one->array->data)[i], by, sum);
         }
         out[i] = sum;
@@ -874,8 +897,8 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
 
 /* sum_flat: one call of the loop that adds runs of `dtype` in `acc`; false, and nothing happened:
  * there is none. A complex factor comes after the fold, and only in the dtype of the result. */
-static inline bool sum_flat(char *out, const char *const *src, size_t n, size_t count,
-                            fan_dtype dtype, fan_dtype acc, fan_loop_options *options)
+static inline bool sum_flat(char *out, fan_sources from, size_t count, fan_dtype dtype,
+                            fan_dtype acc, fan_loop_options *options)
 {
     FAN_DEFAULT_FLOAT_MODE;
     const fan_loops *loops = fan_loops_of(dtype);
@@ -887,13 +910,13 @@ static inline bool sum_flat(char *out, const char *const *src, size_t n, size_t 
         return false;
     if (factor_after)
         options->factor = NULL;
-    options->ahead = count * loops->size * n > NEAR;
+    options->ahead = count * loops->size * from.n > NEAR;
     bool multiplies = options->factor || options->weights || options->divisor;
     bool continues = options->start || options->raw;
-    if (options->ahead || multiplies || continues)
-        fold(out, src, n, count * loops->parts, options);
-    else
-        fold(out, src, n, count * loops->parts, NULL);
+    bool plain = !options->ahead && !multiplies && !continues;
+    if (plain)
+        options = NULL;
+    fold(out, from, count * loops->parts, options);
     if (factor_after)
         loops->scale(out, factor_after, count);
     return true;
@@ -903,14 +926,14 @@ bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan
                   fan_dtype acc, const char *factor)
 {
     fan_loop_options options = {.factor = factor};
-    return sum_flat(out, src, n, count, dtype, acc, &options);
+    return sum_flat(out, (fan_sources){src, n}, count, dtype, acc, &options);
 }
 
 bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count,
                        fan_dtype dtype, fan_dtype acc, const char *factor, bool raw)
 {
     fan_loop_options options = {.factor = factor, .start = start, .raw = raw};
-    return sum_flat(out, src, n, count, dtype, acc, &options);
+    return sum_flat(out, (fan_sources){src, n}, count, dtype, acc, &options);
 }
 
 bool fan_sum_flat_weighted(char *out, const char *const *src, size_t n, size_t count,
@@ -918,7 +941,7 @@ bool fan_sum_flat_weighted(char *out, const char *const *src, size_t n, size_t c
                            const char *factor)
 {
     fan_loop_options options = {.factor = factor, .weights = weights, .divisor = divisor};
-    return sum_flat(out, src, n, count, dtype, acc, &options);
+    return sum_flat(out, (fan_sources){src, n}, count, dtype, acc, &options);
 }
 
 fan_dtype fan_sum_flat_upper(fan_dtype d)

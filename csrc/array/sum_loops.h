@@ -15,8 +15,8 @@ typedef struct fan_loop_options {
     /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL:
      * none. Not for complex */
     const char *factor;
-    /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins
-     * with src[0] */
+    /* numbers of the accumulation dtype with which the fold begins, before the first source; NULL:
+     * it begins with that */
     const char *start;
     /* for each source one number of the accumulation dtype's parts, by which it is multiplied, and
      * the product rounded; NULL: none. `start` has none. */
@@ -29,16 +29,21 @@ typedef struct fan_loop_options {
     bool stream;
 } fan_loop_options;
 
-/* dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `count` numbers and n >= 1 gap-free
- * sources (n >= 0 beside `start`). dst may be exactly one of the sources or `start`. */
-typedef void fan_fold_loop(char *dst, const char *const *src, size_t n, size_t count,
+typedef struct fan_sources {
+    const char *const *at;
+    size_t n;
+} fan_sources;
+
+/* dst[i] = ((at[0][i] + at[1][i]) + at[2][i]) .., for `count` numbers and n >= 1 gap-free sources
+ * (n >= 0 beside `start`). dst may be exactly one of the sources or `start`. */
+typedef void fan_fold_loop(char *dst, fan_sources from, size_t count,
                            const fan_loop_options *options);
 
 /* As fan_fold_loop for real floats, and counts the written numbers into r. Ends before a step with
  * a non-finite result, or if less than a step is left; returns how many numbers were summed,
  * counted and written. Of `options` it uses factor and stream. n >= 1. */
-typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t count,
-                         const fan_loop_options *options, fan_stats_run *r);
+typedef size_t fan_watch(char *dst, fan_sources from, size_t count, const fan_loop_options *options,
+                         fan_stats_run *r);
 
 typedef struct fan_loops {
     size_t size;        /* bytes of an element */
@@ -73,7 +78,17 @@ static inline fan_fold_loop *fan_loops_fold(const fan_loops *loops, fan_dtype d,
 {
     if (d == acc)
         return loops->own;
-    return loops->upper == acc ? loops->up : NULL;
+    if (loops->upper == acc)
+        return loops->up;
+    return NULL;
+}
+
+/* fan_loops_apply: applies `options` to `len` elements from src to dst, in their own dtype. */
+static inline void fan_loops_apply(const fan_loops *loops, char *dst, const char *src, int64_t len,
+                                   const fan_loop_options *options)
+{
+    fan_sources one = {&src, 1};
+    loops->own(dst, one, (size_t)len * loops->parts, options);
 }
 
 #endif

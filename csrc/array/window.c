@@ -515,7 +515,9 @@ static int block_base(const window_view *v, const window_need *need, double boun
 static int block_form(const window_block *block, const window_need *need, int base, double bound)
 {
     int bits = window_top(bound) - base;
-    int most = FAN_FAULT(WINDOW_NOT_WIDENED) ? 70 : 62;
+    int most = 62;
+    if (FAN_FAULT(WINDOW_NOT_WIDENED))
+        most = 70;
     int form = LIMBS;
     if (bits <= most)
         form = WORDS_64;
@@ -536,13 +538,15 @@ static void block_tighten(const window_view *v)
     bits128 most = 0;
     if (block->empty || block->form == LIMBS)
         return;
-    for (size_t i = 0; i < v->n; i++)
+    for (size_t i = 0; i < v->n; i++) {
         if (word_top(v, i) > FAN_ACC_NAN)
             cell_size(v, i, &any, &most);
+    }
     int zeros = zeros_of(any);
-    for (size_t i = 0; i < v->n && zeros; i++)
+    for (size_t i = 0; i < v->n && zeros; i++) {
         if (word_top(v, i) > FAN_ACC_NAN)
             cell_set(v, i, cell_value(v, i) >> zeros);
+    }
     block->base += zeros;
     block->bound = ldexp((double)(most >> zeros) * (1 + 0x1p-50), block->base);
 }
@@ -591,9 +595,10 @@ static bool block_reserve(const window_view *v, const window_need *need)
         int by = 0; /* zeros need no shift */
         if (block->bound != 0)
             by = block->base - base;
-        for (size_t i = 0; i < v->n && by > 0; i++)
+        for (size_t i = 0; i < v->n && by > 0; i++) {
             if (cell_top(v, i) > FAN_ACC_NAN)
                 cell_set(v, i, (__int128)((bits128)cell_value(v, i) << by));
+        }
         block->base = base;
     }
     block->bound = bound;
@@ -950,7 +955,9 @@ static double product_odd(double a, double b)
     uint64_t u = bits_of(p);
     if (rest == 0 || u & 1)
         return p;
-    return of_bits((rest > 0) == (p > 0) ? u + 1 : u - 1);
+    if ((rest > 0) == (p > 0))
+        return of_bits(u + 1);
+    return of_bits(u - 1);
 }
 
 /* block_round: writes the numbers of a block as float64, which a conversion to the result's dtype
@@ -1008,9 +1015,7 @@ void fan_window_round(const fan_array *out, const fan_window *window, const fan_
         return;
     fan__exact_set_grid(&j, out->dtype);
     bool turns = fan__exact_scale_begin(&j, scale, parts == 2);
-    fan_dtype as = FAN_DT_FLOAT64;
-    if (parts == 2)
-        as = FAN_DT_COMPLEX128;
+    fan_dtype as = fan__exact_values(parts);
     fan_nditer_one(&iter, out, true);
     for (int64_t b = 0; b < window->blocks; b++) {
         window_view v = window_view_of(window, b);
@@ -1263,11 +1268,12 @@ static window_header header_of(const window_view *v, const window_loops *loops, 
         large = size.large;
         numbers = size.numbers;
     } else {
-        for (size_t i = 0; i < v->n && !block->empty; i++)
+        for (size_t i = 0; i < v->n && !block->empty; i++) {
             if (word_top(v, i) > FAN_ACC_NAN) {
                 cell_size(v, i, &any, &large);
                 numbers++;
             }
+        }
     }
     bool alike = numbers == 0 || numbers == v->n;
     if (any == 0 && !block->special && alike)
@@ -1410,10 +1416,11 @@ static fan_status message_pass(fan_window *w, const char *p, size_t bytes, bool 
             memcpy(&h, p, sizeof h);
         p += sizeof h;
         size_t length = header_bytes(&h, v.n, &w->kind);
-        if (!header_valid(&h, &w->kind) || length > (size_t)(end - p))
+        if (!header_valid(&h, &w->kind) || length > (size_t)(end - p)) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "not a message of window sums: block %lld of %lld is malformed",
                             (long long)at, (long long)w->blocks);
+        }
         unpack(&h, p, &v, add, high, loops);
         p += length;
         if (add)

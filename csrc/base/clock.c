@@ -85,9 +85,10 @@ int fan_clock_join(fan_clock *c, const fan_clock *other)
     clock_widen(c, other->n);
     uint64_t *mine = lanes_of(c);
     const uint64_t *theirs = lanes_in(other);
-    for (uint32_t i = 0; i < other->n; i++)
+    for (uint32_t i = 0; i < other->n; i++) {
         if (mine[i] < theirs[i])
             mine[i] = theirs[i];
+    }
     return 0;
 }
 
@@ -105,8 +106,9 @@ int fan_clock_copy(fan_clock *c, const fan_clock *other)
 bool fan_clock_leq(const fan_clock *a, const fan_clock *b)
 {
     const uint64_t *mine = lanes_in(a);
-    for (uint32_t i = 0; i < a->n; i++)
+    for (uint32_t i = 0; i < a->n; i++) {
         if (mine[i] > fan_clock_get(b, i))
             return false;
+    }
     return true;
 }

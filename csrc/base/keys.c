@@ -71,9 +71,10 @@ static int keys_put_cell(fan_keys *k, int64_t key)
         if (!more.cells)
             return -1;
         memset(more.cells, 0xff, more.cap * sizeof *more.cells);
-        for (size_t i = 0; i < k->cap; i++)
+        for (size_t i = 0; i < k->cap; i++) {
             if (k->cells[i] >= 0)
                 more.cells[keys_cell(&more, k->cells[i])] = k->cells[i];
+        }
         fan_free(k->cells);
         k->cells = more.cells;
         k->cap = more.cap;
@@ -130,51 +131,72 @@ typedef struct ranked {
     uint32_t at;
 } ranked;
 
-static int64_t key_at(const int64_t *keys, size_t stride, size_t i)
+/* Keys to sort: the first at `first`, each `stride` bytes after the one before. */
+typedef struct key_list {
+    const char *first;
+    size_t stride;
+    size_t n;
+    int64_t least;
+    uint64_t span; /* from the least to the largest */
+} key_list;
+
+static int64_t key_at(const key_list *keys, size_t i)
 {
     int64_t key;
-    memcpy(&key, (const char *)keys + i * stride, sizeof key);
+    memcpy(&key, keys->first + i * keys->stride, sizeof key);
     return key;
 }
 
 /* Dense keys: sorted by counting. */
-static bool keys_order_dense(const int64_t *keys, size_t stride, size_t n, uint32_t *at,
-                             int64_t least, size_t range)
+static bool keys_order_dense(const key_list *keys, uint32_t *at)
 {
-    uint32_t *owner = fan_calloc(range * sizeof *owner);
+    uint32_t *owner = fan_calloc(((size_t)keys->span + 1) * sizeof *owner);
     if (!owner)
         return false;
-    for (size_t i = 0; i < n; i++)
-        owner[key_at(keys, stride, i) - least] = (uint32_t)i + 1;
+    for (size_t i = 0; i < keys->n; i++)
+        owner[key_at(keys, i) - keys->least] = (uint32_t)i + 1;
     size_t k = 0;
-    for (size_t i = 0; k < n; i++)
+    for (size_t i = 0; k < keys->n; i++) {
         if (owner[i])
             at[k++] = owner[i] - 1;
+    }
     fan_free(owner);
     return true;
 }
 
-/* Sparse keys: radix sort, over as many digits as they differ in. */
-static bool keys_order_sparse(const int64_t *keys, size_t stride, size_t n, uint32_t *at,
-                              int64_t least, uint64_t span)
+enum {
+    DIGITS = 1 << DIGIT
+};
+
+static size_t digit_of(const ranked *one, int shift)
 {
-    enum {
-        DIGITS = 1 << DIGIT
-    };
+    return one->key >> shift & (DIGITS - 1);
+}
+
+/* sort_by_digit: sorts by one digit, stably; `ends` has room for DIGITS + 1. */
+static void sort_by_digit(ranked *to, const ranked *from, size_t n, int shift, size_t *ends)
+{
+    memset(ends, 0, (DIGITS + 1) * sizeof *ends);
+    for (size_t i = 0; i < n; i++)
+        ends[digit_of(&from[i], shift) + 1]++;
+    for (size_t i = 0; i < DIGITS; i++)
+        ends[i + 1] += ends[i];
+    for (size_t i = 0; i < n; i++)
+        to[ends[digit_of(&from[i], shift)]++] = from[i];
+}
+
+/* Sparse keys: radix sort, over as many digits as they differ in. */
+static bool keys_order_sparse(const key_list *keys, uint32_t *at)
+{
+    size_t n = keys->n;
     ranked *from = fan_alloc(n * sizeof *from);
     ranked *to = fan_alloc(n * sizeof *to);
     size_t *ends = fan_alloc((DIGITS + 1) * sizeof *ends);
     bool good = from && to && ends;
     for (size_t i = 0; good && i < n; i++)
-        from[i] = (ranked){(uint64_t)(key_at(keys, stride, i) - least), (uint32_t)i};
-    for (int shift = 0; good && shift < 64 && span >> shift; shift += DIGIT) {
-        memset(ends, 0, (DIGITS + 1) * sizeof *ends);
-        for (size_t i = 0; i < n; i++)
-            ends[(from[i].key >> shift & (DIGITS - 1)) + 1]++;
-        for (size_t i = 0; i < DIGITS; i++)
-            ends[i + 1] += ends[i];
-        for (size_t i = 0; i < n; i++)
-            to[ends[from[i].key >> shift & (DIGITS - 1)]++] = from[i];
+        from[i] = (ranked){(uint64_t)(key_at(keys, i) - keys->least), (uint32_t)i};
+    for (int shift = 0; good && shift < 64 && keys->span >> shift; shift += DIGIT) {
+        sort_by_digit(to, from, n, shift, ends);
         ranked *swap = from;
         from = to;
         to = swap;
@@ -189,19 +211,20 @@ static bool keys_order_sparse(const int64_t *keys, size_t stride, size_t n, uint
 
 bool fan_keys_order(const int64_t *keys, size_t stride, size_t n, uint32_t *at)
 {
-    int64_t least = INT64_MAX;
+    key_list list = {.first = (const char *)keys, .stride = stride, .n = n, .least = INT64_MAX};
     int64_t most = -1;
     if (n >= UINT32_MAX)
         return false;
     for (size_t i = 0; i < n; i++) {
-        int64_t key = key_at(keys, stride, i);
-        if (key < least)
-            least = key;
+        int64_t key = key_at(&list, i);
+        if (key < list.least)
+            list.least = key;
         if (key > most)
             most = key;
     }
-    uint64_t span = n ? (uint64_t)(most - least) : 0;
-    if (span / 8 < n)
-        return keys_order_dense(keys, stride, n, at, least, (size_t)span + 1);
-    return keys_order_sparse(keys, stride, n, at, least, span);
+    if (n)
+        list.span = (uint64_t)(most - list.least);
+    if (list.span / 8 < n)
+        return keys_order_dense(&list, at);
+    return keys_order_sparse(&list, at);
 }

@@ -17,16 +17,18 @@ static bool watching;
 static void fork_before(void)
 {
     pthread_mutex_lock(&list_lock);
-    for (const fan_fork *f = newest; f; f = f->older)
+    for (const fan_fork *f = newest; f; f = f->older) {
         if (f->lock)
             f->lock();
+    }
 }
 
 static void unlock_all(void)
 {
-    for (const fan_fork *f = oldest; f; f = f->newer)
+    for (const fan_fork *f = oldest; f; f = f->newer) {
         if (f->unlock)
             f->unlock();
+    }
 }
 
 static void in_parent(void)
@@ -39,9 +41,10 @@ static void in_child(void)
 {
     atomic_fetch_add(&fan_forks, 1);
     unlock_all();
-    for (const fan_fork *f = oldest; f; f = f->newer)
+    for (const fan_fork *f = oldest; f; f = f->newer) {
         if (f->child)
             f->child();
+    }
     pthread_mutex_unlock(&list_lock);
 }
 

@@ -157,13 +157,15 @@ static inline bool fan_sched_active(void)
 {
     return __builtin_expect(atomic_load_explicit(&fan_sched_threads, memory_order_relaxed) != 0, 0);
 }
+/* The next four have no effect without hooks, nor inside another call. */
 /* fan_sched_enter: opens a call of the public interface on this thread; false: the call must not
- * act (and is not ended). fan_sched_stepped: later yields of the call are its own.
- * fan_sched_not_ready: the call returns "not yet". No effect without hooks, nor inside another
- * call. */
+ * act (and is not ended). */
 bool fan_sched_enter(void);
+/* fan_sched_stepped: later yields of the call are its own. */
 void fan_sched_stepped(void);
+/* fan_sched_not_ready: the call returns "not yet". */
 void fan_sched_not_ready(void);
+/* fan_sched_leave: ends the call. */
 void fan_sched_leave(void);
 /* fan_sched_access: reports an access of the current step; no effect without hooks. */
 void fan_sched_access(fan_thing thing, uint64_t id, fan_sched_mode mode);
@@ -172,8 +174,9 @@ void fan_sched_access(fan_thing thing, uint64_t id, fan_sched_mode mode);
  * itself. */
 bool fan_thread_survived(uint64_t thread);
 /* fan_mutex_adopt: in a forked child: frees the mutex, whose holder no longer exists; returns
- * whether it was free. fan_cond_adopt: drops all waiters. */
+ * whether it was free. */
 bool fan_mutex_adopt(fan_mutex *m);
+/* fan_cond_adopt: in a forked child: drops all waiters. */
 void fan_cond_adopt(fan_cond *c);
 
 /* fan_yield: a point at which a scheduler may run another host thread. Hold no fan_mutex. */

@@ -80,13 +80,14 @@ void fan_trace_end(fan_trace *t);   /* ends it, at any place of the list */
 bool fan_trace_on(void);
 /* fan_traces: the number of open traces of all threads; if 0, fan_trace_on is false. */
 extern atomic_int fan_traces;
-/* fan_trace_want_digests: t gets lines of digests, too. fan_trace_digests: whether an open trace of
- * this thread does. */
+/* fan_trace_want_digests: t gets lines of digests, too. */
 void fan_trace_want_digests(fan_trace *t);
+/* fan_trace_digests: returns whether an open trace of this thread gets lines of digests. */
 bool fan_trace_digests(void);
 /* fan_trace_put: appends `line` to every open trace of this thread and fills in host_ns, work and
- * thread. fan_trace_ns: the current value of host_ns. */
+ * thread. */
 void fan_trace_put(const fan_trace_line *line);
+/* fan_trace_ns: returns the current value of host_ns. */
 uint64_t fan_trace_ns(void);
 /* fan_trace_work_begin: sets the current work of this thread; returns the one before, to be
  * restored. */

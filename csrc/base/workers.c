@@ -312,12 +312,13 @@ bool fan_thread_job_start(fan_thread_job *job)
 /* job_dequeue: takes a job out of the queue; false: it is not there. Call with the lock held. */
 static bool job_dequeue(fan_thread_job *job)
 {
-    for (fan_thread_job **at = &first; *at; at = &(*at)->next)
+    for (fan_thread_job **at = &first; *at; at = &(*at)->next) {
         if (*at == job) {
             *at = job->next;
             queued--;
             return true;
         }
+    }
     return false;
 }
 

@@ -53,7 +53,7 @@ def plan_words(text: str) -> list[str]:
 
 def faults_of(text: str) -> dict[str, str]:
     """Planted faults with what each breaks, from an X-list of base/fault.h."""
-    return {f"fault:{name}": said for name, said in re.findall(r"X\((\w+), \"(.*?)\"\)", text)}
+    return {f"fault:{name}": said for name, said in re.findall(r"X\((\w+)\) /\* (.*?) \*/", text)}
 
 
 def of_the_buffer(text: str) -> str:
@@ -95,7 +95,7 @@ def test_the_list_is_read_from_the_sources() -> None:
         "fault:SLOT_KEPT",
         "fault:WRITE_SHARED",
     }
-    planted = '#define FAN_BUFFER_FAULTS(X) X(A_B, "what")\n#define FAN_EXACT_FAULTS(X) X(C, "else")'
+    planted = "#define FAN_BUFFER_FAULTS(X) X(A_B) /* what */\n#define FAN_EXACT_FAULTS(X) X(C) /* else */"
     assert faults_of(of_the_buffer(planted)) == {"fault:A_B": "what"}
     assert faults_of(planted) == {"fault:A_B": "what", "fault:C": "else"}
     assert len(ELSEWHERE) >= 33
@@ -133,7 +133,7 @@ def test_a_row_without_its_test_is_found() -> None:
 
 def test_every_fault_has_a_place_where_it_is_planted() -> None:
     text = (CSRC / "base" / "fault.h").read_text()
-    listed = {f"fault:{name}" for name in re.findall(r"X\((\w+), \"", text)}
+    listed = {f"fault:{name}" for name in re.findall(r"X\((\w+)\) /\*", text)}
     planted = set().union(*(planted_in(p.read_text()) for p in CSRC.glob("**/*.[ch]") if p.name != "fault.h"))
     footprints = {name for name in listed if name.startswith("fault:NO_FOOTPRINT_")}  # planted by their number
     assert planted == listed - footprints and len(footprints) >= 15
