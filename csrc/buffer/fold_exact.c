@@ -202,10 +202,15 @@ static fan_status exact_add(fan_fold *fold, fan_window *sum, fan_array *const *n
         status = fan_window_add(sum, dense, denses, err);
     fan_free(dense);
     fan_frontend_return(b->frontend, left);
-    FAN_COUNT(b, passes, fold->n > 0);
-    for (size_t i = 0; i < fold->n; i++)
-        FAN_COUNT(b, bytes_read, fan_dense_bytes(numbers[i]));
     return status;
+}
+
+/* The terms were read once for a sum. */
+static void exact_count(const fan_fold *fold, fan_array *const *numbers)
+{
+    FAN_COUNT(fold->b, passes, fold->n > 0);
+    for (size_t i = 0; i < fold->n; i++)
+        FAN_COUNT(fold->b, bytes_read, fan_dense_bytes(numbers[i]));
 }
 
 /* The term that first brought an inf or a NaN, fold->n: none has one; those of dense terms alone.
@@ -244,6 +249,7 @@ static fan_status exact_absorb(fan_fold *fold, const fan_exact_state *exact,
         FAN_TRY(exact_window(fold, d, layout, sum, err));
     FAN_GO(exact_numbers(fold, d, &numbers, err));
     status = exact_add(fold, *sum, numbers, NULL, 0, err);
+    exact_count(fold, numbers);
 done:
     exact_numbers_free(numbers, fold->n);
     if (status != FAN_OK && *sum != exact->sum)
@@ -324,23 +330,46 @@ done:
     return status;
 }
 
-/* All terms sparse: a sparse sum. */
-static fan_status fold_exact_sparse(fan_fold *fold, fan_error *err)
+/* All terms sparse: their sum. It is not counted. */
+static fan_status exact_merge(fan_fold *fold, fan_sparse **out, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_sparse *sum = NULL;
-    fan_sparse *made = NULL;
     fan_array *values = NULL;
     FAN_GO(fan_fold_sum_sparse(fold, fold->n, &sum, err));
     FAN_GO(exact_values(fold, sum, &values, err));
-    FAN_GO(fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values,
-                          true, &made, err));
-    fold->result = fan_value_sparse(made, fan_fold_device(fold));
-    fold->owned = true;
+    status = fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values,
+                            true, out, err);
 done:
     fan_array_drop(values);
     fan_sparse_drop(sum);
     return status;
+}
+
+fan_status fan_fold_exact_merged(const fan_fold *fold, const fan_value *value, fan_sparse **out,
+                                 fan_error *err)
+{
+    fan_dtype_set seen = fan_dtype_set_add(0, value->dtype, false);
+    fan_term only = {.v = value, .seen = seen};
+    fan_fold alone = {.b = fold->b,
+                      .slot = fold->slot,
+                      .terms = &only,
+                      .n = 1,
+                      .seen = seen,
+                      .plan = {.dtype = value->dtype}};
+    return exact_merge(&alone, out, err);
+}
+
+static fan_status fold_exact_sparse(fan_fold *fold, fan_error *err)
+{
+    fan_sparse *sum;
+    FAN_COUNT(fold->b, passes, 2);
+    for (size_t i = 0; i < fold->n; i++)
+        FAN_COUNT(fold->b, bytes_read, fan_dense_bytes(numbers_of(fold->terms[i].v)));
+    FAN_TRY(exact_merge(fold, &sum, err));
+    fold->result = fan_value_sparse(sum, fan_fold_device(fold));
+    fold->owned = true;
+    return FAN_OK;
 }
 
 /* The strides of the first dense term (D16); NULL: there is none. */
@@ -518,6 +547,7 @@ static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_ar
         fan_window_round(out, state->sum, scale);
     } else if (state || sparse) {
         FAN_GO(exact_window(fold, d, layout, &sum, err));
+        exact_count(fold, numbers);
         FAN_GO(exact_add(fold, sum, numbers, NULL, 0, err));
         fan_window_round(out, sum, scale);
     } else {

@@ -153,7 +153,6 @@ fan_status fan_fold_sum_sparse(fan_fold *fold, size_t n, fan_sparse **out, fan_e
     if (!in)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     fan_fold_sparse_operands(fold, n, in);
-    FAN_COUNT(fold->b, passes, 1);
     fan_status status = fan_device_sparse_merge(fan_fold_device(fold), fan_fold_accum(fold), in, n,
                                                 true, FAN_DT_NONE, NULL, out, err);
     fan_free(in);

@@ -175,7 +175,7 @@ fan_status fan_fold_finish(fan_fold *fold, fan_array **sum, fan_error *err);
 fan_status fan_fold_keep_term(fan_fold *fold, size_t i, fan_value *out, fan_error *err);
 /* fan_fold_sparse_operands: the first n terms, all sparse, as operands. */
 void fan_fold_sparse_operands(const fan_fold *fold, size_t n, fan_sparse_operand *in);
-/* fan_fold_sum_sparse: the first n terms, all sparse, as one without duplicates. */
+/* fan_fold_sum_sparse: the first n terms, all sparse, as one without duplicates; not counted. */
 fan_status fan_fold_sum_sparse(fan_fold *fold, size_t n, fan_sparse **out, fan_error *err);
 
 /* fan_fold_dense: all terms dense: one pass. */
@@ -196,6 +196,10 @@ fan_status fan_fold_make_whole(fan_fold *fold, const fan_value *partial, fan_val
                                fan_error *err);
 /* fan_fold_exact: an exact one, of dense terms or of sparse ones (A11). */
 fan_status fan_fold_exact(fan_fold *fold, fan_error *err);
+/* fan_fold_exact_merged: a sparse value of the slot, whose sums are exact, without duplicates, in
+ * its own dtype; not counted. */
+fan_status fan_fold_exact_merged(const fan_fold *fold, const fan_value *value, fan_sparse **out,
+                                 fan_error *err);
 /* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a
  * new or a wider one where it must be. FAN_ERR_NOMEM: nothing happened. */
 fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err);

@@ -108,6 +108,7 @@ static fan_status mixed_begin_fresh(fan_fold *fold, mixed *sum, fan_error *err)
     if (!sum->lead)
         return FAN_OK;
     fan_sparse *leading = NULL;
+    FAN_COUNT(fold->b, passes, 1);
     FAN_TRY(fan_fold_sum_sparse(fold, sum->lead, &leading, err));
     fan_status status = mixed_scatter(fold, sum->cur, leading, err);
     fan_sparse_drop(leading);

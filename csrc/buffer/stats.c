@@ -1,4 +1,5 @@
 /* stats: memory for the figures of a sum, how they are measured, and stats(), which reads them. */
+#include "array/exact.h"
 #include "array/sparse.h"
 #include "array/sum.h"
 #include "base/fault.h"
@@ -31,6 +32,22 @@ static const fan_array *stats_numbers(const fan_value *value)
     }
 }
 
+/* A sparse value without duplicates, as a take would sum it: on A, in its own dtype. */
+static fan_status stats_merge(const fan_fold *fold, const fan_value *value, fan_sparse **merged,
+                              fan_error *err)
+{
+    const fan_slot_spec *spec = fan_fold_slot(fold)->spec;
+    fan_dtype dtype = value->dtype;
+    if (spec->exact && fan_exact_fits(dtype) && !FAN_FAULT(STATS_OF_LEFT_FOLD))
+        return fan_fold_exact_merged(fold, value, merged, err);
+    fan_dtype acc = fan_accum_dtype(dtype, spec->accumulate);
+    if (acc == FAN_DT_NONE)
+        acc = fan_accum_dtype(dtype, FAN_DT_NONE);
+    fan_sparse_operand in = {value->sparse, acc};
+    return fan_device_sparse_merge(value->device, fan_fold_accum(fold), &in, 1, true, dtype, NULL,
+                                   merged, err);
+}
+
 /* The elements whose statistics are those of a value: the stored numbers, or, where an index may
  * occur twice in sparse data, its merged entries, made here on A (*merged: the caller's; NULL:
  * none), rounded as the value is. */
@@ -46,13 +63,7 @@ static fan_status stats_elements(const fan_fold *fold, const fan_value *value,
     fan_device *d = value->device;
     if (!d->backend->has_streams && fan_sparse_is_sorted(value->sparse))
         return FAN_OK;
-    fan_dtype dtype = value->dtype;
-    fan_dtype acc = fan_accum_dtype(dtype, fan_fold_slot(fold)->spec->accumulate);
-    if (acc == FAN_DT_NONE)
-        acc = fan_accum_dtype(dtype, FAN_DT_NONE);
-    fan_sparse_operand in = {value->sparse, acc};
-    FAN_TRY(
-        fan_device_sparse_merge(d, fan_fold_accum(fold), &in, 1, true, dtype, NULL, merged, err));
+    FAN_TRY(stats_merge(fold, value, merged, err));
     *elements = (*merged)->values;
     return FAN_OK;
 }
