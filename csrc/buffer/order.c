@@ -242,8 +242,8 @@ static fan_status order_pass_wait(fan_stream *on, fan_stream *stream, fan_error 
     return status;
 }
 
-fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n,
-                        const fan_value *values, size_t nvalues, fan_error *err)
+fan_status fan_stream_join(fan_stream *caller, fan_stream *const *streams, size_t n,
+                           const fan_value *values, size_t nvalues, fan_error *err)
 {
     uint64_t left_out = fan_order_left_out(caller->device);
     fan_stream *instead = caller; /* S7: the first captured one, for those of its capture */

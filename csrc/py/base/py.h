@@ -382,7 +382,7 @@ int64_t fan_call_site_level(int64_t level);
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec,
     fan_machine_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_graph_tree_spec,
     fan_graph_function_spec, fan_graph_step_spec, fan_graph_pipeline_spec, fan_function_spec,
-    fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec, fan_block_spec;
+    fan_node_spec, fan_leaf_spec, fan_pass_walk_spec, fan_event_count_spec, fan_block_spec;
 /* fan_block_begin, fan_block_end: __enter__ and __exit__ of a Block; begin: a new reference, or
  * NULL, and then the end has run. error may be NULL; 0, or -1 with an exception. */
 PyObject *fan_block_begin(PyObject *block);
