@@ -56,32 +56,29 @@ static fan_status convert_part(const add_conversion *c, fan_array *from, fan_dty
     return convert_job(c, FAN_JOB_COPY, label, *out, from, dtype, err);
 }
 
+static fan_status convert_parts(const add_conversion *c, const fan_sparse *v, fan_sparse_parts *to,
+                                fan_error *err)
+{
+    bool copies = c->copies;
+    FAN_TRY(convert_part(c, v->indices, v->indices->dtype, copies, &to->indices, err));
+    if (v->pointers)
+        FAN_TRY(convert_part(c, v->pointers, v->pointers->dtype, copies, &to->pointers, err));
+    return convert_part(c, v->values, c->to->dtype, copies, &to->values, err);
+}
+
 /* The same entries, each number rounded (D6): duplicates are not added here, so that their sum runs
  * in the dtype of the slot (D12). Index parts that are not copied stay the source's. */
 static fan_status convert_sparse(const add_conversion *c, const fan_sparse *v, fan_sparse **out,
                                  fan_error *err)
 {
-    fan_dtype dtype = c->to->dtype;
-    fan_array *indices = NULL;
-    fan_array *pointers = NULL;
-    fan_array *values = NULL;
-    fan_status status = FAN_OK;
+    fan_sparse_parts to = {.indices = NULL};
     if (FAN_FAULT(MERGED_BEFORE_CAST)) {
+        fan_dtype dtype = c->to->dtype;
         fan_sparse_operand own = {v, v->values->dtype};
         return fan_device_sparse_merge(c->device, c->on, &own, 1, true, dtype, NULL, out, err);
     }
-    FAN_GO(convert_part(c, v->indices, v->indices->dtype, c->copies, &indices, err));
-    if (v->pointers)
-        FAN_GO(convert_part(c, v->pointers, v->pointers->dtype, c->copies, &pointers, err));
-    FAN_GO(convert_part(c, v->values, dtype, c->copies, &values, err));
-    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced,
-                          out, err));
-    (*out)->nnz_coalesced = v->nnz_coalesced;
-done:
-    fan_array_drop(indices);
-    fan_array_drop(pointers);
-    fan_array_drop(values);
-    return status;
+    fan_status status = convert_parts(c, v, &to, err);
+    return fan_sparse_parts_end(&to, status, v, out, err);
 }
 
 /* Summed to the declared shape, each element rounded to the declared dtype before: in the

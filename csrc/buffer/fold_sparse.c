@@ -5,36 +5,31 @@
 
 /* ---- all terms sparse ---- */
 
-/* A part of a lone term in memory of its own. NULL stays NULL. */
+/* A part of a lone term in memory of its own. */
 static fan_status sparse_copy_part(fan_fold *fold, const fan_array *part, fan_array **out,
                                    fan_error *err)
 {
-    if (!part)
-        return FAN_OK;
     FAN_TRY(fan_device_array(fan_fold_device(fold), fan_fold_accum(fold), part->dtype, part->ndim,
                              part->shape, part, out, err));
     fan_operand in = {.array = part, .acc = part->dtype};
     return fan_fold_into(fold, FAN_JOB_COPY, "copy", *out, &in, 1, NULL, err);
 }
 
+static fan_status sparse_copy_parts(fan_fold *fold, const fan_sparse *v, fan_sparse_parts *to,
+                                    fan_error *err)
+{
+    FAN_TRY(sparse_copy_part(fold, v->indices, &to->indices, err));
+    if (v->pointers)
+        FAN_TRY(sparse_copy_part(fold, v->pointers, &to->pointers, err));
+    return sparse_copy_part(fold, v->values, &to->values, err);
+}
+
 /* The only term, copied entry by entry: it keeps its structure (A14). */
 static fan_status sparse_copy(fan_fold *fold, const fan_sparse *v, fan_sparse **out, fan_error *err)
 {
-    fan_status status = FAN_OK;
-    fan_array *indices = NULL;
-    fan_array *pointers = NULL;
-    fan_array *values = NULL;
-    FAN_GO(sparse_copy_part(fold, v->indices, &indices, err));
-    FAN_GO(sparse_copy_part(fold, v->pointers, &pointers, err));
-    FAN_GO(sparse_copy_part(fold, v->values, &values, err));
-    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced,
-                          out, err));
-    (*out)->nnz_coalesced = v->nnz_coalesced;
-done:
-    fan_array_drop(indices);
-    fan_array_drop(pointers);
-    fan_array_drop(values);
-    return status;
+    fan_sparse_parts to = {.indices = NULL};
+    fan_status status = sparse_copy_parts(fold, v, &to, err);
+    return fan_sparse_parts_end(&to, status, v, out, err);
 }
 
 bool fan_fold_is_copied(const fan_fold *fold)
