@@ -127,7 +127,9 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
 {
     const fan_slot *s = &b->slots[slot];
     const fan_value *value = &c->value;
-    fan_device *want = s->spec->device ? s->spec->device : s->state->device;
+    fan_device *want = s->state->device;
+    if (s->spec->device)
+        want = s->spec->device;
     fan_move_facts facts = {.here = !value->device || !want || value->device == want};
     out->to.device = value->device;
     if (!facts.here) {
@@ -257,7 +259,9 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
             return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1),
                                "out of memory for the current stream");
         }
-        out->producer = c->stream ? c->stream : current;
+        out->producer = current;
+        if (c->stream)
+            out->producer = c->stream;
         FAN_TRY(fan_stream_check_open(out->producer, err));
         facts.device = d->id;
         facts.producer = fan_stream_id_of(c->stream);
@@ -291,7 +295,9 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
 
     /* A12: it goes to the slot's device. */
     fan_slot_lock(b, slot);
-    fan_device *d = s->state->device ? s->state->device : fan_cpu();
+    fan_device *d = fan_cpu();
+    if (s->state->device)
+        d = s->state->device;
     fan_device_hold(d);
     fan_slot_unlock(b, slot);
     fan_stream *current = add_current_of(d);
@@ -309,8 +315,12 @@ static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_cont
     if (!current)
         return FAN_OK;
     fan_device *d = current->device;
-    fan_stream *P = c->stream ? c->stream : current;
-    fan_stream *asked = b->stream ? b->stream : current;
+    fan_stream *P = current;
+    if (c->stream)
+        P = c->stream;
+    fan_stream *asked = current;
+    if (b->stream)
+        asked = b->stream;
     if (P->device->backend != d->backend || asked->device->backend != d->backend)
         return FAN_OK;
     fan_stream *C = asked;
@@ -412,7 +422,9 @@ static void reserve_commit_state(fan_slot *s, const fan_add_op *op, const add_ro
     }
     state->seen = checked->seen;
     state->has_weak_int = state->has_weak_int || c->value.weak;
-    state->keyed = c->key < 0 ? -1 : 1;
+    state->keyed = 1;
+    if (c->key < 0)
+        state->keyed = -1;
     state->count++;
     state->objects = state->objects || c->value.form == FAN_FORM_OBJECT;
     if (checked->to.device && !state->device)
@@ -566,7 +578,9 @@ static void add_undo(fan_buffer *b, fan_add_op *op, fan_slot_state **gone)
     }
     if (item && item->value.form != FAN_FORM_UNDEFINED) {
         /* a conversion is dropped, with the item */
-        fan_value *back = op->old.form == FAN_FORM_UNDEFINED ? &item->value : &op->old;
+        fan_value *back = &op->old;
+        if (op->old.form == FAN_FORM_UNDEFINED)
+            back = &item->value;
         op->c->value = *back;
         *back = fan_value_none();
     }
@@ -655,7 +669,9 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
     const fan_check_result *checked = &op->checked;
     /* a stream's number means something on its own device only */
     fan_stream *producer = checked->producer;
-    const fan_device *d = producer ? producer->device : checked->to.device;
+    const fan_device *d = checked->to.device;
+    if (producer)
+        d = producer->device;
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
                            .how = fan_sync_letter(checked->plan.sync.stream_case),
                            .device = fan_device_number(d),

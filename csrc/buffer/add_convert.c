@@ -51,7 +51,9 @@ static fan_status convert_part(const add_conversion *c, fan_array *from, fan_dty
         *out = fan_array_hold(from);
         return FAN_OK;
     }
-    const char *label = from->dtype == dtype ? "copy" : "cast";
+    const char *label = "cast";
+    if (from->dtype == dtype)
+        label = "copy";
     FAN_TRY(fan_device_array(c->device, c->on, dtype, from->ndim, from->shape, from, out, err));
     return convert_job(c, FAN_JOB_COPY, label, *out, from, dtype, err);
 }
@@ -168,7 +170,9 @@ static fan_status convert_whole(add_conversion *c, const fan_value *v, fan_array
     const fan_patch *patch = v->patch;
     fan_array *whole = NULL;
     fan_array *view = NULL;
-    fan_dtype dtype = c->to->reduce ? v->dtype : c->to->dtype;
+    fan_dtype dtype = c->to->dtype;
+    if (c->to->reduce)
+        dtype = v->dtype;
     fan_job zero = {.kind = FAN_JOB_ZERO, .label = "begin"};
     FAN_GO(fan_device_array(c->device, c->on, dtype, patch->ndim, patch->shape, NULL, &whole, err));
     zero.out = whole;

@@ -525,7 +525,9 @@ void fan_fold_decide(fan_fold *fold)
 {
     fan_fold_facts facts = fold_facts(fold);
     bool mixed = facts.partial || (facts.sparse && facts.sparse < fold->n);
-    fan_writer writer = mixed ? FAN_WRITER_PREFIXES : FAN_WRITER_SUM;
+    fan_writer writer = FAN_WRITER_SUM;
+    if (mixed)
+        writer = FAN_WRITER_PREFIXES;
     bool stays = !fold->finish && !facts.exact;
     facts.reuse_first = FAN_REUSE_LAYOUT;
     facts.reuse_other = FAN_REUSE_LAYOUT;
@@ -898,9 +900,13 @@ void fan_fold_abandon(fan_fold *fold)
 static fan_status fold_record(fan_fold *fold, fan_error *err)
 {
     const fan_sync_fold *plan = &fold->plan.after;
-    const fan_term *first = fold->n ? &fold->terms[0] : NULL;
+    const fan_term *first = NULL;
+    if (fold->n)
+        first = &fold->terms[0];
     fan_stream *A = fan_fold_accum(fold);
-    uint64_t bit = fold->finish ? FAN_PLAN_S22_RECORD : FAN_PLAN_S15_RECORD;
+    uint64_t bit = FAN_PLAN_S15_RECORD;
+    if (fold->finish)
+        bit = FAN_PLAN_S22_RECORD;
     fan_event *event = fold->early;
     fold->early = NULL;
     fold->rules |= plan->rules;

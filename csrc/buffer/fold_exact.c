@@ -58,7 +58,9 @@ static void exact_layout_of(const fan_fold *fold, exact_layout *layout)
     layout->size = 1;
     for (int i = 0; i < layout->ndim; i++) {
         bool cut = layout->axes >> i & 1;
-        layout->shape[i] = cut ? 1 : layout->whole[i];
+        layout->shape[i] = layout->whole[i];
+        if (cut)
+            layout->shape[i] = 1;
         layout->size *= layout->shape[i];
     }
 }
@@ -426,7 +428,9 @@ static void exact_take_away(fan_array *part, fan_array *minus, bool first, bool 
     *left = false;
     for (size_t i = 0; i < numbers; i++) {
         bool finite = isfinite(x[i]);
-        away[i] = finite ? -x[i] : -0.0;
+        away[i] = -0.0;
+        if (finite)
+            away[i] = -x[i];
         *left |= finite && x[i] != 0;
         if (!first && (!finite || x[i] == 0))
             x[i] = -0.0;
@@ -486,7 +490,9 @@ static fan_status exact_round_products(fan_fold *fold, const exact_layout *layou
     fan_status status = FAN_OK;
     exact_products p = {.n = 0};
     fan_window *window = NULL;
-    fan_dtype wide = fan_dtype_kind(d) == 'c' ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64;
+    fan_dtype wide = FAN_DT_FLOAT64;
+    if (fan_dtype_kind(d) == 'c')
+        wide = FAN_DT_COMPLEX128;
     FAN_GO(exact_unweighted(fold, layout, numbers, wide, &window, err));
     if (window) {
         d = wide;

@@ -45,7 +45,9 @@ fan_status fan_fold_job(fan_fold *fold, fan_job *job, fan_error *err)
     fan_device *d = fan_fold_device(fold);
     bool on_host = !d->backend->has_streams;
     char label[FAN_TRACE_LABEL];
-    uint64_t bytes = job->out ? fan_dense_bytes(job->out) : 0;
+    uint64_t bytes = 0;
+    if (job->out)
+        bytes = fan_dense_bytes(job->out);
     if (!on_host || fan_trace_on()) { /* only these read it */
         if (s->spec->name)
             snprintf(label, sizeof label, "%s %s", job->label, s->spec->name);

@@ -91,7 +91,9 @@ static fan_status partial_reals(const fan_array *a, fan_array **out, fan_error *
         return fan_fail(err, FAN_ERR_VALUE, "a partial complex sum has at most %d axes",
                         FAN_MAX_NDIM - 1);
     bool single = a->dtype == FAN_DT_COMPLEX64;
-    fan_dtype real = single ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
+    fan_dtype real = FAN_DT_FLOAT64;
+    if (single)
+        real = FAN_DT_FLOAT32;
     size_t axes = (size_t)a->ndim;
     memcpy(shape, a->shape, axes * sizeof *shape);
     memcpy(strides, a->strides, axes * sizeof *strides);

@@ -59,7 +59,9 @@ fan_status fan_fold_sparse(fan_fold *fold, fan_error *err)
     if (fan_fold_is_copied(fold)) {
         FAN_GO(sparse_copy(fold, in[0].sparse, &sum, err));
     } else {
-        fan_dtype rounded = fold->finish ? fold->plan.dtype : FAN_DT_NONE;
+        fan_dtype rounded = FAN_DT_NONE;
+        if (fold->finish)
+            rounded = fold->plan.dtype;
         FAN_COUNT(fold->b, passes, 1);
         FAN_GO(fan_device_sparse_merge(fan_fold_device(fold), fan_fold_accum(fold), in, n,
                                        fold->plan.coalesce, rounded, fan_fold_scale(fold), &sum,
@@ -153,7 +155,9 @@ static fan_status mixed_more(fan_fold *fold, mixed *sum, fan_error *err)
     fan_dtype acc = fan_fold_accumulated(fold, terms[end - 1].seen);
     if (acc != sum->cur->dtype)
         FAN_TRY(fan_fold_fresh(fold, acc, sum->ndim, sum->shape, sum->cur, &wider, err));
-    fan_array *to = wider ? wider : sum->cur;
+    fan_array *to = sum->cur;
+    if (wider)
+        to = wider;
     fan_status status = FAN_OK;
     fold->scratch[0] = (fan_operand){.array = sum->cur, .acc = sum->cur->dtype};
     if (dense) {

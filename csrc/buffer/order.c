@@ -123,7 +123,9 @@ fan_status fan_order_wait_terms(fan_fold *fold, fan_error *err)
         fan_stream_id producer = fan_stream_id_of(term->producer);
         bool covered = order_covered(fold, i);
         fan_sync_term plan = fan_sync_term_plan(accum, producer, i == 0, covered);
-        fan_stream *marked = FAN_FAULT(MARK_ON_PRODUCER) ? term->producer : A;
+        fan_stream *marked = A;
+        if (FAN_FAULT(MARK_ON_PRODUCER))
+            marked = term->producer;
         fold->rules |= plan.rules;
         if (plan.mark)
             FAN_TRY(fan_order_record_stream(term->v, marked, plan.mark, err));

@@ -139,7 +139,9 @@ fan_status fan_fold_stats_memory(fan_fold *fold, fan_error *err)
         if (!numbers)
             return FAN_OK;
         /* the sum of partial ones is larger than they are */
-        int64_t own = value->patch ? value->patch->whole : 0;
+        int64_t own = 0;
+        if (value->patch)
+            own = value->patch->whole;
         own = fan_max(own, numbers->size);
         if (__builtin_add_overflow(size, own, &size))
             size = INT64_MAX;
@@ -269,7 +271,9 @@ fan_status fan_fold_collect_stats(fan_fold *fold, const fan_value *result, fan_e
     fan_stats *stats = &figures->stats;
     bool summed = figures->valid;
     if (!summed) {
-        int64_t key = fold->n ? fold->terms[0].key : -1;
+        int64_t key = -1;
+        if (fold->n)
+            key = fold->terms[0].key;
         FAN_TRY(fan_slot_check_unmoved(fold->b, fold->slot, result, key, err));
         FAN_TRY(stats_of_result(fold, result, stats, err));
         stats->bad = SIZE_MAX;
@@ -278,7 +282,9 @@ fan_status fan_fold_collect_stats(fan_fold *fold, const fan_value *result, fan_e
     bool known = figures->has_nonfinite || stats_state(fold)->sum_stats.has_nonfinite;
     if (stats->nonfinite == 0 || known)
         return FAN_OK;
-    size_t first = summed ? stats->bad : fan_fold_first_suspect(fold);
+    size_t first = fan_fold_first_suspect(fold);
+    if (summed)
+        first = stats->bad;
     for (size_t i = first; i < fold->n; i++) {
         const fan_term *term = &fold->terms[i];
         bool finite = false;
@@ -335,7 +341,9 @@ fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fa
         bool anew = !figures->valid;
         if (!figures->device_words)
             FAN_TRY(stats_memory(d, state, sum->size, figures, err));
-        const fan_array *before = anew ? NULL : figures->device_words;
+        const fan_array *before = figures->device_words;
+        if (anew)
+            before = NULL;
         if (!figures->captured)
             FAN_TRY(stats_measure(b, slot, d, figures, before, &in, &key, 1, 0, err));
     } else {

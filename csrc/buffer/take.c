@@ -12,7 +12,9 @@ static void take_trace(const fan_take_op *op, const fan_take_slot *part)
     const fan_slot *s = &op->b->slots[part->slot];
     const fan_slot_state *state = s->state;
     fan_stream *consumer = part->consumer;
-    const fan_device *d = consumer ? consumer->device : state->device;
+    const fan_device *d = state->device;
+    if (consumer)
+        d = consumer->device;
     fan_trace_line line = {.kind = FAN_TRACE_TAKE,
                            .how = fan_slot_letter(s),
                            .device = fan_device_number(d),
@@ -91,7 +93,9 @@ static fan_status take_begin(fan_take_op *op, fan_error *err)
         return fan_buffer_fail_memory(op->b, err);
     for (size_t i = 0; i < op->n; i++) {
         fan_take_slot *part = &op->slots[i];
-        part->slot = options->one ? options->slot : i;
+        part->slot = i;
+        if (options->one)
+            part->slot = options->slot;
         if (options->out && options->out[i].form == FAN_FORM_DENSE)
             part->out = &options->out[i];
     }

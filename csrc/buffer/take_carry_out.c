@@ -181,7 +181,9 @@ static fan_status take_end_folds(const fan_take_op *op, size_t from, size_t to, 
     for (size_t i = from; i < to; i++) {
         fan_take_slot *part = &op->slots[i];
         fan_fold *fold = &part->gathered.fold;
-        fan_error *first = status == FAN_OK ? err : &other;
+        fan_error *first = &other;
+        if (status == FAN_OK)
+            first = err;
         if (!part->begun)
             continue;
         if (fan_fold_left(fold)) {

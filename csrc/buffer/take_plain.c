@@ -248,7 +248,9 @@ static void *take_plain_number(take_plain *take, size_t slot, size_t n, fan_dtyp
 static bool take_plain_place_out(take_plain *take, size_t slot)
 {
     fan_list *list = take_list(take->b, slot);
-    const fan_plain_kind *kind = take_defined(list) ? &list->kind : NULL;
+    const fan_plain_kind *kind = NULL;
+    if (take_defined(list))
+        kind = &list->kind;
     fan_flat *to = &take->written[take->nwritten];
     void *object = NULL;
     fan_plain_where where =
@@ -476,7 +478,9 @@ static void take_plain_sum_slot(take_plain *take, size_t slot)
     const fan_list *list = take_list(b, slot);
     size_t at = slot - take->span.first;
     size_t n = take_defined(list);
-    fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
+    fan_stats *stats = NULL;
+    if (b->sum_stats)
+        stats = &sum_stats;
     if (!n) {
         if (stats)
             take_keep_stats(b, slot, NULL);
@@ -494,7 +498,9 @@ static void take_plain_sum_slot(take_plain *take, size_t slot)
     bool made = list->out && !is_there;
     bool weighs = options->mean || fan_slot_weighted(&b->slots[slot]);
     if (made && weighs) {
-        const char *divisor = options->mean ? take->divisors[at].number : NULL;
+        const char *divisor = NULL;
+        if (options->mean)
+            divisor = take->divisors[at].number;
         fan_plain_fold_weighted(b, slot, n, divisor, take_scale(options), out);
     } else if (stats || (!number && made)) {
         fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options), out,

@@ -26,7 +26,9 @@ static fan_status take_check_out(const fan_take_op *op, const fan_take_slot *par
     char wants[160];
 
     const fan_fold *fold = &part->gathered.fold;
-    const fan_value *any = fold->n ? fold->terms[0].v : part->gathered.zero;
+    const fan_value *any = part->gathered.zero;
+    if (fold->n)
+        any = fold->terms[0].v;
     const int64_t *shape = NULL;
     int ndim = -1;
     if (any)
@@ -74,7 +76,9 @@ static fan_status take_check_scale(const fan_take_op *op, const fan_take_slot *p
         return FAN_OK;
     fan_place place = fan_slot_place(op->b, part->slot, -1);
     const char *name = fan_dtype_name(dtype);
-    const char *article = name[0] == 'i' ? "an" : "a";
+    const char *article = "a";
+    if (name[0] == 'i')
+        article = "an";
     if (!options->real) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
                            "scale=%.12g%+.12gj: %s %s sum needs a real number", scale->re,
@@ -139,7 +143,9 @@ static fan_status late_weight_of(const fan_take_op *op, fan_take_slot *part, siz
     const fan_buffer *b = op->b;
     fan_gathered *gathered = &part->gathered;
     fan_weight *own = &gathered->weights[i];
-    int64_t key = keyed ? fan_entry_key(&gathered->entries[i]) : (int64_t)i;
+    int64_t key = (int64_t)i;
+    if (keyed)
+        key = fan_entry_key(&gathered->entries[i]);
     fan_late_weight *late = late_find(op->options, key);
     fan_place place = fan_slot_place(b, part->slot, -1);
     char name[64];

@@ -127,7 +127,9 @@ static fan_status reach_all(fan_pass *pass, reached *found, fan_error *err)
      * sorting. */
     bool back = nroots && roots[0].node->number < roots[nroots - 1].node->number;
     for (size_t i = 0; i < nroots; i++) {
-        size_t at = back ? nroots - 1 - i : i;
+        size_t at = i;
+        if (back)
+            at = nroots - 1 - i;
         if (i + 4 < nroots)
             __builtin_prefetch(&roots[back ? at - 4 : at + 4].node->number);
         pass->edges[at] = reach(pass, found, roots[at].node, roots[at].slot);

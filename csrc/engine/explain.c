@@ -86,7 +86,9 @@ __attribute__((format(printf, 2, 3))) static void write_text(const fan_text *out
 
 static void write_node(const fan_text *out, const fan_node *node)
 {
-    const char *kind = node->ops->leaf ? "leaf" : "node";
+    const char *kind = "node";
+    if (node->ops->leaf)
+        kind = "leaf";
     char name[128], number[40];
     node->ops->text(node, name, sizeof name);
     snprintf(number, sizeof number, "%s %llu", kind, (unsigned long long)node->number);

@@ -191,7 +191,9 @@ static fan_status order_for_caller(fan_pass *pass, void *object, fan_stream *own
     FAN_TRY(pass->frontend->place(object, &here, &current, err));
     if (!current)
         return FAN_OK;
-    fan_stream *on = own ? own : current;
+    fan_stream *on = current;
+    if (own)
+        on = own;
     if (leaf)
         *leaf = fan_stream_hold(on);
     fan_streams_enter(pass->streams.caller, &outer);
@@ -236,7 +238,9 @@ static fan_status end_tails(fan_pass *pass, fan_error *err)
         const fan_pass_tail *tail = &streams->tails[i];
         if (FAN_FAULT(END_WITHOUT_WAIT))
             continue;
-        fan_error *first = status == FAN_OK ? err : NULL;
+        fan_error *first = NULL;
+        if (status == FAN_OK)
+            first = err;
         fan_status one = fan_stream_join(tail->caller, tail->streams.all, tail->streams.n,
                                          tail->values, tail->nvalues, first);
         if (status == FAN_OK)
@@ -1133,7 +1137,9 @@ bool fan_pass_error_has_location(const fan_pass *pass)
 /* visit_held: visits an object; returns 0 for NULL. */
 static int visit_held(void *held, int (*object)(void *object, void *arg), void *arg)
 {
-    return held ? object(held, arg) : 0;
+    if (held)
+        return object(held, arg);
+    return 0;
 }
 
 int fan_pass_visit(fan_pass *pass, int (*object)(void *object, void *arg),
