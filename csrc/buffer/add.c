@@ -858,7 +858,7 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *op, fan_slot_state **gone,
     if (recorded_again)
         (void)fan_event_rerecord(recorded_again, op->checked.producer, err);
     fan_event_drop(recorded_again);
-    if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
+    if (fan_status_is_memory(status))
         return FAN_OK; /* it is parked; the sum is tried again later */
     if (status == FAN_OK || fan_status_poisons(status))
         return status;

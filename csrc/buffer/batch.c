@@ -207,7 +207,7 @@ static fan_status batch_try(fan_buffer *b, batch_trial *one, size_t m, fan_error
         status = fan_fold_begin(fold, NULL, err);
     one->made = status == FAN_OK;
     fan_slot_fail(b, one->slot, status, err);
-    if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
+    if (fan_status_is_memory(status))
         return FAN_OK;
     return status;
 }
@@ -325,7 +325,7 @@ static fan_status batch_park_all(fan_buffer *b, fan_add_op *ops, size_t n, fan_s
     FAN_TRY(committed);
     if (streams && n > 1)
         status = batch_fold_due(b, slots, order, n, err);
-    if (status != FAN_ERR_NOMEM && status != FAN_ERR_DEVICE_NOMEM)
+    if (!fan_status_is_memory(status))
         FAN_TRY(status);
     FAN_TRY(batch_fold_each(b, ops, n, err)); /* one by one they need less memory */
     return fan_add_warn(b, ops, n, err);

@@ -173,8 +173,7 @@ static fan_status dense_result(fan_fold *fold, dense_sum *sum, fan_error *err)
         fan_array *shown = sum->out;
         if (sum->shown)
             shown = sum->shown;
-        fold->result = fan_value_dense(fan_array_hold(shown), fan_fold_device(fold));
-        fold->owned = true;
+        fan_fold_made(fold, shown);
     }
     }
     fold->result.weak = sum->all_ints;

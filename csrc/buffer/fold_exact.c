@@ -83,7 +83,7 @@ static fan_status exact_window(const fan_fold *fold, fan_dtype d, const exact_la
     }
     *out = window;
     if (!window)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     return FAN_OK;
 }
 
@@ -113,10 +113,9 @@ static fan_status exact_number(fan_fold *fold, size_t i, fan_dtype d, fan_array 
         *out = base;
         return FAN_OK;
     }
-    fan_operand in = {.array = base, .acc = own};
     fan_status status = fan_fold_fresh(fold, own, base->ndim, base->shape, base, out, err);
     if (status == FAN_OK)
-        status = fan_fold_into(fold, FAN_JOB_COPY, "round", *out, &in, 1, NULL, err);
+        status = fan_fold_copy(fold, "round", *out, base, err);
     fan_array_drop(base);
     return status;
 }
@@ -126,7 +125,7 @@ static fan_status exact_numbers(fan_fold *fold, fan_dtype d, fan_array ***out, f
 {
     *out = fan_calloc((fold->n + 1) * sizeof **out);
     if (!*out)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     for (size_t i = 0; i < fold->n; i++)
         FAN_TRY(exact_number(fold, i, d, &(*out)[i], err));
     return FAN_OK;
@@ -276,7 +275,7 @@ fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err)
     if (!exact)
         exact = exact_state_new(fold);
     if (!exact)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     exact_layout layout;
     exact_layout_of(fold, &layout);
     fan_window *sum;
@@ -315,7 +314,7 @@ static fan_status exact_values(fan_fold *fold, const fan_sparse *sum, fan_array 
     int64_t *places = NULL;
     fan_array **numbers = NULL;
     if (!all || !window)
-        FAN_GO(fan_slot_fail_memory(fold->b, fold->slot, err));
+        FAN_GO(fan_fold_fail_memory(fold, err));
     FAN_GO(exact_numbers(fold, d, &numbers, err));
     FAN_GO(places_among(sum, NULL, 0, &places, err));
     for (size_t i = 0; i < n; i++)
@@ -457,7 +456,7 @@ static fan_status exact_window_parts(const fan_fold *fold, fan_window *window, f
 done:
     fan_array_drop(minus);
     if (status == FAN_ERR_NOMEM)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     return status;
 }
 
@@ -467,11 +466,8 @@ static fan_status exact_unweighted(const fan_fold *fold, const exact_layout *lay
                                    fan_array *const *numbers, fan_dtype wide, fan_window **out,
                                    fan_error *err)
 {
-    bool sparse = false;
     *out = NULL;
-    for (size_t i = 0; i < fold->n; i++)
-        sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
-    if (!fold->state && !sparse)
+    if (!fold->state && !fan_fold_has(fold, FAN_FORM_SPARSE))
         return FAN_OK;
     FAN_TRY(exact_window(fold, wide, layout, out, err));
     for (size_t i = 0; i < fold->n; i++) {
@@ -500,7 +496,7 @@ static fan_status exact_round_products(fan_fold *fold, const exact_layout *layou
     }
     p.in = fan_alloc((fold->n + p.nparts + 1) * sizeof *p.in);
     if (!p.in)
-        FAN_GO(fan_slot_fail_memory(fold->b, fold->slot, err));
+        FAN_GO(fan_fold_fail_memory(fold, err));
     for (size_t i = 0; i < p.nparts; i++)
         p.in[p.n++] = (fan_operand){.array = p.parts[i], .acc = d};
     for (size_t i = 0; i < fold->n; i++) {
@@ -543,9 +539,7 @@ static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_ar
     fan_window *sum = NULL;
     fan_array **numbers = NULL;
     fan_dtype d = exact_dtype(fold);
-    bool sparse = false;
-    for (size_t i = 0; i < fold->n; i++)
-        sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
+    bool sparse = fan_fold_has(fold, FAN_FORM_SPARSE);
     FAN_GO(exact_numbers(fold, d, &numbers, err));
     if (exact_has_products(fold)) {
         FAN_GO(exact_round_products(fold, layout, numbers, d, out, err));
@@ -600,9 +594,9 @@ static fan_status fold_exact_dense(fan_fold *fold, fan_error *err)
         FAN_GO(fan_array_broadcast(out, layout.ndim, layout.whole, &whole, err));
     else
         whole = fan_array_hold(out);
-    fold->result = fan_value_dense(whole, fan_fold_device(fold));
-    fold->owned = true;
+    fan_fold_made(fold, whole);
 done:
+    fan_array_drop(whole);
     fan_array_drop(out);
     return status;
 }

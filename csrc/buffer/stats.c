@@ -119,7 +119,7 @@ static fan_status stats_memory_for_fold(fan_fold *fold, fan_device *d, int64_t s
     if (!fold->keys)
         fold->keys = fan_alloc((fold->n + 1) * sizeof *fold->keys);
     if (!fold->keys)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     for (size_t i = 0; i < fold->n; i++)
         fold->keys[i] = fold->terms[i].key;
     return stats_memory(d, stats_state(fold), size, &fold->sum_stats, err);

@@ -218,10 +218,7 @@ static fan_status mean_check_dtype(const fan_take_op *op, const fan_take_slot *p
                            "gradients, or declare the slot's dtype (W4)",
                            fan_dtype_name(dtype));
     }
-    bool sparse = false;
-    for (size_t i = 0; i < fold->n; i++)
-        sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
-    if (sparse && fan_fold_is_exact(fold)) {
+    if (fan_fold_is_exact(fold) && fan_fold_has(fold, FAN_FORM_SPARSE)) {
         return fan_fail_at(err, FAN_ERR_TYPE, 0, place,
                            "mean=True: an exact mean takes dense gradients alone: give the dense "
                            "gradients, or another accumulate= (W4)");
@@ -325,11 +322,9 @@ static fan_status take_gather_slot(const fan_take_op *op, fan_take_slot *part, f
         FAN_TRY(take_weigh(op, part, err));
 
     bool arrays = options->scale.on || part->out;
-    for (size_t i = 0; arrays && i < fold->n; i++) {
-        if (fold->terms[i].v->form == FAN_FORM_OBJECT) {
-            return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, part->slot, -1),
-                               "sums objects; scale= and out= need arrays");
-        }
+    if (arrays && fan_fold_has(fold, FAN_FORM_OBJECT)) {
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, part->slot, -1),
+                           "sums objects; scale= and out= need arrays");
     }
     FAN_TRY(take_check_scale(op, part, err));
     if (part->out)

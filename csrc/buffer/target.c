@@ -203,7 +203,7 @@ static fan_status target_record(fan_buffer *b, const fan_target *t, fan_event **
     if (!plan.slot.has_event)
         return FAN_OK;
     fan_status status = fan_order_record(b, state->accum, FAN_PLAN_S15_RECORD, event, err);
-    if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
+    if (fan_status_is_memory(status))
         return FAN_OK; /* S18 records then */
     return status;
 }
