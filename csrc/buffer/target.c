@@ -79,7 +79,8 @@ static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_str
     fan_slot *s = &b->slots[t->slot];
     fan_check_result checked;
     FAN_TRY(fan_slot_enter(b, t->slot, "target", err));
-    FAN_TRY(fan_check_contribution(b, t->slot, c, current, b->stream, &checked, err));
+    const fan_add_streams with = {.current = current, .consumer = b->stream};
+    FAN_TRY(fan_check_contribution(b, t->slot, c, &with, &checked, err));
     t->producer = fan_stream_hold(checked.producer);
     t->device = fan_device_hold(c->value.device);
     if (t->producer == s->state->accum)
