@@ -53,6 +53,7 @@
     X(SCALED_BEFORE_WIDENED) /* a sum is scaled in the dtype of its last term, not in that of the whole sum */ \
     X(INT_WRAPS) /* a Python int that does not fit the sum's dtype wraps */ \
     X(STATS_OF_STORED) /* statistics are those of stored numbers, also where an index occurs twice */ \
+    X(STATS_OF_LEFT_FOLD) /* statistics of a lone sparse gradient of an exact sum are those of its left fold */ \
     X(SUM_LEFT_LOOSE) /* a sparse sum made at an add is returned with the entries of its terms */ \
     X(KIND_OF_LAST) /* a sum is of the kind of its last term */ \
     X(AXES_FORGOTTEN) /* a sum is in C order, whatever the axes of its first contribution */ \

@@ -76,7 +76,9 @@ fan_accum_plan fan_accum(fan_side old, fan_side new_, bool recording)
     if (fan_accum_calls_out(recording, objects)) {
         plan.action = FAN_ACTION_OBJECT;
         plan.result = FAN_FORM_OBJECT;
-        plan.rules = recording ? FAN_A(1) : FAN_A(8);
+        plan.rules = FAN_A(8);
+        if (recording)
+            plan.rules = FAN_A(1);
         return plan;
     }
     return accum_arrays(old, new_);
@@ -170,7 +172,9 @@ fan_dtype fan_dtype_set_promote(fan_dtype_set s)
 static char family_of(fan_dtype dtype)
 {
     char kind = fan_dtype_kind(dtype);
-    return kind == 'u' ? 'i' : kind;
+    if (kind == 'u')
+        return 'i';
+    return kind;
 }
 
 fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish)
@@ -207,8 +211,12 @@ fan_dtype_fit fan_accum_dtype_fit(fan_dtype declared, fan_dtype wish, fan_dtype 
         *seen = fan_dtype_set_add(0, declared, false);
         if (declared == dtype)
             return FAN_DTYPE_FIT_EXACT;
-        bool can = weak ? weak_can_cast(dtype, declared) : fan_dtype_can_cast(dtype, declared);
-        return can ? FAN_DTYPE_FIT_CAST : FAN_DTYPE_FIT_NO;
+        bool can = fan_dtype_can_cast(dtype, declared);
+        if (weak)
+            can = weak_can_cast(dtype, declared);
+        if (can)
+            return FAN_DTYPE_FIT_CAST;
+        return FAN_DTYPE_FIT_NO;
     }
     if (fan_accum_dtype(dtype, wish) == FAN_DT_NONE)
         return FAN_DTYPE_FIT_WISH;

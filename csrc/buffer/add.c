@@ -40,122 +40,142 @@ static const char *add_kind_words(char kind)
     }
 }
 
+/* A contribution while it is checked. */
+typedef struct add_check {
+    const fan_buffer *b;
+    size_t slot;
+    const fan_slot *s;
+    const fan_contribution *c;
+    const fan_value *value;
+    fan_place place; /* what an error is about */
+    fan_check_result *out;
+} add_check;
+
 /* A10, A11: of arrays and numbers. */
-static fan_status add_fail_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                 fan_dtype_fit fit, fan_error *err)
+static fan_status check_dtype_failed(const add_check *check, fan_dtype_fit fit, fan_error *err)
 {
-    const fan_slot_spec *spec = b->slots[slot].spec;
-    const char *own = fan_dtype_name(c->value.dtype);
-    fan_place place = fan_slot_place(b, slot, c->key);
+    const fan_slot_spec *spec = check->s->spec;
+    const fan_value *value = check->value;
+    const char *own = fan_dtype_name(value->dtype);
     if (fit == FAN_DTYPE_FIT_WISH) {
+        const char *what = "a gradient";
+        if (value->weak)
+            what = "a Python number";
         return fan_fail_at(
-            err, FAN_ERR_VALUE, 0, place,
+            err, FAN_ERR_VALUE, 0, check->place,
             "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
-            fan_dtype_name(spec->accumulate), c->value.weak ? "a Python number" : "a gradient",
-            own);
+            fan_dtype_name(spec->accumulate), what, own);
     }
     if (fit == FAN_DTYPE_FIT_APART) {
         return fan_fail_at(
-            err, FAN_ERR_VALUE, 0, place,
+            err, FAN_ERR_VALUE, 0, check->place,
             "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)", own);
     }
     char want[32] = "dtype ";
     fan_append(want, sizeof want, "%s", fan_dtype_name(spec->dtype));
-    return fan_fail_expected(err, FAN_ERR_VALUE, place, want, own,
+    return fan_fail_expected(err, FAN_ERR_VALUE, check->place, want, own,
                              ": %s into %s would lose values; convert it yourself (A10)",
-                             add_kind_words(fan_dtype_kind(c->value.dtype)),
+                             add_kind_words(fan_dtype_kind(value->dtype)),
                              add_kind_words(fan_dtype_kind(spec->dtype)));
 }
 
-static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                  fan_check_result *out, fan_error *err)
+/* A11: what an exact sum takes. */
+static fan_status check_exact(const add_check *check, fan_error *err)
 {
-    const fan_slot *s = &b->slots[slot];
-    const fan_value *value = &c->value;
-    fan_dtype declared = s->spec->dtype;
-    out->to.dtype = value->dtype;
-    out->seen = s->state->seen;
+    const fan_value *value = check->value;
+    if (!check->s->spec->exact)
+        return FAN_OK;
     if (value->form == FAN_FORM_OBJECT) {
-        if (!s->spec->exact)
-            return FAN_OK;
-        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, check->place,
                            "an exact sum takes arrays, and no objects (A11)");
     }
+    bool streams = value->device && value->device->backend->has_streams;
+    if (value->form != FAN_FORM_SPARSE || !streams)
+        return FAN_OK;
+    return fan_fail_at(err, FAN_ERR_TYPE, 0, check->place,
+                       "an exact sum on a device with streams takes dense gradients (A11)");
+}
+
+static fan_status check_dtype(const add_check *check, fan_error *err)
+{
+    const fan_slot_spec *spec = check->s->spec;
+    const fan_value *value = check->value;
+    fan_check_result *out = check->out;
+    fan_dtype declared = spec->dtype;
+    out->to.dtype = value->dtype;
+    if (value->form == FAN_FORM_OBJECT)
+        return check_exact(check, err);
     /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is
      * made. */
     out->number = fan_value_number(value);
     fan_dtype_fit fit =
-        fan_accum_dtype_fit(declared, s->spec->accumulate, value->dtype, value->weak, &out->seen);
+        fan_accum_dtype_fit(declared, spec->accumulate, value->dtype, value->weak, &out->seen);
     if (fit != FAN_DTYPE_FIT_EXACT && fit != FAN_DTYPE_FIT_CAST)
-        return add_fail_dtype(b, slot, c, fit, err);
-    if (declared != FAN_DT_NONE && !fan_weak_int_fits(out->number, declared))
-        return fan_slot_fail_int(b, slot, c->key, out->number, declared, err);
-    if (fit == FAN_DTYPE_FIT_CAST && !c->summed)
-        out->to.dtype = declared;
-    bool dense = value->form == FAN_FORM_DENSE;
-    bool sparse = value->form == FAN_FORM_SPARSE;
-    bool streams = value->device && value->device->backend->has_streams;
-    if (s->spec->exact && sparse && streams) {
-        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
-                           "an exact sum on a device with streams takes dense gradients (A11)");
+        return check_dtype_failed(check, fit, err);
+    if (declared != FAN_DT_NONE && !fan_weak_int_fits(out->number, declared)) {
+        return fan_slot_fail_int(check->b, check->slot, check->c->key, out->number, declared, err);
     }
+    if (fit == FAN_DTYPE_FIT_CAST && !check->c->summed)
+        out->to.dtype = declared;
+    FAN_TRY(check_exact(check, err));
     bool partial = value->form == FAN_FORM_PARTIAL;
-    if (dense || sparse || partial)
+    if (value->form != FAN_FORM_ZERO)
         out->to.cast = value->dtype != out->to.dtype;
-    out->to.whole = partial && (s->spec->exact || out->to.reduce);
+    out->to.whole = partial && (spec->exact || out->to.reduce);
     return FAN_OK;
 }
 
 /* An object that lists no memory of its own could be used on a stream without anyone knowing. */
-static fan_status add_check_parts(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                  const fan_device *want, fan_error *err)
+static fan_status check_parts(const add_check *check, const fan_device *want, fan_error *err)
 {
-    const fan_value *value = &c->value;
-    bool streams = c->stream;
+    const fan_value *value = check->value;
+    bool streams = check->c->stream;
     if (want)
         streams = want->backend->has_streams;
     if (value->form != FAN_FORM_OBJECT || value->nparts || !streams)
         return FAN_OK;
-    return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+    return fan_fail_at(err, FAN_ERR_TYPE, 0, check->place,
                        "an object on a device with streams must say what memory it holds: "
                        "give it __fanin_parts__()");
 }
 
 /* A12. */
-static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                   fan_check_result *out, fan_error *err)
+static fan_status check_device(const add_check *check, fan_error *err)
 {
-    const fan_slot *s = &b->slots[slot];
-    const fan_value *value = &c->value;
-    fan_device *want = s->spec->device ? s->spec->device : s->state->device;
+    const fan_value *value = check->value;
+    fan_conversion *to = &check->out->to;
+    fan_device *declared = check->s->spec->device;
+    fan_device *want = check->s->state->device;
+    if (declared)
+        want = declared;
     fan_move_facts facts = {.here = !value->device || !want || value->device == want};
-    out->to.device = value->device;
+    to->device = value->device;
     if (!facts.here) {
         bool from_host = value->device == fan_cpu();
         facts.dense = value->form == FAN_FORM_DENSE;
         facts.number = facts.dense && from_host && value->array->ndim == 0;
         facts.streams = want->backend->has_streams;
-        facts.to_host = s->spec->device && want == fan_cpu();
-        out->to.device = want;
+        facts.to_host = declared && want == fan_cpu();
+        to->device = want;
     }
-    out->to.move = fan_accum_move(&facts);
-    if (out->to.move == FAN_MOVE_NOT)
-        return add_check_parts(b, slot, c, want, err);
-    if (out->to.move != FAN_MOVE_NO)
+    to->move = fan_accum_move(&facts);
+    if (to->move == FAN_MOVE_NOT)
+        return check_parts(check, want, err);
+    if (to->move != FAN_MOVE_NO)
         return FAN_OK;
     char has[64] = "one on ";
     char wants[64] = "a gradient on ";
     char place[32];
     fan_append(wants, sizeof wants, "%s", fan_device_text(want, place, sizeof place));
     fan_append(has, sizeof has, "%s", fan_device_text(value->device, place, sizeof place));
-    return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants, has,
-                             "%s (A12)", fan_device_of_another(value->device, want));
+    return fan_fail_expected(err, FAN_ERR_VALUE, check->place, wants, has, "%s (A12)",
+                             fan_device_of_another(value->device, want));
 }
 
-static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_stream *stream,
-                                   const fan_device *d, const char *whose, int64_t key,
-                                   fan_error *err)
+static fan_status check_stream(const add_check *check, const fan_stream *stream, const char *whose,
+                               fan_error *err)
 {
+    const fan_device *d = check->out->to.device;
     char one[32];
     char two[32];
     if (!stream)
@@ -163,108 +183,131 @@ static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_s
     const fan_device *own = stream->device;
     if (own->backend == d->backend && own->self == d->self)
         return FAN_OK;
-    return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, key),
+    return fan_fail_at(err, FAN_ERR_TYPE, 0, check->place,
                        "the %s stream is on %s, which cannot wait for or be waited for by %s%s",
                        whose, fan_device_text(own, one, sizeof one),
                        fan_device_text(d, two, sizeof two), fan_device_of_another(own, d));
 }
 
 /* A9: out->to.reduce. */
-static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                  fan_check_result *out, fan_error *err)
+static fan_status check_shape(const add_check *check, fan_error *err)
 {
-    const fan_slot_spec *spec = b->slots[slot].spec;
-    const fan_slot_state *state = b->slots[slot].state;
+    const fan_slot_spec *spec = check->s->spec;
+    const fan_slot_state *state = check->s->state;
+    const fan_value *value = check->value;
     bool declared = spec->has_shape;
     const int64_t *shape;
-    int ndim = fan_value_shape(&c->value, &shape);
+    int ndim = fan_value_shape(value, &shape);
     if (ndim < 0 || (!declared && !state->shaped))
         return FAN_OK;
     const int64_t *wanted = state->shape;
     int wanted_ndim = state->ndim;
+    const char *why = " as the first one";
     if (declared) {
         wanted = spec->shape;
         wanted_ndim = spec->ndim;
+        why = " (or of a shape that is broadcast from it)";
     }
     fan_fit fit = fan_accum_fit(declared, wanted_ndim, wanted, ndim, shape);
-    out->to.reduce = fit == FAN_FIT_REDUCE && c->value.form != FAN_FORM_ZERO;
+    check->out->to.reduce = fit == FAN_FIT_REDUCE && value->form != FAN_FORM_ZERO;
     if (fit != FAN_FIT_NO)
         return FAN_OK;
     char has[160];
     char wants[240] = "a gradient of shape ";
     fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wanted_ndim, wanted, has, sizeof has),
-               declared ? " (or of a shape that is broadcast from it)" : " as the first one");
-    return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
+               why);
+    return fan_fail_expected(err, FAN_ERR_VALUE, check->place, wants,
                              fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
 }
 
 /* A15, A16. */
-static fan_status add_check_key(const fan_buffer *b, size_t slot, int64_t key, fan_error *err)
+static fan_status check_key(const add_check *check, fan_error *err)
 {
-    const fan_slot *s = &b->slots[slot];
+    const fan_slot *s = check->s;
     const fan_slot_state *state = s->state;
+    int64_t key = check->c->key;
     if (fan_keys_mix(state->keyed, key)) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
+        const char *how = "without";
+        if (state->keyed > 0)
+            how = "with";
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, check->place,
                            "this pass adds %s keys to this slot; keep to that until take() (A15)",
-                           state->keyed > 0 ? "with" : "without");
+                           how);
     }
     if (fan_slot_missing(s, 1) <= 0)
-        return fan_slot_fail_count(b, slot, key, "one more", err);
+        return fan_slot_fail_count(check->b, check->slot, key, "one more", err);
     if (key < 0)
         return FAN_OK;
     if ((uint64_t)key < state->next_key || fan_list_has(s->list, key)) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, check->place,
                            "this key has contributed already in this pass (A16)");
     }
     return FAN_OK;
 }
 
+/* S3 to S5: the streams of a contribution that will be on a device with streams. */
+static fan_status check_streams(const add_check *check, const fan_add_streams *with,
+                                fan_add_facts *facts, fan_error *err)
+{
+    fan_check_result *out = check->out;
+    fan_stream *stream = check->c->stream;
+    FAN_TRY(check_stream(check, stream, "producer's", err));
+    FAN_TRY(check_stream(check, with->consumer, "consumer's", err));
+    if (!with->current) {
+        fan_place place = check->place;
+        place.key = -1;
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, place, "out of memory for the current stream");
+    }
+    out->producer = with->current;
+    if (stream)
+        out->producer = stream;
+    FAN_TRY(fan_stream_check_open(out->producer, err));
+    facts->device = out->to.device->id;
+    facts->producer = fan_stream_id_of(stream);
+    facts->consumer = fan_stream_id_of(with->consumer);
+    facts->current = fan_stream_id_of(with->current);
+    facts->slot = fan_slot_streams(check->s->state);
+    return FAN_OK;
+}
+
 fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                  fan_stream *current, fan_stream *consumer, fan_check_result *out,
+                                  const fan_add_streams *with, fan_check_result *out,
                                   fan_error *err)
 {
-    const fan_slot_state *state = b->slots[slot].state;
-    fan_form form = c->value.form;
-    bool defined = form != FAN_FORM_UNDEFINED;
+    const fan_value *value = &c->value;
+    const add_check check = {.b = b,
+                             .slot = slot,
+                             .s = &b->slots[slot],
+                             .c = c,
+                             .value = value,
+                             .place = fan_slot_place(b, slot, c->key),
+                             .out = out};
+    bool defined = value->form != FAN_FORM_UNDEFINED;
     memset(out, 0, sizeof *out);
     out->to.dtype = FAN_DT_NONE;
-    out->seen = state->seen;
+    out->seen = check.s->state->seen;
     if (defined) {
-        FAN_TRY(add_check_shape(b, slot, c, out, err));
-        FAN_TRY(add_check_dtype(b, slot, c, out, err));
-        FAN_TRY(add_check_device(b, slot, c, out, err));
+        FAN_TRY(check_shape(&check, err));
+        FAN_TRY(check_dtype(&check, err));
+        FAN_TRY(check_device(&check, err));
     }
-    if (c->weight.on) {
-        FAN_TRY(fan_weight_check_value(b, slot, c->key, &c->weight, &c->value, out->to.dtype,
-                                       out->to.reduce, err));
-    }
-    FAN_TRY(add_check_key(b, slot, c->key, err));
-
     const fan_conversion *to = &out->to;
-    bool arrays = form == FAN_FORM_DENSE || form == FAN_FORM_PARTIAL;
-    bool copied = c->copy && (arrays || form == FAN_FORM_SPARSE);
+    if (c->weight.on) {
+        FAN_TRY(
+            fan_weight_check_value(b, slot, c->key, &c->weight, value, to->dtype, to->reduce, err));
+    }
+    FAN_TRY(check_key(&check, err));
+
+    bool arrays = value->form == FAN_FORM_DENSE || value->form == FAN_FORM_PARTIAL;
+    bool copied = c->copy && (arrays || value->form == FAN_FORM_SPARSE);
     bool moved = to->move != FAN_MOVE_NOT;
     bool changed = to->reduce || to->cast || to->whole;
     fan_add_facts facts = {.defined = defined,
                            .changes = changed || moved || copied,
                            .upload = to->move == FAN_MOVE_UPLOAD,
                            .download = to->move == FAN_MOVE_DOWNLOAD};
-    fan_device *d = to->device;
-    if (d && d->backend->has_streams) {
-        FAN_TRY(add_check_stream(b, slot, c->stream, d, "producer's", c->key, err));
-        FAN_TRY(add_check_stream(b, slot, consumer, d, "consumer's", c->key, err));
-        if (!current) {
-            return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1),
-                               "out of memory for the current stream");
-        }
-        out->producer = c->stream ? c->stream : current;
-        FAN_TRY(fan_stream_check_open(out->producer, err));
-        facts.device = d->id;
-        facts.producer = fan_stream_id_of(c->stream);
-        facts.consumer = fan_stream_id_of(consumer);
-        facts.current = fan_stream_id_of(current);
-        facts.slot = fan_slot_streams(state);
-    }
+    if (to->device && to->device->backend->has_streams)
+        FAN_TRY(check_streams(&check, with, &facts, err));
     out->plan = fan_plan_add(&facts);
     return FAN_OK;
 }
@@ -291,7 +334,9 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
 
     /* A12: it goes to the slot's device. */
     fan_slot_lock(b, slot);
-    fan_device *d = s->state->device ? s->state->device : fan_cpu();
+    fan_device *d = fan_cpu();
+    if (s->state->device)
+        d = s->state->device;
     fan_device_hold(d);
     fan_slot_unlock(b, slot);
     fan_stream *current = add_current_of(d);
@@ -309,8 +354,12 @@ static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_cont
     if (!current)
         return FAN_OK;
     fan_device *d = current->device;
-    fan_stream *P = c->stream ? c->stream : current;
-    fan_stream *asked = b->stream ? b->stream : current;
+    fan_stream *P = current;
+    if (c->stream)
+        P = c->stream;
+    fan_stream *asked = current;
+    if (b->stream)
+        asked = b->stream;
     if (P->device->backend != d->backend || asked->device->backend != d->backend)
         return FAN_OK;
     fan_stream *C = asked;
@@ -412,7 +461,9 @@ static void reserve_commit_state(fan_slot *s, const fan_add_op *op, const add_ro
     }
     state->seen = checked->seen;
     state->has_weak_int = state->has_weak_int || c->value.weak;
-    state->keyed = c->key < 0 ? -1 : 1;
+    state->keyed = 1;
+    if (c->key < 0)
+        state->keyed = -1;
     state->count++;
     state->objects = state->objects || c->value.form == FAN_FORM_OBJECT;
     if (checked->to.device && !state->device)
@@ -453,15 +504,13 @@ static fan_status reserve_locked(fan_buffer *b, fan_add_op *op, fan_error *err)
 {
     fan_slot *s = &b->slots[op->slot];
     const fan_contribution *c = op->c;
-    const fan_add_streams *with = &op->streams;
     bool defined = c->value.form != FAN_FORM_UNDEFINED;
     bool keep = defined || c->key >= 0;
     if (op->follows)
         FAN_TRY(fan_slot_poisoned(b, op->slot, err));
     else
         FAN_TRY(fan_slot_enter(b, op->slot, "add", err));
-    FAN_TRY(
-        fan_check_contribution(b, op->slot, c, with->current, with->consumer, &op->checked, err));
+    FAN_TRY(fan_check_contribution(b, op->slot, c, &op->streams, &op->checked, err));
     if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
     op->before = *s->state;
@@ -566,7 +615,9 @@ static void add_undo(fan_buffer *b, fan_add_op *op, fan_slot_state **gone)
     }
     if (item && item->value.form != FAN_FORM_UNDEFINED) {
         /* a conversion is dropped, with the item */
-        fan_value *back = op->old.form == FAN_FORM_UNDEFINED ? &item->value : &op->old;
+        fan_value *back = &op->old;
+        if (op->old.form == FAN_FORM_UNDEFINED)
+            back = &item->value;
         op->c->value = *back;
         *back = fan_value_none();
     }
@@ -655,7 +706,9 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
     const fan_check_result *checked = &op->checked;
     /* a stream's number means something on its own device only */
     fan_stream *producer = checked->producer;
-    const fan_device *d = producer ? producer->device : checked->to.device;
+    const fan_device *d = checked->to.device;
+    if (producer)
+        d = producer->device;
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
                            .how = fan_sync_letter(checked->plan.sync.stream_case),
                            .device = fan_device_number(d),
@@ -842,7 +895,7 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *op, fan_slot_state **gone,
     if (recorded_again)
         (void)fan_event_rerecord(recorded_again, op->checked.producer, err);
     fan_event_drop(recorded_again);
-    if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
+    if (fan_status_is_memory(status))
         return FAN_OK; /* it is parked; the sum is tried again later */
     if (status == FAN_OK || fan_status_poisons(status))
         return status;

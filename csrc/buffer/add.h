@@ -16,13 +16,6 @@ typedef struct fan_check_result {
     fan_add_plan plan;
 } fan_check_result;
 
-/* fan_check_contribution: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5,
- * S8-S11. Changes nothing. Under the slot's lock. `current`: the current stream of the device it
- * will be on; `consumer`: the buffer's stream, or the one that replaces it (S7). */
-fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c,
-                                  fan_stream *current, fan_stream *consumer, fan_check_result *out,
-                                  fan_error *err);
-
 /* The streams of a contribution: those that the caller named, and the defaults of the others. All
  * held. */
 typedef struct fan_add_streams {
@@ -30,6 +23,13 @@ typedef struct fan_add_streams {
     fan_stream *consumer; /* NULL: S5 */
     bool pooled;          /* `current` is a stream of the device's own pool (S11 under capture) */
 } fan_add_streams;
+
+/* fan_check_contribution: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5,
+ * S8-S11. Changes nothing. Under the slot's lock. `with`: the current stream of the device it will
+ * be on; the buffer's stream, or the one that replaces it (S7). */
+fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                  const fan_add_streams *with, fan_check_result *out,
+                                  fan_error *err);
 
 /* One contribution on its way. */
 typedef struct fan_add_op {

@@ -51,9 +51,21 @@ static fan_status convert_part(const add_conversion *c, fan_array *from, fan_dty
         *out = fan_array_hold(from);
         return FAN_OK;
     }
-    const char *label = from->dtype == dtype ? "copy" : "cast";
+    const char *label = "cast";
+    if (from->dtype == dtype)
+        label = "copy";
     FAN_TRY(fan_device_array(c->device, c->on, dtype, from->ndim, from->shape, from, out, err));
     return convert_job(c, FAN_JOB_COPY, label, *out, from, dtype, err);
+}
+
+static fan_status convert_parts(const add_conversion *c, const fan_sparse *v, fan_sparse_parts *to,
+                                fan_error *err)
+{
+    bool copies = c->copies;
+    FAN_TRY(convert_part(c, v->indices, v->indices->dtype, copies, &to->indices, err));
+    if (v->pointers)
+        FAN_TRY(convert_part(c, v->pointers, v->pointers->dtype, copies, &to->pointers, err));
+    return convert_part(c, v->values, c->to->dtype, copies, &to->values, err);
 }
 
 /* The same entries, each number rounded (D6): duplicates are not added here, so that their sum runs
@@ -61,27 +73,14 @@ static fan_status convert_part(const add_conversion *c, fan_array *from, fan_dty
 static fan_status convert_sparse(const add_conversion *c, const fan_sparse *v, fan_sparse **out,
                                  fan_error *err)
 {
-    fan_dtype dtype = c->to->dtype;
-    fan_array *indices = NULL;
-    fan_array *pointers = NULL;
-    fan_array *values = NULL;
-    fan_status status = FAN_OK;
+    fan_sparse_parts to = {.indices = NULL};
     if (FAN_FAULT(MERGED_BEFORE_CAST)) {
+        fan_dtype dtype = c->to->dtype;
         fan_sparse_operand own = {v, v->values->dtype};
         return fan_device_sparse_merge(c->device, c->on, &own, 1, true, dtype, NULL, out, err);
     }
-    FAN_GO(convert_part(c, v->indices, v->indices->dtype, c->copies, &indices, err));
-    if (v->pointers)
-        FAN_GO(convert_part(c, v->pointers, v->pointers->dtype, c->copies, &pointers, err));
-    FAN_GO(convert_part(c, v->values, dtype, c->copies, &values, err));
-    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced,
-                          out, err));
-    (*out)->nnz_coalesced = v->nnz_coalesced;
-done:
-    fan_array_drop(indices);
-    fan_array_drop(pointers);
-    fan_array_drop(values);
-    return status;
+    fan_status status = convert_parts(c, v, &to, err);
+    return fan_sparse_parts_end(&to, status, v, out, err);
 }
 
 /* Summed to the declared shape, each element rounded to the declared dtype before: in the
@@ -171,7 +170,9 @@ static fan_status convert_whole(add_conversion *c, const fan_value *v, fan_array
     const fan_patch *patch = v->patch;
     fan_array *whole = NULL;
     fan_array *view = NULL;
-    fan_dtype dtype = c->to->reduce ? v->dtype : c->to->dtype;
+    fan_dtype dtype = c->to->dtype;
+    if (c->to->reduce)
+        dtype = v->dtype;
     fan_job zero = {.kind = FAN_JOB_ZERO, .label = "begin"};
     FAN_GO(fan_device_array(c->device, c->on, dtype, patch->ndim, patch->shape, NULL, &whole, err));
     zero.out = whole;

@@ -54,7 +54,9 @@ static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, 
             return false;
         list->kind = *kind;
         list->size = fan_plain_bytes(kind);
-        list->bytes = list->size ? list->size : 1;
+        list->bytes = 1;
+        if (list->size)
+            list->bytes = list->size;
     } else if (kind) {
         if (fan_plain_is_large(list->size) || !fan_plain_same(&list->kind, kind))
             return false;
@@ -448,7 +450,9 @@ static size_t add_plain_park_all(fan_buffer *b, const fan_plain_batch *batch, bo
             batch->prefetch(batch->ctx, k);
         if (!add_plain_read(b, batch, k, &slot, &kind, &one))
             return k;
-        const fan_plain_kind *its = one.object ? &kind : NULL;
+        const fan_plain_kind *its = NULL;
+        if (one.object)
+            its = &kind;
         if (!add_plain_park(b, slot, its, &one))
             return k;
         if (its)

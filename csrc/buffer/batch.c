@@ -114,7 +114,9 @@ static size_t batch_claim(batch_round *round, size_t slot)
         fan_slot_make_busy(s);
     round->pending += bytes;
     fan_slot_unlock(round->b, slot);
-    return bytes ? m : 0;
+    if (bytes)
+        return m;
+    return 0;
 }
 
 static fan_status batch_fold_due(fan_buffer *b, const size_t *slots, const size_t *order, size_t n,
@@ -205,7 +207,7 @@ static fan_status batch_try(fan_buffer *b, batch_trial *one, size_t m, fan_error
         status = fan_fold_begin(fold, NULL, err);
     one->made = status == FAN_OK;
     fan_slot_fail(b, one->slot, status, err);
-    if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
+    if (fan_status_is_memory(status))
         return FAN_OK;
     return status;
 }
@@ -290,13 +292,17 @@ static fan_status batch_bring_all(fan_buffer *b, fan_add_op *ops, size_t n,
 {
     *failed = NULL;
     for (size_t i = 0; i < n; i++) {
-        const fan_add_op *last = i ? &ops[i - 1] : NULL;
+        const fan_add_op *last = NULL;
+        if (i)
+            last = &ops[i - 1];
         if (last && last->slot == ops[i].slot)
             ops[i].follows = last->follows || last->item;
         FAN_TRY(fan_add_reserve(b, &ops[i], err));
     }
     for (size_t i = 0; i < n; i++) {
-        ops[i].previous = i ? &ops[i - 1] : NULL;
+        ops[i].previous = NULL;
+        if (i)
+            ops[i].previous = &ops[i - 1];
         *failed = &ops[i];
         FAN_TRY(fan_add_carry_out(b, &ops[i], err));
     }
@@ -319,7 +325,7 @@ static fan_status batch_park_all(fan_buffer *b, fan_add_op *ops, size_t n, fan_s
     FAN_TRY(committed);
     if (streams && n > 1)
         status = batch_fold_due(b, slots, order, n, err);
-    if (status != FAN_ERR_NOMEM && status != FAN_ERR_DEVICE_NOMEM)
+    if (!fan_status_is_memory(status))
         FAN_TRY(status);
     FAN_TRY(batch_fold_each(b, ops, n, err)); /* one by one they need less memory */
     return fan_add_warn(b, ops, n, err);

@@ -153,7 +153,9 @@ static bool budget_partial_covers(const fan_list *list, size_t n)
     size_t found = 0;
     for (size_t i = 0; i < n; i++) {
         const fan_entry *one = &list->entries[i];
-        const fan_patch *patch = one->general ? one->item->value.patch : NULL;
+        const fan_patch *patch = NULL;
+        if (one->general)
+            patch = one->item->value.patch;
         if (!patch)
             continue;
         whole = patch->whole;
@@ -165,7 +167,9 @@ static bool budget_partial_covers(const fan_list *list, size_t n)
     const fan_patch **patches = fan_alloc((n + 1) * sizeof *patches);
     for (size_t i = 0; patches && i < n; i++) {
         const fan_entry *one = &list->entries[i];
-        const fan_patch *patch = one->general ? one->item->value.patch : NULL;
+        const fan_patch *patch = NULL;
+        if (one->general)
+            patch = one->item->value.patch;
         if (patch && patch->size > 0)
             patches[found++] = patch;
     }
@@ -416,7 +420,9 @@ static bool budget_plain_due(fan_buffer *b, size_t slot, const void *object, boo
         while (at > 0 && list->entries[at].object != object)
             at--;
     }
-    b->last_parked.object = alone ? NULL : object;
+    b->last_parked.object = object;
+    if (alone)
+        b->last_parked.object = NULL;
     b->last_parked.slot = slot;
     b->last_parked.index = at;
     if (!fan_budget_exceeded(b, 0, !budget_plain_fits(b, slot)))

@@ -290,9 +290,9 @@ typedef struct fan_sketch {
 } fan_sketch;
 void fan_buffer_sketch(fan_buffer *b, fan_sketch *out);
 
-/* fan_pass_end: S20: `caller` waits for each of `streams`, and `values` are used on it. */
-fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n,
-                        const fan_value *values, size_t nvalues, fan_error *err);
+/* fan_stream_join: S20: `caller` waits for each of `streams`, and `values` are used on it. */
+fan_status fan_stream_join(fan_stream *caller, fan_stream *const *streams, size_t n,
+                           const fan_value *values, size_t nvalues, fan_error *err);
 
 /* Process-wide switches. */
 void fan_set_debug(bool on); /* detect arrays that were changed after they were added */

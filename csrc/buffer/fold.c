@@ -59,7 +59,7 @@ static fan_status fold_make_room(fan_gathered *gathered, size_t room, size_t pla
     bool entries = gathered->entries && gathered->room;
     bool values = gathered->values || !plain;
     if (!terms || !entries || !values)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     return FAN_OK;
 }
 
@@ -525,7 +525,9 @@ void fan_fold_decide(fan_fold *fold)
 {
     fan_fold_facts facts = fold_facts(fold);
     bool mixed = facts.partial || (facts.sparse && facts.sparse < fold->n);
-    fan_writer writer = mixed ? FAN_WRITER_PREFIXES : FAN_WRITER_SUM;
+    fan_writer writer = FAN_WRITER_SUM;
+    if (mixed)
+        writer = FAN_WRITER_PREFIXES;
     bool stays = !fold->finish && !facts.exact;
     facts.reuse_first = FAN_REUSE_LAYOUT;
     facts.reuse_other = FAN_REUSE_LAYOUT;
@@ -607,8 +609,7 @@ static fan_status fold_round(fan_fold *fold, const fan_term *term, fan_value *ow
     const fan_array *from = value->array;
     fan_array *to = NULL;
     FAN_TRY(fan_fold_fresh(fold, term->own, from->ndim, from->shape, from, &to, err));
-    fold->scratch[0] = (fan_operand){.array = from, .acc = term->own};
-    fan_status status = fan_fold_into(fold, FAN_JOB_COPY, "round", to, fold->scratch, 1, NULL, err);
+    fan_status status = fan_fold_copy(fold, "round", to, from, err);
     if (status != FAN_OK) {
         fan_array_drop(to);
         return status;
@@ -838,7 +839,7 @@ fan_status fan_gathered_weigh(fan_gathered *gathered, fan_error *err)
     if (!gathered->products)
         gathered->products = fan_alloc(some * sizeof *gathered->products);
     if (!gathered->products)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     FAN_TRY(fan_order_wait_terms(fold, err));
     for (size_t i = 0; i < fold->n; i++) {
         fan_term *term = &fold->terms[i];
@@ -898,9 +899,13 @@ void fan_fold_abandon(fan_fold *fold)
 static fan_status fold_record(fan_fold *fold, fan_error *err)
 {
     const fan_sync_fold *plan = &fold->plan.after;
-    const fan_term *first = fold->n ? &fold->terms[0] : NULL;
+    const fan_term *first = NULL;
+    if (fold->n)
+        first = &fold->terms[0];
     fan_stream *A = fan_fold_accum(fold);
-    uint64_t bit = fold->finish ? FAN_PLAN_S22_RECORD : FAN_PLAN_S15_RECORD;
+    uint64_t bit = FAN_PLAN_S15_RECORD;
+    if (fold->finish)
+        bit = FAN_PLAN_S22_RECORD;
     fan_event *event = fold->early;
     fold->early = NULL;
     fold->rules |= plan->rules;
@@ -913,7 +918,7 @@ static fan_status fold_record(fan_fold *fold, fan_error *err)
         event = fan_event_hold(first ? first->event : NULL);
     } else if (record && !event) {
         fan_status status = fan_order_record(fold->b, A, bit, &event, err);
-        if (status != FAN_ERR_NOMEM && status != FAN_ERR_DEVICE_NOMEM)
+        if (!fan_status_is_memory(status))
             FAN_TRY(status);
     }
     fold->ready_event = event;

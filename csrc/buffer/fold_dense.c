@@ -57,7 +57,9 @@ static fan_status dense_check_ints(const fan_fold *fold, dense_sum *sum, fan_err
     if (n == 0)
         return FAN_OK;
     sum->all_ints = n == fold->n;
-    const fan_value *next = sum->all_ints ? NULL : terms[n].v;
+    const fan_value *next = terms[n].v;
+    if (sum->all_ints)
+        next = NULL;
     fan_dtype dtype = fan_dtype_set_promote(terms[n - 1].seen);
     if (sum->all_ints)
         dtype = fan_fold_dtype(fold);
@@ -168,9 +170,10 @@ static fan_status dense_result(fan_fold *fold, dense_sum *sum, fan_error *err)
         sum->kept = fan_value_none();
         break;
     default: {
-        fan_array *shown = sum->shown ? sum->shown : sum->out;
-        fold->result = fan_value_dense(fan_array_hold(shown), fan_fold_device(fold));
-        fold->owned = true;
+        fan_array *shown = sum->out;
+        if (sum->shown)
+            shown = sum->shown;
+        fan_fold_made(fold, shown);
     }
     }
     fold->result.weak = sum->all_ints;
@@ -221,7 +224,9 @@ static void plain_array(fan_array *a, const fan_plain_kind *k, size_t count, con
     memset(a, 0, sizeof *a);
     a->data = (char *)data;
     a->dtype = k->dtype;
-    a->ndim = pitch ? 2 : 1;
+    a->ndim = 1;
+    if (pitch)
+        a->ndim = 2;
     a->shape = a->dims;
     a->strides = a->dims + a->ndim;
     a->size = (int64_t)count;
@@ -349,7 +354,9 @@ static void plain_round_wide(const fan_list *list, size_t n, fan_dtype acc, cons
     const fan_plain_kind *kind = &list->kind;
     char *sum = list->entries[0].data;
     size_t m = 0;
-    size_t last = n > FAN_PLAIN_TERMS ? n - FAN_PLAIN_TERMS : 1;
+    size_t last = 1;
+    if (n > FAN_PLAIN_TERMS)
+        last = n - FAN_PLAIN_TERMS;
     plain_sum_wide(list, 1, last, acc, sum, sum);
     for (size_t k = last; k < n; k++)
         src[m++] = list->entries[k].data;

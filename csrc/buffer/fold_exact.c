@@ -58,7 +58,9 @@ static void exact_layout_of(const fan_fold *fold, exact_layout *layout)
     layout->size = 1;
     for (int i = 0; i < layout->ndim; i++) {
         bool cut = layout->axes >> i & 1;
-        layout->shape[i] = cut ? 1 : layout->whole[i];
+        layout->shape[i] = layout->whole[i];
+        if (cut)
+            layout->shape[i] = 1;
         layout->size *= layout->shape[i];
     }
 }
@@ -81,7 +83,7 @@ static fan_status exact_window(const fan_fold *fold, fan_dtype d, const exact_la
     }
     *out = window;
     if (!window)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     return FAN_OK;
 }
 
@@ -111,10 +113,9 @@ static fan_status exact_number(fan_fold *fold, size_t i, fan_dtype d, fan_array 
         *out = base;
         return FAN_OK;
     }
-    fan_operand in = {.array = base, .acc = own};
     fan_status status = fan_fold_fresh(fold, own, base->ndim, base->shape, base, out, err);
     if (status == FAN_OK)
-        status = fan_fold_into(fold, FAN_JOB_COPY, "round", *out, &in, 1, NULL, err);
+        status = fan_fold_copy(fold, "round", *out, base, err);
     fan_array_drop(base);
     return status;
 }
@@ -124,7 +125,7 @@ static fan_status exact_numbers(fan_fold *fold, fan_dtype d, fan_array ***out, f
 {
     *out = fan_calloc((fold->n + 1) * sizeof **out);
     if (!*out)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     for (size_t i = 0; i < fold->n; i++)
         FAN_TRY(exact_number(fold, i, d, &(*out)[i], err));
     return FAN_OK;
@@ -202,10 +203,15 @@ static fan_status exact_add(fan_fold *fold, fan_window *sum, fan_array *const *n
         status = fan_window_add(sum, dense, denses, err);
     fan_free(dense);
     fan_frontend_return(b->frontend, left);
-    FAN_COUNT(b, passes, fold->n > 0);
-    for (size_t i = 0; i < fold->n; i++)
-        FAN_COUNT(b, bytes_read, fan_dense_bytes(numbers[i]));
     return status;
+}
+
+/* The terms were read once for a sum. */
+static void exact_count(const fan_fold *fold, fan_array *const *numbers)
+{
+    FAN_COUNT(fold->b, passes, fold->n > 0);
+    for (size_t i = 0; i < fold->n; i++)
+        FAN_COUNT(fold->b, bytes_read, fan_dense_bytes(numbers[i]));
 }
 
 /* The term that first brought an inf or a NaN, fold->n: none has one; those of dense terms alone.
@@ -244,6 +250,7 @@ static fan_status exact_absorb(fan_fold *fold, const fan_exact_state *exact,
         FAN_TRY(exact_window(fold, d, layout, sum, err));
     FAN_GO(exact_numbers(fold, d, &numbers, err));
     status = exact_add(fold, *sum, numbers, NULL, 0, err);
+    exact_count(fold, numbers);
 done:
     exact_numbers_free(numbers, fold->n);
     if (status != FAN_OK && *sum != exact->sum)
@@ -268,7 +275,7 @@ fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err)
     if (!exact)
         exact = exact_state_new(fold);
     if (!exact)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     exact_layout layout;
     exact_layout_of(fold, &layout);
     fan_window *sum;
@@ -307,7 +314,7 @@ static fan_status exact_values(fan_fold *fold, const fan_sparse *sum, fan_array 
     int64_t *places = NULL;
     fan_array **numbers = NULL;
     if (!all || !window)
-        FAN_GO(fan_slot_fail_memory(fold->b, fold->slot, err));
+        FAN_GO(fan_fold_fail_memory(fold, err));
     FAN_GO(exact_numbers(fold, d, &numbers, err));
     FAN_GO(places_among(sum, NULL, 0, &places, err));
     for (size_t i = 0; i < n; i++)
@@ -324,23 +331,46 @@ done:
     return status;
 }
 
-/* All terms sparse: a sparse sum. */
-static fan_status fold_exact_sparse(fan_fold *fold, fan_error *err)
+/* All terms sparse: their sum. It is not counted. */
+static fan_status exact_merge(fan_fold *fold, fan_sparse **out, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_sparse *sum = NULL;
-    fan_sparse *made = NULL;
     fan_array *values = NULL;
     FAN_GO(fan_fold_sum_sparse(fold, fold->n, &sum, err));
     FAN_GO(exact_values(fold, sum, &values, err));
-    FAN_GO(fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values,
-                          true, &made, err));
-    fold->result = fan_value_sparse(made, fan_fold_device(fold));
-    fold->owned = true;
+    status = fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values,
+                            true, out, err);
 done:
     fan_array_drop(values);
     fan_sparse_drop(sum);
     return status;
+}
+
+fan_status fan_fold_exact_merged(const fan_fold *fold, const fan_value *value, fan_sparse **out,
+                                 fan_error *err)
+{
+    fan_dtype_set seen = fan_dtype_set_add(0, value->dtype, false);
+    fan_term only = {.v = value, .seen = seen};
+    fan_fold alone = {.b = fold->b,
+                      .slot = fold->slot,
+                      .terms = &only,
+                      .n = 1,
+                      .seen = seen,
+                      .plan = {.dtype = value->dtype}};
+    return exact_merge(&alone, out, err);
+}
+
+static fan_status fold_exact_sparse(fan_fold *fold, fan_error *err)
+{
+    fan_sparse *sum;
+    FAN_COUNT(fold->b, passes, 2);
+    for (size_t i = 0; i < fold->n; i++)
+        FAN_COUNT(fold->b, bytes_read, fan_dense_bytes(numbers_of(fold->terms[i].v)));
+    FAN_TRY(exact_merge(fold, &sum, err));
+    fold->result = fan_value_sparse(sum, fan_fold_device(fold));
+    fold->owned = true;
+    return FAN_OK;
 }
 
 /* The strides of the first dense term (D16); NULL: there is none. */
@@ -397,7 +427,9 @@ static void exact_take_away(fan_array *part, fan_array *minus, bool first, bool 
     *left = false;
     for (size_t i = 0; i < numbers; i++) {
         bool finite = isfinite(x[i]);
-        away[i] = finite ? -x[i] : -0.0;
+        away[i] = -0.0;
+        if (finite)
+            away[i] = -x[i];
         *left |= finite && x[i] != 0;
         if (!first && (!finite || x[i] == 0))
             x[i] = -0.0;
@@ -424,7 +456,7 @@ static fan_status exact_window_parts(const fan_fold *fold, fan_window *window, f
 done:
     fan_array_drop(minus);
     if (status == FAN_ERR_NOMEM)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     return status;
 }
 
@@ -434,11 +466,8 @@ static fan_status exact_unweighted(const fan_fold *fold, const exact_layout *lay
                                    fan_array *const *numbers, fan_dtype wide, fan_window **out,
                                    fan_error *err)
 {
-    bool sparse = false;
     *out = NULL;
-    for (size_t i = 0; i < fold->n; i++)
-        sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
-    if (!fold->state && !sparse)
+    if (!fold->state && !fan_fold_has(fold, FAN_FORM_SPARSE))
         return FAN_OK;
     FAN_TRY(exact_window(fold, wide, layout, out, err));
     for (size_t i = 0; i < fold->n; i++) {
@@ -457,7 +486,9 @@ static fan_status exact_round_products(fan_fold *fold, const exact_layout *layou
     fan_status status = FAN_OK;
     exact_products p = {.n = 0};
     fan_window *window = NULL;
-    fan_dtype wide = fan_dtype_kind(d) == 'c' ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64;
+    fan_dtype wide = FAN_DT_FLOAT64;
+    if (fan_dtype_kind(d) == 'c')
+        wide = FAN_DT_COMPLEX128;
     FAN_GO(exact_unweighted(fold, layout, numbers, wide, &window, err));
     if (window) {
         d = wide;
@@ -465,7 +496,7 @@ static fan_status exact_round_products(fan_fold *fold, const exact_layout *layou
     }
     p.in = fan_alloc((fold->n + p.nparts + 1) * sizeof *p.in);
     if (!p.in)
-        FAN_GO(fan_slot_fail_memory(fold->b, fold->slot, err));
+        FAN_GO(fan_fold_fail_memory(fold, err));
     for (size_t i = 0; i < p.nparts; i++)
         p.in[p.n++] = (fan_operand){.array = p.parts[i], .acc = d};
     for (size_t i = 0; i < fold->n; i++) {
@@ -508,9 +539,7 @@ static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_ar
     fan_window *sum = NULL;
     fan_array **numbers = NULL;
     fan_dtype d = exact_dtype(fold);
-    bool sparse = false;
-    for (size_t i = 0; i < fold->n; i++)
-        sparse = sparse || fold->terms[i].v->form == FAN_FORM_SPARSE;
+    bool sparse = fan_fold_has(fold, FAN_FORM_SPARSE);
     FAN_GO(exact_numbers(fold, d, &numbers, err));
     if (exact_has_products(fold)) {
         FAN_GO(exact_round_products(fold, layout, numbers, d, out, err));
@@ -518,6 +547,7 @@ static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_ar
         fan_window_round(out, state->sum, scale);
     } else if (state || sparse) {
         FAN_GO(exact_window(fold, d, layout, &sum, err));
+        exact_count(fold, numbers);
         FAN_GO(exact_add(fold, sum, numbers, NULL, 0, err));
         fan_window_round(out, sum, scale);
     } else {
@@ -564,9 +594,9 @@ static fan_status fold_exact_dense(fan_fold *fold, fan_error *err)
         FAN_GO(fan_array_broadcast(out, layout.ndim, layout.whole, &whole, err));
     else
         whole = fan_array_hold(out);
-    fold->result = fan_value_dense(whole, fan_fold_device(fold));
-    fold->owned = true;
+    fan_fold_made(fold, whole);
 done:
+    fan_array_drop(whole);
     fan_array_drop(out);
     return status;
 }

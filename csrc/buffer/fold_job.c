@@ -9,6 +9,11 @@
 
 #include <stdio.h>
 
+fan_status fan_fold_fail_memory(const fan_fold *fold, fan_error *err)
+{
+    return fan_slot_fail_memory(fold->b, fold->slot, err);
+}
+
 fan_dtype fan_fold_accumulated(const fan_fold *fold, fan_dtype_set seen)
 {
     return fan_accum_dtype_of(seen, fan_fold_slot(fold)->spec->accumulate);
@@ -45,7 +50,9 @@ fan_status fan_fold_job(fan_fold *fold, fan_job *job, fan_error *err)
     fan_device *d = fan_fold_device(fold);
     bool on_host = !d->backend->has_streams;
     char label[FAN_TRACE_LABEL];
-    uint64_t bytes = job->out ? fan_dense_bytes(job->out) : 0;
+    uint64_t bytes = 0;
+    if (job->out)
+        bytes = fan_dense_bytes(job->out);
     if (!on_host || fan_trace_on()) { /* only these read it */
         if (s->spec->name)
             snprintf(label, sizeof label, "%s %s", job->label, s->spec->name);
@@ -109,10 +116,56 @@ fan_status fan_fold_keep_term(fan_fold *fold, size_t i, fan_value *out, fan_erro
 }
 
 fan_status fan_fold_into(fan_fold *fold, fan_job_kind kind, const char *label, const fan_array *out,
-                         const fan_operand *in, size_t n, const fan_sparse *sparse, fan_error *err)
+                         const fan_operand *in, size_t n, fan_error *err)
 {
-    fan_job job = {.kind = kind, .out = out, .in = in, .n = n, .sparse = sparse, .label = label};
+    fan_job job = {.kind = kind, .out = out, .in = in, .n = n, .label = label};
     return fan_fold_job(fold, &job, err);
+}
+
+fan_status fan_fold_copy(fan_fold *fold, const char *label, const fan_array *to,
+                         const fan_array *from, fan_error *err)
+{
+    const fan_operand in = {.array = from, .acc = to->dtype};
+    return fan_fold_into(fold, FAN_JOB_COPY, label, to, &in, 1, err);
+}
+
+fan_status fan_fold_zero(fan_fold *fold, const fan_array *to, fan_error *err)
+{
+    return fan_fold_into(fold, FAN_JOB_ZERO, "begin", to, NULL, 0, err);
+}
+
+fan_status fan_fold_scatter(fan_fold *fold, const char *label, const fan_array *to,
+                            const fan_sparse *sparse, fan_error *err)
+{
+    fan_job job = {.kind = FAN_JOB_SCATTER, .out = to, .sparse = sparse, .label = label};
+    return fan_fold_job(fold, &job, err);
+}
+
+void fan_fold_made(fan_fold *fold, fan_array *sum)
+{
+    fold->result = fan_value_dense(fan_array_hold(sum), fan_fold_device(fold));
+    fold->owned = true;
+}
+
+fan_status fan_fold_whole_end(fan_fold *fold, fan_array *sum, fan_value *kept, bool begun,
+                              fan_status status, fan_error *err)
+{
+    bool in_place = kept->form == FAN_FORM_DENSE;
+    if (status == FAN_OK && in_place && sum == kept->array) {
+        fold->result = *kept;
+        *kept = fan_value_none();
+    } else if (status == FAN_OK) {
+        fan_fold_made(fold, sum);
+    }
+    /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
+    if (status == FAN_ERR_DEVICE_NOMEM && begun && in_place) {
+        status = FAN_ERR_DEVICE;
+        if (err)
+            err->status = status;
+    }
+    fan_value_drop(fold->b->frontend, kept);
+    fan_array_drop(sum);
+    return status;
 }
 
 fan_status fan_fold_replace(fan_array **sum, fan_array *to, fan_status status)
@@ -153,11 +206,19 @@ fan_status fan_fold_sum_sparse(fan_fold *fold, size_t n, fan_sparse **out, fan_e
     if (!in)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     fan_fold_sparse_operands(fold, n, in);
-    FAN_COUNT(fold->b, passes, 1);
     fan_status status = fan_device_sparse_merge(fan_fold_device(fold), fan_fold_accum(fold), in, n,
                                                 true, FAN_DT_NONE, NULL, out, err);
     fan_free(in);
     return status;
+}
+
+bool fan_fold_has(const fan_fold *fold, fan_form form)
+{
+    for (size_t i = 0; i < fold->n; i++) {
+        if (fold->terms[i].v->form == form)
+            return true;
+    }
+    return false;
 }
 
 uint64_t fan_fold_expanded(const fan_fold *fold)

@@ -126,6 +126,7 @@ static inline uint64_t fan_dense_bytes(const fan_array *a)
     return (uint64_t)a->size * fan_dtype_size(a->dtype);
 }
 
+fan_status fan_fold_fail_memory(const fan_fold *fold, fan_error *err);
 /* fan_fold_dtype: the sum's dtype; FAN_DT_NONE for objects. */
 fan_dtype fan_fold_dtype(const fan_fold *fold);
 /* fan_fold_accumulated: what a prefix with these dtypes runs in (A11). */
@@ -159,9 +160,17 @@ fan_status fan_fold_job(fan_fold *fold, fan_job *job, fan_error *err);
 /* fan_fold_job_to_fresh: the same, into memory that is dropped where the user ends a take
  * meanwhile. */
 fan_status fan_fold_job_to_fresh(fan_fold *fold, fan_job *job, fan_error *err);
-/* fan_fold_into: the same of a job of few words. */
+/* fan_fold_into: fan_fold_job of a job of few words. */
 fan_status fan_fold_into(fan_fold *fold, fan_job_kind kind, const char *label, const fan_array *out,
-                         const fan_operand *in, size_t n, const fan_sparse *sparse, fan_error *err);
+                         const fan_operand *in, size_t n, fan_error *err);
+/* fan_fold_copy: such a job: `to` becomes `from`, in its dtype. */
+fan_status fan_fold_copy(fan_fold *fold, const char *label, const fan_array *to,
+                         const fan_array *from, fan_error *err);
+/* fan_fold_zero: such a job: `to` becomes 0. */
+fan_status fan_fold_zero(fan_fold *fold, const fan_array *to, fan_error *err);
+/* fan_fold_scatter: such a job: the entries of a sparse array are added to those of `to`. */
+fan_status fan_fold_scatter(fan_fold *fold, const char *label, const fan_array *to,
+                            const fan_sparse *sparse, fan_error *err);
 /* fan_fold_fresh: memory for a result: of the library whose kind it comes back as (D15), or of the
  * device. */
 fan_status fan_fold_fresh(fan_fold *fold, fan_dtype dtype, int ndim, const int64_t *shape,
@@ -173,9 +182,19 @@ fan_status fan_fold_replace(fan_array **sum, fan_array *to, fan_status status);
 fan_status fan_fold_finish(fan_fold *fold, fan_array **sum, fan_error *err);
 /* fan_fold_keep_term: term `i` becomes the result: its memory will hold the sum. */
 fan_status fan_fold_keep_term(fan_fold *fold, size_t i, fan_value *out, fan_error *err);
+/* fan_fold_made: `sum`, which gets a hold more, is the result. */
+void fan_fold_made(fan_fold *fold, fan_array *sum);
+/* fan_fold_whole_end: ends a dense sum that was made term by term, in memory of the term `kept`
+ * where that is defined: the result, if `status` is FAN_OK. The holds on both are taken. `begun`: a
+ * part of it was in its place. Returns `status`, or, where memory of a term is lost, an error that
+ * poisons. */
+fan_status fan_fold_whole_end(fan_fold *fold, fan_array *sum, fan_value *kept, bool begun,
+                              fan_status status, fan_error *err);
+/* fan_fold_has: whether some term has this form. */
+bool fan_fold_has(const fan_fold *fold, fan_form form);
 /* fan_fold_sparse_operands: the first n terms, all sparse, as operands. */
 void fan_fold_sparse_operands(const fan_fold *fold, size_t n, fan_sparse_operand *in);
-/* fan_fold_sum_sparse: the first n terms, all sparse, as one without duplicates. */
+/* fan_fold_sum_sparse: the first n terms, all sparse, as one without duplicates; not counted. */
 fan_status fan_fold_sum_sparse(fan_fold *fold, size_t n, fan_sparse **out, fan_error *err);
 
 /* fan_fold_dense: all terms dense: one pass. */
@@ -196,6 +215,10 @@ fan_status fan_fold_make_whole(fan_fold *fold, const fan_value *partial, fan_val
                                fan_error *err);
 /* fan_fold_exact: an exact one, of dense terms or of sparse ones (A11). */
 fan_status fan_fold_exact(fan_fold *fold, fan_error *err);
+/* fan_fold_exact_merged: a sparse value of the slot, whose sums are exact, without duplicates, in
+ * its own dtype; not counted. */
+fan_status fan_fold_exact_merged(const fan_fold *fold, const fan_value *value, fan_sparse **out,
+                                 fan_error *err);
 /* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a
  * new or a wider one where it must be. FAN_ERR_NOMEM: nothing happened. */
 fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err);

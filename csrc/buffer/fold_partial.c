@@ -40,13 +40,6 @@ static fan_dtype partial_acc(const fan_fold *fold, size_t i)
     return fan_fold_accumulated(fold, fold->terms[i].seen);
 }
 
-static fan_status partial_copy(fan_fold *fold, const char *label, const fan_array *to,
-                               const fan_array *from, fan_error *err)
-{
-    fan_operand in = {.array = from, .acc = to->dtype};
-    return fan_fold_into(fold, FAN_JOB_COPY, label, to, &in, 1, NULL, err);
-}
-
 /* ---- what begins with -0 ---- */
 
 /* One element on the device of the sum, each of its parts `value`. */
@@ -71,7 +64,7 @@ static fan_status partial_constant(fan_fold *fold, fan_dtype dtype, double value
     }
     FAN_GO(fan_device_array(d, fan_fold_accum(fold), dtype, 0, NULL, NULL, out, err));
     in.array = host;
-    status = fan_fold_into(fold, FAN_JOB_UPLOAD, "upload", *out, &in, 1, NULL, err);
+    status = fan_fold_into(fold, FAN_JOB_UPLOAD, "upload", *out, &in, 1, err);
 done:
     fan_array_drop(wide);
     fan_array_drop(host);
@@ -91,7 +84,9 @@ static fan_status partial_reals(const fan_array *a, fan_array **out, fan_error *
         return fan_fail(err, FAN_ERR_VALUE, "a partial complex sum has at most %d axes",
                         FAN_MAX_NDIM - 1);
     bool single = a->dtype == FAN_DT_COMPLEX64;
-    fan_dtype real = single ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
+    fan_dtype real = FAN_DT_FLOAT64;
+    if (single)
+        real = FAN_DT_FLOAT32;
     size_t axes = (size_t)a->ndim;
     memcpy(shape, a->shape, axes * sizeof *shape);
     memcpy(strides, a->strides, axes * sizeof *strides);
@@ -122,7 +117,7 @@ static fan_status partial_minus_zero(fan_fold *fold, fan_dtype dtype, fan_array 
 {
     FAN_TRY(fan_device_array(fan_fold_device(fold), fan_fold_accum(fold), dtype, 0, NULL, NULL, out,
                              err));
-    FAN_TRY(fan_fold_into(fold, FAN_JOB_ZERO, "begin", *out, NULL, 0, NULL, err));
+    FAN_TRY(fan_fold_zero(fold, *out, err));
     return partial_multiply(fold, *out, -1.0, err);
 }
 
@@ -138,7 +133,7 @@ static fan_status partial_fill(fan_fold *fold, partial_sum *sum, const fan_array
     if (!sum->minus)
         FAN_TRY(partial_minus_zero(fold, to->dtype, &sum->minus, err));
     FAN_TRY(fan_array_broadcast(sum->minus, to->ndim, to->shape, &all, err));
-    fan_status status = partial_copy(fold, "begin", to, all, err);
+    fan_status status = fan_fold_copy(fold, "begin", to, all, err);
     fan_array_drop(all);
     return status;
 }
@@ -162,7 +157,7 @@ static fan_status partial_begin_sparse(fan_fold *fold, const fan_array *to, fan_
         FAN_GO(fan_array_broadcast(one, s->values->ndim, s->values->shape, &all, err));
         FAN_GO(fan_sparse_new(s->format, s->ndim, s->shape, s->indices, s->pointers, all,
                               s->coalesced, &marks, err));
-        FAN_GO(fan_fold_into(fold, FAN_JOB_SCATTER, "begin", to, NULL, 0, marks, err));
+        FAN_GO(fan_fold_scatter(fold, "begin", to, marks, err));
         fan_sparse_drop(marks);
         marks = NULL;
         fan_array_drop(all);
@@ -186,7 +181,7 @@ static fan_status partial_begin(fan_fold *fold, partial_sum *sum, const fan_arra
     bool has_sign = partial_is_signed(to->dtype) && !FAN_FAULT(PADDED_ADD);
     if (sum->some_dense && has_sign)
         return partial_fill(fold, sum, to, err);
-    FAN_TRY(fan_fold_into(fold, FAN_JOB_ZERO, "begin", to, NULL, 0, NULL, err));
+    FAN_TRY(fan_fold_zero(fold, to, err));
     if (!has_sign)
         return FAN_OK;
     FAN_TRY(partial_begin_sparse(fold, to, err));
@@ -280,7 +275,7 @@ static fan_status partial_add(fan_fold *fold, const partial_sum *sum, size_t i, 
     const fan_value *value = fold->terms[i].v;
     fan_array *view = NULL;
     if (value->form == FAN_FORM_SPARSE)
-        return fan_fold_into(fold, FAN_JOB_SCATTER, "scatter", to, NULL, 0, value->sparse, err);
+        return fan_fold_scatter(fold, "scatter", to, value->sparse, err);
     if (value->form == FAN_FORM_PARTIAL) {
         if (value->patch->size == 0)
             return FAN_OK;
@@ -289,11 +284,11 @@ static fan_status partial_add(fan_fold *fold, const partial_sum *sum, size_t i, 
     }
     fan_status status;
     if (sum->first && sum->first[i]) {
-        status = partial_copy(fold, "copy", to, value->array, err);
+        status = fan_fold_copy(fold, "copy", to, value->array, err);
     } else {
         fan_operand in[2] = {{.array = to, .acc = to->dtype},
                              {.array = value->array, .acc = to->dtype}};
-        status = fan_fold_into(fold, FAN_JOB_SUM, "sum", to, in, 2, NULL, err);
+        status = fan_fold_into(fold, FAN_JOB_SUM, "sum", to, in, 2, err);
     }
     fan_array_drop(view);
     return status;
@@ -331,7 +326,7 @@ static fan_status partial_convert_sparse(fan_fold *fold, const partial_sum *sum,
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     FAN_GO(fan_sparse_places(s, places, err));
     FAN_GO(fan_array_new(to->dtype, to->ndim, to->shape, NULL, &wide, err));
-    FAN_GO(partial_copy(fold, "widen", wide, sum->cur, err));
+    FAN_GO(fan_fold_copy(fold, "widen", wide, sum->cur, err));
     for (size_t k = 0; k < n; k++)
         memcpy(partial_element(to, places[k]), partial_element(wide, places[k]), bytes);
 done:
@@ -360,7 +355,7 @@ static fan_status partial_convert(fan_fold *fold, partial_sum *sum, const fan_ar
         if (status == FAN_OK)
             status = fan_patch_view(value->patch, to, &into, err);
         if (status == FAN_OK)
-            status = partial_copy(fold, "widen", into, from, err);
+            status = fan_fold_copy(fold, "widen", into, from, err);
         fan_array_drop(from);
         fan_array_drop(into);
         FAN_TRY(status);
@@ -377,7 +372,7 @@ static fan_status partial_widen(fan_fold *fold, partial_sum *sum, fan_dtype acc,
     bool same_kind = fan_dtype_kind(acc) == fan_dtype_kind(sum->cur->dtype);
     bool keeps_zeros = same_kind || !partial_is_signed(acc);
     if (sum->all_reached || keeps_zeros)
-        status = partial_copy(fold, "widen", wider, sum->cur, err);
+        status = fan_fold_copy(fold, "widen", wider, sum->cur, err);
     else
         status = partial_convert(fold, sum, wider, err);
     return fan_fold_replace(&sum->cur, wider, status);
@@ -428,13 +423,13 @@ static fan_status partial_start(fan_fold *fold, partial_sum *sum, fan_error *err
         if (sum->covered)
             return FAN_OK;
         if (sum->first)
-            return fan_fold_into(fold, FAN_JOB_ZERO, "begin", sum->cur, NULL, 0, NULL, err);
+            return fan_fold_zero(fold, sum->cur, err);
         return partial_begin(fold, sum, sum->cur, err);
     }
     sum->all_reached = true;
     sum->next = 1;
     if (!fold->plan.exclusive)
-        return partial_copy(fold, "copy", sum->cur, first->array, err);
+        return fan_fold_copy(fold, "copy", sum->cur, first->array, err);
     FAN_COUNT(fold->b, in_place, fold->n - 1);
     return fan_order_wait_users(fold, sum->cur, err);
 }
@@ -458,26 +453,9 @@ fan_status fan_fold_partial(fan_fold *fold, fan_error *err)
     bool begun = false;
     sum.ndim = fan_value_shape(fold->terms[0].v, &sum.shape);
     fan_status status = partial_make(fold, &sum, &begun, err);
-    bool in_place = sum.kept.form == FAN_FORM_DENSE;
-    bool moved = in_place && sum.cur != sum.kept.array;
-    if (status == FAN_OK && in_place && !moved) {
-        fold->result = sum.kept;
-        sum.kept = fan_value_none();
-    } else if (status == FAN_OK) {
-        fold->result = fan_value_dense(fan_array_hold(sum.cur), fan_fold_device(fold));
-        fold->owned = true;
-    }
-    /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
-    if (status == FAN_ERR_DEVICE_NOMEM && begun && in_place) {
-        status = FAN_ERR_DEVICE;
-        if (err)
-            err->status = status;
-    }
-    fan_value_drop(fold->b->frontend, &sum.kept);
     fan_array_drop(sum.minus);
-    fan_array_drop(sum.cur);
     fan_free(sum.first);
-    return status;
+    return fan_fold_whole_end(fold, sum.cur, &sum.kept, begun, status, err);
 }
 
 fan_status fan_fold_make_whole(fan_fold *fold, const fan_value *partial, fan_value *out,
@@ -488,10 +466,10 @@ fan_status fan_fold_make_whole(fan_fold *fold, const fan_value *partial, fan_val
     fan_array *whole = NULL;
     fan_array *view = NULL;
     FAN_GO(fan_fold_fresh(fold, partial->dtype, patch->ndim, patch->shape, NULL, &whole, err));
-    FAN_GO(fan_fold_into(fold, FAN_JOB_ZERO, "begin", whole, NULL, 0, NULL, err));
+    FAN_GO(fan_fold_zero(fold, whole, err));
     FAN_GO(fan_patch_view(patch, whole, &view, err));
     if (patch->size > 0)
-        FAN_GO(partial_copy(fold, "copy", view, partial->array, err));
+        FAN_GO(fan_fold_copy(fold, "copy", view, partial->array, err));
     *out = fan_value_dense(fan_array_hold(whole), fan_fold_device(fold));
     out->origin = partial->origin;
     out->rank = partial->rank;

@@ -5,36 +5,30 @@
 
 /* ---- all terms sparse ---- */
 
-/* A part of a lone term in memory of its own. NULL stays NULL. */
+/* A part of a lone term in memory of its own. */
 static fan_status sparse_copy_part(fan_fold *fold, const fan_array *part, fan_array **out,
                                    fan_error *err)
 {
-    if (!part)
-        return FAN_OK;
     FAN_TRY(fan_device_array(fan_fold_device(fold), fan_fold_accum(fold), part->dtype, part->ndim,
                              part->shape, part, out, err));
-    fan_operand in = {.array = part, .acc = part->dtype};
-    return fan_fold_into(fold, FAN_JOB_COPY, "copy", *out, &in, 1, NULL, err);
+    return fan_fold_copy(fold, "copy", *out, part, err);
+}
+
+static fan_status sparse_copy_parts(fan_fold *fold, const fan_sparse *v, fan_sparse_parts *to,
+                                    fan_error *err)
+{
+    FAN_TRY(sparse_copy_part(fold, v->indices, &to->indices, err));
+    if (v->pointers)
+        FAN_TRY(sparse_copy_part(fold, v->pointers, &to->pointers, err));
+    return sparse_copy_part(fold, v->values, &to->values, err);
 }
 
 /* The only term, copied entry by entry: it keeps its structure (A14). */
 static fan_status sparse_copy(fan_fold *fold, const fan_sparse *v, fan_sparse **out, fan_error *err)
 {
-    fan_status status = FAN_OK;
-    fan_array *indices = NULL;
-    fan_array *pointers = NULL;
-    fan_array *values = NULL;
-    FAN_GO(sparse_copy_part(fold, v->indices, &indices, err));
-    FAN_GO(sparse_copy_part(fold, v->pointers, &pointers, err));
-    FAN_GO(sparse_copy_part(fold, v->values, &values, err));
-    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced,
-                          out, err));
-    (*out)->nnz_coalesced = v->nnz_coalesced;
-done:
-    fan_array_drop(indices);
-    fan_array_drop(pointers);
-    fan_array_drop(values);
-    return status;
+    fan_sparse_parts to = {.indices = NULL};
+    fan_status status = sparse_copy_parts(fold, v, &to, err);
+    return fan_sparse_parts_end(&to, status, v, out, err);
 }
 
 bool fan_fold_is_copied(const fan_fold *fold)
@@ -64,7 +58,9 @@ fan_status fan_fold_sparse(fan_fold *fold, fan_error *err)
     if (fan_fold_is_copied(fold)) {
         FAN_GO(sparse_copy(fold, in[0].sparse, &sum, err));
     } else {
-        fan_dtype rounded = fold->finish ? fold->plan.dtype : FAN_DT_NONE;
+        fan_dtype rounded = FAN_DT_NONE;
+        if (fold->finish)
+            rounded = fold->plan.dtype;
         FAN_COUNT(fold->b, passes, 1);
         FAN_GO(fan_device_sparse_merge(fan_fold_device(fold), fan_fold_accum(fold), in, n,
                                        fold->plan.coalesce, rounded, fan_fold_scale(fold), &sum,
@@ -89,27 +85,19 @@ typedef struct mixed {
     size_t next; /* the term that comes next */
 } mixed;
 
-/* The entries of a sparse term, added to those of `to`. */
-static fan_status mixed_scatter(fan_fold *fold, const fan_array *to, const fan_sparse *sparse,
-                                fan_error *err)
-{
-    return fan_fold_into(fold, FAN_JOB_SCATTER, "scatter", to, NULL, 0, sparse, err);
-}
-
 /* The terms up to and with the first dense one, into memory that is no term's. */
 static fan_status mixed_begin_fresh(fan_fold *fold, mixed *sum, fan_error *err)
 {
     /* What is sparse before the first dense term is summed by itself; where it has no entry the
      * dense value stays as it is (D12). */
-    fold->scratch[0] =
-        (fan_operand){.array = fold->terms[sum->lead].v->array, .acc = sum->cur->dtype};
-    FAN_TRY(fan_fold_into(fold, FAN_JOB_COPY, "copy", sum->cur, fold->scratch, 1, NULL, err));
+    FAN_TRY(fan_fold_copy(fold, "copy", sum->cur, fold->terms[sum->lead].v->array, err));
     sum->next = sum->lead + 1;
     if (!sum->lead)
         return FAN_OK;
     fan_sparse *leading = NULL;
+    FAN_COUNT(fold->b, passes, 1);
     FAN_TRY(fan_fold_sum_sparse(fold, sum->lead, &leading, err));
-    fan_status status = mixed_scatter(fold, sum->cur, leading, err);
+    fan_status status = fan_fold_scatter(fold, "scatter", sum->cur, leading, err);
     fan_sparse_drop(leading);
     return status;
 }
@@ -126,20 +114,21 @@ static fan_status mixed_begin(fan_fold *fold, mixed *sum, fan_error *err)
     if (first->form != FAN_FORM_SPARSE)
         return FAN_OK;
     sum->next = 2;
-    return mixed_scatter(fold, sum->cur, first->sparse, err);
+    return fan_fold_scatter(fold, "scatter", sum->cur, first->sparse, err);
 }
 
-/* Terms i to `end`, all dense, added to scratch[0], into `to`. */
-static fan_status mixed_add_dense(fan_fold *fold, size_t i, size_t end, const fan_array *to,
-                                  fan_error *err)
+/* Terms i to `end`, all dense, added to `sum`, into `to`. */
+static fan_status mixed_add_dense(fan_fold *fold, const fan_array *sum, size_t i, size_t end,
+                                  const fan_array *to, fan_error *err)
 {
     size_t n = 1;
+    fold->scratch[0] = (fan_operand){.array = sum, .acc = sum->dtype};
     for (; i < end; i++) {
         const fan_term *term = &fold->terms[i];
         fan_dtype acc = fan_fold_accumulated(fold, term->seen);
         fold->scratch[n++] = (fan_operand){.array = term->v->array, .acc = acc};
     }
-    return fan_fold_into(fold, FAN_JOB_SUM, "sum", to, fold->scratch, n, NULL, err);
+    return fan_fold_into(fold, FAN_JOB_SUM, "sum", to, fold->scratch, n, err);
 }
 
 /* One sparse term, or all dense ones up to the next sparse. */
@@ -157,17 +146,16 @@ static fan_status mixed_more(fan_fold *fold, mixed *sum, fan_error *err)
     fan_dtype acc = fan_fold_accumulated(fold, terms[end - 1].seen);
     if (acc != sum->cur->dtype)
         FAN_TRY(fan_fold_fresh(fold, acc, sum->ndim, sum->shape, sum->cur, &wider, err));
-    fan_array *to = wider ? wider : sum->cur;
+    fan_array *to = sum->cur;
+    if (wider)
+        to = wider;
     fan_status status = FAN_OK;
-    fold->scratch[0] = (fan_operand){.array = sum->cur, .acc = sum->cur->dtype};
-    if (dense) {
-        status = mixed_add_dense(fold, i, end, to, err);
-    } else {
-        if (wider)
-            status = fan_fold_into(fold, FAN_JOB_COPY, "widen", to, fold->scratch, 1, NULL, err);
-        if (status == FAN_OK)
-            status = mixed_scatter(fold, to, terms[i].v->sparse, err);
-    }
+    if (!dense && wider)
+        status = fan_fold_copy(fold, "widen", to, sum->cur, err);
+    if (dense)
+        status = mixed_add_dense(fold, sum->cur, i, end, to, err);
+    else if (status == FAN_OK)
+        status = fan_fold_scatter(fold, "scatter", to, terms[i].v->sparse, err);
     sum->next = end;
     if (!wider)
         return status;
@@ -210,21 +198,5 @@ fan_status fan_fold_mixed(fan_fold *fold, fan_error *err)
     bool begun = false;
     sum.ndim = fan_value_shape(fold->terms[0].v, &sum.shape);
     fan_status status = mixed_make(fold, &sum, &begun, err);
-    bool in_place = sum.kept.form == FAN_FORM_DENSE;
-    if (status == FAN_OK && in_place) {
-        fold->result = sum.kept;
-        sum.kept = fan_value_none();
-    } else if (status == FAN_OK) {
-        fold->result = fan_value_dense(fan_array_hold(sum.cur), fan_fold_device(fold));
-        fold->owned = true;
-    }
-    /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
-    if (status == FAN_ERR_DEVICE_NOMEM && begun && in_place) {
-        status = FAN_ERR_DEVICE;
-        if (err)
-            err->status = status;
-    }
-    fan_value_drop(fold->b->frontend, &sum.kept);
-    fan_array_drop(sum.cur);
-    return status;
+    return fan_fold_whole_end(fold, sum.cur, &sum.kept, begun, status, err);
 }

@@ -144,7 +144,9 @@ static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
 
 static fan_status large_new(size_t nslots, fan_buffer **out, fan_error *err)
 {
-    size_t nlocks = nslots < FAN_LOCKS ? nslots : FAN_LOCKS;
+    size_t nlocks = FAN_LOCKS;
+    if (nslots < FAN_LOCKS)
+        nlocks = nslots;
     fan_buffer *b = fan_calloc(sizeof *b);
     if (!b)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
@@ -171,7 +173,9 @@ static void set_budget(fan_buffer *b, uint64_t budget)
     b->fold_threshold = budget;
     if (budget == FAN_BUDGET_AUTO) {
         bool alone = b->limits.alone < b->limits.held;
-        b->fold_threshold = alone ? b->limits.alone : b->limits.held;
+        b->fold_threshold = b->limits.held;
+        if (alone)
+            b->fold_threshold = b->limits.alone;
     }
 }
 

@@ -123,7 +123,9 @@ fan_status fan_order_wait_terms(fan_fold *fold, fan_error *err)
         fan_stream_id producer = fan_stream_id_of(term->producer);
         bool covered = order_covered(fold, i);
         fan_sync_term plan = fan_sync_term_plan(accum, producer, i == 0, covered);
-        fan_stream *marked = FAN_FAULT(MARK_ON_PRODUCER) ? term->producer : A;
+        fan_stream *marked = A;
+        if (FAN_FAULT(MARK_ON_PRODUCER))
+            marked = term->producer;
         fold->rules |= plan.rules;
         if (plan.mark)
             FAN_TRY(fan_order_record_stream(term->v, marked, plan.mark, err));
@@ -242,8 +244,8 @@ static fan_status order_pass_wait(fan_stream *on, fan_stream *stream, fan_error 
     return status;
 }
 
-fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n,
-                        const fan_value *values, size_t nvalues, fan_error *err)
+fan_status fan_stream_join(fan_stream *caller, fan_stream *const *streams, size_t n,
+                           const fan_value *values, size_t nvalues, fan_error *err)
 {
     uint64_t left_out = fan_order_left_out(caller->device);
     fan_stream *instead = caller; /* S7: the first captured one, for those of its capture */

@@ -13,7 +13,7 @@
  *                        else parked
  *   fold   budget.c      past the budget: the ready prefix is summed, and its sum stays in the
  *                        list as the first
- *   take   take.c        claimed; where does each sum go? is what will be read unchanged? summed;
+ *   take   take_plain.c  claimed; where does each sum go? is what will be read unchanged? summed;
  *                        handed over
  *
  * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call

@@ -104,7 +104,9 @@ static fan_fold_kind kind_of(const fan_fold_facts *f, fan_form result)
 static fan_accum_plan fold_accum(const fan_fold_facts *f)
 {
     fan_side first = f->first;
-    fan_side other = f->terms > 1 ? f->other : f->first;
+    fan_side other = f->first;
+    if (f->terms > 1)
+        other = f->other;
     bool stays = !f->finish && !f->has_out;
     bool second = f->other_is_second && f->coalesced;
     first.reusable = stays && f->reuse_first == FAN_REUSE_YES;

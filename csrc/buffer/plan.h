@@ -10,7 +10,7 @@
  *   plan              facts gathered by          carried out by
  *   fan_add_plan      add.c                      add.c, add_convert.c, order.c (streams)
  *   fan_fold_plan     fold.c                     fold.c, fold_*.c (its kind), order.c (streams)
- *   fan_take_plan     take.c                     take.c, fold.c
+ *   fan_take_plan     take_carry_out.c           take_carry_out.c, fold.c
  *   fan_target_plan   target.c                   target.c
  *
  * A worked case. A slot on stream c holds g1 from p1; g2 came from p2; the budget is passed:

@@ -306,7 +306,9 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *state)
         return;
     fan_touch_budget(b, FAN_SCHED_COUNT);
     const fan_detached *left = &state->left;
-    const fan_entry *entries = left->heap ? left->heap : left->inline_entries;
+    const fan_entry *entries = left->inline_entries;
+    if (left->heap)
+        entries = left->heap;
     for (size_t i = 0; i < left->n; i++) {
         const fan_entry *one = &entries[i];
         if (one->general) {
@@ -512,7 +514,9 @@ void fan_slot_drop_plain(fan_buffer *b, size_t slot)
         return;
     fan_list_unpark(b, list, fan_list_parked(list) - list->undefined);
     fan_list_detach(list, &gone);
-    const fan_entry *entries = gone.heap ? gone.heap : gone.inline_entries;
+    const fan_entry *entries = gone.inline_entries;
+    if (gone.heap)
+        entries = gone.heap;
     for (size_t i = 0; i < gone.n; i++)
         fan_entry_drop(b, &entries[i]);
     /* A list that stayed empty gets its memory back, for the next pass. */
@@ -560,7 +564,9 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
     fan_list_sort(list);
     /* The state of a slot to which plain entries alone have come so far. */
     int64_t first_key = list->entries[0].key;
-    state->keyed = first_key < 0 ? -1 : 1;
+    state->keyed = 1;
+    if (first_key < 0)
+        state->keyed = -1;
     state->count = fan_list_count(list);
     state->rules = fan_plan_plain_slot(some, list->undefined > 0);
     if (some) {

@@ -87,6 +87,11 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *state);
 /* fan_status_poisons: whether after such a failure it is unknown what the memory of the slot
  * holds. */
 bool fan_status_poisons(fan_status status);
+/* fan_status_is_memory: there was no memory, here or on a device. */
+static inline bool fan_status_is_memory(fan_status status)
+{
+    return status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM;
+}
 /* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
 /* fan_slot_fail_count: the slot expects another number of contributions than `got` (A16). */

@@ -1,4 +1,5 @@
 /* stats: memory for the figures of a sum, how they are measured, and stats(), which reads them. */
+#include "array/exact.h"
 #include "array/sparse.h"
 #include "array/sum.h"
 #include "base/fault.h"
@@ -31,6 +32,22 @@ static const fan_array *stats_numbers(const fan_value *value)
     }
 }
 
+/* A sparse value without duplicates, as a take would sum it: on A, in its own dtype. */
+static fan_status stats_merge(const fan_fold *fold, const fan_value *value, fan_sparse **merged,
+                              fan_error *err)
+{
+    const fan_slot_spec *spec = fan_fold_slot(fold)->spec;
+    fan_dtype dtype = value->dtype;
+    if (spec->exact && fan_exact_fits(dtype) && !FAN_FAULT(STATS_OF_LEFT_FOLD))
+        return fan_fold_exact_merged(fold, value, merged, err);
+    fan_dtype acc = fan_accum_dtype(dtype, spec->accumulate);
+    if (acc == FAN_DT_NONE)
+        acc = fan_accum_dtype(dtype, FAN_DT_NONE);
+    fan_sparse_operand in = {value->sparse, acc};
+    return fan_device_sparse_merge(value->device, fan_fold_accum(fold), &in, 1, true, dtype, NULL,
+                                   merged, err);
+}
+
 /* The elements whose statistics are those of a value: the stored numbers, or, where an index may
  * occur twice in sparse data, its merged entries, made here on A (*merged: the caller's; NULL:
  * none), rounded as the value is. */
@@ -46,13 +63,7 @@ static fan_status stats_elements(const fan_fold *fold, const fan_value *value,
     fan_device *d = value->device;
     if (!d->backend->has_streams && fan_sparse_is_sorted(value->sparse))
         return FAN_OK;
-    fan_dtype dtype = value->dtype;
-    fan_dtype acc = fan_accum_dtype(dtype, fan_fold_slot(fold)->spec->accumulate);
-    if (acc == FAN_DT_NONE)
-        acc = fan_accum_dtype(dtype, FAN_DT_NONE);
-    fan_sparse_operand in = {value->sparse, acc};
-    FAN_TRY(
-        fan_device_sparse_merge(d, fan_fold_accum(fold), &in, 1, true, dtype, NULL, merged, err));
+    FAN_TRY(stats_merge(fold, value, merged, err));
     *elements = (*merged)->values;
     return FAN_OK;
 }
@@ -108,7 +119,7 @@ static fan_status stats_memory_for_fold(fan_fold *fold, fan_device *d, int64_t s
     if (!fold->keys)
         fold->keys = fan_alloc((fold->n + 1) * sizeof *fold->keys);
     if (!fold->keys)
-        return fan_slot_fail_memory(fold->b, fold->slot, err);
+        return fan_fold_fail_memory(fold, err);
     for (size_t i = 0; i < fold->n; i++)
         fold->keys[i] = fold->terms[i].key;
     return stats_memory(d, stats_state(fold), size, &fold->sum_stats, err);
@@ -128,7 +139,9 @@ fan_status fan_fold_stats_memory(fan_fold *fold, fan_error *err)
         if (!numbers)
             return FAN_OK;
         /* the sum of partial ones is larger than they are */
-        int64_t own = value->patch ? value->patch->whole : 0;
+        int64_t own = 0;
+        if (value->patch)
+            own = value->patch->whole;
         own = fan_max(own, numbers->size);
         if (__builtin_add_overflow(size, own, &size))
             size = INT64_MAX;
@@ -258,7 +271,9 @@ fan_status fan_fold_collect_stats(fan_fold *fold, const fan_value *result, fan_e
     fan_stats *stats = &figures->stats;
     bool summed = figures->valid;
     if (!summed) {
-        int64_t key = fold->n ? fold->terms[0].key : -1;
+        int64_t key = -1;
+        if (fold->n)
+            key = fold->terms[0].key;
         FAN_TRY(fan_slot_check_unmoved(fold->b, fold->slot, result, key, err));
         FAN_TRY(stats_of_result(fold, result, stats, err));
         stats->bad = SIZE_MAX;
@@ -267,7 +282,9 @@ fan_status fan_fold_collect_stats(fan_fold *fold, const fan_value *result, fan_e
     bool known = figures->has_nonfinite || stats_state(fold)->sum_stats.has_nonfinite;
     if (stats->nonfinite == 0 || known)
         return FAN_OK;
-    size_t first = summed ? stats->bad : fan_fold_first_suspect(fold);
+    size_t first = fan_fold_first_suspect(fold);
+    if (summed)
+        first = stats->bad;
     for (size_t i = first; i < fold->n; i++) {
         const fan_term *term = &fold->terms[i];
         bool finite = false;
@@ -324,7 +341,9 @@ fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fa
         bool anew = !figures->valid;
         if (!figures->device_words)
             FAN_TRY(stats_memory(d, state, sum->size, figures, err));
-        const fan_array *before = anew ? NULL : figures->device_words;
+        const fan_array *before = figures->device_words;
+        if (anew)
+            before = NULL;
         if (!figures->captured)
             FAN_TRY(stats_measure(b, slot, d, figures, before, &in, &key, 1, 0, err));
     } else {

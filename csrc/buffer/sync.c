@@ -100,10 +100,14 @@ fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bo
     fan_sync_term plan = {.rules = 0};
     if (!fan_stream_id_set(accum))
         return plan;
-    plan.mark = first ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK;
+    plan.mark = FAN_PLAN_S12_MARK;
+    if (first)
+        plan.mark = FAN_PLAN_S13_MARK;
     if (!fan_stream_id_set(producer) || fan_stream_id_same(accum, producer))
         return plan;
-    plan.rules = first ? FAN_S(13) : FAN_S(12);
+    plan.rules = FAN_S(12);
+    if (first)
+        plan.rules = FAN_S(13);
     if (!covered)
         plan.wait = first ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT;
     return plan;

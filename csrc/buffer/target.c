@@ -79,7 +79,8 @@ static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_str
     fan_slot *s = &b->slots[t->slot];
     fan_check_result checked;
     FAN_TRY(fan_slot_enter(b, t->slot, "target", err));
-    FAN_TRY(fan_check_contribution(b, t->slot, c, current, b->stream, &checked, err));
+    const fan_add_streams with = {.current = current, .consumer = b->stream};
+    FAN_TRY(fan_check_contribution(b, t->slot, c, &with, &checked, err));
     t->producer = fan_stream_hold(checked.producer);
     t->device = fan_device_hold(c->value.device);
     if (t->producer == s->state->accum)
@@ -203,7 +204,7 @@ static fan_status target_record(fan_buffer *b, const fan_target *t, fan_event **
     if (!plan.slot.has_event)
         return FAN_OK;
     fan_status status = fan_order_record(b, state->accum, FAN_PLAN_S15_RECORD, event, err);
-    if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
+    if (fan_status_is_memory(status))
         return FAN_OK; /* S18 records then */
     return status;
 }

@@ -244,3 +244,18 @@ bool fan_int_run_leaves(const fan_int_run *run, const fan_value *next, const fan
     __int128 half = (__int128)1 << (bits - 1);
     return sum >= half || sum < -half;
 }
+
+fan_status fan_sparse_parts_end(fan_sparse_parts *parts, fan_status status, const fan_sparse *like,
+                                fan_sparse **out, fan_error *err)
+{
+    if (status == FAN_OK) {
+        status = fan_sparse_new(like->format, like->ndim, like->shape, parts->indices,
+                                parts->pointers, parts->values, like->coalesced, out, err);
+    }
+    if (status == FAN_OK)
+        (*out)->nnz_coalesced = like->nnz_coalesced;
+    fan_array_drop(parts->indices);
+    fan_array_drop(parts->pointers);
+    fan_array_drop(parts->values);
+    return status;
+}

@@ -221,4 +221,13 @@ fan_value fan_value_sparse(fan_sparse *s, fan_device *d);
 /* fan_value_set_patch: a dense value becomes a partial one, with a hold of its own on the patch. */
 void fan_value_set_patch(fan_value *v, fan_patch *patch);
 
+/* The parts of a sparse gradient with the structure of another one, while it is made. */
+typedef struct fan_sparse_parts {
+    fan_array *indices, *pointers, *values;
+} fan_sparse_parts;
+/* fan_sparse_parts_end: *out is made of the parts, with the structure of `like`, if `status` is
+ * FAN_OK; the parts are dropped. Returns `status`, or why it could not be made. */
+fan_status fan_sparse_parts_end(fan_sparse_parts *parts, fan_status status, const fan_sparse *like,
+                                fan_sparse **out, fan_error *err);
+
 #endif

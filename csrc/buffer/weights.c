@@ -38,8 +38,12 @@ static bool weight_sum_is_exact(double *sum, double x)
 void fan__weight_sum_add(fan_weight_sum *sum, const fan_weight *weight, bool minus)
 {
     FAN_DEFAULT_FLOAT_MODE;
-    double re = minus ? -weight->re : weight->re;
-    double im = minus ? -weight->im : weight->im;
+    double re = weight->re;
+    if (minus)
+        re = -weight->re;
+    double im = weight->im;
+    if (minus)
+        im = -weight->im;
     const fan_exact_kind kind = fan__exact_kind_of(FAN_DT_FLOAT64);
     if (!sum->spilled) {
         double before = sum->re;
@@ -145,7 +149,9 @@ bool fan__slot_weights_begin(fan_slot *s, bool plain)
         return false;
     if (!plain || weights->n < weights->cap)
         return true;
-    size_t cap = weights->cap ? 2 * weights->cap : 8;
+    size_t cap = 8;
+    if (weights->cap)
+        cap = 2 * weights->cap;
     fan_plain_weight *more = fan_realloc(weights->plain, cap * sizeof *more);
     if (!more)
         return false;
@@ -222,7 +228,9 @@ static double weight_least(const fan_weight *weight)
     if (weight->im == 0)
         return weight->re;
     bool imaginary = weight->re == 0 || fabs(weight->im) < fabs(weight->re);
-    return imaginary ? weight->im : weight->re;
+    if (imaginary)
+        return weight->im;
+    return weight->re;
 }
 
 fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const fan_weight *weight,

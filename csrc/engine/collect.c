@@ -6,7 +6,7 @@
  *   sort      orders the nodes by their places, the newest first, unless they are
  *   need      marks the nodes from which a wanted one is reached (E8)
  *   count     counts dependencies and gives every edge its key (E1, A15) */
-#include "engine/task.h"
+#include "engine/pass.h"
 
 #include "base/keys.h"
 #include "base/mem.h"
@@ -57,7 +57,7 @@ static fan_status grow(void **items, size_t *cap, size_t want, size_t size, fan_
     else
         more = fan_realloc(*items, next * size);
     if (!more)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     if (copies && *cap)
         memcpy(more, *items, *cap * size);
     if (copies)
@@ -78,25 +78,25 @@ typedef struct reached {
 } reached;
 
 /* room_for: makes room for `more` nodes and edges. */
-static fan_status room_for(fan_backward *pass, reached *found, size_t more, fan_error *err)
+static fan_status room_for(fan_pass *pass, reached *found, size_t more, fan_error *err)
 {
     size_t nodes = pass->nnodes + more;
     size_t edges = pass->nedges + more;
-    FAN_TRY(grow((void **)&pass->nodes, &pass->cap_nodes, nodes, sizeof(fan_task_node), err));
+    FAN_TRY(grow((void **)&pass->nodes, &pass->cap_nodes, nodes, sizeof(fan_pass_node), err));
     FAN_TRY(grow((void **)&found->ages, &found->cap, nodes, sizeof(int64_t), err));
-    return grow((void **)&pass->edges, &pass->cap_edges, edges, sizeof(fan_task_edge), err);
+    return grow((void **)&pass->edges, &pass->cap_edges, edges, sizeof(fan_pass_edge), err);
 }
 
 /* reach: returns the pass's edge to a node (NULL: to none), which it adds if needed. There must be
  * room. */
-static inline fan_task_edge reach(fan_backward *pass, reached *found, fan_node *node, uint32_t slot)
+static inline fan_pass_edge reach(fan_pass *pass, reached *found, fan_node *node, uint32_t slot)
 {
     if (!node)
-        return (fan_task_edge){.to = FAN_NOWHERE, .slot = slot};
+        return (fan_pass_edge){.to = FAN_NOWHERE, .slot = slot};
     if (node->mark != pass->id) {
         size_t at = pass->nnodes;
         int64_t age = INT64_MAX - (int64_t)node->number;
-        pass->nodes[at] = (fan_task_node){
+        pass->nodes[at] = (fan_pass_node){
             .node = node,
             .slots = (uint32_t)found->slots,
             .nedges = node->nedges,
@@ -114,10 +114,10 @@ static inline fan_task_edge reach(fan_backward *pass, reached *found, fan_node *
         found->ages[at] = age;
         pass->nnodes = at + 1;
     }
-    return (fan_task_edge){.to = node->at, .slot = slot};
+    return (fan_pass_edge){.to = node->at, .slot = slot};
 }
 
-static fan_status reach_all(fan_backward *pass, reached *found, fan_error *err)
+static fan_status reach_all(fan_pass *pass, reached *found, fan_error *err)
 {
     const fan_root *roots = pass->config.roots;
     size_t nroots = pass->config.nroots;
@@ -127,7 +127,9 @@ static fan_status reach_all(fan_backward *pass, reached *found, fan_error *err)
      * sorting. */
     bool back = nroots && roots[0].node->number < roots[nroots - 1].node->number;
     for (size_t i = 0; i < nroots; i++) {
-        size_t at = back ? nroots - 1 - i : i;
+        size_t at = i;
+        if (back)
+            at = nroots - 1 - i;
         if (i + 4 < nroots)
             __builtin_prefetch(&roots[back ? at - 4 : at + 4].node->number);
         pass->edges[at] = reach(pass, found, roots[at].node, roots[at].slot);
@@ -155,7 +157,7 @@ static fan_status reach_all(fan_backward *pass, reached *found, fan_error *err)
 
 /* move: copies nodes and edges to their places: place i gets node order[i]; `place` is the inverse
  * of `order`. */
-static void move(const fan_backward *pass, fan_task_node *nodes, fan_task_edge *edges,
+static void move(const fan_pass *pass, fan_pass_node *nodes, fan_pass_edge *edges,
                  const uint32_t *order, const uint32_t *place)
 {
     uint32_t at = 0;
@@ -164,10 +166,10 @@ static void move(const fan_backward *pass, fan_task_node *nodes, fan_task_edge *
         edges[at].to = place[edges[at].to];
     }
     for (size_t i = 0; i < pass->nnodes; i++) {
-        fan_task_node *entry = &nodes[i];
+        fan_pass_node *entry = &nodes[i];
         *entry = pass->nodes[order[i]];
         entry->node->at = (uint32_t)i;
-        const fan_task_edge *from = &pass->edges[entry->edges];
+        const fan_pass_edge *from = &pass->edges[entry->edges];
         entry->edges = at;
         for (uint32_t e = 0; e < entry->nedges; e++) {
             edges[at] = from[e];
@@ -179,12 +181,12 @@ static void move(const fan_backward *pass, fan_task_node *nodes, fan_task_edge *
 }
 
 /* sort_nodes: sorts the nodes, the newest first. */
-static fan_status sort_nodes(fan_backward *pass, const reached *found, fan_error *err)
+static fan_status sort_nodes(fan_pass *pass, const reached *found, fan_error *err)
 {
     size_t n = pass->nnodes;
     uint32_t *order = fan_alloc(2 * n * sizeof *order);
-    fan_task_node *nodes = memory_new(n, sizeof *nodes);
-    fan_task_edge *edges = memory_new(pass->nedges, sizeof *edges);
+    fan_pass_node *nodes = memory_new(n, sizeof *nodes);
+    fan_pass_edge *edges = memory_new(pass->nedges, sizeof *edges);
     bool fits = order && nodes && edges;
     if (fits)
         fits = fan_keys_order(found->ages, sizeof *found->ages, n, order);
@@ -192,7 +194,7 @@ static fan_status sort_nodes(fan_backward *pass, const reached *found, fan_error
         fan_free(order);
         fan__collect_free(nodes, n, sizeof *nodes);
         fan__collect_free(edges, pass->nedges, sizeof *edges);
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     }
     uint32_t *place = order + n;
     for (size_t i = 0; i < n; i++)
@@ -211,7 +213,7 @@ static fan_status sort_nodes(fan_backward *pass, const reached *found, fan_error
 /* ---- 3. what is needed (E8) ---- */
 
 /* need_one: marks a node whose edge leads to a needed node: it is needed, and runs. */
-static void need_one(const fan_backward *pass, fan_task_node *entry, const fan_task_edge *edge)
+static void need_one(const fan_pass *pass, fan_pass_node *entry, const fan_pass_edge *edge)
 {
     if (edge->to == FAN_NOWHERE || !pass->nodes[edge->to].needed)
         return;
@@ -221,26 +223,26 @@ static void need_one(const fan_backward *pass, fan_task_node *entry, const fan_t
 
 /* need_by_depth: marks what is needed, depth first, with a list for a stack; of a node on the list
  * `dependencies` counts the edges that were followed. */
-static fan_status need_by_depth(fan_backward *pass, fan_error *err)
+static fan_status need_by_depth(fan_pass *pass, fan_error *err)
 {
     uint32_t *path = fan_alloc(pass->nnodes * sizeof *path);
     bool *seen = fan_calloc(pass->nnodes);
     if (!path || !seen) {
         fan_free(path);
         fan_free(seen);
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     }
     for (size_t i = 0; i < pass->config.nroots; i++) {
         size_t n = 0;
         path[n++] = pass->edges[i].to;
         seen[path[0]] = true;
         while (n) {
-            fan_task_node *entry = &pass->nodes[path[n - 1]];
+            fan_pass_node *entry = &pass->nodes[path[n - 1]];
             if (entry->dependencies == entry->nedges) {
                 n--;
                 continue;
             }
-            const fan_task_edge *edge = &pass->edges[entry->edges + entry->dependencies];
+            const fan_pass_edge *edge = &pass->edges[entry->edges + entry->dependencies];
             if (edge->to != FAN_NOWHERE && !seen[edge->to]) {
                 seen[edge->to] = true;
                 path[n++] = edge->to; /* this edge is visited again afterwards */
@@ -258,19 +260,19 @@ static fan_status need_by_depth(fan_backward *pass, fan_error *err)
 }
 
 /* need_wanted: marks the wanted slots and the nodes before them. */
-static fan_status need_wanted(fan_backward *pass, bool down, fan_error *err)
+static fan_status need_wanted(fan_pass *pass, bool down, fan_error *err)
 {
-    const fan_backward_config *config = &pass->config;
+    const fan_pass_config *config = &pass->config;
     pass->same = fan_calloc(config->nwanted * sizeof *pass->same);
     pass->results = fan_calloc(config->nwanted * sizeof *pass->results);
     if (!pass->same || !pass->results)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     for (size_t i = 0; i < config->nwanted; i++) {
         const fan_wanted *wanted = &config->wanted[i];
         if (wanted->node->mark != pass->id)
             continue; /* not reached */
-        fan_task_node *entry = &pass->nodes[wanted->node->at];
-        fan_task_slot *slot = &pass->slots[entry->slots + wanted->slot];
+        fan_pass_node *entry = &pass->nodes[wanted->node->at];
+        fan_pass_slot *slot = &pass->slots[entry->slots + wanted->slot];
         entry->needed = true;
         entry->captured = config->capture;
         entry->runs = !config->capture;
@@ -280,7 +282,7 @@ static fan_status need_wanted(fan_backward *pass, bool down, fan_error *err)
     if (!down)
         return need_by_depth(pass, err);
     for (size_t i = pass->nnodes; i-- > 0;) { /* all edges lead to later places */
-        fan_task_node *entry = &pass->nodes[i];
+        fan_pass_node *entry = &pass->nodes[i];
         for (uint32_t e = 0; e < entry->nedges; e++)
             need_one(pass, entry, &pass->edges[entry->edges + e]);
     }
@@ -290,18 +292,18 @@ static fan_status need_wanted(fan_backward *pass, bool down, fan_error *err)
 /* ---- 4. counts and keys (E1, A15) ---- */
 
 /* count_edge: gives the edge its key, or ends it where its gradient is not needed. */
-static inline void count_edge(const fan_backward *pass, fan_task_edge *edge, bool counts)
+static inline void count_edge(const fan_pass *pass, fan_pass_edge *edge, bool counts)
 {
     if (!counts || edge->to == FAN_NOWHERE || !pass->nodes[edge->to].needed) {
         edge->to = FAN_NOWHERE;
         return;
     }
-    fan_task_node *to = &pass->nodes[edge->to];
+    fan_pass_node *to = &pass->nodes[edge->to];
     to->dependencies++;
     edge->key = pass->slots[to->slots + edge->slot].producers++;
 }
 
-fan_status fan__collect(fan_backward *pass, fan_error *err)
+fan_status fan__collect(fan_pass *pass, fan_error *err)
 {
     reached found = {.sorted = true, .down = true};
     fan_status status = reach_all(pass, &found, err);
@@ -312,7 +314,7 @@ fan_status fan__collect(fan_backward *pass, fan_error *err)
 
     pass->slots = memory_new(found.slots, sizeof *pass->slots);
     if (!pass->slots)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     pass->nslots = found.slots;
     memset(pass->slots, 0, found.slots * sizeof *pass->slots);
     if (pass->config.limited)
@@ -321,7 +323,7 @@ fan_status fan__collect(fan_backward *pass, fan_error *err)
     for (size_t i = 0; i < pass->config.nroots; i++)
         count_edge(pass, &pass->edges[i], true);
     for (size_t i = 0; i < pass->nnodes; i++) {
-        const fan_task_node *entry = &pass->nodes[i];
+        const fan_pass_node *entry = &pass->nodes[i];
         if (entry->runs && entry->freed)
             return fan_node_freed(entry->node, err);
         pass->to_run += entry->needed;
@@ -329,6 +331,6 @@ fan_status fan__collect(fan_backward *pass, fan_error *err)
             count_edge(pass, &pass->edges[entry->edges + e], entry->runs);
     }
     if (fan_ready_init(&pass->queue.nodes, pass->nnodes) != 0)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     return FAN_OK;
 }

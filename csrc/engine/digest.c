@@ -4,10 +4,10 @@
  * A gradient that is handed through is read once: the digest of the contribution is that of the
  * sum. */
 #include "buffer/digest.h"
-#include "engine/task.h"
+#include "engine/pass.h"
 
 /* write_line: as work of `node` (FAN_TRACE_CALLER: the caller of the pass). */
-static void write_line(const fan_backward *pass, uint64_t node, const fan_trace_line *line)
+static void write_line(const fan_pass *pass, uint64_t node, const fan_trace_line *line)
 {
     fan_trace_work work = fan_trace_work_now();
     if (work.pass != pass->id)
@@ -20,17 +20,17 @@ static void write_line(const fan_backward *pass, uint64_t node, const fan_trace_
 }
 
 /* digest_at: the last digest of the gradient or sum in a slot; NULL: none is kept. */
-static uint64_t *digest_at(const fan_backward *pass, const fan_task_node *entry, uint32_t slot)
+static uint64_t *digest_at(const fan_pass *pass, const fan_pass_node *entry, uint32_t slot)
 {
     if (!pass->digests)
         return NULL;
     return &pass->digests[entry->slots + slot];
 }
 
-void fan__digest_contribution(const fan_backward *pass, const fan_task_edge *edge, void *gradient,
+void fan__digest_contribution(const fan_pass *pass, const fan_pass_edge *edge, void *gradient,
                               const fan_producer *producer)
 {
-    const fan_task_node *to = &pass->nodes[edge->to];
+    const fan_pass_node *to = &pass->nodes[edge->to];
     uint64_t node = FAN_TRACE_CALLER;
     if (producer->node)
         node = producer->node->number;
@@ -52,7 +52,7 @@ void fan__digest_contribution(const fan_backward *pass, const fan_task_edge *edg
     write_line(pass, node, &line);
 }
 
-void fan__digest_sum(const fan_backward *pass, const fan_task_node *entry, char what, uint32_t slot,
+void fan__digest_sum(const fan_pass *pass, const fan_pass_node *entry, char what, uint32_t slot,
                      void *sum, fan_stream *on, bool known)
 {
     uint64_t *last = digest_at(pass, entry, slot);

@@ -19,9 +19,9 @@
 #include "buffer/value.h"
 #include "engine/node.h"
 
-/* one pass; PyTorch's GraphTask. Its parts are fan_task_.. (task.h) */
-typedef struct fan_backward fan_backward;
-typedef struct fan_backward_config fan_backward_config;
+/* one pass; PyTorch's GraphTask. Its parts are fan_pass_.. (pass.h) */
+typedef struct fan_pass fan_pass;
+typedef struct fan_pass_config fan_pass_config;
 
 /* The producer of a gradient, for messages (V3) and streams. */
 typedef struct fan_producer {
@@ -65,7 +65,7 @@ typedef struct fan_engine_frontend {
     void (*place_drop)(fan_value *value);
     /* buffer_new: makes a buffer for the fan-ins of a node; `consumer`: C; `gradient`: the first
      * one. */
-    fan_status (*buffer_new)(const fan_backward_config *c, const fan_node *n, fan_stream *consumer,
+    fan_status (*buffer_new)(const fan_pass_config *c, const fan_node *n, fan_stream *consumer,
                              void *gradient, void **buffer, fan_error *err);
     /* buffer_free: frees it with its contents. */
     void (*buffer_free)(void *buffer);
@@ -94,8 +94,8 @@ typedef struct fan_engine_frontend {
     void (*fetch)(const fan_node *const ahead[3]);
     /* accumulate: adds a sum, which is defined, to a leaf's gradient (L). *sum stays the caller's,
      * or is taken and set to NULL. */
-    fan_status (*accumulate)(const fan_backward_config *c, fan_node *leaf, void **sum,
-                             void *node_hooks, fan_error *err);
+    fan_status (*accumulate)(const fan_pass_config *c, fan_node *leaf, void **sum, void *node_hooks,
+                             fan_error *err);
     /* leaf_grad: returns a hold on the leaf's gradient.
      * NULL: it has none, or it cannot be read. */
     void *(*leaf_grad)(fan_node *leaf);
@@ -130,8 +130,8 @@ typedef struct fan_engine_frontend {
     void (*worker_leave)(void *worker);
     /* error_take: returns the error of this thread as an object that has its location: node `n`
      * (NULL: between nodes), after `ran` nodes. */
-    void *(*error_take)(const fan_backward *pass, const fan_node *n, uint32_t ran,
-                        fan_status status, const fan_error *err);
+    void *(*error_take)(const fan_pass *pass, const fan_node *n, uint32_t ran, fan_status status,
+                        const fan_error *err);
     /* error_both: returns the more important of two, with a note of the other; takes both holds,
      * returns one. */
     void *(*error_both)(void *first, void *second);
@@ -144,7 +144,7 @@ typedef struct fan_engine_frontend {
     /* ---- what the user gives ---- */
 
     /* pick: calls the user's schedule, which chooses one of the ready nodes: *place. */
-    fan_status (*pick)(void *schedule, const fan_backward *pass, size_t *place, fan_error *err);
+    fan_status (*pick)(void *schedule, const fan_pass *pass, size_t *place, fan_error *err);
     /* progress: calls the user's callback: `ran` of `all` nodes have run. */
     fan_status (*progress)(void *progress, uint32_t ran, uint32_t all, fan_error *err);
 } fan_engine_frontend;
@@ -161,7 +161,7 @@ typedef struct fan_wanted {
 } fan_wanted;
 
 /* From begin on the pass holds the nodes and gradients; it copies the arrays. */
-struct fan_backward_config {
+struct fan_pass_config {
     const fan_engine_frontend *frontend;
     const char *call; /* "backward"; outlives the pass */
     fan_root *roots;
@@ -181,83 +181,81 @@ struct fan_backward_config {
     void *progress;    /* callback, held from begin on; NULL: none */
 };
 
-/* fan_backward_begin: makes a pass, and collects its nodes. On failure nothing has changed;
- * otherwise call fan_backward_end. */
-fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out,
-                              fan_error *err);
-fan_status fan_backward_seed(fan_backward *pass, fan_error *err);
-fan_status fan_backward_run(fan_backward *pass, fan_error *err);
-/* fan_backward_join: at the end of every pass, also a failed one: the caller's streams wait (S20).
+/* fan_pass_begin: makes a pass, and collects its nodes. On failure nothing has changed;
+ * otherwise call fan_pass_end. */
+fan_status fan_pass_begin(const fan_pass_config *config, fan_pass **out, fan_error *err);
+fan_status fan_pass_seed(fan_pass *pass, fan_error *err);
+fan_status fan_pass_run(fan_pass *pass, fan_error *err);
+/* fan_pass_join: at the end of every pass, also a failed one: the caller's streams wait (S20).
  * A no-op on the CPU. */
-fan_status fan_backward_join(fan_backward *pass, fan_error *err);
-/* fan_backward_end: accepts NULL. */
-void fan_backward_end(fan_backward *pass);
-/* fan_backward_result: returns the sum of the i-th wanted slot, with its hold.
+fan_status fan_pass_join(fan_pass *pass, fan_error *err);
+/* fan_pass_end: accepts NULL. */
+void fan_pass_end(fan_pass *pass);
+/* fan_pass_result: returns the sum of the i-th wanted slot, with its hold.
  * NULL: none. */
-void *fan_backward_result(fan_backward *pass, size_t i);
+void *fan_pass_result(fan_pass *pass, size_t i);
 
-/* fan_backward_depth: adds `by` (1 or -1) to this thread's depth of nested passes.
+/* fan_pass_depth: adds `by` (1 or -1) to this thread's depth of nested passes.
  * false: too deep; undo it then, too. */
-bool fan_backward_depth(int by);
-/* fan_backward_too_deep: returns the error for it (E7). */
-fan_status fan_backward_too_deep(fan_error *err);
+bool fan_pass_depth(int by);
+/* fan_pass_too_deep: returns the error for it (E7). */
+fan_status fan_pass_too_deep(fan_error *err);
 
 /* A node of the order in which a pass will run. */
-typedef struct fan_backward_step {
+typedef struct fan_pass_step {
     fan_node *node; /* borrowed */
     uint32_t after; /* the step that gives the last of its gradients; UINT32_MAX: the roots */
     bool runs;      /* false: its sums are only captured (E8) */
-} fan_backward_step;
-/* fan_backward_order: instead of fan_backward_seed: writes the steps of one thread, as many as
- * fan_backward_at says there are nodes, in their order (E2). The pass cannot run afterwards.
+} fan_pass_step;
+/* fan_pass_order: instead of fan_pass_seed: writes the steps of one thread, as many as
+ * fan_pass_at says there are nodes, in their order (E2). The pass cannot run afterwards.
  * FAN_ERR_STATE: the graph has a cycle. */
-fan_status fan_backward_order(fan_backward *pass, fan_backward_step *steps, fan_error *err);
+fan_status fan_pass_order(fan_pass *pass, fan_pass_step *steps, fan_error *err);
 
-/* The calls of walk(), instead of fan_backward_run.
- * fan_backward_next: accumulates leaves, then makes the next ready node current.
+/* The calls of walk(), instead of fan_pass_run.
+ * fan_pass_next: accumulates leaves, then makes the next ready node current.
  * *out NULL: the pass is done. */
-fan_status fan_backward_next(fan_backward *pass, fan_node **out, fan_error *err);
-/* fan_backward_sums: writes holds of its sums, after the hooks of its slots, and of `node_hooks`.
+fan_status fan_pass_next(fan_pass *pass, fan_node **out, fan_error *err);
+/* fan_pass_sums: writes holds of its sums, after the hooks of its slots, and of `node_hooks`.
  */
-fan_status fan_backward_sums(fan_backward *pass, void **sums, void **node_hooks, fan_error *err);
-/* fan_backward_give: delivers its gradients, after `node_hooks`; takes the holds, also on
+fan_status fan_pass_sums(fan_pass *pass, void **sums, void **node_hooks, fan_error *err);
+/* fan_pass_give: delivers its gradients, after `node_hooks`; takes the holds, also on
  * failure. */
-fan_status fan_backward_give(fan_backward *pass, void **gradients, const void *node_hooks,
-                             fan_error *err);
+fan_status fan_pass_give(fan_pass *pass, void **gradients, const void *node_hooks, fan_error *err);
 
-/* fan_backward_walk_runs: marks the current node as running until fan_backward_give: inside a call
+/* fan_pass_walk_runs: marks the current node as running until fan_pass_give: inside a call
  * on this thread, between calls on any. */
-void fan_backward_walk_runs(fan_backward *pass, bool inside);
-/* fan_backward_enter: makes the current node's streams current on this thread (E4), until
+void fan_pass_walk_runs(fan_pass *pass, bool inside);
+/* fan_pass_enter: makes the current node's streams current on this thread (E4), until
  * fan_streams_leave. Use around user code that runs between `next` and `give`. */
-void fan_backward_enter(const fan_backward *pass, fan_streams_outer *outer);
-/* fan_backward_ready: returns the first ready node at *place or later, and sets *place to its
+void fan_pass_enter(const fan_pass *pass, fan_streams_outer *outer);
+/* fan_pass_ready: returns the first ready node at *place or later, and sets *place to its
  * place.
  * NULL: there is none. */
-fan_node *fan_backward_ready(const fan_backward *pass, size_t *place);
-/* fan_backward_edges: returns how many gradients the current node returns. */
-uint32_t fan_backward_edges(const fan_backward *pass);
-/* fan_backward_at: returns the current node, or the one that failed; *ran of *all nodes have run.
+fan_node *fan_pass_ready(const fan_pass *pass, size_t *place);
+/* fan_pass_edges: returns how many gradients the current node returns. */
+uint32_t fan_pass_edges(const fan_pass *pass);
+/* fan_pass_at: returns the current node, or the one that failed; *ran of *all nodes have run.
  * NULL: there is none. */
-const fan_node *fan_backward_at(const fan_backward *pass, uint32_t *ran, uint32_t *all);
-bool fan_backward_seeded(const fan_backward *pass);
-/* fan_backward_id: returns a mark (fan_mark_new) that was new when the pass began. */
-uint64_t fan_backward_id(const fan_backward *pass);
-/* fan_backward_explain: writes, for each node that has not run or for `only`, the edges that it
+const fan_node *fan_pass_at(const fan_pass *pass, uint32_t *ran, uint32_t *all);
+bool fan_pass_seeded(const fan_pass *pass);
+/* fan_pass_id: returns a mark (fan_mark_new) that was new when the pass began. */
+uint64_t fan_pass_id(const fan_pass *pass);
+/* fan_pass_explain: writes, for each node that has not run or for `only`, the edges that it
  * waits for, and the gradients that it holds (E17). May write nothing. */
-void fan_backward_explain(const fan_backward *pass, const fan_node *only, const fan_text *out);
-/* fan_backward_lost: writes the gradients that a pass which ends early loses. May write nothing. */
-void fan_backward_lost(const fan_backward *pass, const fan_text *out);
-/* fan_backward_error_has_location: returns whether error_take has added the location to the pass's
+void fan_pass_explain(const fan_pass *pass, const fan_node *only, const fan_text *out);
+/* fan_pass_lost: writes the gradients that a pass which ends early loses. May write nothing. */
+void fan_pass_lost(const fan_pass *pass, const fan_text *out);
+/* fan_pass_error_has_location: returns whether error_take has added the location to the pass's
  * error. */
-bool fan_backward_error_has_location(const fan_backward *pass);
-/* fan_backward_needs: returns whether the gradient of an edge is used: by the innermost pass in
+bool fan_pass_error_has_location(const fan_pass *pass);
+/* fan_pass_needs: returns whether the gradient of an edge is used: by the innermost pass in
  * which this thread runs the node, else by the latest walk that waits for it, else whether the edge
  * leads to a node at all. */
-bool fan_backward_needs(const fan_node *node, uint32_t edge);
-/* fan_backward_visit: for garbage collection: calls `object` for every object and `node` for every
+bool fan_pass_needs(const fan_node *node, uint32_t edge);
+/* fan_pass_visit: for garbage collection: calls `object` for every object and `node` for every
  * node that the pass holds; stops at the first result that is not 0 and returns it. */
-int fan_backward_visit(fan_backward *pass, int (*object)(void *object, void *arg),
-                       int (*node)(fan_node *node, void *arg), void *arg);
+int fan_pass_visit(fan_pass *pass, int (*object)(void *object, void *arg),
+                   int (*node)(fan_node *node, void *arg), void *arg);
 
 #endif

@@ -1,6 +1,6 @@
 /* The producers of gradients, for messages: the one of a gradient that is not finite (E11), those
  * whose gradients have come or are missing, and those whose gradients are lost (E17). */
-#include "engine/task.h"
+#include "engine/pass.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,12 +11,12 @@
 
 /* The edges that lead to a place, one after another. */
 typedef struct in_edges {
-    const fan_backward *pass;
+    const fan_pass *pass;
     uint32_t to;
     size_t next;  /* of the pass's edges */
     size_t place; /* of the node that the last one came from */
     /* the last one: */
-    const fan_task_edge *edge;
+    const fan_pass_edge *edge;
     const fan_node *from; /* its producer; NULL: the caller, by a root */
     uint32_t index;       /* of the producer's edges, or of the roots */
 } in_edges;
@@ -25,7 +25,7 @@ typedef struct in_edges {
  * false: there is none. */
 static bool next_in_edge(in_edges *in)
 {
-    const fan_backward *pass = in->pass;
+    const fan_pass *pass = in->pass;
     while (in->next < pass->nedges) {
         size_t at = in->next++;
         in->edge = &pass->edges[at];
@@ -35,7 +35,7 @@ static bool next_in_edge(in_edges *in)
         in->index = (uint32_t)at;
         if (at < pass->config.nroots)
             return true;
-        const fan_task_node *entry = &pass->nodes[in->place];
+        const fan_pass_node *entry = &pass->nodes[in->place];
         while (at >= (size_t)entry->edges + entry->nedges)
             entry = &pass->nodes[++in->place];
         in->from = entry->node;
@@ -47,10 +47,10 @@ static bool next_in_edge(in_edges *in)
 
 /* ---- E11 ---- */
 
-fan_status fan__explain_sum(const fan_task_worker *worker, uint32_t slot, void *buffer,
+fan_status fan__explain_sum(const fan_pass_worker *worker, uint32_t slot, void *buffer,
                             fan_error *err)
 {
-    const fan_backward *pass = worker->pass;
+    const fan_pass *pass = worker->pass;
     const fan_node *node = pass->nodes[worker->now].node;
     fan_nonfinite found = {.to = node, .slot = slot, .key = FAN_NOWHERE};
     in_edges in = {.pass = pass, .to = worker->now};
@@ -86,7 +86,9 @@ __attribute__((format(printf, 2, 3))) static void write_text(const fan_text *out
 
 static void write_node(const fan_text *out, const fan_node *node)
 {
-    const char *kind = node->ops->leaf ? "leaf" : "node";
+    const char *kind = "node";
+    if (node->ops->leaf)
+        kind = "leaf";
     char name[128], number[40];
     node->ops->text(node, name, sizeof name);
     snprintf(number, sizeof number, "%s %llu", kind, (unsigned long long)node->number);
@@ -114,8 +116,7 @@ static void write_more(const fan_text *out, const char *between, size_t n, size_
 
 /* write_in_edges: writes, of the edges that lead to a place, those that have delivered, or those
  * that have not. */
-static void write_in_edges(const fan_backward *pass, uint32_t to, bool delivered,
-                           const fan_text *out)
+static void write_in_edges(const fan_pass *pass, uint32_t to, bool delivered, const fan_text *out)
 {
     in_edges in = {.pass = pass, .to = to};
     size_t n = 0;
@@ -134,7 +135,7 @@ static void write_in_edges(const fan_backward *pass, uint32_t to, bool delivered
 }
 
 /* any_delivered: returns whether an edge that leads to a place has delivered. */
-static bool any_delivered(const fan_backward *pass, uint32_t to)
+static bool any_delivered(const fan_pass *pass, uint32_t to)
 {
     in_edges in = {.pass = pass, .to = to};
     while (next_in_edge(&in)) {
@@ -145,9 +146,9 @@ static bool any_delivered(const fan_backward *pass, uint32_t to)
 }
 
 /* write_state: writes what a node of the pass waits for and holds. */
-static void write_state(const fan_backward *pass, uint32_t at, const fan_text *out)
+static void write_state(const fan_pass *pass, uint32_t at, const fan_text *out)
 {
-    const fan_task_node *entry = &pass->nodes[at];
+    const fan_pass_node *entry = &pass->nodes[at];
     write_node(out, entry->node);
     if (!entry->needed) {
         write_text(out, " is not needed");
@@ -168,11 +169,11 @@ static void write_state(const fan_backward *pass, uint32_t at, const fan_text *o
     write_in_edges(pass, at, true, out);
 }
 
-void fan_backward_explain(const fan_backward *pass, const fan_node *only, const fan_text *out)
+void fan_pass_explain(const fan_pass *pass, const fan_node *only, const fan_text *out)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < pass->nnodes; i++) {
-        const fan_task_node *entry = &pass->nodes[i];
+        const fan_pass_node *entry = &pass->nodes[i];
         bool listed = entry->needed && !entry->ran;
         if (only)
             listed = entry->node == only;
@@ -190,22 +191,22 @@ void fan_backward_explain(const fan_backward *pass, const fan_node *only, const 
 }
 
 /* is_lost: returns whether a gradient was delivered to a node that has not begun. */
-static bool is_lost(const fan_backward *pass, const fan_task_edge *edge)
+static bool is_lost(const fan_pass *pass, const fan_pass_edge *edge)
 {
     if (edge->to == FAN_NOWHERE || edge->to == pass->caller.now)
         return false;
-    const fan_task_node *to = &pass->nodes[edge->to];
+    const fan_pass_node *to = &pass->nodes[edge->to];
     if (to->ran || to->begun)
         return false;
     return edge->delivered && edge->defined;
 }
 
-void fan_backward_lost(const fan_backward *pass, const fan_text *out)
+void fan_pass_lost(const fan_pass *pass, const fan_text *out)
 {
     in_edges in = {.pass = pass};
     size_t n = 0;
     for (size_t i = 0; i < pass->nedges; i++) {
-        const fan_task_edge *edge = &pass->edges[i];
+        const fan_pass_edge *edge = &pass->edges[i];
         if (!is_lost(pass, edge) || n++ >= EDGES)
             continue;
         in.to = edge->to;

@@ -1,21 +1,21 @@
 /* order: the order in which one thread runs the nodes of a pass (E2), found without running them.
  *
- * It counts dependencies down and takes from the queue exactly as a pass does (backward.c), with
+ * It counts dependencies down and takes from the queue exactly as a pass does (pass.c), with
  * the same functions; a node's gradients count as delivered when the node is listed. */
-#include "engine/task.h"
+#include "engine/pass.h"
 
 #include "base/mem.h"
 
 /* The walk over a pass that does not run. */
 typedef struct order_walk {
-    fan_backward *pass;
+    fan_pass *pass;
     uint32_t *after; /* of each place: the step after which it became ready */
     uint32_t now;    /* the step whose edges are counted; FAN_NOWHERE: the roots */
 } order_walk;
 
-static void order_deliver(order_walk *walk, const fan_task_edge *edge)
+static void order_deliver(order_walk *walk, const fan_pass_edge *edge)
 {
-    fan_backward *pass = walk->pass;
+    fan_pass *pass = walk->pass;
     if (edge->to == FAN_NOWHERE)
         return;
     if (!fan__dependency_done(&pass->nodes[edge->to]))
@@ -25,7 +25,7 @@ static void order_deliver(order_walk *walk, const fan_task_edge *edge)
 }
 
 /* order_next: removes and returns the place that runs next; FAN_NOWHERE: none is ready. */
-static uint32_t order_next(fan_backward *pass)
+static uint32_t order_next(fan_pass *pass)
 {
     if (pass->queue.leaves != FAN_NOWHERE)
         return fan__queue_pop_leaf(&pass->queue, pass->nodes);
@@ -36,12 +36,12 @@ static uint32_t order_next(fan_backward *pass)
     return (uint32_t)place;
 }
 
-fan_status fan_backward_order(fan_backward *pass, fan_backward_step *steps, fan_error *err)
+fan_status fan_pass_order(fan_pass *pass, fan_pass_step *steps, fan_error *err)
 {
     order_walk walk = {.pass = pass, .now = FAN_NOWHERE};
     walk.after = fan_alloc(pass->nnodes * sizeof *walk.after);
     if (!walk.after)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     for (size_t i = 0; i < pass->config.nroots; i++)
         order_deliver(&walk, &pass->edges[i]);
     fan_status status = FAN_OK;
@@ -51,9 +51,9 @@ fan_status fan_backward_order(fan_backward *pass, fan_backward_step *steps, fan_
             status = fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
             break;
         }
-        const fan_task_node *entry = &pass->nodes[at];
+        const fan_pass_node *entry = &pass->nodes[at];
         bool runs = entry->runs;
-        steps[n] = (fan_backward_step){entry->node, walk.after[at], runs};
+        steps[n] = (fan_pass_step){entry->node, walk.after[at], runs};
         walk.now = n;
         if (entry->leaf || !runs)
             continue;

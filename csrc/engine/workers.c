@@ -17,7 +17,7 @@
 
 /* device_of: returns the queue for a node on a device.
  * NULL: the node runs on the CPU. */
-static fan_task_device *device_of(const fan_task_workers *workers, const fan_node *node)
+static fan_pass_device *device_of(const fan_pass_workers *workers, const fan_node *node)
 {
     const fan_stream *own = fan_node_stream(node);
     if (!own)
@@ -30,8 +30,8 @@ static fan_task_device *device_of(const fan_task_workers *workers, const fan_nod
 }
 
 /* device_is_own: returns whether this worker runs the device's nodes. */
-static bool device_is_own(const fan_task_workers *workers, const fan_task_device *device,
-                          const fan_task_worker *worker)
+static bool device_is_own(const fan_pass_workers *workers, const fan_pass_device *device,
+                          const fan_pass_worker *worker)
 {
     uint32_t number = device->worker;
     if (number && workers->helpers[number - 1].state == FAN_HELPER_GONE)
@@ -42,7 +42,7 @@ static bool device_is_own(const fan_task_workers *workers, const fan_task_device
 /* ---- begin and free ---- */
 
 /* begin_devices: makes a queue for each device of the pass's nodes. */
-static fan_status begin_devices(const fan_backward *pass, fan_task_workers *workers, fan_error *err)
+static fan_status begin_devices(const fan_pass *pass, fan_pass_workers *workers, fan_error *err)
 {
     size_t cap = 0;
     for (size_t i = 0; i < pass->nnodes; i++) {
@@ -50,10 +50,10 @@ static fan_status begin_devices(const fan_backward *pass, fan_task_workers *work
         uint32_t n = workers->ndevices;
         if (!fan_node_stream(node) || device_of(workers, node))
             continue;
-        if (fan_grow((void **)&workers->devices, &cap, n + 1, sizeof(fan_task_device)) != 0)
-            return fan__task_no_memory(err);
-        fan_task_device *device = &workers->devices[n];
-        *device = (fan_task_device){
+        if (fan_grow((void **)&workers->devices, &cap, n + 1, sizeof(fan_pass_device)) != 0)
+            return fan__pass_no_memory(err);
+        fan_pass_device *device = &workers->devices[n];
+        *device = (fan_pass_device){
             .device = fan_node_device(node),
             .queue.leaves = FAN_NOWHERE,
             .queue.leaves_last = FAN_NOWHERE,
@@ -61,7 +61,7 @@ static fan_status begin_devices(const fan_backward *pass, fan_task_workers *work
         if (!pass->streams.captured)
             device->worker = n % (workers->nhelpers + 1);
         if (fan_ready_init(&device->queue.nodes, pass->nnodes) != 0)
-            return fan__task_no_memory(err);
+            return fan__pass_no_memory(err);
         workers->ndevices++;
     }
     return FAN_OK;
@@ -83,7 +83,7 @@ static int by_group(const void *a, const void *b)
 }
 
 /* begin_groups: makes the groups from their members, in any order. */
-static fan_status begin_groups(const fan_backward *pass, fan_task_workers *workers, member *members,
+static fan_status begin_groups(const fan_pass *pass, fan_pass_workers *workers, member *members,
                                size_t n, fan_error *err)
 {
     const void *last = NULL;
@@ -94,24 +94,24 @@ static fan_status begin_groups(const fan_backward *pass, fan_task_workers *worke
     workers->group_of = fan_calloc(pass->nnodes * sizeof *workers->group_of);
     workers->groups = fan_alloc(n * sizeof *workers->groups);
     if (!workers->group_of || !workers->groups)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     for (size_t i = 0; i < n; i++) {
         if (members[i].group != last)
-            workers->groups[ngroups++] = (fan_task_group){false, FAN_NOWHERE, FAN_NOWHERE};
+            workers->groups[ngroups++] = (fan_pass_group){false, FAN_NOWHERE, FAN_NOWHERE};
         last = members[i].group;
         workers->group_of[members[i].at] = ngroups;
     }
     return FAN_OK;
 }
 
-fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper), fan_error *err)
+fan_status fan__pass_workers_begin(fan_pass *pass, void (*work)(void *helper), fan_error *err)
 {
     uint32_t nhelpers = pass->config.workers - 1;
     if (nhelpers >= pass->nnodes)
         nhelpers = (uint32_t)pass->nnodes - 1;
-    fan_task_workers *workers = fan_calloc(sizeof *workers + nhelpers * sizeof(fan_task_helper));
+    fan_pass_workers *workers = fan_calloc(sizeof *workers + nhelpers * sizeof(fan_pass_helper));
     if (!workers)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     fan_status status = fan__leaf_lock_init(&workers->lock, &workers->changed, err);
     if (status != FAN_OK) {
         fan_free(workers);
@@ -120,10 +120,10 @@ fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper
     workers->owner_generation = fan_fork_generation();
     workers->caller = fan_leaf_caller_here();
     workers->nhelpers = nhelpers;
-    pass->workers = workers; /* from here on fan__task_workers_free frees it */
+    pass->workers = workers; /* from here on fan__pass_workers_free frees it */
     for (uint32_t i = 0; i < nhelpers; i++) {
-        fan_task_helper *helper = &workers->helpers[i];
-        helper->worker = (fan_task_worker){.pass = pass, .now = FAN_NOWHERE, .number = i + 1};
+        fan_pass_helper *helper = &workers->helpers[i];
+        helper->worker = (fan_pass_worker){.pass = pass, .now = FAN_NOWHERE, .number = i + 1};
         helper->job = (fan_thread_job){.work = work, .arg = helper};
         FAN_TRY(pass->frontend->worker_new(&helper->around, err));
     }
@@ -138,7 +138,7 @@ fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper
         if (!group)
             continue;
         if (fan_grow((void **)&members, &cap, n + 1, sizeof *members) != 0)
-            status = fan__task_no_memory(err);
+            status = fan__pass_no_memory(err);
         else
             members[n++] = (member){group, i};
     }
@@ -148,9 +148,9 @@ fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper
     return status;
 }
 
-void fan__task_workers_free(fan_backward *pass)
+void fan__pass_workers_free(fan_pass *pass)
 {
-    fan_task_workers *workers = pass->workers;
+    fan_pass_workers *workers = pass->workers;
     pass->workers = NULL;
     for (uint32_t i = 0; i < workers->nhelpers; i++) {
         if (workers->helpers[i].around)
@@ -168,7 +168,7 @@ void fan__task_workers_free(fan_backward *pass)
     fan_free(workers);
 }
 
-void fan__task_workers_lock(fan_task_workers *workers)
+void fan__pass_workers_lock(fan_pass_workers *workers)
 {
     if (workers->owner_generation != fan_fork_generation()) {
         workers->owner_generation = fan_fork_generation();
@@ -184,10 +184,10 @@ void fan__task_workers_lock(fan_task_workers *workers)
 
 /* ---- ready nodes; from here on with the lock ---- */
 
-void fan__task_workers_push(fan_backward *pass, uint32_t at)
+void fan__pass_workers_push(fan_pass *pass, uint32_t at)
 {
-    fan_task_workers *workers = pass->workers;
-    fan_task_device *device = device_of(workers, pass->nodes[at].node);
+    fan_pass_workers *workers = pass->workers;
+    fan_pass_device *device = device_of(workers, pass->nodes[at].node);
     if (device) {
         device->ready++;
         workers->ready_there++;
@@ -199,7 +199,7 @@ void fan__task_workers_push(fan_backward *pass, uint32_t at)
 }
 
 /* group_at: returns a node's group; NULL: none. */
-static fan_task_group *group_at(const fan_task_workers *workers, uint32_t at)
+static fan_pass_group *group_at(const fan_pass_workers *workers, uint32_t at)
 {
     if (!workers->group_of || !workers->group_of[at])
         return NULL;
@@ -208,9 +208,9 @@ static fan_task_group *group_at(const fan_task_workers *workers, uint32_t at)
 
 /* group_enter: marks the node's group as busy.
  * false: another node of the group runs, and this one waits for it. */
-static bool group_enter(fan_backward *pass, uint32_t at)
+static bool group_enter(fan_pass *pass, uint32_t at)
 {
-    fan_task_group *group = group_at(pass->workers, at);
+    fan_pass_group *group = group_at(pass->workers, at);
     if (!group)
         return true;
     if (!group->busy || FAN_FAULT(GROUP_TWICE)) {
@@ -226,9 +226,9 @@ static bool group_enter(fan_backward *pass, uint32_t at)
 }
 
 /* group_leave: makes the next of the group's nodes that wait ready. */
-static void group_leave(fan_backward *pass, uint32_t at)
+static void group_leave(fan_pass *pass, uint32_t at)
 {
-    fan_task_group *group = group_at(pass->workers, at);
+    fan_pass_group *group = group_at(pass->workers, at);
     if (!group)
         return;
     group->busy = false;
@@ -237,12 +237,12 @@ static void group_leave(fan_backward *pass, uint32_t at)
         return;
     group->first = pass->nodes[next].after;
     pass->nodes[next].after = FAN_NOWHERE;
-    fan__task_workers_push(pass, next);
+    fan__pass_workers_push(pass, next);
 }
 
 /* pop: removes and returns the next node of a queue that may run.
  * FAN_NOWHERE: there is none. */
-static uint32_t pop(fan_backward *pass, fan_task_queue *queue, uint32_t *ready)
+static uint32_t pop(fan_pass *pass, fan_pass_queue *queue, uint32_t *ready)
 {
     while (*ready) {
         --*ready;
@@ -250,7 +250,7 @@ static uint32_t pop(fan_backward *pass, fan_task_queue *queue, uint32_t *ready)
             return fan__queue_pop_leaf(queue, pass->nodes);
         uint32_t at = (uint32_t)fan_ready_first(&queue->nodes, 0);
         if (FAN_FAULT(NODE_TAKEN_TWICE)) { /* two steps, with the lock released between them */
-            fan__task_workers_unlock(pass->workers);
+            fan__pass_workers_unlock(pass->workers);
             fan_mutex_lock(&pass->workers->lock);
             if (fan_ready_first(&queue->nodes, at) != at)
                 return at;
@@ -263,12 +263,12 @@ static uint32_t pop(fan_backward *pass, fan_task_queue *queue, uint32_t *ready)
 }
 
 /* take_node: takes a node, of this worker's devices first: they work while the CPU's nodes run. */
-static void take_node(fan_task_worker *worker)
+static void take_node(fan_pass_worker *worker)
 {
-    fan_backward *pass = worker->pass;
-    fan_task_workers *workers = pass->workers;
+    fan_pass *pass = worker->pass;
+    fan_pass_workers *workers = pass->workers;
     for (uint32_t i = 0; i < workers->ndevices && workers->ready_there; i++) {
-        fan_task_device *device = &workers->devices[i];
+        fan_pass_device *device = &workers->devices[i];
         uint32_t before = device->ready;
         if (!device_is_own(workers, device, worker) && !FAN_FAULT(DEVICE_ON_ANY))
             continue;
@@ -283,22 +283,22 @@ static void take_node(fan_task_worker *worker)
 /* ---- wait and wake ---- */
 
 /* wait_for_change: releases the lock while it waits, for up to a twentieth of a second. */
-static fan_status wait_for_change(const fan_backward *pass, fan_error *err)
+static fan_status wait_for_change(const fan_pass *pass, fan_error *err)
 {
-    fan_task_workers *workers = pass->workers;
+    fan_pass_workers *workers = pass->workers;
     void *left = pass->frontend->allow_threads_begin();
     workers->asleep++;
     fan_cond_wait(&workers->changed, &workers->lock);
     workers->asleep--;
-    fan__task_workers_unlock(workers);
+    fan__pass_workers_unlock(workers);
     pass->frontend->allow_threads_end(left);
     fan_status status = pass->frontend->check_signals(err);
-    fan__task_workers_lock(workers);
+    fan__pass_workers_lock(workers);
     return status;
 }
 
 /* find_helper: returns the first helper in this state; NULL: none. */
-static fan_task_helper *find_helper(fan_task_workers *workers, fan_helper_state state)
+static fan_pass_helper *find_helper(fan_pass_workers *workers, fan_helper_state state)
 {
     for (uint32_t i = 0; i < workers->nhelpers; i++) {
         if (workers->helpers[i].state == state)
@@ -308,13 +308,13 @@ static fan_task_helper *find_helper(fan_task_workers *workers, fan_helper_state 
 }
 
 /* idle_helper: returns a helper that has not started and has work to do; NULL: none. */
-static fan_task_helper *idle_helper(fan_task_workers *workers)
+static fan_pass_helper *idle_helper(fan_pass_workers *workers)
 {
     for (uint32_t i = 0; i < workers->ndevices; i++) {
-        const fan_task_device *device = &workers->devices[i];
+        const fan_pass_device *device = &workers->devices[i];
         if (!device->ready || !device->worker)
             continue;
-        fan_task_helper *helper = &workers->helpers[device->worker - 1];
+        fan_pass_helper *helper = &workers->helpers[device->worker - 1];
         if (helper->state == FAN_HELPER_NONE)
             return helper;
     }
@@ -325,12 +325,12 @@ static fan_task_helper *idle_helper(fan_task_workers *workers)
 
 /* wake_others: wakes workers for what this one does not do: it has a node, or none is left for it.
  * true: call start_helpers without the lock. */
-static bool wake_others(const fan_task_worker *worker)
+static bool wake_others(const fan_pass_worker *worker)
 {
-    fan_task_workers *workers = worker->pass->workers;
+    fan_pass_workers *workers = worker->pass->workers;
     bool work = workers->ready && worker->now != FAN_NOWHERE; /* another worker may or must do it */
     for (uint32_t i = 0; i < workers->ndevices && workers->ready_there && !work; i++) {
-        const fan_task_device *device = &workers->devices[i];
+        const fan_pass_device *device = &workers->devices[i];
         work = device->ready && !device_is_own(workers, device, worker);
     }
     if (!work)
@@ -341,22 +341,22 @@ static bool wake_others(const fan_task_worker *worker)
 }
 
 /* start_helpers: starts the helpers for which there is work. Takes the lock. */
-static void start_helpers(fan_task_workers *workers)
+static void start_helpers(fan_pass_workers *workers)
 {
     bool others = true;
     while (others) {
-        fan__task_workers_lock(workers);
-        fan_task_helper *helper = workers->over ? NULL : idle_helper(workers);
+        fan__pass_workers_lock(workers);
+        fan_pass_helper *helper = workers->over ? NULL : idle_helper(workers);
         if (!helper) {
-            fan__task_workers_unlock(workers);
+            fan__pass_workers_unlock(workers);
             return;
         }
         helper->state = FAN_HELPER_STARTS;
         workers->inside++;
-        fan__task_workers_unlock(workers);
+        fan__pass_workers_unlock(workers);
 
         bool started = fan_thread_job_start(&helper->job);
-        fan__task_workers_lock(workers);
+        fan__pass_workers_lock(workers);
         if (helper->state == FAN_HELPER_STARTS)
             helper->state = started ? FAN_HELPER_STARTED : FAN_HELPER_GONE;
         if (!started)
@@ -364,49 +364,49 @@ static void start_helpers(fan_task_workers *workers)
         if (workers->over || !started) /* the caller waits for it, or takes over its device */
             fan_cond_broadcast(&workers->changed);
         others = workers->ready_there != 0;
-        fan__task_workers_unlock(workers);
+        fan__pass_workers_unlock(workers);
     }
 }
 
 /* ---- the next node ---- */
 
 /* progress_due: returns whether a node has run since the last call, and no worker has failed. */
-static bool progress_due(const fan_backward *pass)
+static bool progress_due(const fan_pass *pass)
 {
     if (pass->workers && pass->workers->failed)
         return false;
     return pass->progress_ran != pass->ran + 1;
 }
 
-fan_status fan__task_progress(fan_backward *pass, fan_error *err)
+fan_status fan__pass_progress(fan_pass *pass, fan_error *err)
 {
-    const fan_backward_config *config = &pass->config;
+    const fan_pass_config *config = &pass->config;
     fan_status status = FAN_OK;
-    fan__task_lock(pass);
+    fan__pass_lock(pass);
     if (!pass->progress_busy) {
         pass->progress_busy = true;
         while (status == FAN_OK && progress_due(pass)) {
             uint32_t ran = pass->ran;
             pass->progress_ran = ran + 1;
-            fan__task_unlock(pass);
+            fan__pass_unlock(pass);
             status = config->frontend->progress(config->progress, ran, pass->to_run, err);
-            fan__task_lock(pass);
+            fan__pass_lock(pass);
         }
         pass->progress_busy = false;
     }
-    fan__task_unlock(pass);
+    fan__pass_unlock(pass);
     return status;
 }
 
 /* count_node: counts what the worker's node has done. */
-static void count_node(fan_task_worker *worker)
+static void count_node(fan_pass_worker *worker)
 {
-    fan_backward *pass = worker->pass;
-    const fan_task_node *entry = &pass->nodes[worker->now];
+    fan_pass *pass = worker->pass;
+    const fan_pass_node *entry = &pass->nodes[worker->now];
     for (uint32_t i = 0; worker->delivered && i < entry->nedges; i++) {
         uint32_t to = pass->edges[entry->edges + i].to;
         if (to != FAN_NOWHERE && fan__dependency_done(&pass->nodes[to]))
-            fan__task_workers_push(pass, to);
+            fan__pass_workers_push(pass, to);
     }
     pass->ran += worker->ran;
     worker->delivered = false;
@@ -417,28 +417,28 @@ static void count_node(fan_task_worker *worker)
 
 /* report_progress: calls progress=, with the lock released. First it wakes others for the nodes
  * that this worker cannot begin meanwhile; of a chain there are none. */
-static fan_status report_progress(fan_task_worker *worker, fan_error *err)
+static fan_status report_progress(fan_pass_worker *worker, fan_error *err)
 {
-    fan_task_workers *workers = worker->pass->workers;
+    fan_pass_workers *workers = worker->pass->workers;
     bool others = workers->ready > 1 || workers->ready_there;
     if (workers->ready && workers->asleep)
         others = true;
     others = others && wake_others(worker);
     worker->now = FAN_NOWHERE;
-    fan__task_workers_unlock(workers);
+    fan__pass_workers_unlock(workers);
     if (others)
         start_helpers(workers);
-    fan_status status = fan__task_progress(worker->pass, err);
-    fan__task_workers_lock(workers);
+    fan_status status = fan__pass_progress(worker->pass, err);
+    fan__pass_workers_lock(workers);
     return status;
 }
 
 /* take_or_wait: takes the next node; waits while other workers run nodes that may make one
  * ready. */
-static fan_status take_or_wait(fan_task_worker *worker, fan_error *err)
+static fan_status take_or_wait(fan_pass_worker *worker, fan_error *err)
 {
-    fan_backward *pass = worker->pass;
-    fan_task_workers *workers = pass->workers;
+    fan_pass *pass = worker->pass;
+    fan_pass_workers *workers = pass->workers;
     while (!workers->over) {
         take_node(worker);
         if (worker->now != FAN_NOWHERE) {
@@ -454,9 +454,9 @@ static fan_status take_or_wait(fan_task_worker *worker, fan_error *err)
         } else if (FAN_FAULT(WORKER_LEAVES)) {
             return FAN_OK;
         } else if (wake_others(worker)) { /* its last node made one ready on another's device */
-            fan__task_workers_unlock(workers);
+            fan__pass_workers_unlock(workers);
             start_helpers(workers);
-            fan__task_workers_lock(workers);
+            fan__pass_workers_lock(workers);
         } else {
             FAN_TRY(wait_for_change(pass, err));
         }
@@ -464,13 +464,13 @@ static fan_status take_or_wait(fan_task_worker *worker, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err)
+fan_status fan__pass_workers_next(fan_pass_worker *worker, fan_error *err)
 {
-    const fan_backward *pass = worker->pass;
-    fan_task_workers *workers = pass->workers;
+    const fan_pass *pass = worker->pass;
+    fan_pass_workers *workers = pass->workers;
     fan_status status = pass->frontend->check_signals(err);
     bool start = false;
-    fan__task_workers_lock(workers);
+    fan__pass_workers_lock(workers);
     if (worker->now != FAN_NOWHERE)
         count_node(worker);
     if (status == FAN_OK && pass->config.progress)
@@ -484,7 +484,7 @@ fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err)
                           "the thread that forked, so the pass cannot continue here");
     if (workers->ready || workers->ready_there)
         start = wake_others(worker);
-    fan__task_workers_unlock(workers);
+    fan__pass_workers_unlock(workers);
     if (start)
         start_helpers(workers);
     return status;
@@ -492,63 +492,63 @@ fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err)
 
 /* ---- failed, left, ended ---- */
 
-void fan__task_workers_failed(fan_task_worker *worker, fan_status status, const fan_error *err)
+void fan__pass_workers_failed(fan_pass_worker *worker, fan_status status, const fan_error *err)
 {
-    fan_backward *pass = worker->pass;
-    fan_task_workers *workers = pass->workers;
+    fan_pass *pass = worker->pass;
+    fan_pass_workers *workers = pass->workers;
     const fan_node *node = NULL;
     if (worker->now != FAN_NOWHERE)
         node = pass->nodes[worker->now].node;
-    fan__task_workers_lock(workers);
+    fan__pass_workers_lock(workers);
     workers->over = true;
     workers->failed = true;
     pass->ran += worker->ran;
     uint32_t ran = pass->ran;
     worker->ran = false;
     worker->delivered = false;
-    fan__task_workers_unlock(workers);
+    fan__pass_workers_unlock(workers);
 
     void *error = pass->frontend->error_take(pass, node, ran, status, err);
-    fan__task_workers_lock(workers);
+    fan__pass_workers_lock(workers);
     while (workers->error) {
         void *other = workers->error;
         workers->error = NULL;
-        fan__task_workers_unlock(workers);
+        fan__pass_workers_unlock(workers);
         error = pass->frontend->error_both(other, error);
-        fan__task_workers_lock(workers);
+        fan__pass_workers_lock(workers);
     }
     workers->error = error;
     if (node)
         workers->busy--;
     worker->now = FAN_NOWHERE;
     fan_cond_broadcast(&workers->changed);
-    fan__task_workers_unlock(workers);
+    fan__pass_workers_unlock(workers);
 }
 
-fan_status fan__task_workers_end(fan_backward *pass)
+fan_status fan__pass_workers_end(fan_pass *pass)
 {
-    fan_task_workers *workers = pass->workers;
+    fan_pass_workers *workers = pass->workers;
     fan_error err;
-    fan__task_workers_lock(workers);
+    fan__pass_workers_lock(workers);
     workers->over = true;
     while (workers->inside) {
-        fan_task_helper *helper = find_helper(workers, FAN_HELPER_STARTED);
+        fan_pass_helper *helper = find_helper(workers, FAN_HELPER_STARTED);
         if (helper) { /* its job may not have begun */
             helper->state = FAN_HELPER_GONE;
-            fan__task_workers_unlock(workers);
+            fan__pass_workers_unlock(workers);
             bool cancelled = fan_thread_job_cancel(&helper->job);
-            fan__task_workers_lock(workers);
+            fan__pass_workers_lock(workers);
             workers->inside -= cancelled;
             continue;
         }
         fan_status status = wait_for_change(pass, &err);
         if (status == FAN_OK)
             continue;
-        fan__task_workers_unlock(workers); /* Ctrl-C; the helpers still finish their nodes */
-        fan__task_workers_failed(&pass->caller, status, &err);
-        fan__task_workers_lock(workers);
+        fan__pass_workers_unlock(workers); /* Ctrl-C; the helpers still finish their nodes */
+        fan__pass_workers_failed(&pass->caller, status, &err);
+        fan__pass_workers_lock(workers);
     }
-    fan__task_workers_unlock(workers);
+    fan__pass_workers_unlock(workers);
     void *error = workers->error;
     workers->error = NULL;
     if (!error)

@@ -25,7 +25,7 @@
 
 #include "base/workers.h"
 #include "engine/leaf.h"
-#include "engine/task.h"
+#include "engine/pass.h"
 
 typedef enum fan_helper_state {
     FAN_HELPER_NONE,
@@ -34,35 +34,35 @@ typedef enum fan_helper_state {
     FAN_HELPER_GONE
 } fan_helper_state;
 
-typedef struct fan_task_helper {
-    fan_task_worker worker;
+typedef struct fan_pass_helper {
+    fan_pass_worker worker;
     fan_thread_job job;
     void *around; /* the frontend's (worker_new) */
     fan_helper_state state;
-} fan_task_helper;
+} fan_pass_helper;
 
 /* Nodes of which one runs at a time. */
-typedef struct fan_task_group {
+typedef struct fan_pass_group {
     bool busy;
     uint32_t first, last; /* a list of its ready nodes that wait; FAN_NOWHERE: none */
-} fan_task_group;
+} fan_pass_group;
 
 /* A device of the pass. One worker runs all its nodes, so its streams get their work in one order
  * (E3). */
-typedef struct fan_task_device {
+typedef struct fan_pass_device {
     const fan_device *device;
     uint32_t worker; /* its number; the caller takes over once that helper has gone */
     uint32_t ready;
-    fan_task_queue queue;
-} fan_task_device;
+    fan_pass_queue queue;
+} fan_pass_device;
 
-typedef struct fan_task_workers {
+typedef struct fan_pass_workers {
     fan_mutex lock;
     fan_cond changed;     /* a node is ready, the pass is over, a helper has left */
     uint32_t ready;       /* leaves and nodes in the pass's queue */
     uint32_t ready_there; /* .. in those of devices */
     uint32_t ndevices;
-    fan_task_device *devices;
+    fan_pass_device *devices;
     uint32_t busy;             /* workers that have a node */
     uint32_t asleep;           /* .. that wait for one */
     uint32_t inside;           /* helpers that have started and not left */
@@ -72,53 +72,53 @@ typedef struct fan_task_workers {
     bool failed;
     void *error;        /* the frontend's; NULL: none, or the caller's thread has it */
     uint32_t *group_of; /* of each node: 1 + its group; 0: none. NULL: there are no groups */
-    fan_task_group *groups;
+    fan_pass_group *groups;
     fan_leaf_caller caller;
     uint32_t nhelpers;
-    fan_task_helper helpers[];
-} fan_task_workers;
+    fan_pass_helper helpers[];
+} fan_pass_workers;
 
-/* fan__task_workers_begin: makes the workers of a collected pass; `work`: what a helper's thread
- * calls, with its fan_task_helper. */
-fan_status fan__task_workers_begin(fan_backward *pass, void (*work)(void *helper), fan_error *err);
-/* fan__task_workers_free: frees them, after all helpers have ended. */
-void fan__task_workers_free(fan_backward *pass);
+/* fan__pass_workers_begin: makes the workers of a collected pass; `work`: what a helper's thread
+ * calls, with its fan_pass_helper. */
+fan_status fan__pass_workers_begin(fan_pass *pass, void (*work)(void *helper), fan_error *err);
+/* fan__pass_workers_free: frees them, after all helpers have ended. */
+void fan__pass_workers_free(fan_pass *pass);
 
-/* fan__task_workers_lock: in a forked child, where the other threads are missing, it ends the
+/* fan__pass_workers_lock: in a forked child, where the other threads are missing, it ends the
  * pass. */
-void fan__task_workers_lock(fan_task_workers *workers);
+void fan__pass_workers_lock(fan_pass_workers *workers);
 
-static inline void fan__task_workers_unlock(fan_task_workers *workers)
+static inline void fan__pass_workers_unlock(fan_pass_workers *workers)
 {
     fan_mutex_unlock(&workers->lock);
 }
 
-static inline void fan__task_lock(const fan_backward *pass)
+static inline void fan__pass_lock(const fan_pass *pass)
 {
     if (pass->workers)
-        fan__task_workers_lock(pass->workers);
+        fan__pass_workers_lock(pass->workers);
 }
 
-static inline void fan__task_unlock(const fan_backward *pass)
+static inline void fan__pass_unlock(const fan_pass *pass)
 {
     if (pass->workers)
-        fan__task_workers_unlock(pass->workers);
+        fan__pass_workers_unlock(pass->workers);
 }
 
-/* fan__task_workers_push: with the lock: puts a ready node into the queue of its device (E3), or
+/* fan__pass_workers_push: with the lock: puts a ready node into the queue of its device (E3), or
  * into the pass's. */
-void fan__task_workers_push(fan_backward *pass, uint32_t at);
-/* fan__task_progress: calls progress=, on one thread at a time, which also reports nodes that
+void fan__pass_workers_push(fan_pass *pass, uint32_t at);
+/* fan__pass_progress: calls progress=, on one thread at a time, which also reports nodes that
  * others ran meanwhile. */
-fan_status fan__task_progress(fan_backward *pass, fan_error *err);
-/* fan__task_workers_next: counts what the worker's node has done, and takes the next one; waits
+fan_status fan__pass_progress(fan_pass *pass, fan_error *err);
+/* fan__pass_workers_next: counts what the worker's node has done, and takes the next one; waits
  * while other workers may make one ready.
  * worker->now FAN_NOWHERE: none is left. */
-fan_status fan__task_workers_next(fan_task_worker *worker, fan_error *err);
-/* fan__task_workers_failed: ends a worker with an error; the first one is the pass's. */
-void fan__task_workers_failed(fan_task_worker *worker, fan_status status, const fan_error *err);
-/* fan__task_workers_end: waits, on the caller's thread, for all helpers.
+fan_status fan__pass_workers_next(fan_pass_worker *worker, fan_error *err);
+/* fan__pass_workers_failed: ends a worker with an error; the first one is the pass's. */
+void fan__pass_workers_failed(fan_pass_worker *worker, fan_status status, const fan_error *err);
+/* fan__pass_workers_end: waits, on the caller's thread, for all helpers.
  * FAN_ERR_EXTERN: the frontend has the error. */
-fan_status fan__task_workers_end(fan_backward *pass);
+fan_status fan__pass_workers_end(fan_pass *pass);
 
 #endif

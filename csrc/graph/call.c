@@ -85,7 +85,9 @@ fan_tree_plan fan_tree_decide(const fan_tree_call *call)
     static const uint32_t warm_up[] = {FAN_T(9), FAN_T(10), FAN_T(9), FAN_T(8)};
     fan_tree_plan plan = {0};
     fan_tree_path path = path_begin(call, &plan);
-    const fan_tree_place *place = path == FAN_TREE_NONE ? &call->root : &call->here;
+    const fan_tree_place *place = &call->here;
+    if (path == FAN_TREE_NONE)
+        place = &call->root;
     plan.why = place->fit;
     if (decide_eager(place, &plan))
         return plan;

@@ -119,8 +119,12 @@ fan_status fan_tree_function_new(fan_tree *tree, const char *name,
                                  const fan_tree_function_options *options, fan_tree_function **out,
                                  fan_error *err)
 {
-    size_t listed = options->nkeep == SIZE_MAX ? 0 : options->nkeep;
-    size_t given = options->nroles ? options->nroles : 1;
+    size_t listed = options->nkeep;
+    if (options->nkeep == SIZE_MAX)
+        listed = 0;
+    size_t given = 1;
+    if (options->nroles)
+        given = options->nroles;
     size_t name_bytes = strlen(name) + 1;
     size_t sizes = options->nonly * sizeof *options->only;
     fan_tree_function *function =
@@ -206,7 +210,9 @@ void fan_tree_function_get_stats(fan_tree_function *function, fan_tree_function_
 /* listed_nodes: the recordings; none if a fork left their list incomplete. */
 static const fan_tree_node *listed_nodes(const fan_tree *tree)
 {
-    return tree->fork_invalid ? NULL : tree->nodes;
+    if (tree->fork_invalid)
+        return NULL;
+    return tree->nodes;
 }
 
 /* alive_bytes: the memory of the path's outputs that are alive, as the block table counts it. */
@@ -224,7 +230,9 @@ void fan_tree_get_stats(fan_tree *tree, fan_tree_stats *out)
 {
     bool locked = fan__tree_lock(tree);
     *out = tree->stats;
-    out->bytes = tree->arena ? tree->pool.bytes : 0;
+    out->bytes = 0;
+    if (tree->arena)
+        out->bytes = tree->pool.bytes;
     /* a replay does not update the block table */
     bool replayed = tree->path == FAN_TREE_EXECUTION && !tree->fork_invalid;
     out->in_use = replayed ? alive_bytes(tree) : fan_graph_pool_in_use(&tree->pool);

@@ -104,13 +104,17 @@ fan_tree_block *fan__tree_block_of(const fan_tree *tree, const fan_array *array)
     if (!storage || !fan_flat_within(storage->data, 1, tree->arena->data, tree->pool.bytes))
         return NULL;
     const fan_tree_lease *lease = fan_memory_wrapped(array->storage, lease_release);
-    return lease && lease->tree == tree ? lease->block : NULL;
+    if (lease && lease->tree == tree)
+        return lease->block;
+    return NULL;
 }
 
 fan_storage *fan_tree_memory_under(const fan_array *array)
 {
     const fan_tree_lease *lease = fan_memory_wrapped(array->storage, lease_release);
-    return lease ? lease->arena : NULL;
+    if (lease)
+        return lease->arena;
+    return NULL;
 }
 
 /* ---- signatures, functions, nodes ---- */
@@ -150,7 +154,9 @@ fan_tree_block *fan__tree_next(fan_tree_at *at)
 {
     while (at->node && at->i == at->node->nblocks)
         *at = (fan_tree_at){.node = at->node->parent};
-    return at->node ? at->node->blocks[at->i++] : NULL;
+    if (at->node)
+        return at->node->blocks[at->i++];
+    return NULL;
 }
 
 bool fan__tree_on_path(const fan_tree *tree, const fan_tree_node *node)

@@ -74,7 +74,9 @@ uint64_t fan_graph_pool_find(const fan_graph_pool *pool, uint64_t offset)
     const fan_graph_ranges *taken = &pool->taken;
     size_t i = first_from(taken, offset);
     bool found = i < taken->n && taken->at[i].lo <= offset;
-    return found ? taken->at[i].lo : FAN_GRAPH_NOWHERE;
+    if (found)
+        return taken->at[i].lo;
+    return FAN_GRAPH_NOWHERE;
 }
 
 uint64_t fan_graph_pool_in_use(const fan_graph_pool *pool)

@@ -56,7 +56,9 @@ static fan_status block_new(fan_tree_run *run, fan_stream *owner, size_t bytes,
     fan_tree_block *block = fan_calloc(sizeof *block);
     if (!block)
         return fan__tree_no_memory(err);
-    block->bytes = bytes ? bytes : 1;
+    block->bytes = 1;
+    if (bytes)
+        block->bytes = bytes;
     block->listed = true;
     fan_status status = fan_graph_pool_alloc(&tree->pool, block->bytes, &block->offset, err);
     if (status == FAN_OK) {
@@ -532,7 +534,9 @@ static bool staged_strides(const fan_array *a, int64_t *strides)
     for (int i = a->ndim - 1; i >= 0; i--) {
         int k = order[i];
         int64_t step = llabs(a->strides[k]);
-        strides[k] = step ? span : 0;
+        strides[k] = 0;
+        if (step)
+            strides[k] = span;
         if (a->shape[k] < 2)
             continue;
         own |= step && (step < span || step % item);

@@ -158,7 +158,9 @@ static fan_status view_once(const fan_array *a, const fan_array *like, fan_array
     int64_t step = 1;
     int64_t count = 1;
     for (int k = 0; k < like->ndim; k++) {
-        shape[k] = like->strides[k] ? like->shape[k] : 1;
+        shape[k] = 1;
+        if (like->strides[k])
+            shape[k] = like->shape[k];
         count *= shape[k];
     }
     fan_array_reach(like, &lo, &hi);
@@ -224,7 +226,9 @@ static fan_status stage(const fan_tree_run *run, fan_tree_node *node, fan_error 
     }
     for (size_t i = 0; i < count; i += FAN_STAGE_MANY) {
         size_t left = count - i;
-        size_t n = left < FAN_STAGE_MANY ? left : FAN_STAGE_MANY;
+        size_t n = FAN_STAGE_MANY;
+        if (left < FAN_STAGE_MANY)
+            n = left;
         FAN_TRY(stage_batch(run->tree, node->copies + i, n, err));
     }
     return FAN_OK;

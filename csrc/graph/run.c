@@ -83,7 +83,9 @@ static fan_status signature_words(fan_tree *tree, const fan_tree_args *args, siz
     size_t n = 0;
     for (size_t i = 0; i < args->n; i++) {
         const fan_array *a = args->in[i];
-        int ndim = a ? a->ndim : 0;
+        int ndim = 0;
+        if (a)
+            ndim = a->ndim;
         if (fan_grow((void **)&tree->words, &tree->words_cap, n + 2 + 2 * (size_t)ndim,
                      sizeof *tree->words))
             return fan__tree_no_memory(err);
@@ -172,7 +174,9 @@ static fan_tree_placement placement_of(const fan_tree_run *run, size_t i, const 
         return FAN_PLACE_COPY;
     if (ours)
         return FAN_PLACE_POOL;
-    return role == FAN_TREE_STATIC ? FAN_PLACE_STATIC : FAN_PLACE_COPY;
+    if (role == FAN_TREE_STATIC)
+        return FAN_PLACE_STATIC;
+    return FAN_PLACE_COPY;
 }
 
 /* place_operands: the placement and address of each operand. A replay writes without a check, so an
@@ -315,7 +319,9 @@ static void decide(fan_tree_run *run)
                           .here = here.facts,
                           .root = root.facts};
     run->plan = fan_tree_decide(&call);
-    run->found = run->plan.end_path ? root : here;
+    run->found = here;
+    if (run->plan.end_path)
+        run->found = root;
     signature->known = true;
     signature->warned_writes |= run->plan.warn_writes;
 }

@@ -156,7 +156,9 @@ static fan_status differ(verify_state *v, const fan_array *is, const fan_array *
 
 static const char *kind_of(const fan_array *output)
 {
-    return output ? "an array" : "None";
+    if (output)
+        return "an array";
+    return "None";
 }
 
 /* compare: writes into v->why the first array that differs. */

@@ -326,3 +326,53 @@ def test_of_a_sum_that_is_copied_into_an_out_which_another_slot_still_reads(
     assert [list(x) for x in sums] == [[total] * 3, [0.0] * 3, [6.0] * 3]
     known = [buf.stats(slot) for slot in range(3)]
     assert [s and (s.count, s.sumsq, s.absmax) for s in known] == [(3, 3 * x * x, x) for x in (total, 0.0, 6.0)]
+
+
+def given_twice(numbers: list[float], dtype: str, format: str) -> fanin.Sparse:
+    """A sparse gradient with all numbers at one place of three, and a 7 at another."""
+    values = np.array([*numbers, 7], dtype)
+    at = np.array([*(0 for _ in numbers), 2])
+    if format == "coo":
+        return fanin.Sparse("coo", (at[None], values), (3,))
+    return fanin.Sparse("csr", (np.array([0, len(at)]), at, values), (1, 3))
+
+
+@pytest.mark.rule("A11", "A14")
+@pytest.mark.parametrize("format", ["coo", "csr"])
+@pytest.mark.parametrize(
+    ("numbers", "dtype", "number"),
+    [
+        ([1, 2.0**60, -(2.0**60)], "float64", 1.0),
+        ([2.0**60, 1, 1, -(2.0**60)], "float64", 2.0),
+        ([1, 2.0**30, -(2.0**30)], "float32", 1.0),
+        ([1, 2.0**60, -(2.0**60)], "complex128", 1.0),
+        ([1.5e308, 1.5e308, -1.5e308], "float64", 1.5e308),
+    ],
+)
+def test_of_one_sparse_gradient_in_an_exact_slot_they_are_those_of_the_exact_sum(
+    format: str, numbers: list[float], dtype: str, number: float
+) -> None:
+    """A take hands it through with its entries as they are; its left fold would round, or overflow."""
+    absmax = float(np.abs(np.dtype(dtype).type(number)))
+    for take in ({}, {"writable": True}, {"scale": 1}):
+        for budget in (0, None):
+            buf = fanin.InputBuffer([fanin.Slot(accumulate="exact")], budget=budget, stats=True)
+            buf.add(0, None, key=0)
+            buf.add(0, given_twice(numbers, dtype, format), key=1)
+            buf.take(**take)
+            stats = buf.stats(0)
+            assert (stats.count, stats.absmax) == (2, max(absmax, 7)), (take, budget)
+            assert (stats.nonfinite, stats.first_bad_key) == (0, None)
+            assert stats.norm == pytest.approx(math.hypot(absmax, 7), rel=1e-15)
+
+
+@pytest.mark.rule("A11")
+def test_one_sparse_gradient_whose_exact_sum_overflows_is_named() -> None:
+    """Half of the last place of the largest number, in two parts: each is lost in a left fold."""
+    largest = float(np.finfo("float32").max)
+    buf = fanin.InputBuffer([fanin.Slot(accumulate="exact"), fanin.Slot()], stats=True)
+    for slot in (0, 1):
+        buf.add(slot, given_twice([largest, 2.0**102, 2.0**102], "float32", "coo"), key=5)
+    buf.take()
+    assert (buf.stats(0).nonfinite, buf.stats(0).first_bad_key) == (1, 5)
+    assert (buf.stats(1).nonfinite, buf.stats(1).first_bad_key) == (0, None)

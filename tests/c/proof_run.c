@@ -561,7 +561,7 @@ bool run_end_of_pass(run *r)
     fan_value y =
         fan_value_dense(fan_array_hold(r->y), r->w->device[r->c->sum_to_caller ? c->d : t / c->S]);
     fan_stream *ran[1] = {r->w->stream[t]};
-    bool fine = good(r, fan_pass_end(r->w->stream[e], ran, 1, &y, 1, &err), &err);
+    bool fine = good(r, fan_stream_join(r->w->stream[e], ran, 1, &y, 1, &err), &err);
     r->z = NULL;
     if (fine)
         r->z = array(r, e / c->S, e);

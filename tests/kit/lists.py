@@ -392,6 +392,21 @@ class Drawing:
             family = "fanin"
         return Term("sparse", dtype, shape, self.numbers(dtype, math.prod(base)), format, base, index, family)
 
+    def twice(self) -> Term:
+        """A sparse one of floats with a place or two, of whose numbers the last is mostly minus the first: summed one
+        after the other, what is between them is rounded.
+        """
+        draw, shape = self.draw, self.shape
+        dtype = draw.choice([d for d in self.dtypes if d in FLOAT_NAMES] or ["float64"])
+        count = draw.choice([3, 4, 6]) if 0 not in shape else 0
+        places = [tuple(draw.randrange(n) for n in shape) for _ in range(draw.choice([1, 1, 2])) if count]
+        index = tuple(draw.choice(places) for _ in range(count))
+        stored = few(draw, dtype, len(index))
+        if stored and draw.random() < 0.8:
+            stored = (*stored[:-1], -stored[0])
+        format = draw.choice(["coo", "csr", "csc"]) if len(shape) == 2 else "coo"
+        return Term("sparse", dtype, shape, stored, format, (count,), index, "fanin")
+
     def partial(self) -> Term:
         draw, shape, dtype = self.draw, self.outer(), self.draw.choice(self.dtypes)
         at = an_index(draw, shape)
@@ -516,6 +531,11 @@ def case(draw: random.Random, families: tuple[str, ...] = ("numpy",), flavours: 
             terms.append(Term("again", index=((draw.choice(earlier),),)))
         else:
             terms.append(drawing.none() if draw.random() < 0.08 else getattr(drawing, draw.choice(kinds))())
+    if flavour == "sparse" and draw.random() < 0.1:  # one alone, which is handed through, and measured as its sum is
+        terms = [drawing.twice()]
+        scale = drawing.wanted.scale
+        real = None if isinstance(scale, complex) else scale
+        drawing.wanted = replace(drawing.wanted, accumulate="exact", stats=True, scale=real)
     if drawing.wanted.weights:
         terms = [replace(x, weight=weight(draw, x, flavour)) for x in terms]
     return Case(tuple(terms), drawing.wanted, flavour)

@@ -83,6 +83,7 @@ def expected(
     divisor = divisor_of(len(terms), weights) if mean else None
     anew = writable or scale is not None or out is not None or (mean and total.form != "zero")
     same = None if anew else place_of(total.result(), terms)
+    exact = slot.accumulate == "exact" and total.form != "object" and kind(total.dtype) in "fc"
     if total.form == "object":
         return Expected(total.result(divisor=divisor), place_of(total.value, terms) if divisor is None else None)
     dtype = total.dtype if out is None else out.dtype
@@ -94,18 +95,17 @@ def expected(
     total.check(scale)
     value = total.finished(scale, out, divisor)
     one = len(total.main) == 1 and scale is None and out is None and not mean and not total.main[0].weighty
-    if slot.accumulate == "exact" and kind(total.dtype) in "fc" and total.form != "zero" and not one:
+    if exact and total.form != "zero" and not one:
         value = exactly(total, scale, out, divisor)
     if isinstance(value, Entries):
         first = total.main[0]
-        exact = slot.accumulate == "exact" and kind(total.dtype) in "fc"
         merged = entries_in(exactly(total, scale, None)) if exact else merged_of(total, scale, dtype, divisor)
         alone = len(total.main) == 1 and scale is None and not mean  # a product has the entries of its term
         plain = value if one or alone else value.coalesced()
         sparse = terms[same] if same is not None else plain.like(first.source, first.shape)
-        figures = figures_of(merged.values, total, terms, (value.values.size,))
+        figures = figures_of(merged.values, total, terms, (value.values.size,), exact)
         return Expected(sparse, same, dtype, figures, merged=merged.like(first.source, first.shape))
-    figures = figures_of(array_in(value), total, terms)
+    figures = figures_of(array_in(value), total, terms, exact=exact)
     if isinstance(total.value, Entries):
         entries = running(total)
         figures = replace(figures, count=(*figures.count, entries.values.size, entries.coalesced().values.size))
@@ -339,7 +339,9 @@ def weighted_total(numbers: Sequence[float], by: Sequence[float]) -> Fraction:
 # ---------------------------------------------------------------- 3. Statistics
 
 
-def figures_of(value: Array, total: Sum, terms: Sequence[Any], stored: tuple[int, ...] = ()) -> Figures:
+def figures_of(
+    value: Array, total: Sum, terms: Sequence[Any], stored: tuple[int, ...] = (), exact: bool = False
+) -> Figures:
     """Of the elements of a sum as it was rounded; of a sparse one those of its merged entries."""
     dense = np.asarray(value)
     size = np.abs(dense.astype(np.complex128 if dense.dtype.kind == "c" else np.float64)).reshape(-1)
@@ -349,8 +351,18 @@ def figures_of(value: Array, total: Sum, terms: Sequence[Any], stored: tuple[int
         squares = math.fsum(x * x for x in map(float, finite)) if absmax < 1e150 else math.inf
     norm = math.hypot(*map(float, finite))
     one = len(total.main) == 1  # which is measured as the sum is
-    bad = next((g.source for g in total.main if not_finite(g, one)), None) if nonfinite else None
+    if one and exact and isinstance(total.main[0].value, Entries):
+        found = total.main if not_finite_exactly(total) else ()
+    else:
+        found = tuple(g for g in total.main if not_finite(g, one))
+    bad = found[0].source if found and nonfinite else None
     return Figures((dense.size, *stored), squares, absmax, nonfinite, norm, place_of(bad, terms))
+
+
+def not_finite_exactly(total: Sum) -> bool:
+    """Whether the only contribution to an exact sum, a sparse one, has an inf or a NaN among its elements."""
+    elements = entries_in(exactly(replace(total, terms=total.main), None, None)).values
+    return not np.isfinite(elements.astype(np.complex128)).all()
 
 
 def not_finite(g: Gradient, merged: bool) -> bool:

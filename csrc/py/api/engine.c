@@ -53,12 +53,12 @@ static fan_status pass_options(const fanin_pass_options *given, fanin_pass_optio
 }
 
 /* pass_begin: NULL with an exception. */
-static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_t n,
-                                const fanin_pass_options *given, size_t *nwanted)
+static fan_pass *pass_begin(const char *call, const fanin_root *roots, size_t n,
+                            const fanin_pass_options *given, size_t *nwanted)
 {
     PyObject *a[FAN_PASS_ARGS];
     fanin_pass_options o;
-    fan_backward *pass = NULL;
+    fan_pass *pass = NULL;
     if (FAN_CHECK(pass_options(given, &o, &err)) < 0)
         return NULL;
     for (int i = 0; i < FAN_PASS_ARGS; i++)
@@ -80,7 +80,7 @@ static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_
     a[FAN_PASS_INPUTS] = inputs_of(&o);
     a[FAN_PASS_WORKERS] = PyLong_FromUnsignedLong(o.workers);
     if (a[FAN_PASS_INPUTS] && a[FAN_PASS_WORKERS])
-        pass = fan_task_begin_args(call, a, nwanted);
+        pass = fan_py_pass_begin(call, a, nwanted);
     Py_DECREF(a[FAN_PASS_ROOTS]);
     Py_XDECREF(a[FAN_PASS_INPUTS]);
     Py_XDECREF(a[FAN_PASS_WORKERS]);
@@ -90,11 +90,11 @@ static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_
 int fan_api_backward(const fanin_root *roots, size_t n, const fanin_pass_options *options)
 {
     size_t nwanted;
-    fan_backward *pass = pass_begin("backward", roots, n, options, &nwanted);
+    fan_pass *pass = pass_begin("backward", roots, n, options, &nwanted);
     if (!pass)
         return -1;
-    int bad = fan_task_run(pass);
-    fan_task_end(pass);
+    int bad = fan_py_pass_run(pass);
+    fan_py_pass_end(pass);
     return bad;
 }
 
@@ -124,19 +124,19 @@ int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *op
         for (size_t i = 0; i < options->ninputs; i++)
             fan_c_show(NULL, &out[i]);
     }
-    fan_backward *pass = pass_begin("grad", roots, n, options, &nwanted);
+    fan_pass *pass = pass_begin("grad", roots, n, options, &nwanted);
     if (!pass)
         return -1;
-    int bad = fan_task_run(pass);
+    int bad = fan_py_pass_run(pass);
     for (; !bad && made < nwanted; made++)
-        bad = result_of(fan_backward_result(pass, made), &out[made]);
+        bad = result_of(fan_pass_result(pass, made), &out[made]);
     for (size_t i = 0; bad && i < made; i++) {
         if (out[i].array) {
             fan_array_drop(fan_c_array(&out[i]));
             fan_c_show(NULL, &out[i]);
         }
     }
-    fan_task_end(pass);
+    fan_py_pass_end(pass);
     return bad;
 }
 

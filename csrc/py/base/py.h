@@ -390,7 +390,7 @@ int64_t fan_call_site_level(int64_t level);
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec,
     fan_machine_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_graph_tree_spec,
     fan_graph_function_spec, fan_graph_step_spec, fan_graph_pipeline_spec, fan_function_spec,
-    fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec, fan_block_spec;
+    fan_node_spec, fan_leaf_spec, fan_pass_walk_spec, fan_event_count_spec, fan_block_spec;
 /* fan_block_begin: calls __enter__ of a Block. A new reference; NULL: it failed, and the end of the
  * block has run. */
 PyObject *fan_block_begin(PyObject *block);

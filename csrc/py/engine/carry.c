@@ -161,7 +161,7 @@ static fan_status place(void *gradient, fan_value *value, fan_stream **current, 
 
 /* buffer_new: with a stream, but for the one slot of a node that takes what lies on the CPU (A12):
  * that buffer can serve again. */
-static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fan_stream *consumer,
+static fan_status buffer_new(const fan_pass_config *c, const fan_node *n, fan_stream *consumer,
                              void *gradient, void **buffer, fan_error *err)
 {
     fan_buffer_config config = {.stream = consumer,
@@ -325,7 +325,7 @@ static int warn_undefined(const fan_node *n, PyObject *fn, void *const *gradient
     if (!ngradients || !atomic_load_explicit(&fan_debug_on, memory_order_relaxed))
         return 0;
     for (uint32_t i = 0; i < ngradients; i++) {
-        if (gradients[i] || !fan_backward_needs(n, i))
+        if (gradients[i] || !fan_pass_needs(n, i))
             return 0;
     }
     PyObject *none =
@@ -489,8 +489,8 @@ static void fetch(const fan_node *const ahead[3])
         __builtin_prefetch(((const function_object *)fn)->ctx);
 }
 
-static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void **sum,
-                             void *node_hooks, fan_error *err)
+static fan_status accumulate(const fan_pass_config *c, fan_node *leaf, void **sum, void *node_hooks,
+                             fan_error *err)
 {
     leaf_object *self = (leaf_object *)fan_node_object(leaf);
     if (self->divert && c->weight.on && !c->reduced) {
@@ -647,19 +647,19 @@ static void error_put(void *error)
 }
 
 /* pick: the user's schedule, of the tuple of nodes that are ready. */
-static fan_status pick(void *schedule, const fan_backward *pass, size_t *place, fan_error *err)
+static fan_status pick(void *schedule, const fan_pass *pass, size_t *place, fan_error *err)
 {
     PyObject *list = PyList_New(0);
     PyObject *one = NULL;
     size_t at = 0;
     bool found = false;
-    for (const fan_node *n; list && (n = fan_backward_ready(pass, &at)); at++)
+    for (const fan_node *n; list && (n = fan_pass_ready(pass, &at)); at++)
         fan_list_add(&list, Py_NewRef((PyObject *)fan_node_object(n)));
     PyObject *ready = fan_tuple_of(list);
     if (ready)
         one = PyObject_CallOneArg((PyObject *)schedule, ready);
     at = 0;
-    for (const fan_node *n; one && !found && (n = fan_backward_ready(pass, &at)); at++) {
+    for (const fan_node *n; one && !found && (n = fan_pass_ready(pass, &at)); at++) {
         found = (PyObject *)fan_node_object(n) == one;
         *place = at;
     }

@@ -80,10 +80,10 @@ static void text_append(void *to, const char *text)
     Py_XDECREF(piece);
 }
 
-PyObject *fan_explain_pass(const fan_backward *pass, const fan_node *only)
+PyObject *fan_explain_pass(const fan_pass *pass, const fan_node *only)
 {
     PyObject *text = PyUnicode_FromString("");
-    fan_backward_explain(pass, only, &(fan_text){text_append, &text});
+    fan_pass_explain(pass, only, &(fan_text){text_append, &text});
     return text;
 }
 
@@ -174,7 +174,7 @@ static void notes_fold(PyObject *notes, PyObject *stamps)
 /* add_note: A note of this pass; takes the reference to a str; NULL or "": none. Forgets notes of
  * earlier passes, skips a note that exists, and limits their number: endless nested passes would
  * add a thousand. */
-static void add_note(const fan_backward *pass, PyObject *e, PyObject *note)
+static void add_note(const fan_pass *pass, PyObject *e, PyObject *note)
 {
     PyErr_Clear(); /* only the error itself counts, here and below */
     if (!note || !e || !PyUnicode_GET_LENGTH(note)) {
@@ -186,7 +186,7 @@ static void add_note(const fan_backward *pass, PyObject *e, PyObject *note)
     PyObject *stamps = note_stamps(e);
     bool list = notes && PyList_Check(notes);
     if (list && stamps)
-        notes_forget(notes, stamps, fan_backward_id(pass));
+        notes_forget(notes, stamps, fan_pass_id(pass));
     bool exists = list && PySequence_Contains(notes, note) == 1;
     PyErr_Clear();
     if (!exists && list && PyList_GET_SIZE(notes) >= MOST_NOTES) {
@@ -222,14 +222,14 @@ static PyObject *note_of_node(const fan_node *n, uint32_t ran, uint32_t all)
                                 call_site, ran, all);
 }
 
-void *fan_error_take(const fan_backward *pass, const fan_node *n, uint32_t ran, fan_status status,
+void *fan_error_take(const fan_pass *pass, const fan_node *n, uint32_t ran, fan_status status,
                      const fan_error *err)
 {
     uint32_t ran_now, all;
-    (void)fan_backward_at(pass, &ran_now, &all);
+    (void)fan_pass_at(pass, &ran_now, &all);
     fan_raise(status, err);
     PyObject *e = fan_exception_take();
-    const char *where = fan_backward_seeded(pass) ? "between nodes" : "in the roots";
+    const char *where = fan_pass_seeded(pass) ? "between nodes" : "in the roots";
     PyObject *note;
     if (n)
         note = note_of_node(n, ran, all);
@@ -239,17 +239,17 @@ void *fan_error_take(const fan_backward *pass, const fan_node *n, uint32_t ran, 
     return e;
 }
 
-void fan_task_failed(const fan_backward *pass, fan_status status, const fan_error *err)
+void fan_py_pass_failed(const fan_pass *pass, fan_status status, const fan_error *err)
 {
     uint32_t ran, all;
-    const fan_node *n = fan_backward_at(pass, &ran, &all);
+    const fan_node *n = fan_pass_at(pass, &ran, &all);
     PyObject *e;
-    if (fan_backward_error_has_location(pass))
+    if (fan_pass_error_has_location(pass))
         e = fan_exception_take();
     else
         e = fan_error_take(pass, n, ran, status, err);
     PyObject *lost = PyUnicode_FromString("");
-    fan_backward_lost(pass, &(fan_text){text_append, &lost});
+    fan_pass_lost(pass, &(fan_text){text_append, &lost});
     add_note(pass, e, lost);
     fan_exception_put(e);
 }

@@ -493,7 +493,7 @@ static int update_on_stream(leaf_object *self, fan_stream *own)
     int bad = 0;
     if (self->stale) {
         fan_streams_outer outer;
-        bad = FAN_CHECK(fan_pass_end(own, &reader, 1, NULL, 0, &err));
+        bad = FAN_CHECK(fan_stream_join(own, &reader, 1, NULL, 0, &err));
         fan_streams_enter(self->base.node.streams, &outer);
         if (!bad)
             bad = update_wide(self);
@@ -503,7 +503,7 @@ static int update_on_stream(leaf_object *self, fan_stream *own)
     if (!bad && self->grad)
         bad = fan_import(self->grad, false, true, &v);
     if (!bad) { /* S20: the reader's stream waits for the leaf's */
-        bad = FAN_CHECK(fan_pass_end(reader, &own, 1, &v, self->grad != NULL, &err));
+        bad = FAN_CHECK(fan_stream_join(reader, &own, 1, &v, self->grad != NULL, &err));
         fan_value_release(&v);
     }
     fan_stream_drop(reader);

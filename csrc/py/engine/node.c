@@ -868,7 +868,7 @@ static PyObject *node_needs(PyObject *o, PyObject *which)
     if (i >= (int64_t)n->nedges)
         return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld", fan_node_name(n).text,
                             n->nedges, FAN_PLURAL(n->nedges), (long long)i);
-    return PyBool_FromLong(fan_backward_needs(n, (uint32_t)i));
+    return PyBool_FromLong(fan_pass_needs(n, (uint32_t)i));
 }
 
 /* slot_arg: one of the node's; NULL: its first. */

@@ -241,16 +241,16 @@ fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *fo
                                   fan_error *err);
 fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer,
                                  fan_error *err);
-/* fan_explain_pass: fan_backward_explain as a str; NULL with an exception. */
-PyObject *fan_explain_pass(const fan_backward *pass, const fan_node *only);
+/* fan_explain_pass: fan_pass_explain as a str; NULL with an exception. */
+PyObject *fan_explain_pass(const fan_pass *pass, const fan_node *only);
 /* fan_error_take, fan_error_both, fan_error_orphaned: see fan_engine_frontend. */
-void *fan_error_take(const fan_backward *pass, const fan_node *n, uint32_t ran, fan_status status,
+void *fan_error_take(const fan_pass *pass, const fan_node *n, uint32_t ran, fan_status status,
                      const fan_error *err);
 void *fan_error_both(void *first, void *second);
 void fan_error_orphaned(void *error);
-/* fan_task_failed: raises the error, with notes: where the pass ended, and which gradients are lost
- * (E14). */
-void fan_task_failed(const fan_backward *pass, fan_status status, const fan_error *err);
+/* fan_py_pass_failed: raises the error, with notes: where the pass ended, and which gradients are
+ * lost (E14). */
+void fan_py_pass_failed(const fan_pass *pass, fan_status status, const fan_error *err);
 
 /* ---- carry.c, pass.c ---- */
 
@@ -277,11 +277,11 @@ enum {
     FAN_PASS_ARGS
 };
 
-/* fan_task_begin_args: begins a pass with the arguments of a call; NULL with an exception. */
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *nwanted);
-/* fan_task_run: runs a pass: 0, or -1 with an exception. */
-int fan_task_run(fan_backward *pass);
-/* fan_task_end: ends and frees it (NULL: nothing); a live exception stays. */
-void fan_task_end(fan_backward *pass);
+/* fan_py_pass_begin: begins a pass with the arguments of a call; NULL with an exception. */
+fan_pass *fan_py_pass_begin(const char *call, PyObject *const *a, size_t *nwanted);
+/* fan_py_pass_run: runs a pass: 0, or -1 with an exception. */
+int fan_py_pass_run(fan_pass *pass);
+/* fan_py_pass_end: ends and frees it (NULL: nothing); a live exception stays. */
+void fan_py_pass_end(fan_pass *pass);
 
 #endif

@@ -21,7 +21,7 @@ typedef struct pass_parts {
     bool is_walk;             /* without workers= */
     bool is_order;            /* without gradients: the pass does not run */
     PyObject *one;            /* the function of one=; borrowed; NULL: none */
-    fan_backward_config config;
+    fan_pass_config config;
 } pass_parts;
 
 /* slot_any: a slot that is no small int in range: 0, or -1 with an exception. */
@@ -128,7 +128,7 @@ static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, P
     return 0;
 }
 
-static int function_arg(const fan_backward_config *c, PyObject *o, const char *what, void **out)
+static int function_arg(const fan_pass_config *c, PyObject *o, const char *what, void **out)
 {
     *out = fan_given(o);
     if (!*out || PyCallable_Check(o))
@@ -147,7 +147,7 @@ static bool flag_of(PyObject *given, bool otherwise)
 
 static int pass_read_options(pass_parts *parts, PyObject *const *a)
 {
-    fan_backward_config *c = &parts->config;
+    fan_pass_config *c = &parts->config;
     const fan_state *st = fan_state_get();
     c->create_graph = a[FAN_PASS_CREATE_GRAPH] == Py_True;
     c->detect = flag_of(a[FAN_PASS_DETECT], st->detect);
@@ -162,7 +162,7 @@ static int pass_read_options(pass_parts *parts, PyObject *const *a)
 /* pass_read_weight: of backward alone. A weight of 1 changes nothing. */
 static int pass_read_weight(pass_parts *parts, PyObject *const *a)
 {
-    fan_backward_config *c = &parts->config;
+    fan_pass_config *c = &parts->config;
     if (c->capture || parts->is_walk || !fan_given(a[FAN_PASS_WEIGHT]))
         return 0;
     fan_error_context w = {.buffer = c->call, .slot = -1, .key = -1};
@@ -177,7 +177,7 @@ static int pass_read_weight(pass_parts *parts, PyObject *const *a)
 
 static int pass_read_functions(pass_parts *parts, PyObject *const *a)
 {
-    fan_backward_config *c = &parts->config;
+    fan_pass_config *c = &parts->config;
     void *one = NULL;
     if (function_arg(c, a[FAN_PASS_SCHEDULE], "schedule", &c->schedule) < 0)
         return -1;
@@ -196,7 +196,7 @@ static bool is_count_of_workers(int64_t n)
 
 static int pass_read_workers(pass_parts *parts, PyObject *const *a)
 {
-    fan_backward_config *c = &parts->config;
+    fan_pass_config *c = &parts->config;
     PyObject *workers = NULL;
     int64_t n = 1;
     if (!parts->is_walk)
@@ -258,7 +258,7 @@ static int read_node(const pass_parts *parts, const char *what, size_t index, Py
 
 static int pass_read_inputs(pass_parts *parts)
 {
-    fan_backward_config *c = &parts->config;
+    fan_pass_config *c = &parts->config;
     for (size_t i = 0; i < c->nwanted; i++) {
         fan_wanted *wanted = &c->wanted[i];
         PyObject *item = PyTuple_GET_ITEM(parts->inputs, (Py_ssize_t)i);
@@ -299,7 +299,7 @@ static PyObject *gradient_of_root(const pass_parts *parts, size_t index, PyObjec
 
 static int pass_read_roots(pass_parts *parts)
 {
-    fan_backward_config *c = &parts->config;
+    fan_pass_config *c = &parts->config;
     for (size_t i = 0; i < c->nroots; i++) {
         PyObject *item = PyTuple_GET_ITEM(parts->roots, (Py_ssize_t)i);
         node_object *to;
@@ -317,10 +317,10 @@ static int pass_read_roots(pass_parts *parts)
     return 0;
 }
 
-/* parse: fan_task_begin_args drops what it wrote, also after an error. */
+/* parse: fan_py_pass_begin drops what it wrote, also after an error. */
 static int parse(pass_parts *parts, PyObject *const *a)
 {
-    fan_backward_config *c = &parts->config;
+    fan_pass_config *c = &parts->config;
     if (c->capture && a[FAN_PASS_INPUTS] == Py_None)
         return fan_set_error(PyExc_TypeError, "grad() needs 'inputs'");
     if (pass_read_options(parts, a) < 0 || pass_read_weight(parts, a) < 0)
@@ -353,17 +353,17 @@ static int parse(pass_parts *parts, PyObject *const *a)
     return pass_read_roots(parts);
 }
 
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *nwanted)
+fan_pass *fan_py_pass_begin(const char *call, PyObject *const *a, size_t *nwanted)
 {
     pass_parts parts = {.is_walk = strcmp(call, "walk") == 0,
                         .is_order = strcmp(call, "order") == 0,
                         .config = {.frontend = &fan_python_engine,
                                    .call = call,
                                    .capture = strcmp(call, "grad") == 0}};
-    fan_backward *pass = NULL;
+    fan_pass *pass = NULL;
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     if (parse(&parts, a) == 0) {
-        (void)FAN_CHECK(fan_backward_begin(&parts.config, &pass, &err));
+        (void)FAN_CHECK(fan_pass_begin(&parts.config, &pass, &err));
         *nwanted = parts.config.nwanted;
     }
     for (size_t i = 0; parts.config.roots && i < parts.config.nroots; i++)
@@ -377,25 +377,25 @@ fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, size_t *
 
 /* ---- backward, grad ---- */
 
-int fan_task_run(fan_backward *pass)
+int fan_py_pass_run(fan_pass *pass)
 {
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
-    fan_status status = fan_backward_seed(pass, &err);
+    fan_status status = fan_pass_seed(pass, &err);
     if (status == FAN_OK)
-        status = fan_backward_run(pass, &err);
+        status = fan_pass_run(pass, &err);
     if (status == FAN_OK)
-        status = fan_backward_join(pass, &err);
+        status = fan_pass_join(pass, &err);
     if (status == FAN_OK)
         return 0;
-    fan_task_failed(pass, status, &err);
+    fan_py_pass_failed(pass, status, &err);
     return -1;
 }
 
-void fan_task_end(fan_backward *pass)
+void fan_py_pass_end(fan_pass *pass)
 {
     PyObject *live = fan_exception_take();
-    fan_backward_end(pass);
+    fan_pass_end(pass);
     fan_exception_put(live);
 }
 
@@ -405,12 +405,12 @@ static _Thread_local uint64_t last_pass;
 static int backward_run(PyObject *const *a)
 {
     size_t nwanted;
-    fan_backward *pass = fan_task_begin_args("backward", a, &nwanted);
+    fan_pass *pass = fan_py_pass_begin("backward", a, &nwanted);
     if (!pass)
         return -1;
-    int bad = fan_task_run(pass);
-    last_pass = fan_backward_id(pass);
-    fan_task_end(pass);
+    int bad = fan_py_pass_run(pass);
+    last_pass = fan_pass_id(pass);
+    fan_py_pass_end(pass);
     return bad;
 }
 
@@ -553,14 +553,14 @@ static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
 static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     size_t nwanted;
-    fan_backward *pass = fan_task_begin_args("grad", a, &nwanted);
+    fan_pass *pass = fan_py_pass_begin("grad", a, &nwanted);
     PyObject *sums = NULL;
     if (!pass)
         return NULL;
-    if (fan_task_run(pass) == 0)
+    if (fan_py_pass_run(pass) == 0)
         sums = PyList_New((Py_ssize_t)nwanted);
     for (size_t i = 0; sums && i < nwanted; i++) {
-        void *sum = fan_backward_result(pass, i);
+        void *sum = fan_pass_result(pass, i);
         if (fan_box(&sum) < 0) {
             fan_object_drop(sum);
             Py_CLEAR(sums);
@@ -568,7 +568,7 @@ static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
             PyList_SET_ITEM(sums, (Py_ssize_t)i, fan_take_or_none(sum));
         }
     }
-    fan_task_end(pass);
+    fan_py_pass_end(pass);
     return sums;
 }
 
@@ -576,11 +576,11 @@ static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
 
 /* steps_list: of each step the node, the step that made it ready (-1: the roots), whether its
  * function runs; NULL with an exception. */
-static PyObject *steps_list(const fan_backward_step *steps, uint32_t n)
+static PyObject *steps_list(const fan_pass_step *steps, uint32_t n)
 {
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < n; i++) {
-        const fan_backward_step *step = &steps[i];
+        const fan_pass_step *step = &steps[i];
         long long after = -1;
         if (step->after != UINT32_MAX)
             after = step->after;
@@ -594,19 +594,19 @@ static PyObject *order_steps(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyObject *const args[FAN_PASS_ARGS] = {[FAN_PASS_ROOTS] = a[0], [FAN_PASS_INPUTS] = a[1]};
     size_t nwanted;
-    fan_backward *pass = fan_task_begin_args("order", args, &nwanted);
+    fan_pass *pass = fan_py_pass_begin("order", args, &nwanted);
     if (!pass)
         return NULL;
     uint32_t ran, all;
-    (void)fan_backward_at(pass, &ran, &all);
+    (void)fan_pass_at(pass, &ran, &all);
     PyObject *list = NULL;
-    fan_backward_step *steps = fan_alloc(all * sizeof *steps);
+    fan_pass_step *steps = fan_alloc(all * sizeof *steps);
     if (!steps)
         (void)fan_no_memory();
-    else if (FAN_CHECK(fan_backward_order(pass, steps, &err)) == 0)
+    else if (FAN_CHECK(fan_pass_order(pass, steps, &err)) == 0)
         list = steps_list(steps, all);
     fan_free(steps);
-    fan_task_end(pass);
+    fan_py_pass_end(pass);
     return list;
 }
 

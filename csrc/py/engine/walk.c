@@ -8,8 +8,8 @@
 #include "base/mem.h"
 
 typedef struct walk_object {
-    PyObject_HEAD fan_backward *pass; /* NULL: it has ended */
-    node_object *now;                 /* held: the node that waits for give(); NULL: none */
+    PyObject_HEAD fan_pass *pass; /* NULL: it has ended */
+    node_object *now;             /* held: the node that waits for give(); NULL: none */
     /* .. its sums, a tuple; of a boxed node a list of those that other code holds, too */
     PyObject *sums;
     fan_guards guards; /* .. of sums with other references */
@@ -33,7 +33,7 @@ static void walk_end(walk_object *self)
     self->now = NULL;
     self->sums = NULL;
     self->node_hooks = NULL;
-    fan_backward_end(was.pass);
+    fan_pass_end(was.pass);
     Py_XDECREF((PyObject *)was.now);
     Py_XDECREF(was.sums);
     Py_XDECREF(was.node_hooks);
@@ -61,7 +61,7 @@ static void keep_last(walk_object *self)
 /* walk_failed: ends the pass with an exception; NULL. */
 static PyObject *walk_failed(walk_object *self, fan_status status, const fan_error *err)
 {
-    fan_task_failed(self->pass, status, err);
+    fan_py_pass_failed(self->pass, status, err);
     keep_last(self);
     walk_end(self);
     return NULL;
@@ -70,11 +70,11 @@ static PyObject *walk_failed(walk_object *self, fan_status status, const fan_err
 /* walk_depth_add: one more nested pass on this thread: 0, or -1: the pass has ended. */
 static int walk_depth_add(walk_object *self)
 {
-    if (fan_backward_depth(1))
+    if (fan_pass_depth(1))
         return 0;
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
-    walk_failed(self, fan_backward_too_deep(&err), &err);
+    walk_failed(self, fan_pass_too_deep(&err), &err);
     return -1;
 }
 
@@ -88,8 +88,8 @@ static fan_status sums_now(walk_object *self, fan_error *err)
     fan_streams_outer outer;
     if (!sums)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    fan_backward_enter(self->pass, &outer);
-    fan_status status = fan_backward_sums(self->pass, sums, &node_hooks, err);
+    fan_pass_enter(self->pass, &outer);
+    fan_status status = fan_pass_sums(self->pass, sums, &node_hooks, err);
     if (status == FAN_OK && node_hooks && fan_hooks_pre(self->now, node_hooks, sums) < 0)
         status = fan_from_python(err);
     fan_streams_leave(&outer);
@@ -138,12 +138,12 @@ static PyObject *next_node(walk_object *self)
     fan_status status = FAN_OK;
     fan_node *n = NULL;
     fan_error_clear(&err);
-    if (!fan_backward_seeded(self->pass))
-        status = fan_backward_seed(self->pass, &err);
+    if (!fan_pass_seeded(self->pass))
+        status = fan_pass_seed(self->pass, &err);
     if (status == FAN_OK)
-        status = fan_backward_next(self->pass, &n, &err);
+        status = fan_pass_next(self->pass, &n, &err);
     if (status == FAN_OK && !n) {
-        status = fan_backward_join(self->pass, &err);
+        status = fan_pass_join(self->pass, &err);
         if (status != FAN_OK)
             return walk_failed(self, status, &err);
         walk_end(self);
@@ -152,11 +152,11 @@ static PyObject *next_node(walk_object *self)
     if (status == FAN_OK) {
         self->now = fan_node_object(n);
         Py_INCREF((PyObject *)self->now);
-        fan_backward_walk_runs(self->pass, true);
+        fan_pass_walk_runs(self->pass, true);
         status = sums_now(self, &err);
         if (status == FAN_OK && n->freed_by) /* by a pass inside a hook */
             status = fan_node_freed(n, &err);
-        fan_backward_walk_runs(self->pass, false);
+        fan_pass_walk_runs(self->pass, false);
     }
     if (status != FAN_OK)
         return walk_failed(self, status, &err);
@@ -176,7 +176,7 @@ static PyObject *walk_next(PyObject *o)
     self->busy = true;
     if (walk_depth_add(self) == 0)
         pair = next_node(self);
-    fan_backward_depth(-1);
+    fan_pass_depth(-1);
     self->busy = false;
     if (!pair && PyErr_Occurred())
         fan_iteration_failed("walk", PyExc_StopIteration);
@@ -204,18 +204,18 @@ static int gradients_check(walk_object *self, PyObject *result, void **sums, voi
  * pass has ended. */
 static int gradients_given(walk_object *self, PyObject *result)
 {
-    uint32_t n = fan_backward_edges(self->pass);
+    uint32_t n = fan_pass_edges(self->pass);
     void **gradients = fan_calloc(n * sizeof *gradients);
     void **sums = fan_calloc(self->now->node.inputs * sizeof *sums);
     FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_ERR_NOMEM;
     fan_streams_outer outer;
     fan_error_clear(&err);
-    fan_backward_walk_runs(self->pass, true);
-    fan_backward_enter(self->pass, &outer);
+    fan_pass_walk_runs(self->pass, true);
+    fan_pass_enter(self->pass, &outer);
     if (gradients && sums) {
         if (gradients_check(self, result, sums, gradients, n) == 0) {
-            status = fan_backward_give(self->pass, gradients, self->node_hooks, &err);
+            status = fan_pass_give(self->pass, gradients, self->node_hooks, &err);
         } else {
             status = fan_from_python(&err);
             for (uint32_t i = 0; i < n; i++)
@@ -248,7 +248,7 @@ static PyObject *walk_give(PyObject *o, PyObject *result)
     int bad = walk_depth_add(self);
     if (!bad)
         bad = gradients_given(self, result);
-    fan_backward_depth(-1);
+    fan_pass_depth(-1);
     self->busy = false;
     return fan_none_unless(bad);
 }
@@ -293,7 +293,7 @@ static int walk_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(self->node_hooks);
     if (!self->pass)
         return 0;
-    return fan_backward_visit(self->pass, visit_object, visit_node, &v);
+    return fan_pass_visit(self->pass, visit_object, visit_node, &v);
 }
 
 static int walk_clear(PyObject *o)
@@ -316,14 +316,14 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyTypeObject *type = fan_state_get()->walk_type;
     size_t nwanted;
-    fan_backward *pass = fan_task_begin_args("walk", a, &nwanted);
+    fan_pass *pass = fan_py_pass_begin("walk", a, &nwanted);
     if (!pass)
         return NULL;
     walk_object *self = (walk_object *)type->tp_alloc(type, 0);
     if (self)
         self->pass = pass;
     else
-        fan_backward_end(pass);
+        fan_pass_end(pass);
     return (PyObject *)self;
 }
 
@@ -356,7 +356,7 @@ static PyType_Slot slots[] = {
     {Py_tp_methods, walk_methods},   {0, NULL},
 };
 
-PyType_Spec fan_backward_walk_spec = {
+PyType_Spec fan_pass_walk_spec = {
     .name = "fanin._core.Walk",
     .basicsize = sizeof(walk_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |

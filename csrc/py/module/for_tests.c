@@ -133,7 +133,7 @@ static PyObject *test_pass_end(PyObject *Py_UNUSED(module), PyObject *const *a)
             goto done;
         nvalues++;
     }
-    result = FAN_DONE_UNLOCKED(fan_pass_end(caller, on, n, values, nvalues, &err));
+    result = FAN_DONE_UNLOCKED(fan_stream_join(caller, on, n, values, nvalues, &err));
 done:
     while (n-- > 0)
         fan_stream_drop(on[n]);

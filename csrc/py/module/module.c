@@ -35,7 +35,7 @@
     X(fan_function_spec, function_type, "CFunction")                 \
     X(fan_node_spec, node_type, "Node")                              \
     X(fan_leaf_spec, leaf_type, "Leaf")                              \
-    X(fan_backward_walk_spec, walk_type, "Walk")                     \
+    X(fan_pass_walk_spec, walk_type, "Walk")                         \
     X(fan_event_count_spec, event_count_type, "EventCount")          \
     X(fan_block_spec, block_type, "Block")
 

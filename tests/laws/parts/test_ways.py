@@ -71,6 +71,7 @@ FAULTS = {
     "SCALED_BEFORE_WIDENED": ("host", ("zeros",)),
     "INT_WRAPS": ("host", ("scalars",)),
     "STATS_OF_STORED": ("host", ("sparse",)),
+    "STATS_OF_LEFT_FOLD": ("host", ("sparse",)),
     "SUM_LEFT_LOOSE": ("host", ("sparse",)),
     "KIND_OF_LAST": ("host", ("sparse", "scalars")),
     "AXES_FORGOTTEN": ("host", ("dense",)),

@@ -21,7 +21,7 @@
 static _Thread_local unsigned depth;
 
 /* drop_all: drops the holds among n pointers, and sets them to NULL. */
-static void drop_all(const fan_backward *pass, void **objects, size_t n)
+static void drop_all(const fan_pass *pass, void **objects, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         void *object = objects[i];
@@ -71,7 +71,7 @@ typedef struct fan_run_streams {
     fan_stream *own;
 } fan_run_streams;
 
-static fan_run_streams run_streams(const fan_backward *pass, const fan_node *node)
+static fan_run_streams run_streams(const fan_pass *pass, const fan_node *node)
 {
     fan_run_streams on = {NULL, NULL};
     if (!fan_streams_in_use())
@@ -113,34 +113,34 @@ static fan_status stream_list_add(fan_stream_list *list, fan_stream *stream, fan
     if (stream_list_has(list, stream))
         return FAN_OK;
     if (fan_grow((void **)&list->all, &list->cap, list->n + 1, sizeof stream) != 0)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     list->all[list->n++] = fan_stream_hold(stream);
     return FAN_OK;
 }
 
 /* tail_of: returns the tail of a stream of the caller's, which it makes if needed.
  * NULL: out of memory. */
-static fan_task_tail *tail_of(fan_backward *pass, fan_stream *caller)
+static fan_pass_tail *tail_of(fan_pass *pass, fan_stream *caller)
 {
-    fan_task_streams *streams = &pass->streams;
+    fan_pass_streams *streams = &pass->streams;
     for (size_t i = 0; i < streams->n; i++) {
         if (streams->tails[i].caller == caller)
             return &streams->tails[i];
     }
-    if (fan_grow((void **)&streams->tails, &streams->cap, streams->n + 1, sizeof(fan_task_tail)) !=
+    if (fan_grow((void **)&streams->tails, &streams->cap, streams->n + 1, sizeof(fan_pass_tail)) !=
         0)
         return NULL;
-    fan_task_tail *tail = &streams->tails[streams->n++];
-    *tail = (fan_task_tail){.caller = fan_stream_hold(caller)};
+    fan_pass_tail *tail = &streams->tails[streams->n++];
+    *tail = (fan_pass_tail){.caller = fan_stream_hold(caller)};
     return tail;
 }
 
 /* tail_add: lets the caller's stream wait for `on` at the end. */
-static fan_status tail_add(fan_backward *pass, fan_stream *caller, fan_stream *on, fan_error *err)
+static fan_status tail_add(fan_pass *pass, fan_stream *caller, fan_stream *on, fan_error *err)
 {
-    fan_task_tail *tail = tail_of(pass, caller);
+    fan_pass_tail *tail = tail_of(pass, caller);
     if (!tail)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     return stream_list_add(&tail->streams, on, err);
 }
 
@@ -156,7 +156,7 @@ static fan_status stream_wait_for(fan_stream *stream, fan_stream *other, fan_err
 
 /* leaf_wait: lets the leaf's stream wait for the caller's, once in a pass. The stream is listed
  * after its wait: another worker may be here, too. */
-static fan_status leaf_wait(fan_backward *pass, fan_stream *caller, fan_stream *on, fan_error *err)
+static fan_status leaf_wait(fan_pass *pass, fan_stream *caller, fan_stream *on, fan_error *err)
 {
     if (caller == on || FAN_FAULT(LEAF_WITHOUT_WAIT))
         return FAN_OK;
@@ -167,10 +167,10 @@ static fan_status leaf_wait(fan_backward *pass, fan_stream *caller, fan_stream *
 }
 
 /* tail_keep: takes the value's holds, except on failure. */
-static fan_status tail_keep(fan_task_tail *tail, const fan_value *value, fan_error *err)
+static fan_status tail_keep(fan_pass_tail *tail, const fan_value *value, fan_error *err)
 {
     if (fan_grow((void **)&tail->values, &tail->cap, tail->nvalues + 1, sizeof *value) != 0)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     tail->values[tail->nvalues++] = *value;
     return FAN_OK;
 }
@@ -179,8 +179,8 @@ static fan_status tail_keep(fan_task_tail *tail, const fan_value *value, fan_err
  * caller's: at the end the caller's waits for it, and uses the object from then on. `leaf`: the
  * object is a sum that a leaf accumulates: the leaf's stream waits for the caller's first, once in
  * a pass. *leaf: a hold on that stream; unchanged: the object is on the CPU. */
-static fan_status order_for_caller(fan_backward *pass, void *object, fan_stream *own,
-                                   fan_stream **leaf, fan_error *err)
+static fan_status order_for_caller(fan_pass *pass, void *object, fan_stream *own, fan_stream **leaf,
+                                   fan_error *err)
 {
     fan_streams_outer outer;
     fan_stream *current = NULL;
@@ -191,7 +191,9 @@ static fan_status order_for_caller(fan_backward *pass, void *object, fan_stream 
     FAN_TRY(pass->frontend->place(object, &here, &current, err));
     if (!current)
         return FAN_OK;
-    fan_stream *on = own ? own : current;
+    fan_stream *on = current;
+    if (own)
+        on = own;
     if (leaf)
         *leaf = fan_stream_hold(on);
     fan_streams_enter(pass->streams.caller, &outer);
@@ -214,36 +216,38 @@ static fan_status order_for_caller(fan_backward *pass, void *object, fan_stream 
 
 /* tail_add_producer: lets the caller's stream wait, at the end, for that of a node that delivered
  * no gradient. */
-static fan_status tail_add_producer(fan_backward *pass, fan_stream *on, fan_error *err)
+static fan_status tail_add_producer(fan_pass *pass, fan_stream *on, fan_error *err)
 {
     fan_streams_outer outer;
     fan_streams_enter(pass->streams.caller, &outer);
     fan_stream *caller = fan_stream_current(on->device);
     fan_streams_leave(&outer);
     if (!caller)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     fan_status status = tail_add(pass, caller, on, err);
     fan_stream_drop(caller);
     return status;
 }
 
 /* end_tails: carries out the waits of all tails, and ends them. Returns the first error. */
-static fan_status end_tails(fan_backward *pass, fan_error *err)
+static fan_status end_tails(fan_pass *pass, fan_error *err)
 {
-    fan_task_streams *streams = &pass->streams;
+    fan_pass_streams *streams = &pass->streams;
     fan_status status = FAN_OK;
     for (size_t i = 0; i < streams->n; i++) {
-        const fan_task_tail *tail = &streams->tails[i];
+        const fan_pass_tail *tail = &streams->tails[i];
         if (FAN_FAULT(END_WITHOUT_WAIT))
             continue;
-        fan_error *first = status == FAN_OK ? err : NULL;
-        fan_status one = fan_pass_end(tail->caller, tail->streams.all, tail->streams.n,
-                                      tail->values, tail->nvalues, first);
+        fan_error *first = NULL;
+        if (status == FAN_OK)
+            first = err;
+        fan_status one = fan_stream_join(tail->caller, tail->streams.all, tail->streams.n,
+                                         tail->values, tail->nvalues, first);
         if (status == FAN_OK)
             status = one;
     }
     while (streams->n > 0) {
-        fan_task_tail *tail = &streams->tails[--streams->n];
+        fan_pass_tail *tail = &streams->tails[--streams->n];
         stream_list_fini(&tail->streams);
         stream_list_fini(&tail->waited);
         for (size_t i = 0; i < tail->nvalues; i++)
@@ -254,7 +258,7 @@ static fan_status end_tails(fan_backward *pass, fan_error *err)
     return status;
 }
 
-fan_status fan_backward_join(fan_backward *pass, fan_error *err)
+fan_status fan_pass_join(fan_pass *pass, fan_error *err)
 {
     FAN_TRY(end_tails(pass, err));
     stream_list_fini(&pass->streams.pulled); /* the tails have waited for all of them */
@@ -263,7 +267,7 @@ fan_status fan_backward_join(fan_backward *pass, fan_error *err)
 }
 
 /* join_capture: makes a node's stream part of the caller's capture (K1), before the node runs. */
-static fan_status join_capture(fan_backward *pass, fan_stream *on, fan_error *err)
+static fan_status join_capture(fan_pass *pass, fan_stream *on, fan_error *err)
 {
     fan_stream *captured = pass->streams.captured;
     uint64_t id;
@@ -292,9 +296,9 @@ static inline bool has_digests(void)
 }
 
 /* timeline_begin: lets all that this thread traces from now on belong to the worker's node. */
-static void timeline_begin(fan_task_timeline *timeline, const fan_task_worker *worker)
+static void timeline_begin(fan_pass_timeline *timeline, const fan_pass_worker *worker)
 {
-    const fan_backward *pass = worker->pass;
+    const fan_pass *pass = worker->pass;
     const fan_trace_work work = {pass->id, pass->nodes[worker->now].node->number, worker->number};
     timeline->thread = fan_thread_id();
     timeline->begin_ns = fan_trace_ns();
@@ -302,7 +306,7 @@ static void timeline_begin(fan_task_timeline *timeline, const fan_task_worker *w
 }
 
 /* timeline_end: writes the node's line; on any thread. */
-static void timeline_end(fan_task_timeline *timeline, const fan_task_worker *worker)
+static void timeline_end(fan_pass_timeline *timeline, const fan_pass_worker *worker)
 {
     const uint64_t begin_ns = timeline->begin_ns;
     if (begin_ns == 0)
@@ -335,9 +339,9 @@ static void timeline_end(fan_task_timeline *timeline, const fan_task_worker *wor
 /* ---- running nodes ---- */
 
 /* of all threads, the newest first (node.h, One thread at a time) */
-static fan_task_running *running;
+static fan_pass_running *running;
 
-static void running_begin(fan_task_running *here, const fan_task_worker *worker, uint64_t thread)
+static void running_begin(fan_pass_running *here, const fan_pass_worker *worker, uint64_t thread)
 {
     here->pass = worker->pass;
     here->at = worker->now;
@@ -346,9 +350,9 @@ static void running_begin(fan_task_running *here, const fan_task_worker *worker,
     running = here;
 }
 
-static void running_end(fan_task_running *here)
+static void running_end(fan_pass_running *here)
 {
-    for (fan_task_running **at = &running; *at; at = &(*at)->outer) {
+    for (fan_pass_running **at = &running; *at; at = &(*at)->outer) {
         if (*at == here) {
             *at = here->outer;
             return;
@@ -357,7 +361,7 @@ static void running_end(fan_task_running *here)
 }
 
 /* walk_end: marks the walk's node as not running. */
-static void walk_end(fan_backward *pass)
+static void walk_end(fan_pass *pass)
 {
     if (pass->is_running)
         running_end(&pass->running);
@@ -367,12 +371,12 @@ static void walk_end(fan_backward *pass)
 /* find_running: returns the innermost pass in which this thread runs the node, else the latest walk
  * that waits for it.
  * NULL: there is none. */
-static const fan_task_running *find_running(const fan_node *node, uint32_t edge)
+static const fan_pass_running *find_running(const fan_node *node, uint32_t edge)
 {
     uint64_t thread = fan_thread_id();
-    const fan_task_running *walk = NULL;
-    for (const fan_task_running *at = running; at; at = at->outer) {
-        const fan_task_node *entry = &at->pass->nodes[at->at];
+    const fan_pass_running *walk = NULL;
+    for (const fan_pass_running *at = running; at; at = at->outer) {
+        const fan_pass_node *entry = &at->pass->nodes[at->at];
         if (entry->node != node || edge >= entry->nedges)
             continue;
         if (at->thread == thread)
@@ -383,30 +387,30 @@ static const fan_task_running *find_running(const fan_node *node, uint32_t edge)
     return walk;
 }
 
-bool fan_backward_needs(const fan_node *node, uint32_t edge)
+bool fan_pass_needs(const fan_node *node, uint32_t edge)
 {
-    const fan_task_running *found = find_running(node, edge);
+    const fan_pass_running *found = find_running(node, edge);
     if (!found)
         return edge < node->nedges && node->edges[edge].next;
-    const fan_backward *pass = found->pass;
+    const fan_pass *pass = found->pass;
     return pass->edges[pass->nodes[found->at].edges + edge].to != FAN_NOWHERE;
 }
 
 /* ---- a gradient is delivered ---- */
 
-static void dependency_done(fan_backward *pass, uint32_t at)
+static void dependency_done(fan_pass *pass, uint32_t at)
 {
     if (!fan__dependency_done(&pass->nodes[at]))
         return;
     if (pass->workers)
-        fan__task_workers_push(pass, at);
+        fan__pass_workers_push(pass, at);
     else
         fan__queue_push(&pass->queue, pass->nodes, at);
 }
 
 /* make_buffer: makes a node's buffer, unless it has one. Two workers may both make one; the second
  * drops its own. The acquire without the lock pairs with the release of the worker that made it. */
-static fan_status make_buffer(fan_backward *pass, fan_task_node *to, fan_stream *on, void *gradient,
+static fan_status make_buffer(fan_pass *pass, fan_pass_node *to, fan_stream *on, void *gradient,
                               fan_error *err)
 {
     void *made = NULL;
@@ -417,12 +421,12 @@ static fan_status make_buffer(fan_backward *pass, fan_task_node *to, fan_stream 
         return FAN_OK;
     FAN_TRY(pass->frontend->buffer_new(&pass->config, to->node, on, gradient, &made, err));
 
-    fan__task_lock(pass);
+    fan__pass_lock(pass);
     if (!FAN_FAULT(BUFFER_TWICE))
         other = atomic_load_explicit(&to->buffer, memory_order_relaxed);
     if (!other)
         atomic_store_explicit(&to->buffer, made, memory_order_release);
-    fan__task_unlock(pass);
+    fan__pass_unlock(pass);
     if (other)
         pass->frontend->buffer_free(made);
     return FAN_OK;
@@ -430,11 +434,11 @@ static fan_status make_buffer(fan_backward *pass, fan_task_node *to, fan_stream 
 
 /* deliver: delivers a gradient along an edge that leads somewhere. The hold on *gradient stays the
  * caller's, or is taken and set to NULL. */
-static fan_status deliver(fan_backward *pass, fan_task_edge *edge, void **gradient,
+static fan_status deliver(fan_pass *pass, fan_pass_edge *edge, void **gradient,
                           fan_producer *producer, fan_error *err)
 {
-    fan_task_node *to = &pass->nodes[edge->to];
-    fan_task_slot *slot = &pass->slots[to->slots + edge->slot];
+    fan_pass_node *to = &pass->nodes[edge->to];
+    fan_pass_slot *slot = &pass->slots[to->slots + edge->slot];
     bool forwards = slot->producers == 1 && !pass->config.detect;
     edge->defined = *gradient != NULL;
     edge->from_hook = producer->from_hook;
@@ -475,9 +479,9 @@ static fan_status deliver(fan_backward *pass, fan_task_edge *edge, void **gradie
     return FAN_OK;
 }
 
-static void node_ran(fan_task_worker *worker)
+static void node_ran(fan_pass_worker *worker)
 {
-    fan_backward *pass = worker->pass;
+    fan_pass *pass = worker->pass;
     pass->nodes[worker->now].ran = true;
     if (pass->workers)
         worker->ran = true; /* counted with the lock (workers.c) */
@@ -485,13 +489,13 @@ static void node_ran(fan_task_worker *worker)
         pass->ran++;
 }
 
-/* node_deliver: see fan_backward_give. */
-static fan_status node_deliver(fan_task_worker *worker, void **gradients, const void *node_hooks,
+/* node_deliver: see fan_pass_give. */
+static fan_status node_deliver(fan_pass_worker *worker, void **gradients, const void *node_hooks,
                                fan_error *err)
 {
-    fan_backward *pass = worker->pass;
-    const fan_task_node *entry = &pass->nodes[worker->now];
-    fan_task_edge *edges = &pass->edges[entry->edges];
+    fan_pass *pass = worker->pass;
+    const fan_pass_node *entry = &pass->nodes[worker->now];
+    fan_pass_edge *edges = &pass->edges[entry->edges];
     fan_stream *on = run_streams(pass, entry->node).own;
     fan_status status = FAN_OK;
     node_ran(worker);
@@ -510,13 +514,13 @@ static fan_status node_deliver(fan_task_worker *worker, void **gradients, const 
 
     fan_producer producer = {.node = entry->node, .stream = on};
     for (; producer.index < entry->nedges && status == FAN_OK; producer.index++) {
-        fan_task_edge *edge = &edges[producer.index];
+        fan_pass_edge *edge = &edges[producer.index];
         if (edge->to == FAN_NOWHERE)
             continue;
         if (pass->workers && FAN_FAULT(COUNT_BEFORE_ADD)) {
-            fan__task_lock(pass);
+            fan__pass_lock(pass);
             dependency_done(pass, edge->to);
-            fan__task_unlock(pass);
+            fan__pass_unlock(pass);
         }
         if (node_hooks)
             producer.from_hook = pass->frontend->is_from_hook(node_hooks, producer.index);
@@ -534,11 +538,11 @@ static fan_status node_deliver(fan_task_worker *worker, void **gradients, const 
 /* ---- a node's sums ---- */
 
 /* take_sums: takes the sums that were not forwarded. */
-static fan_status take_sums(const fan_task_worker *worker, void *buffer, void **sums,
+static fan_status take_sums(const fan_pass_worker *worker, void *buffer, void **sums,
                             fan_error *err)
 {
-    const fan_backward *pass = worker->pass;
-    const fan_task_node *entry = &pass->nodes[worker->now];
+    const fan_pass *pass = worker->pass;
+    const fan_pass_node *entry = &pass->nodes[worker->now];
     for (uint32_t i = 0; i < entry->node->inputs; i++) {
         if (sums[i] || !pass->slots[entry->slots + i].producers)
             continue;
@@ -551,10 +555,10 @@ static fan_status take_sums(const fan_task_worker *worker, void *buffer, void **
 
 /* digest_sums: writes the digests of all sums; `before`: those before the hooks, of which only one
  * that a hook replaced is written; NULL: the hooks have not run. */
-static void digest_sums(const fan_task_worker *worker, void *const *sums, void *const *before)
+static void digest_sums(const fan_pass_worker *worker, void *const *sums, void *const *before)
 {
-    const fan_backward *pass = worker->pass;
-    const fan_task_node *entry = &pass->nodes[worker->now];
+    const fan_pass *pass = worker->pass;
+    const fan_pass_node *entry = &pass->nodes[worker->now];
     fan_stream *on = run_streams(pass, entry->node).own;
     for (uint32_t i = 0; i < entry->node->inputs; i++) {
         if (!pass->slots[entry->slots + i].producers)
@@ -568,10 +572,10 @@ static void digest_sums(const fan_task_worker *worker, void *const *sums, void *
 
 /* run_slot_hooks: runs the hooks of the slots, between the digests of the sums before and after
  * them. No sum gets a further hold, which would make it read-only for a hook. */
-static fan_status run_slot_hooks(fan_task_worker *worker, void **sums, void **node_hooks,
+static fan_status run_slot_hooks(fan_pass_worker *worker, void **sums, void **node_hooks,
                                  fan_error *err)
 {
-    const fan_backward *pass = worker->pass;
+    const fan_pass *pass = worker->pass;
     fan_node *node = pass->nodes[worker->now].node;
     FAN_UNINITIALIZED void *on_stack[FAN_SUMS_ON_STACK];
     void **before = on_stack;
@@ -581,7 +585,7 @@ static fan_status run_slot_hooks(fan_task_worker *worker, void **sums, void **no
     if (node->inputs > FAN_SUMS_ON_STACK) {
         before = fan_alloc(bytes);
         if (!before)
-            return fan__task_no_memory(err);
+            return fan__pass_no_memory(err);
     }
     memcpy(before, sums, bytes);
     digest_sums(worker, sums, NULL);
@@ -593,12 +597,12 @@ static fan_status run_slot_hooks(fan_task_worker *worker, void **sums, void **no
     return status;
 }
 
-/* node_sums: see fan_backward_sums. */
-static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_hooks, fan_error *err)
+/* node_sums: see fan_pass_sums. */
+static fan_status node_sums(fan_pass_worker *worker, void **sums, void **node_hooks, fan_error *err)
 {
-    fan_backward *pass = worker->pass;
-    fan_task_node *entry = &pass->nodes[worker->now];
-    fan_task_slot *slots = &pass->slots[entry->slots];
+    fan_pass *pass = worker->pass;
+    fan_pass_node *entry = &pass->nodes[worker->now];
+    fan_pass_slot *slots = &pass->slots[entry->slots];
     uint32_t inputs = entry->node->inputs;
     for (uint32_t i = 0; i < inputs; i++) {
         sums[i] = slots[i].forwarded;
@@ -653,8 +657,7 @@ static fan_status node_sums(fan_task_worker *worker, void **sums, void **node_ho
 /* ---- a leaf, a node ---- */
 
 /* digest_leaf: writes the digest of what the leaf has now. `sum`: what it accumulated. */
-static void digest_leaf(fan_backward *pass, const fan_task_node *entry, const void *sum,
-                        fan_stream *on)
+static void digest_leaf(fan_pass *pass, const fan_pass_node *entry, const void *sum, fan_stream *on)
 {
     if (pass->frontend->leaf_is_diverted(entry->node))
         return;
@@ -666,7 +669,7 @@ static void digest_leaf(fan_backward *pass, const fan_task_node *entry, const vo
 }
 
 /* accumulate_leaf: accumulates the sum (L), with S20 before and after it. *sum may be taken. */
-static fan_status accumulate_leaf(fan_backward *pass, const fan_task_node *entry, void **sum,
+static fan_status accumulate_leaf(fan_pass *pass, const fan_pass_node *entry, void **sum,
                                   void *node_hooks, fan_error *err)
 {
     fan_node *leaf = entry->node;
@@ -687,29 +690,29 @@ static fan_status accumulate_leaf(fan_backward *pass, const fan_task_node *entry
 }
 
 /* is_function: returns whether the worker's node is one whose function runs. */
-static inline bool is_function(const fan_task_worker *worker)
+static inline bool is_function(const fan_pass_worker *worker)
 {
-    const fan_task_node *entry = &worker->pass->nodes[worker->now];
+    const fan_pass_node *entry = &worker->pass->nodes[worker->now];
     return entry->runs && !entry->leaf;
 }
 
 /* run_node: runs the function and delivers its gradients. Of a node that does not run: a leaf
  * accumulates a defined sum (L1), wanted sums are captured. */
-static fan_status run_node(fan_task_worker *worker, fan_error *err)
+static fan_status run_node(fan_pass_worker *worker, fan_error *err)
 {
-    fan_backward *pass = worker->pass;
-    const fan_task_node *entry = &pass->nodes[worker->now];
+    fan_pass *pass = worker->pass;
+    const fan_pass_node *entry = &pass->nodes[worker->now];
     FAN_UNINITIALIZED void *on_stack[2 * FAN_SUMS_ON_STACK];
     void **sums = on_stack;
     void *node_hooks = NULL;
     size_t inputs = entry->node->inputs;
     size_t all = inputs + entry->nedges;
-    fan_task_running here;
+    fan_pass_running here;
     bool runs = is_function(worker);
     if (all > 2 * FAN_SUMS_ON_STACK) {
         sums = fan_alloc(all * sizeof *sums);
         if (!sums)
-            return fan__task_no_memory(err);
+            return fan__pass_no_memory(err);
     }
     for (size_t i = 0; i < all; i++)
         sums[i] = NULL;
@@ -740,10 +743,10 @@ static fan_status run_node(fan_task_worker *worker, fan_error *err)
 
 /* run_on_streams: calls run_node with the node's streams current (E4), in a span of the trace if
  * one is on. */
-static fan_status run_on_streams(fan_task_worker *worker, fan_error *err)
+static fan_status run_on_streams(fan_pass_worker *worker, fan_error *err)
 {
-    const fan_backward *pass = worker->pass;
-    fan_task_timeline timeline = {.begin_ns = 0};
+    const fan_pass *pass = worker->pass;
+    fan_pass_timeline timeline = {.begin_ns = 0};
     fan_streams_outer outer;
     if (!is_traced() && !fan_streams_in_use())
         return run_node(worker, err);
@@ -767,12 +770,12 @@ static fan_status run_on_streams(fan_task_worker *worker, fan_error *err)
 /* next_of_one: takes, on one thread, a ready leaf, else the first ready node, or the schedule's
  * choice.
  * worker->now FAN_NOWHERE: none is left. */
-static fan_status next_of_one(fan_task_worker *worker, fan_error *err)
+static fan_status next_of_one(fan_pass_worker *worker, fan_error *err)
 {
-    fan_backward *pass = worker->pass;
+    fan_pass *pass = worker->pass;
     worker->now = FAN_NOWHERE;
     if (pass->config.progress)
-        FAN_TRY(fan__task_progress(pass, err));
+        FAN_TRY(fan__pass_progress(pass, err));
     if (pass->queue.leaves != FAN_NOWHERE) {
         worker->now = fan__queue_pop_leaf(&pass->queue, pass->nodes);
         return FAN_OK;
@@ -791,7 +794,7 @@ static fan_status next_of_one(fan_task_worker *worker, fan_error *err)
         fan_ready_remove(&pass->queue.nodes, place);
     worker->now = (uint32_t)place;
     if (pass->nnodes >= FETCH_FROM && place + 3 * AHEAD < pass->nnodes) {
-        const fan_task_node *entry = &pass->nodes[place];
+        const fan_pass_node *entry = &pass->nodes[place];
         const fan_node *const ahead[3] = {
             entry[AHEAD].node,
             entry[2 * AHEAD].node,
@@ -804,12 +807,12 @@ static fan_status next_of_one(fan_task_worker *worker, fan_error *err)
 
 /* next_node: ends leaves and captured nodes, up to the next node that runs.
  * worker->now FAN_NOWHERE: none is left. */
-static fan_status next_node(fan_task_worker *worker, fan_error *err)
+static fan_status next_node(fan_pass_worker *worker, fan_error *err)
 {
-    const fan_backward *pass = worker->pass;
+    const fan_pass *pass = worker->pass;
     for (;;) {
         if (pass->workers)
-            FAN_TRY(fan__task_workers_next(worker, err));
+            FAN_TRY(fan__pass_workers_next(worker, err));
         else
             FAN_TRY(next_of_one(worker, err));
         if (worker->now == FAN_NOWHERE)
@@ -825,7 +828,7 @@ static fan_status next_node(fan_task_worker *worker, fan_error *err)
 }
 
 /* run_nodes: runs nodes until none is left. */
-static fan_status run_nodes(fan_task_worker *worker, fan_error *err)
+static fan_status run_nodes(fan_pass_worker *worker, fan_error *err)
 {
     worker->thread = fan_thread_id();
     for (;;) {
@@ -839,9 +842,9 @@ static fan_status run_nodes(fan_task_worker *worker, fan_error *err)
 /* helper_run: does a helper's part, on its thread. */
 static void helper_run(void *arg)
 {
-    fan_task_helper *helper = arg;
-    const fan_backward *pass = helper->worker.pass;
-    fan_task_workers *workers = pass->workers;
+    fan_pass_helper *helper = arg;
+    const fan_pass *pass = helper->worker.pass;
+    fan_pass_workers *workers = pass->workers;
     fan_leaf_work_for(&workers->caller);
     if (pass->frontend->worker_enter(helper->around)) {
         fan_error err;
@@ -849,26 +852,26 @@ static void helper_run(void *arg)
         depth = pass->depth;
         fan_status status = run_nodes(&helper->worker, &err);
         if (status != FAN_OK)
-            fan__task_workers_failed(&helper->worker, status, &err);
+            fan__pass_workers_failed(&helper->worker, status, &err);
         if (workers->forked)
             pass->frontend->orphaned(workers->error);
         depth = 0;
         pass->frontend->worker_leave(helper->around);
     }
-    fan__task_workers_lock(workers);
+    fan__pass_workers_lock(workers);
     helper->state = FAN_HELPER_GONE;
     workers->inside--;
     fan_cond_broadcast(&workers->changed);
-    fan__task_workers_unlock(workers); /* from here on the pass may be freed */
+    fan__pass_workers_unlock(workers); /* from here on the pass may be freed */
     fan_leaf_work_for(NULL);
 }
 
 /* ---- begin and end ---- */
 
 /* hold_config: copies the configuration and holds what it names. */
-static fan_status hold_config(fan_backward *pass, const fan_backward_config *config, fan_error *err)
+static fan_status hold_config(fan_pass *pass, const fan_pass_config *config, fan_error *err)
 {
-    fan_backward_config *own = &pass->config;
+    fan_pass_config *own = &pass->config;
     *own = *config;
     if (own->schedule)
         pass->frontend->hold(own->schedule);
@@ -879,7 +882,7 @@ static fan_status hold_config(fan_backward *pass, const fan_backward_config *con
     own->roots = fan_alloc(config->nroots * sizeof *own->roots);
     own->wanted = fan_alloc(config->nwanted * sizeof *own->wanted);
     if (!own->roots || !own->wanted)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     for (; own->nroots < config->nroots; own->nroots++) {
         fan_root root = config->roots[own->nroots];
         own->roots[own->nroots] = root;
@@ -895,13 +898,13 @@ static fan_status hold_config(fan_backward *pass, const fan_backward_config *con
     return FAN_OK;
 }
 
-fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out, fan_error *err)
+fan_status fan_pass_begin(const fan_pass_config *config, fan_pass **out, fan_error *err)
 {
     fan_status status = FAN_OK;
     *out = NULL;
-    fan_backward *pass = fan_calloc(sizeof *pass);
+    fan_pass *pass = fan_calloc(sizeof *pass);
     if (!pass)
-        return fan__task_no_memory(err);
+        return fan__pass_no_memory(err);
     pass->id = fan_mark_new();
     pass->frontend = config->frontend;
     pass->queue.leaves = FAN_NOWHERE;
@@ -909,7 +912,7 @@ fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **
     pass->caller.pass = pass;
     pass->caller.now = FAN_NOWHERE;
     FAN_GO(hold_config(pass, config, err));
-    fan_task_streams *streams = &pass->streams;
+    fan_pass_streams *streams = &pass->streams;
     FAN_GO(fan_stream_set_now(&streams->caller, err));
     for (size_t i = 0; streams->caller && i < streams->caller->n; i++) {
         fan_stream *stream = streams->caller->all[i];
@@ -924,20 +927,20 @@ fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **
     if (has_digests())
         pass->digests = fan_calloc(pass->nslots * sizeof *pass->digests); /* NULL: read twice */
     if (config->workers > 1)
-        FAN_GO(fan__task_workers_begin(pass, helper_run, err));
+        FAN_GO(fan__pass_workers_begin(pass, helper_run, err));
     *out = pass;
 done:
     if (status != FAN_OK)
-        fan_backward_end(pass);
+        fan_pass_end(pass);
     return status;
 }
 
-void fan_backward_end(fan_backward *pass)
+void fan_pass_end(fan_pass *pass)
 {
     if (!pass)
         return;
-    fan_backward_config *config = &pass->config;
-    fan_task_streams *streams = &pass->streams;
+    fan_pass_config *config = &pass->config;
+    fan_pass_streams *streams = &pass->streams;
     walk_end(pass);
     timeline_end(&pass->timeline, &pass->caller);
     (void)end_tails(pass, NULL);
@@ -968,7 +971,7 @@ void fan_backward_end(fan_backward *pass)
     drop_all(pass, &config->progress, 1);
 
     if (pass->workers)
-        fan__task_workers_free(pass);
+        fan__pass_workers_free(pass);
 
     fan_ready_fini(&pass->queue.nodes);
     fan_free(streams->tails);
@@ -987,7 +990,7 @@ void fan_backward_end(fan_backward *pass)
 
 /* ---- run ---- */
 
-fan_status fan_backward_seed(fan_backward *pass, fan_error *err)
+fan_status fan_pass_seed(fan_pass *pass, fan_error *err)
 {
     fan_streams_outer outer;
     fan_status status = FAN_OK;
@@ -995,7 +998,7 @@ fan_status fan_backward_seed(fan_backward *pass, fan_error *err)
     fan_producer producer = {.call = pass->config.call};
     for (; producer.index < pass->config.nroots && status == FAN_OK; producer.index++) {
         void **gradient = &pass->config.roots[producer.index].gradient;
-        fan_task_edge *edge = &pass->edges[producer.index];
+        fan_pass_edge *edge = &pass->edges[producer.index];
         if (edge->to != FAN_NOWHERE)
             status = deliver(pass, edge, gradient, &producer, err);
         if (status != FAN_OK)
@@ -1009,33 +1012,33 @@ fan_status fan_backward_seed(fan_backward *pass, fan_error *err)
     return status;
 }
 
-bool fan_backward_depth(int by)
+bool fan_pass_depth(int by)
 {
     depth += (unsigned)by;
     return depth <= DEPTH;
 }
 
-fan_status fan_backward_too_deep(fan_error *err)
+fan_status fan_pass_too_deep(fan_error *err)
 {
     return fan_fail(
         err, FAN_ERR_STATE,
         "a pass inside a pass, %d deep: does a node start a pass of its own graph? (E7)", DEPTH);
 }
 
-fan_status fan_backward_run(fan_backward *pass, fan_error *err)
+fan_status fan_pass_run(fan_pass *pass, fan_error *err)
 {
-    if (!fan_backward_depth(1)) {
-        fan_backward_depth(-1);
-        return fan_backward_too_deep(err);
+    if (!fan_pass_depth(1)) {
+        fan_pass_depth(-1);
+        return fan_pass_too_deep(err);
     }
     pass->depth = depth;
     fan_status status = run_nodes(&pass->caller, err);
     if (pass->workers) {
         if (status != FAN_OK)
-            fan__task_workers_failed(&pass->caller, status, err);
-        status = fan__task_workers_end(pass);
+            fan__pass_workers_failed(&pass->caller, status, err);
+        status = fan__pass_workers_end(pass);
     }
-    fan_backward_depth(-1);
+    fan_pass_depth(-1);
     return status;
 }
 
@@ -1043,7 +1046,7 @@ fan_status fan_backward_run(fan_backward *pass, fan_error *err)
 
 /* current_node: returns the caller's node, running or failed.
  * NULL: it has none. */
-static fan_node *current_node(const fan_backward *pass)
+static fan_node *current_node(const fan_pass *pass)
 {
     uint32_t now = pass->caller.now;
     if (now == FAN_NOWHERE)
@@ -1051,7 +1054,7 @@ static fan_node *current_node(const fan_backward *pass)
     return pass->nodes[now].node;
 }
 
-fan_status fan_backward_next(fan_backward *pass, fan_node **out, fan_error *err)
+fan_status fan_pass_next(fan_pass *pass, fan_node **out, fan_error *err)
 {
     *out = NULL;
     FAN_TRY(next_node(&pass->caller, err));
@@ -1059,15 +1062,14 @@ fan_status fan_backward_next(fan_backward *pass, fan_node **out, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan_backward_sums(fan_backward *pass, void **sums, void **node_hooks, fan_error *err)
+fan_status fan_pass_sums(fan_pass *pass, void **sums, void **node_hooks, fan_error *err)
 {
     if (is_traced())
         timeline_begin(&pass->timeline, &pass->caller);
     return node_sums(&pass->caller, sums, node_hooks, err);
 }
 
-fan_status fan_backward_give(fan_backward *pass, void **gradients, const void *node_hooks,
-                             fan_error *err)
+fan_status fan_pass_give(fan_pass *pass, void **gradients, const void *node_hooks, fan_error *err)
 {
     walk_end(pass);
     fan_status status = node_deliver(&pass->caller, gradients, node_hooks, err);
@@ -1075,13 +1077,13 @@ fan_status fan_backward_give(fan_backward *pass, void **gradients, const void *n
     return status;
 }
 
-void fan_backward_enter(const fan_backward *pass, fan_streams_outer *outer)
+void fan_pass_enter(const fan_pass *pass, fan_streams_outer *outer)
 {
     const fan_run_streams on = run_streams(pass, current_node(pass));
     fan_streams_enter(on.set, outer);
 }
 
-void fan_backward_walk_runs(fan_backward *pass, bool inside)
+void fan_pass_walk_runs(fan_pass *pass, bool inside)
 {
     walk_end(pass);
     running_begin(&pass->running, &pass->caller, inside ? fan_thread_id() : 0);
@@ -1090,14 +1092,14 @@ void fan_backward_walk_runs(fan_backward *pass, bool inside)
 
 /* ---- the state of a pass ---- */
 
-void *fan_backward_result(fan_backward *pass, size_t i)
+void *fan_pass_result(fan_pass *pass, size_t i)
 {
     void *sum = pass->results[i];
     pass->results[i] = NULL;
     return sum;
 }
 
-fan_node *fan_backward_ready(const fan_backward *pass, size_t *place)
+fan_node *fan_pass_ready(const fan_pass *pass, size_t *place)
 {
     *place = fan_ready_first(&pass->queue.nodes, *place);
     if (*place == FAN_READY_NONE)
@@ -1105,29 +1107,29 @@ fan_node *fan_backward_ready(const fan_backward *pass, size_t *place)
     return pass->nodes[*place].node;
 }
 
-uint32_t fan_backward_edges(const fan_backward *pass)
+uint32_t fan_pass_edges(const fan_pass *pass)
 {
     return pass->nodes[pass->caller.now].nedges;
 }
 
-const fan_node *fan_backward_at(const fan_backward *pass, uint32_t *ran, uint32_t *all)
+const fan_node *fan_pass_at(const fan_pass *pass, uint32_t *ran, uint32_t *all)
 {
     *ran = pass->ran;
     *all = pass->to_run;
     return current_node(pass);
 }
 
-bool fan_backward_seeded(const fan_backward *pass)
+bool fan_pass_seeded(const fan_pass *pass)
 {
     return pass->seeded;
 }
 
-uint64_t fan_backward_id(const fan_backward *pass)
+uint64_t fan_pass_id(const fan_pass *pass)
 {
     return pass->id;
 }
 
-bool fan_backward_error_has_location(const fan_backward *pass)
+bool fan_pass_error_has_location(const fan_pass *pass)
 {
     return pass->workers && pass->workers->failed;
 }
@@ -1135,13 +1137,15 @@ bool fan_backward_error_has_location(const fan_backward *pass)
 /* visit_held: visits an object; returns 0 for NULL. */
 static int visit_held(void *held, int (*object)(void *object, void *arg), void *arg)
 {
-    return held ? object(held, arg) : 0;
+    if (held)
+        return object(held, arg);
+    return 0;
 }
 
-int fan_backward_visit(fan_backward *pass, int (*object)(void *object, void *arg),
-                       int (*node)(fan_node *node, void *arg), void *arg)
+int fan_pass_visit(fan_pass *pass, int (*object)(void *object, void *arg),
+                   int (*node)(fan_node *node, void *arg), void *arg)
 {
-    const fan_backward_config *config = &pass->config;
+    const fan_pass_config *config = &pass->config;
     int result = visit_held(config->schedule, object, arg);
     if (!result)
         result = visit_held(config->progress, object, arg);

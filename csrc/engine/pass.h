@@ -1,4 +1,4 @@
-/* task: the state of one pass (PyTorch: GraphTask), and what the engine's files share.
+/* pass: the state of one pass (PyTorch: GraphTask), and what the engine's files share.
  *
  * collect.c fills four arrays once. From then on the pass does not write into the graph's nodes, so
  * several passes may use one graph at once (E15). The nodes of a pass have places 0, 1, .. by their
@@ -13,8 +13,8 @@
  *
  * A key counts the edges into a slot: the roots in their order, then the producers by place, then
  * by edge. A pass on one thread runs them in that order, so keys mostly come as 0, 1, 2 .. */
-#ifndef FAN_ENGINE_TASK_H
-#define FAN_ENGINE_TASK_H
+#ifndef FAN_ENGINE_PASS_H
+#define FAN_ENGINE_PASS_H
 
 #include <assert.h>
 #include <stdatomic.h>
@@ -27,7 +27,7 @@
 
 #define FAN_NOWHERE UINT32_MAX
 
-typedef struct fan_task_node {
+typedef struct fan_pass_node {
     fan_node *node;         /* borrowed: the roots' holds keep it */
     _Atomic(void *) buffer; /* the frontend's; NULL: none, or not yet */
     uint32_t dependencies;  /* gradients that are still to come */
@@ -45,54 +45,54 @@ typedef struct fan_task_node {
     /* Set while the pass runs: */
     bool ran;
     bool begun; /* one of several workers has taken it */
-} fan_task_node;
+} fan_pass_node;
 
-typedef struct fan_task_slot {
+typedef struct fan_pass_slot {
     /* a hold on the only producer's gradient; NULL: none, or it went into the buffer */
     void *forwarded;
     uint32_t producers; /* edges that lead here */
     uint32_t wanted;    /* 1 + the first index into `wanted` that names it; 0: none */
-} fan_task_slot;
+} fan_pass_slot;
 
-typedef struct fan_task_edge {
+typedef struct fan_pass_edge {
     uint32_t to; /* a place; FAN_NOWHERE: the gradient is not needed */
     uint32_t key;
     uint32_t slot;  /* of that node */
     bool delivered; /* its gradient has come */
     bool defined;   /* .. and it was not None */
     bool from_hook; /* .. and a post-hook returned it */
-} fan_task_edge;
+} fan_pass_edge;
 
 /* The ready nodes. */
-typedef struct fan_task_queue {
+typedef struct fan_pass_queue {
     fan_ready nodes;
     uint32_t leaves, leaves_last; /* a list, first in first out; FAN_NOWHERE: none */
-} fan_task_queue;
+} fan_pass_queue;
 
 /* A node that is running: in which pass, at which place, on which thread. */
-typedef struct fan_task_running {
-    const struct fan_backward *pass;
+typedef struct fan_pass_running {
+    const struct fan_pass *pass;
     uint32_t at;
     uint64_t thread; /* 0: any (a walk, between calls) */
-    struct fan_task_running *outer;
-} fan_task_running;
+    struct fan_pass_running *outer;
+} fan_pass_running;
 
 /* A thread that runs nodes of a pass. */
-typedef struct fan_task_worker {
-    struct fan_backward *pass;
+typedef struct fan_pass_worker {
+    struct fan_pass *pass;
     uint32_t now;    /* the place of its node, running or failed; FAN_NOWHERE: none */
     uint32_t number; /* 0: the caller's */
     uint64_t thread; /* fan_thread_id(), while it runs nodes */
     bool ran;        /* several workers: the node has run and is not counted yet */
     bool delivered;  /* .. its gradients are added and not counted yet */
-} fan_task_worker;
+} fan_pass_worker;
 
 /* The span of a node in a trace (E18). */
-typedef struct fan_task_timeline {
+typedef struct fan_pass_timeline {
     uint64_t begin_ns; /* 0: no trace was on when it began */
     uint64_t thread;
     fan_trace_work outer; /* the thread's work before */
-} fan_task_timeline;
+} fan_pass_timeline;
 
 typedef struct fan_stream_list {
     fan_stream **all; /* held */
@@ -100,46 +100,46 @@ typedef struct fan_stream_list {
 } fan_stream_list;
 
 /* What one of the caller's streams waits for at the end of the pass (S20). */
-typedef struct fan_task_tail {
+typedef struct fan_pass_tail {
     fan_stream *caller; /* held */
     fan_stream_list streams;
     fan_stream_list waited; /* streams that have waited for the caller's before they wrote a leaf */
     fan_value *values;      /* used on the caller's stream from then on */
     size_t nvalues, cap;
-} fan_task_tail;
+} fan_pass_tail;
 
-/* The streams of a pass (backward.c). */
-typedef struct fan_task_streams {
+/* The streams of a pass (pass.c). */
+typedef struct fan_pass_streams {
     fan_stream_set *caller; /* current where the pass began; NULL: none was pushed */
     fan_stream *captured;   /* the first of those that is captured, borrowed; NULL: none */
     fan_stream_list pulled; /* streams that the pass made part of that capture */
-    fan_task_tail *tails;   /* one for each of the caller's streams that must wait */
+    fan_pass_tail *tails;   /* one for each of the caller's streams that must wait */
     size_t n, cap;
-} fan_task_streams;
+} fan_pass_streams;
 
-struct fan_backward {
+struct fan_pass {
     uint64_t id;
-    fan_backward_config config; /* with copies of its arrays */
+    fan_pass_config config; /* with copies of its arrays */
     const fan_engine_frontend *frontend;
-    fan_task_node *nodes;
-    fan_task_slot *slots;
-    fan_task_edge *edges;
+    fan_pass_node *nodes;
+    fan_pass_slot *slots;
+    fan_pass_edge *edges;
     size_t nnodes, nslots, nedges;
     size_t cap_nodes, cap_edges;
     uint32_t *same; /* of each wanted: 1 + the next one that wants the same slot; 0: none */
     void **results; /* of each wanted: a hold on the sum; NULL: none */
-    fan_task_queue queue;
+    fan_pass_queue queue;
     uint32_t ran, to_run; /* nodes and leaves */
     /* NULL: one thread; else their lock guards dependencies, queue and ran */
-    struct fan_task_workers *workers;
-    fan_task_worker caller;
-    fan_task_running running; /* of a walk: between a node's sums and its gradients */
+    struct fan_pass_workers *workers;
+    fan_pass_worker caller;
+    fan_pass_running running; /* of a walk: between a node's sums and its gradients */
     bool is_running;
-    fan_task_timeline timeline; /* of a walk's node */
+    fan_pass_timeline timeline; /* of a walk's node */
     bool seeded;
     bool progress_busy;    /* a worker is in the progress callback */
     uint32_t progress_ran; /* 1 + the count at its last call; 0: no call yet */
-    fan_task_streams streams;
+    fan_pass_streams streams;
     unsigned depth;    /* of nested passes: 1 is the outermost */
     uint32_t arrivals; /* of a planted fault alone */
     /* of each slot: the last digest of its gradient or sum; NULL: no trace had digests when the
@@ -147,14 +147,14 @@ struct fan_backward {
     uint64_t *digests;
 };
 
-static inline fan_status fan__task_no_memory(fan_error *err)
+static inline fan_status fan__pass_no_memory(fan_error *err)
 {
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
 }
 
 /* fan__dependency_done: counts one gradient.
  * true: it was the node's last, so the node is ready. */
-static inline bool fan__dependency_done(fan_task_node *entry)
+static inline bool fan__dependency_done(fan_pass_node *entry)
 {
     assert(entry->dependencies > 0);
     entry->dependencies--;
@@ -164,7 +164,7 @@ static inline bool fan__dependency_done(fan_task_node *entry)
 }
 
 /* fan__queue_push: adds a ready node. Leaves have a list of their own (E2). */
-static inline void fan__queue_push(fan_task_queue *queue, fan_task_node *nodes, uint32_t at)
+static inline void fan__queue_push(fan_pass_queue *queue, fan_pass_node *nodes, uint32_t at)
 {
     if (!nodes[at].leaf) {
         fan_ready_add(&queue->nodes, at);
@@ -178,7 +178,7 @@ static inline void fan__queue_push(fan_task_queue *queue, fan_task_node *nodes, 
 }
 
 /* fan__queue_pop_leaf: removes and returns the first leaf; the list is not empty. */
-static inline uint32_t fan__queue_pop_leaf(fan_task_queue *queue, fan_task_node *nodes)
+static inline uint32_t fan__queue_pop_leaf(fan_pass_queue *queue, fan_pass_node *nodes)
 {
     uint32_t at = queue->leaves;
     queue->leaves = nodes[at].after;
@@ -189,22 +189,22 @@ static inline uint32_t fan__queue_pop_leaf(fan_task_queue *queue, fan_task_node 
 /* fan__collect (collect.c): counts, in loops, what the roots reach (E1, E8, E13): fills nodes,
  * slots, edges, same and results. Their memory is the pass's, also on failure.
  * FAN_ERR_STATE: a node that is to run was freed. */
-fan_status fan__collect(fan_backward *pass, fan_error *err);
+fan_status fan__collect(fan_pass *pass, fan_error *err);
 /* fan__collect_free: frees the memory of nodes, slots or edges with room for n items. */
 void fan__collect_free(void *memory, size_t n, size_t size);
 
 /* fan__digest_contribution (digest.c): writes the digest of a gradient that an edge delivers. Call
  * it only if fan_trace_digests() is true. */
-void fan__digest_contribution(const fan_backward *pass, const fan_task_edge *edge, void *gradient,
+void fan__digest_contribution(const fan_pass *pass, const fan_pass_edge *edge, void *gradient,
                               const fan_producer *producer);
 /* fan__digest_sum: the same of a sum, or of a leaf's gradient (buffer/digest.h); `on`: where it is
  * ready; NULL: the current stream; `known`: it is what the slot's last digest was of. */
-void fan__digest_sum(const fan_backward *pass, const fan_task_node *entry, char what, uint32_t slot,
+void fan__digest_sum(const fan_pass *pass, const fan_pass_node *entry, char what, uint32_t slot,
                      void *sum, fan_stream *on, bool known);
 
 /* fan__explain_sum (explain.c): checks a sum that was just taken: an error names the producer of
  * the first gradient that is not finite (E11). */
-fan_status fan__explain_sum(const fan_task_worker *worker, uint32_t slot, void *buffer,
+fan_status fan__explain_sum(const fan_pass_worker *worker, uint32_t slot, void *buffer,
                             fan_error *err);
 
 #endif
