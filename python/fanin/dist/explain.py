@@ -11,7 +11,7 @@ from fanin._words import counted, size
 from .group import Group, Header
 from .layout import BLOCK, Layout, Segment, accumulation, is_inexact
 from .options import Options
-from .sums import levels_for, order_of
+from .sums import chain_of, levels_for, order_of
 from .wire import returned_codec, sent_codec, shard_sizes
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -60,7 +60,7 @@ def explain(
         lines.append(f'into="shard": each owner keeps its part; this rank {own} (N6).')
     elif options.into == "all":
         way = "all ranks"
-        if any(len(levels_for(group, s, options)) > 1 for s in layout.segments):
+        if any(len(levels_for(group, s, options, headers)) > 1 for s in layout.segments):
             way = "a rank of every node, and these to all ranks of their nodes"
         lines.append(f"Each owner sends its part of the sum to {way}, as {dtypes}; this rank {own} to each (N6).")
     else:
@@ -96,7 +96,7 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
     lines = []
     if counts:
         lines.append(f"Terms: {listed(f'{n} of rank {r}' for r, n in enumerate(counts))}.")
-    rank, levels = group.rank, levels_for(group, segment, options)
+    rank, levels = group.rank, levels_for(group, segment, options, headers)
     codec = sent_codec(segment)
     if codec is not None:
         rounded = "A rank's fold is" if order == "rank" else "Contributions are"
@@ -140,7 +140,12 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
         lines.append(f"Each rank folds its terms in {wide}; the owner folds the ranks' sums in their order (N4).")
         wire = wide if not counts or max(counts) > 1 else segment.dtype  # terms that need no fold travel as they are
         mine = min(mine, 1)
+    chain = chain_of(group, options, headers) if headers and len(levels) > 1 and is_inexact(segment.dtype) else None
+    if chain is not None:
+        nodes = listed(map(str, chain))
+        lines.append(f"The fold runs through the nodes {nodes}, in {wide}; the last one sends owners their sums (N12).")
     if headers:
         n = mine * of_owners(away, shard_sizes(segment, codec, wire))
-        lines.append(f"This rank sent {segment.wire or wire} to owners: {size(n)}.")
+        to = "owners" if len(levels) == 1 else "the ranks of its node"
+        lines.append(f"This rank sent {segment.wire or wire} to {to}: {size(n)}.")
     return lines

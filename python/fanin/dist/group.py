@@ -812,7 +812,7 @@ def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout
         torch.distributed's world, if it is initialised; else MPI.COMM_WORLD.
     nodes : int or sequence of int, optional
         Which ranks share a node: the number of each rank's node, or how many nodes the ranks fill in their order. Sums
-        with order="exact" then are made inside nodes first. Every rank must give the same. Default: as before; for a
+        over several nodes then are made inside nodes first. Every rank must give the same. Default: as before; for a
         new group, what MPI or the names of the hosts say.
     timeout : float or "group", optional
         Seconds after which this rank no longer waits for another. None: it waits without a limit. Default: the
