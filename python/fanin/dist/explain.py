@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from fanin._words import counted, size
 
+from . import sparse
 from .group import Group, Header
 from .layout import BLOCK, Layout, Segment, accumulation, is_inexact
 from .options import Options
@@ -32,6 +33,13 @@ def explain(
     names = listed(leaf.name for leaf in layout.leaves)
     total = sum(s.size * s.itemsize for s in layout.segments)
     lines = [f"{where}: {names}: {counted(sum(s.size for s in layout.segments), 'element')}, {size(total)}."]
+    for i in sparse.chosen(group, layout, headers, options) if headers else ():
+        leaf = layout.leaves[i]
+        if only in (None, i):
+            lines.append(
+                f"Rows of {leaf.name} travel instead of the whole: at most {sparse.at_most(leaf, headers or (), i)} of"
+                f" {leaf.shape[0]}, and their numbers; the bytes below are those of the whole (N13)."
+            )
     for i, segment in enumerate(layout.segments):
         places = [p for p in segment.places if only in (None, p.leaf)]
         if places:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -35,7 +35,7 @@ from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
 from fanin.partial import Partial
 
-from . import frames, plans
+from . import frames, plans, sparse
 from .chain import Chain, nodes_in_order
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
@@ -105,13 +105,13 @@ def levels_for(
     group: Group, segment: Segment, options: Options, headers: Sequence[Header] | None = None
 ) -> tuple[Level, ...]:
     """The levels of a sum: the same on every rank. One, too, if a message between nodes may be too large, or if two
-    nodes alternate in the order of a fold. headers: of all ranks, without which those of a fold are not known.
+    nodes alternate in the order of a fold, as headers of all ranks say; without them a fold may have two.
     """
     levels, largest = group._levels, getattr(group._engine, "largest", None)
     if len(levels) == 1:
         return levels
     folds = is_inexact(segment.dtype) and options.order != "exact"
-    if folds and (headers is None or chain_of(group, options, headers) is None):
+    if folds and headers is not None and chain_of(group, options, headers) is None:
         return group._flat
     if largest is not None:
         numbers = segment.counts("complex64" if segment.dtype.startswith("complex") else "float32")
@@ -301,6 +301,8 @@ class Sent:
     weigh: Header | None = None
     #: For each segment whose terms were folded as they came: the fold.
     folded: dict[int, Fold] = field(default_factory=dict)
+    #: For each leaf all of whose terms are sparse: the rows that they have.
+    rows: Mapping[int, NDArray] = field(default_factory=dict)
 
     @property
     def header(self) -> Header:
@@ -309,6 +311,8 @@ class Sent:
             "keys": [t.key for t in self.terms],
             "sizes": {str(i): [len(m) for m in messages] for i, (_, messages) in self.packed.items()},
         }
+        if self.rows:
+            made["rows"] = {str(i): len(rows) for i, rows in self.rows.items()}
         return made if self.weigh is None else {**made, "weigh": self.weigh}
 
 
@@ -827,7 +831,7 @@ def add_n(
     some: Any = arrays
     with ranks.call("add_n", timeout) as call:
         name = None
-        if plain and type(some) in (list, tuple) and len(some) == 1:
+        if plain and type(some) in (list, tuple) and len(some) == 1 and not sparse.may_travel(some[0]):
             name = plans.name_of(some[0], order, scale, into)
         plan = None if name is None else plans.find(ranks, name)
         if plan is not None:
@@ -868,6 +872,7 @@ def add_n(
         if layout:
             terms = [Term(layout.flatten([x]), key, w) for key, w, x in present]
             sent = prepare(layout, terms, options, ranks, counted)
+            sent.rows = rows_of_terms(layout, [x for _, _, x in present])
         else:
             sent = Sent([], weigh=weighed([], counted.kind(), counted.total(), options, {}))
         like = like_of(present[0][2]) if present else None
@@ -891,7 +896,8 @@ def add_n(
         example = present[0][2] if present else example_of(headers[first]["like"])
         total = finish(call, layout, sent, headers, options, [example])[0]
         if name is not None and agreed.size and all(h["terms"] == 1 and "weigh" not in h for h in headers):
-            plans.keep(ranks, name, agreed, options, len(ranks._levels) == 1)
+            flat = len(levels_for(ranks, layout.segments[0], options)) == 1
+            plans.keep(ranks, name, agreed, options, flat)
         return total
 
 
@@ -919,11 +925,44 @@ def weights_of(weights: Iterable[float], n: int) -> Iterator[Weight]:
         yield weight_of(f"add_n: arrays[{i}]", weight)
 
 
+def rows_of_terms(layout: Layout, arrays: Sequence[Any]) -> dict[int, NDArray]:
+    """`Sent.rows` of a bucket of one leaf."""
+    noted = sparse.Noted()
+    for x in arrays:
+        noted.note(0, layout.leaves[0], x)
+    return noted.found([1] * len(arrays))
+
+
+def summed(
+    call: Call,
+    layout: Layout,
+    sent: Sent,
+    headers: list[Header],
+    options: Options,
+    places: Mapping[int, NDArray] | None = None,
+) -> list[NDArray]:
+    """`Sum.run` of a bucket; of leaves of which every rank has few rows, these alone travel."""
+    leaves = sparse.chosen(call.group, layout, headers, options)
+    if not leaves:
+        return Sum(call, layout, sent, headers, options, places).run()
+    few = sparse.Few(layout, sparse.exchanged(call, leaves, sent.rows, headers), options, call.group.size)
+    terms = [Term([few.taken_of(k, raw) for k, raw in enumerate(t.flats)], t.key, t.weight) for t in sent.terms]
+    folded = {}
+    for k, fold in sent.folded.items():
+        folded[k] = Fold(few.layout.segments[k])
+        folded[k].count = fold.count
+        folded[k].total = None if fold.total is None else few.taken_of(k, fold.total)
+    sums = Sum(call, few.layout, replace(sent, terms=terms, folded=folded), headers, options).run()
+    if options.into not in ("all", call.group.rank):
+        return sums
+    return [few.spread(k, raw, (places or {}).get(k)) for k, raw in enumerate(sums)]
+
+
 def finish(
     call: Call, layout: Layout, sent: Sent, headers: list[Header], options: Options, like: Sequence[Any]
 ) -> list[Any]:
     """The sums of a bucket's leaves, or this rank's shards of them, or None where another rank gets them."""
-    flats = Sum(call, layout, sent, headers, options).run()
+    flats = summed(call, layout, sent, headers, options)
     if options.into == "shard":
         return layout.shards(flats, call.group.rank, like)
     if options.into in ("all", call.group.rank):
