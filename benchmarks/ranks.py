@@ -26,6 +26,7 @@ import numpy as np
 import fanin
 from fanin import _core
 from fanin.dist import layout
+from fanin.dist.chain import PIECE, PIECES
 from fanin.dist.frames import PARTS
 from fanin.dist.layout import Layout, Leaf
 from fanin.dist.sums import ExactSum
@@ -522,18 +523,34 @@ def two_levels(size: float, ranks: int, to_owner: float = ONE, node: int = NODE,
     ]
 
 
-def sums(order: str, size: int, ranks: int, each: int) -> dict[str, list[Sum]]:
-    """The parts of an all-reduce to which a rank brings `each` contributions, in one level and, if it is exact, in two:
-    a fold in the order of keys has no partial sums, and one by ranks would have other bits.
+def chain(size: float, ranks: int, each: int = 1, node: int = NODE) -> list[Sum]:
+    """A left fold that runs from node to node, of `each` terms a rank: the steps for which the last node waits, and its
+    messages to owners; then the sum comes back as in two levels.
     """
+    headers = flat(0, ranks, node=node)
+    nodes, share = ranks // node, size / node
+    piece = min(share, max(PIECE, share / (PIECES * nodes)))
+    steps = math.ceil(share / piece) + nodes - 2
+    between = 2 * share * (nodes - 1) / nodes
+    return [
+        headers._replace(messages=headers.messages / 3),
+        Sum(2 * (node - 1), (each + 1) * (size - share), each * size, 0),
+        Sum(steps, steps * piece, 0, 0, 1.0),
+        Sum(2 * (nodes - 1), between, 0, 0, 1.0),
+    ]
+
+
+def sums(order: str, size: int, ranks: int, each: int) -> dict[str, list[Sum]]:
+    """The parts of an all-reduce to which a rank brings `each` contributions, in one level and in two."""
     if order == "key":
-        return {"flat": [flat(size, ranks, each, each)]}
+        made = {"flat": [flat(size, ranks, each, each)]}
+        return {**made, "two levels": chain(size, ranks, each)} if ranks > NODE else made
     several = order == "exact" and each > 1
     to_owner = SEVERAL if several else ONE
     own = [Sum(0, 0, each * size, 0, work="pack" if several else "rank")] if each > 1 else []
     made = {"flat": [*own, flat(size, ranks, to_owner, work="merge" if several else order)]}
-    if ranks > NODE and order == "exact":
-        made["two levels"] = [*own, *two_levels(size, ranks, to_owner)]
+    if ranks > NODE:
+        made["two levels"] = [*own, *(two_levels(size, ranks, to_owner) if order == "exact" else chain(size, ranks))]
     return made
 
 

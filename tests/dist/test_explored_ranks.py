@@ -158,11 +158,20 @@ def test_every_order_of_ranks_with_a_small_bucket_has_one_outcome(
 
 
 TWO_LEVELS = {"nodes": 2, "order": "exact"}
+CHAIN = {"nodes": 2, "order": "key"}
 
 
 @pytest.mark.parametrize(
     ("n", "options"),
-    [(2, {}), (3, {}), (3, {"fails": 2, "inputs": 1}), (4, TWO_LEVELS), (4, {**TWO_LEVELS, "fails": 2, "inputs": 1})],
+    [
+        (2, {}),
+        (3, {}),
+        (3, {"fails": 2, "inputs": 1}),
+        (4, TWO_LEVELS),
+        (4, {**TWO_LEVELS, "fails": 2, "inputs": 1}),
+        (4, CHAIN),
+        (4, {**CHAIN, "fails": 2, "inputs": 1}),
+    ],
 )
 @pytest.mark.parametrize("size", sizes(3, 100))
 def test_some_orders_of_more_ranks_have_one_outcome(n: int, options: dict[str, Any], size: int) -> None:
@@ -181,8 +190,11 @@ def test_every_order_of_more_ranks_and_buckets_has_one_outcome(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("buckets", "options"), [(1, {}), (2, {"fails": 3, "inputs": 1}), (1, {"after": True})])
-def test_many_orders_of_two_levels_have_one_outcome(buckets: int, options: dict[str, Any]) -> None:
-    report = explored(4, buckets, limit=300, **TWO_LEVELS, **options)
+@pytest.mark.parametrize("levels", [TWO_LEVELS, CHAIN])
+def test_many_orders_of_two_levels_have_one_outcome(
+    levels: dict[str, Any], buckets: int, options: dict[str, Any]
+) -> None:
+    report = explored(4, buckets, limit=300, **levels, **options)
     assert not report.failed and report.runs >= 150, str(report)
 
 

@@ -42,10 +42,13 @@ def test_weights_after_some_steps_are_those_of_one_process(
 
 @pytest.mark.parametrize("steps", sizes(STEPS, 20))
 @pytest.mark.parametrize(("n", "nodes"), every(3, [(4, 2), (8, 2), (8, 4), (8, [0, 1] * 4)]))
-def test_weights_after_some_steps_in_two_levels_are_those_of_one_process(n: int, nodes: Any, steps: int) -> None:
-    expected = alone("exact", steps)
+@pytest.mark.parametrize("order", ["exact", "key"])
+def test_weights_after_some_steps_in_two_levels_are_those_of_one_process(
+    order: str, n: int, nodes: Any, steps: int
+) -> None:
+    expected = alone(order, steps)
     for bucket, dealing in itertools.product((1000, 25 << 20), (lambda k: k % n, lambda k: n - 1 - k * n // MICRO)):
-        assert on_ranks(n, "exact", bucket, dealing, steps, nodes) == [expected] * n, (n, bucket)
+        assert on_ranks(n, order, bucket, dealing, steps, nodes) == [expected] * n, (n, bucket)
 
 
 def test_the_law_of_ranks_finds_another_order() -> None:

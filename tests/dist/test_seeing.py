@@ -259,7 +259,7 @@ def test_counters_have_the_messages_and_bytes_of_a_pass(order: str) -> None:
         assert sent == 2 * back  # one contribution travels as it is in each order
 
 
-def counted(n: int, nodes: int, each: int, size: int, order: Any = "exact") -> list[dist.GroupCounters]:
+def counted(n: int, nodes: Any, each: int, size: int, order: Any = "exact") -> list[dist.GroupCounters]:
     """The counters of a sum of `each` arrays of ones on each rank, of `size` float32, without the bytes of headers."""
 
     def rank(group: Group) -> dist.GroupCounters:
@@ -297,10 +297,13 @@ def test_the_model_has_the_messages_and_bytes_that_a_sum_counts_also_between_nod
 
 
 def test_a_node_sends_one_sum_to_each_other_node() -> None:
-    """In one level each of its four ranks sends its own."""
-    flat, two = counted(8, 2, 1, 8 * 512, "key")[0], counted(8, 2, 1, 8 * 512)[0]
+    """In one level each of its four ranks sends its own. A left fold runs through the first node to the last one."""
+    flat, two = counted(8, [0, 1] * 4, 1, 8 * 512, "key")[0], counted(8, 2, 1, 8 * 512)[0]
     assert (flat.messages_between, two.messages_between) == (3 * 4, 4 + 3)
     assert [flat.bytes_between, two.bytes_between] == [4 * 2048 * 2, packed_bytes(4, 512) + 8 + 2048]
+    first, *_, last = counted(8, 2, 1, 8 * 512, "key")
+    assert (first.messages_between, last.messages_between) == (4 + 1 + 1, 4 + 1 + 1)
+    assert [first.bytes_between, last.bytes_between] == [2 * 2048 + 2048, 2048 + 2048]
 
 
 def test_the_share_of_sending_during_a_pass_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

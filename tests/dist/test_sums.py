@@ -42,7 +42,7 @@ def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
     return (x + 1j * rng.standard_normal(shape)).astype(dtype) if "complex" in dtype else x.astype(of_name(dtype))
 
 
-#: (ranks, nodes): sums in one level, and with order="exact" those with 2 or 4 nodes, and of mixed ranks, in two.
+#: (ranks, nodes): sums in one level, and those with 2 or 4 nodes, and of mixed ranks, in two.
 LAYOUTS: list[tuple[int, Any]] = [(1, 1), (2, 1), (3, 1), (5, 1), (8, 1), (9, 1), (4, 2), (8, 2), (8, 4)]
 LAYOUTS += [(6, [7, 5, 5, 7, 5, 7]), (4, [0, 0, 0, 1]), (3, [0, 1, 2])]
 TWO_LEVELS: list[tuple[int, Any]] = [(4, 2), (6, 2), (6, [7, 5, 5, 7, 5, 7])]
@@ -81,8 +81,6 @@ def test_the_sum_has_the_bits_of_one_process_for_any_number_of_ranks_and_any_dea
         exact = order == "exact" and dtype in FLOATS
         expected = fanin.add_n(arrays, scale=scale, accumulate="exact" if exact else None)
         for (n, nodes), pairs in itertools.product(layouts, (True, False)):  # with 5, ranks bring two or one
-            if nodes != 1 and order == "key":
-                continue  # in one level, too
             owner = lambda k, n=n, p=pairs: (k // 2 if p else k + 1) % n  # noqa: E731
             for out in on_ranks(n, arrays, owner, order, nodes, scale=scale):
                 assert bits(out) == bits(np.asarray(expected)), (n, nodes, pairs, shape)
@@ -737,13 +735,18 @@ class Breaks:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize(("at", "nodes"), [(1, 1), (2, 1), (3, 1), *((k, 2) for k in range(1, 7))])
-def test_an_operation_of_the_engine_that_fails_is_an_error_on_every_rank(at: int, nodes: int, waits: bool) -> None:
+@pytest.mark.parametrize(
+    ("at", "nodes", "order"),
+    [(1, 1, "key"), (2, 1, "key"), (3, 1, "key"), *((k, 2, order) for order in ("exact", "key") for k in range(1, 7))],
+)
+def test_an_operation_of_the_engine_that_fails_is_an_error_on_every_rank(
+    at: int, nodes: int, order: Any, waits: bool
+) -> None:
     def rank(group: Group) -> Any:
         if group.rank == 1:
             group._engine = Breaks(group._engine, at, waits)
         with pytest.raises(fanin.PeerError, match=r"rank 1 failed: OSError: the wire broke") as e:
-            good(group) if nodes == 1 else dist.add_n([np.ones(3000)], group, "exact")
+            good(group) if nodes == 1 else dist.add_n([np.ones(3000)], group, order)
         assert e.value.rank == (None if group.rank == 1 else 1)
         return group.closed
 

@@ -69,6 +69,9 @@ class Engine(Protocol):
     `all_to_all`, but a message may be shorter than the array of `receives` that it comes into, and each rank sends each
     other one a message; the result is how many bytes each rank sent, or more. again: this rank gives the same two lists
     of arrays often. With `alike`, True, all arrays of `sends` are the same one.
+
+    An engine whose `abort` does more than to end waits, as `MPI_Abort` does, may have `retire(reason)`: it is called
+    instead where a rank closes its group, or Python ends, without an error.
     """
 
     rank: int  #: from 0 to size - 1

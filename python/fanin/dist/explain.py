@@ -8,10 +8,11 @@ from fractions import Fraction
 
 from fanin._words import counted, size
 
+from . import sparse
 from .group import Group, Header
 from .layout import BLOCK, Layout, Segment, accumulation, is_inexact
 from .options import Options
-from .sums import levels_for, order_of
+from .sums import chain_of, levels_for, order_of
 from .wire import returned_codec, sent_codec, shard_sizes
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -32,6 +33,13 @@ def explain(
     names = listed(leaf.name for leaf in layout.leaves)
     total = sum(s.size * s.itemsize for s in layout.segments)
     lines = [f"{where}: {names}: {counted(sum(s.size for s in layout.segments), 'element')}, {size(total)}."]
+    for i in sparse.chosen(group, layout, headers, options) if headers else ():
+        leaf = layout.leaves[i]
+        if only in (None, i):
+            lines.append(
+                f"Rows of {leaf.name} travel instead of the whole: at most {sparse.at_most(leaf, headers or (), i)} of"
+                f" {leaf.shape[0]}, and their numbers; the bytes below are those of the whole (N13)."
+            )
     for i, segment in enumerate(layout.segments):
         places = [p for p in segment.places if only in (None, p.leaf)]
         if places:
@@ -60,7 +68,7 @@ def explain(
         lines.append(f'into="shard": each owner keeps its part; this rank {own} (N6).')
     elif options.into == "all":
         way = "all ranks"
-        if any(len(levels_for(group, s, options)) > 1 for s in layout.segments):
+        if any(len(levels_for(group, s, options, headers)) > 1 for s in layout.segments):
             way = "a rank of every node, and these to all ranks of their nodes"
         lines.append(f"Each owner sends its part of the sum to {way}, as {dtypes}; this rank {own} to each (N6).")
     else:
@@ -96,7 +104,7 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
     lines = []
     if counts:
         lines.append(f"Terms: {listed(f'{n} of rank {r}' for r, n in enumerate(counts))}.")
-    rank, levels = group.rank, levels_for(group, segment, options)
+    rank, levels = group.rank, levels_for(group, segment, options, headers)
     codec = sent_codec(segment)
     if codec is not None:
         rounded = "A rank's fold is" if order == "rank" else "Contributions are"
@@ -140,7 +148,12 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
         lines.append(f"Each rank folds its terms in {wide}; the owner folds the ranks' sums in their order (N4).")
         wire = wide if not counts or max(counts) > 1 else segment.dtype  # terms that need no fold travel as they are
         mine = min(mine, 1)
+    chain = chain_of(group, options, headers) if headers and len(levels) > 1 and is_inexact(segment.dtype) else None
+    if chain is not None:
+        nodes = listed(map(str, chain))
+        lines.append(f"The fold runs through the nodes {nodes}, in {wide}; the last one sends owners their sums (N12).")
     if headers:
         n = mine * of_owners(away, shard_sizes(segment, codec, wire))
-        lines.append(f"This rank sent {segment.wire or wire} to owners: {size(n)}.")
+        to = "owners" if len(levels) == 1 else "the ranks of its node"
+        lines.append(f"This rank sent {segment.wire or wire} to {to}: {size(n)}.")
     return lines

@@ -132,7 +132,12 @@ class Group:
         self._former = tuple(range(engine.size))
         self._process = os.getpid()
         self._uses: dict[str, Use] = {}  #: "now": the one that has begun
-        atexit.register(_ends, weakref.ref(self))  # after the engine's own, so it runs before that
+        at_exit = functools.partial(_ends, weakref.ref(self))
+        atexit.register(at_exit)  # after the engine's own, so it runs before that
+        self._no_exit = weakref.finalize(
+            self, atexit.unregister, at_exit
+        )  #: drops that entry, at this group's end, too
+        self._no_exit.atexit = False
         #: Whether the first messages of a rank to all others are the same.
         self._alike = getattr(engine, "alike", not hasattr(engine, "share"))
         self._room = room_of(engine.size, self._alike)
@@ -256,16 +261,24 @@ class Group:
         if self._closed is None:
             self._closed = f"it {reason}"
             others = f"rank {self.rank} {reason}"
-            if reason == "was closed by this rank":
+            orderly = reason == "was closed by this rank"
+            if orderly:
                 others = f"rank {self.rank} closed its group"
-            self._engine.abort(f"{others} {self._after()}")
+            self._leave(f"{others} {self._after()}", orderly)
         self._left = True
+        self._no_exit()
         self._engine.close()
 
     def _at_exit(self) -> None:
         """Python ends: the other ranks may wait for this one."""
         if self._closed is None and self._process == os.getpid():
-            self._engine.abort(f"rank {self.rank} ended {self._after()}{end_reason()}")
+            why = end_reason()
+            self._leave(f"rank {self.rank} ended {self._after()}{why}", not why)
+
+    def _leave(self, reason: str, orderly: bool) -> None:
+        """Tell the other ranks, which may wait for this one, why it makes no more calls."""
+        retire = getattr(self._engine, "retire", None) if orderly else None
+        (retire or self._engine.abort)(reason)
 
     def _after(self) -> str:
         """Its last pass, by which the other ranks see whose passes are fewer."""
@@ -812,7 +825,7 @@ def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout
         torch.distributed's world, if it is initialised; else MPI.COMM_WORLD.
     nodes : int or sequence of int, optional
         Which ranks share a node: the number of each rank's node, or how many nodes the ranks fill in their order. Sums
-        with order="exact" then are made inside nodes first. Every rank must give the same. Default: as before; for a
+        over several nodes then are made inside nodes first. Every rank must give the same. Default: as before; for a
         new group, what MPI or the names of the hosts say.
     timeout : float or "group", optional
         Seconds after which this rank no longer waits for another. None: it waits without a limit. Default: the

@@ -168,6 +168,10 @@ class Level(NamedTuple):
     team: tuple[int, ...]
     shards: tuple[tuple[int, ...], ...]
 
+    def owners(self, rank: int) -> tuple[int, ...]:
+        """The owners whose shards a rank of the team gets."""
+        return self.shards[self.team.index(rank)]
+
 
 def levels_of(rank: int, nodes: Sequence[int]) -> tuple[Level, ...]:
     """One level, in which every rank sends to every owner; or two, if there are several nodes of equally many ranks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,13 @@ NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "com
 
 #: The exponents of factors whose products have all digits in float64: of weights of narrow terms, of float64.
 NARROW_RANGE, WIDE_RANGE = (-850, 890), (-958, 990)
+
+
+def weighing_of(weights: Sequence[Weight | None]) -> dict[str, Any]:
+    """The option of the core's `add_n` for weights."""
+    if all(w is None for w in weights):
+        return {}
+    return {"weights": [1 if w is None else w for w in weights]}
 
 
 def wide_dtype(dtype: str) -> str:

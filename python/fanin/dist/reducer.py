@@ -26,7 +26,7 @@ from fanin._weights import Kind, Weight, weight_of
 from fanin._words import counted, names_nearest, note, type_of
 from fanin.slots import scaled
 
-from . import sums
+from . import sparse, sums
 from .counters import BadTerm, SumStats
 from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
@@ -109,6 +109,7 @@ class _Bucket:
         self.headers: list[Header] | None = None  #: of the last sum
         self.kept: dict[int, Any] = {}  #: gradients that came unshared, on a rank alone
         self.weight: Weight | None = None  #: of the contribution at hand; None: 1
+        self.rows = sparse.Noted()  #: of sparse contributions
         self.used: dict[int, _Memory] = {}  #: memory of terms that are in no running sum
         self.spare: _Memory | None = None  #: for the next contribution
         self.start()
@@ -148,6 +149,7 @@ class _Bucket:
         self.terms, self.masks, self.total, self.result, self.anywhere = [], [], None, None, 0
         self.bad = None
         self.kept.clear()
+        self.rows = sparse.Noted()
         self.start()
 
     def free(self) -> None:
@@ -205,6 +207,7 @@ class _Bucket:
             done = _core.add_n([host(gradient)], out=place, stats=stats)
         except TypeError as e:
             raise TypeError(f"Reducer: {leaf.name}: cannot copy its gradient, {type_of(gradient)}: {e}") from e
+        self.rows.note(i, leaf, gradient)
         if not stats:
             return 0
         travels = rounded(place, leaf, self.wire)
@@ -309,7 +312,8 @@ class _Bucket:
             elif sums.folds(options.order, segment):
                 self.fold(i, segment)
         weigh = sums.weighed(self.terms, kind, total, options, self.partials)
-        return Sent(self.terms, sums.packed(group, self.layout, options, self.partials), weigh, self.folded)
+        packed = sums.packed(group, self.layout, options, self.partials)
+        return Sent(self.terms, packed, weigh, self.folded, self.rows.found(self.masks))
 
 
 def bytes_of(gradient: Any, leaf: Leaf) -> NDArray | None:
@@ -880,7 +884,7 @@ class Reducer(_core.Block):
         elif bucket.anywhere:
             like = self.leaves[bucket.indices[0]].array
             places = bucket.places_of_results(self._options, self.group.rank, like)
-            bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options, places).run()
+            bucket.total = sums.summed(call, bucket.layout, sent, headers, self._options, places)
         bucket.forget()
 
     def _check_fold(self, bucket: _Bucket) -> None:

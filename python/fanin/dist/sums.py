@@ -9,11 +9,11 @@
 
 Integers and bool are sums of every order alike; they are folded by rank for "exact".
 
-A sum goes through a list of levels (`layout.levels_of`): one, in which every rank sends to every owner; for "exact" two
-where nodes hold several ranks. In the first one the ranks of a node sum their terms exactly; in the second one the
-owners sum the nodes' sums, and round. The results travel back through the same levels. The other orders have one level:
-a fold in the order of keys has no partial sums, and the bits of a fold by ranks would depend on which ranks share a
-node. Headers travel from every rank to every rank, so that all name the same rank in an error.
+A sum goes through a list of levels (`layout.levels_of`): one, in which every rank sends to every owner; or two where
+nodes hold several ranks. With "exact" the ranks of a node sum their terms exactly in the first one; in the second one
+the owners sum the nodes' sums, and round. With "key" and "rank" one rank of a node gets the terms in the first one, and
+the fold runs from node to node in the second one (`chain`). The results travel back through the same levels. Headers
+travel from every rank to every rank, so that all name the same rank in an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -35,7 +35,8 @@ from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
 from fanin.partial import Partial
 
-from . import frames, plans
+from . import frames, plans, sparse
+from .chain import Chain, nodes_in_order
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
 from .layout import (
@@ -54,7 +55,7 @@ from .layout import (
     typed,
 )
 from .options import Into, Options, Order
-from .products import check_products, products, wide_dtype, window_parts
+from .products import check_products, products, weighing_of, wide_dtype, window_parts
 from .wire import names_of, returned_codec, sent_codec, shard_sizes, sum_dtype
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -100,16 +101,39 @@ ROOM = 320
 NOTHING: NDArray = np.empty(0, np.uint8)
 
 
-def levels_for(group: Group, segment: Segment, options: Options) -> tuple[Level, ...]:
-    """The levels of a sum: the same on every rank. One, too, if a message between nodes may be too large."""
+def levels_for(
+    group: Group, segment: Segment, options: Options, headers: Sequence[Header] | None = None
+) -> tuple[Level, ...]:
+    """The levels of a sum: the same on every rank. One, too, if a message between nodes may be too large, or if two
+    nodes alternate in the order of a fold, as headers of all ranks say; without them a fold may have two.
+    """
     levels, largest = group._levels, getattr(group._engine, "largest", None)
-    if options.order != "exact":
+    if len(levels) == 1:
+        return levels
+    folds = is_inexact(segment.dtype) and options.order != "exact"
+    if folds and headers is not None and chain_of(group, options, headers) is None:
         return group._flat
-    if len(levels) > 1 and largest is not None:
+    if largest is not None:
         numbers = segment.counts("complex64" if segment.dtype.startswith("complex") else "float32")
         held = max(sum(numbers[o] for o in owners) for owners in levels[0].shards) // 4
-        return levels if ROOM * held <= largest else group._flat
+        each = 2 * itemsize("float64") * max(h["terms"] for h in headers) if folds and headers else ROOM
+        return levels if each * held <= largest else group._flat
     return levels
+
+
+def chain_of(group: Group, options: Options, headers: Sequence[Header]) -> tuple[int, ...] | None:
+    """The nodes in the order in which a fold runs through them; None if two of them alternate, or an option asks for
+    another dtype than that of the sum.
+    """
+    counts = [h["terms"] for h in headers]
+    if options.accumulate is not None:
+        return None
+    terms = [(rank, rank) for rank, n in enumerate(counts) if n]
+    if order_of(options, counts) == "key":
+        ranks = [rank for rank, n in enumerate(counts) for _ in range(n)]
+        keys = [key for h in headers for key in h["keys"]]
+        terms = list(zip(range(len(ranks)) if None in keys else keys, ranks, strict=True))
+    return nodes_in_order(group.nodes, terms)
 
 
 class ExactSum:
@@ -277,6 +301,8 @@ class Sent:
     weigh: Header | None = None
     #: For each segment whose terms were folded as they came: the fold.
     folded: dict[int, Fold] = field(default_factory=dict)
+    #: For each leaf all of whose terms are sparse: the rows that they have.
+    rows: Mapping[int, NDArray] = field(default_factory=dict)
 
     @property
     def header(self) -> Header:
@@ -285,6 +311,8 @@ class Sent:
             "keys": [t.key for t in self.terms],
             "sizes": {str(i): [len(m) for m in messages] for i, (_, messages) in self.packed.items()},
         }
+        if self.rows:
+            made["rows"] = {str(i): len(rows) for i, rows in self.rows.items()}
         return made if self.weigh is None else {**made, "weigh": self.weigh}
 
 
@@ -446,7 +474,7 @@ class Sum:
             rounded = _core.message_new(segment.counts()[self.rank])
             self.add(i, segment, typed(rounded, segment.dtype))
             back.encode(rounded, segment.dtype, self.rank, own)
-        levels = levels_for(self.call.group, segment, self.options)
+        levels = levels_for(self.call.group, segment, self.options, self.headers)
         if into == "all":
             for level, step in zip(reversed(levels), ("back", "back in node"), strict=False):
                 self.back(level, whole, natural, step)
@@ -459,8 +487,9 @@ class Sum:
 
     def add(self, i: int, segment: Segment, own: Any) -> None:
         """Write the sum of this rank's shard into `own`."""
-        levels = levels_for(self.call.group, segment, self.options)
-        if is_inexact(segment.dtype) and (len(levels) > 1 or any(str(i) in h["sizes"] for h in self.headers)):
+        levels = levels_for(self.call.group, segment, self.options, self.headers)
+        packs = len(levels) > 1 or any(str(i) in h["sizes"] for h in self.headers)
+        if is_inexact(segment.dtype) and self.order == "exact" and packs:
             self.exact(i, segment, own, levels)
         else:
             self.fold(i, segment, own, levels)
@@ -618,33 +647,82 @@ class Sum:
             flats = [codec.encoded(f, dtype) for f in flats]
         there = Runs(range(self.size), shards)
         self.check_size(max(counts) * sum(shards[o] for o in owners) for owners in levels[0].shards)
+        runs_on = len(levels) > 1 and self.order != "exact" and is_inexact(segment.dtype)
+        if runs_on:
+            raws = self.gathered(levels[0], "to node", flats, there, shards, counts)
+            self.chained(segment, own, levels, raws, weights, dtype)
+            return
         for level in levels:
-            me = level.team.index(self.rank)
-            owners = level.shards[me]
-            mine = sum(shards[o] for o in owners)
-            sends = {}
-            for r, theirs in zip(level.team, level.shards, strict=True):
-                pieces = [there.take(f, theirs) for f in flats]
-                sends[r] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else NOTHING
-            receives = {r: _core.message_new(0 if r == self.rank else mine * counts[r]) for r in level.team}
-            self.travel(sends, receives, "to owners" if level is levels[-1] else "to node")
-            receives[self.rank] = sends[self.rank]
-            raws = [receives[r][k * mine : (k + 1) * mine] for r in level.team for k in range(counts[r])]
+            step = "to owners" if level is levels[-1] else "to node"
+            raws = self.gathered(level, step, flats, there, shards, counts)
             if level is not levels[-1]:  # integers, whose sum is the same in any order
                 each = list(itertools.chain.from_iterable(weights[r] for r in level.team))
-                flats, there = added(raws, dtype, dtype, each), Runs(owners, shards)
+                flats, there = added(raws, dtype, dtype, each), Runs(level.owners(self.rank), shards)
                 counts = [int(one) for one in self.of_nodes([n > 0 for n in counts])]
                 weights = [[None] * n for n in counts]
-        if not mine:
+        if not len(own):
             return
         terms = [typed(raw, dtype) if codec is None else codec.term(raw, self.rank, dtype) for raw in raws]
-        each = list(itertools.chain.from_iterable(weights[r] for r in levels[-1].team))
-        keys = [k for keys in self.keys for k in keys] if self.order == "key" else list(range(len(terms)))
-        places = sorted(range(len(terms)), key=keys.__getitem__)
-        ordered, weights_in_order = [terms[k] for k in places], [each[k] for k in places]
+        each, places = self.in_order(segment, levels[-1], weights)
         exact = self.order == "exact" and is_inexact(segment.dtype)
         accumulate = "exact" if exact else sum_dtype(codec, dtype, self.options.accumulate)
-        self.rounded(ordered, weights_in_order, own, self.options.scale, accumulate)
+        self.rounded([terms[k] for k in places], each, own, self.options.scale, accumulate)
+
+    def gathered(
+        self,
+        level: Level,
+        step: str,
+        flats: Sequence[NDArray],
+        there: Runs,
+        shards: Sequence[int],
+        counts: Sequence[int],
+    ) -> list[NDArray]:
+        """The terms of a level's team, of which each rank sends this one the shards of its owners."""
+        mine = sum(shards[owner] for owner in level.owners(self.rank))
+        sends = {}
+        for r, theirs in zip(level.team, level.shards, strict=True):
+            pieces = [there.take(f, theirs) for f in flats]
+            sends[r] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else NOTHING
+        receives = {r: _core.message_new(0 if r == self.rank else mine * counts[r]) for r in level.team}
+        self.travel(sends, receives, step)
+        receives[self.rank] = sends[self.rank]
+        return [receives[r][k * mine : (k + 1) * mine] for r in level.team for k in range(counts[r])]
+
+    def in_order(
+        self, segment: Segment, level: Level, weights: Sequence[Sequence[Weight | None]]
+    ) -> tuple[list[Weight | None], list[int]]:
+        """The weights of a team's terms in the order of the sum, and the places of these terms in that of ranks."""
+        each = list(itertools.chain.from_iterable(weights[r] for r in level.team))
+        keys: Sequence[int] = range(len(each))
+        if self.order == "key" and is_inexact(segment.dtype):  # integers have the same sum in any order
+            keys = list(itertools.chain.from_iterable(self.keys[r] for r in level.team))
+        places = sorted(range(len(each)), key=keys.__getitem__)
+        return [each[k] for k in places], places
+
+    def chained(
+        self,
+        segment: Segment,
+        own: Any,
+        levels: Sequence[Level],
+        raws: Sequence[NDArray],
+        weights: Sequence[Sequence[Weight | None]],
+        dtype: str,
+    ) -> None:
+        """The fold runs from node to node. raws: the terms of this rank's node, in its shards."""
+        codec, nodes = sent_codec(segment), chain_of(self.call.group, self.options, self.headers)
+        assert nodes is not None
+        each, places = self.in_order(segment, levels[0], weights)
+        sent_as = dtype
+        if codec is not None and codec.is_array:
+            sent_as = codec.dtype
+        elif codec is not None:
+            owners = levels[0].owners(self.rank)
+            raws = [codec.widened(raw, owners, dtype) for raw in raws]
+        terms = [typed(raw, sent_as) for raw in raws]
+        chain = Chain(segment, self.rank, levels, nodes, sum_dtype(codec, dtype, None))
+        total = chain.run([terms[k] for k in places], each, self.travel)
+        if len(own):
+            self.rounded([typed(total, chain.dtype)], [None], own, self.options.scale, None)
 
 
 def added(flats: Sequence[NDArray], dtype: str, wide: str, weights: Sequence[Weight | None]) -> list[NDArray]:
@@ -656,13 +734,6 @@ def added(flats: Sequence[NDArray], dtype: str, wide: str, weights: Sequence[Wei
     if len(total):
         _core.add_n(terms, out=typed(total, wide), **weighing_of(weights))
     return [total]
-
-
-def weighing_of(weights: Sequence[Weight | None]) -> dict[str, Any]:
-    """The option of the core's `add_n` for weights."""
-    if all(w is None for w in weights):
-        return {}
-    return {"weights": [1 if w is None else w for w in weights]}
 
 
 def check_keys(keys: Iterable[int], n: int) -> list[int]:
@@ -760,7 +831,7 @@ def add_n(
     some: Any = arrays
     with ranks.call("add_n", timeout) as call:
         name = None
-        if plain and type(some) in (list, tuple) and len(some) == 1:
+        if plain and type(some) in (list, tuple) and len(some) == 1 and not sparse.may_travel(some[0]):
             name = plans.name_of(some[0], order, scale, into)
         plan = None if name is None else plans.find(ranks, name)
         if plan is not None:
@@ -801,6 +872,7 @@ def add_n(
         if layout:
             terms = [Term(layout.flatten([x]), key, w) for key, w, x in present]
             sent = prepare(layout, terms, options, ranks, counted)
+            sent.rows = rows_of_terms(layout, [x for _, _, x in present])
         else:
             sent = Sent([], weigh=weighed([], counted.kind(), counted.total(), options, {}))
         like = like_of(present[0][2]) if present else None
@@ -853,11 +925,44 @@ def weights_of(weights: Iterable[float], n: int) -> Iterator[Weight]:
         yield weight_of(f"add_n: arrays[{i}]", weight)
 
 
+def rows_of_terms(layout: Layout, arrays: Sequence[Any]) -> dict[int, NDArray]:
+    """`Sent.rows` of a bucket of one leaf."""
+    noted = sparse.Noted()
+    for x in arrays:
+        noted.note(0, layout.leaves[0], x)
+    return noted.found([1] * len(arrays))
+
+
+def summed(
+    call: Call,
+    layout: Layout,
+    sent: Sent,
+    headers: list[Header],
+    options: Options,
+    places: Mapping[int, NDArray] | None = None,
+) -> list[NDArray]:
+    """`Sum.run` of a bucket; of leaves of which every rank has few rows, these alone travel."""
+    leaves = sparse.chosen(call.group, layout, headers, options)
+    if not leaves:
+        return Sum(call, layout, sent, headers, options, places).run()
+    few = sparse.Few(layout, sparse.exchanged(call, leaves, sent.rows, headers), options, call.group.size)
+    terms = [Term([few.taken_of(k, raw) for k, raw in enumerate(t.flats)], t.key, t.weight) for t in sent.terms]
+    folded = {}
+    for k, fold in sent.folded.items():
+        folded[k] = Fold(few.layout.segments[k])
+        folded[k].count = fold.count
+        folded[k].total = None if fold.total is None else few.taken_of(k, fold.total)
+    sums = Sum(call, few.layout, replace(sent, terms=terms, folded=folded), headers, options).run()
+    if options.into not in ("all", call.group.rank):
+        return sums
+    return [few.spread(k, raw, (places or {}).get(k)) for k, raw in enumerate(sums)]
+
+
 def finish(
     call: Call, layout: Layout, sent: Sent, headers: list[Header], options: Options, like: Sequence[Any]
 ) -> list[Any]:
     """The sums of a bucket's leaves, or this rank's shards of them, or None where another rank gets them."""
-    flats = Sum(call, layout, sent, headers, options).run()
+    flats = summed(call, layout, sent, headers, options)
     if options.into == "shard":
         return layout.shards(flats, call.group.rank, like)
     if options.into in ("all", call.group.rank):
