@@ -121,7 +121,7 @@ def backward(
     if retain_graph is not None:
         retain_graph = flag("backward: retain_graph", retain_graph)
     named = []
-    if type(at) is not tuple or at:  # asking a tensor's class what a tuple is takes as long as the walk of a small graph
+    if type(at) is not tuple or at:  # to find an empty one by `_several` takes 7 us
         named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(_several("at", at))]
     wanted = "accumulate" if accumulate is not None else "at" if named else None
     if accumulate is not None:
