@@ -38,6 +38,7 @@ from .._interop.torch_leaves import (
 from .._weights import Weight, parts_of, weight_of
 from .._words import names_nearest, type_of
 from ..slots import Slot
+from . import steps
 from .last import Last
 from .target import Target, written_later
 from .weights import Entry, Passes, Weighted
@@ -559,7 +560,16 @@ class accumulate(_core.Block):
                 if self.into == "grad":
                     self._parameters[slot].grad = None
         self._began = True
+        if self.into == "grad":
+            steps.opened(self)
         return self
+
+    def _name_of(self, p: torch.Tensor) -> str | int | None:
+        """The name of a parameter whose `.grad` the block keeps back; None for any other."""
+        if not self._active or self._last is not None:
+            return None
+        slot = self._taking.slot_of(p)
+        return None if slot is None else self._names[slot]
 
     def _add_first(self, slot: int, first: torch.Tensor) -> None:
         """Add an earlier gradient. If it has the dtype of the sum, the sum is made in it."""
@@ -667,6 +677,7 @@ class accumulate(_core.Block):
         is raised when all are done.
         """
         interrupt: BaseException | None = None
+        steps.closed(self)
         sums: dict[int, torch.Tensor | None] = {}
         failed: dict[int, Exception] = {}
         found: tuple[list[int], dict[int, torch.Tensor]] | None = None if began else ([], {})

@@ -38,6 +38,7 @@ Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
 TENSORS = torch.Tensor, GradientEdge
 SEVERAL = 3  # the sum of fewer gradients has the same bits in a wider dtype
 NARROW = 4  # bytes of an element, below which sums are wider than the gradient
+HOST = torch.device("cpu")
 TORCHS = -1
 NO_PASS = -1  # torch counts its passes from 0
 BAND = 8000  # nodes that torch may free one within the other: each takes some 200 bytes of the stack
@@ -119,7 +120,9 @@ def backward(
     create_graph = flag("backward: create_graph", create_graph)
     if retain_graph is not None:
         retain_graph = flag("backward: retain_graph", retain_graph)
-    named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(_several("at", at))]
+    named = []
+    if type(at) is not tuple or at:  # to find an empty one by `_several` takes 7 us
+        named = [_place(f"backward: at: item {i}", t) for i, t in enumerate(_several("at", at))]
     wanted = "accumulate" if accumulate is not None else "at" if named else None
     if accumulate is not None:
         _check_dtype(accumulate)
@@ -222,9 +225,10 @@ def _place(what: str, x: torch.Tensor | GradientEdge) -> Place:
 
 
 def _place_of_root(t: torch.Tensor) -> Place:
-    if type(t) is torch.Tensor and t.grad_fn is not None:
-        return t.grad_fn, t.output_nr
-    return _place("backward: tensors", t)
+    node = t.grad_fn if type(t) is torch.Tensor else None
+    if node is None:
+        return _place("backward: tensors", t)
+    return node, t.output_nr
 
 
 def _fan_ins(roots: list[Place], inputs: list[Any] | None, named: Iterable[Place]) -> dict[Place, list[Place]]:
@@ -338,12 +342,13 @@ def _chosen(
         dtype = what.dtype
         if not (dtype.is_floating_point or dtype.is_complex) or not (asked or dtype.itemsize < NARROW):
             continue
-        device = what.device.type
+        device = what.device
+        on_host = device == HOST
         why = None
         if what.is_nested_tensor:
             why = "is nested"
-        elif device not in ("cpu", "cuda"):
-            why = f"is on {device}"
+        elif not on_host and device.type != "cuda":
+            why = f"is on {device.type}"
         elif BUFFERS and any(
             isinstance(producer, torch.autograd.function.BackwardCFunction) for producer, _ in producers
         ):
@@ -353,7 +358,7 @@ def _chosen(
         elif accumulate is not None:
             _check_sum(node, dtype, accumulate)
         if why is None:
-            chosen.append(_FanIn(node.name(), tuple(what.shape), dtype, device == "cpu", asked, len(producers)))
+            chosen.append(_FanIn(node.name(), tuple(what.shape), dtype, on_host, asked, len(producers)))
             producers_of.append(producers)
         elif asked:
             raise RuntimeError(

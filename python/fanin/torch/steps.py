@@ -1,0 +1,72 @@
+"""An optimizer that steps within a block of `accumulate`, where its parameters have no gradient."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .._interop.torch_leaves import word
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
+Accumulate = Any  # a block of fanin.torch.accumulate, whose module imports this one
+
+NAMED = 3  # of the parameters in a message
+_lock = threading.Lock()
+_open: dict[int, weakref.ref[Accumulate]] = {}  # a dict, whose values are copied in one step
+_is_watched = False
+
+
+def opened(block: Accumulate) -> None:
+    """Have optimizers say that they step parameters of the block.
+
+    torch's hook of all optimizers stays after the first block: a step of another thread that goes through these hooks
+    while one is removed raises.
+    """
+    global _is_watched
+    with _lock:
+        if not _is_watched:
+            register_optimizer_step_pre_hook(_before_step)
+            _is_watched = True
+    _open[id(block)] = weakref.ref(block)
+
+
+def closed(block: Accumulate) -> None:
+    """May be repeated."""
+    _open.pop(id(block), None)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
+    """RuntimeError if a step would do nothing; a RuntimeWarning if it leaves parameters of a block out."""
+    if not _open:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    left_out = [*_left_out(parameters)]
+    if not left_out:
+        return
+    names = ", ".join(word(name) for name in left_out[:NAMED])
+    if len(left_out) > NAMED:
+        names = f"{names} and {len(left_out) - NAMED} more"
+    message = (
+        f"accumulate: {type(optimizer).__name__}.step() within the block steps nothing of {names}, whose .grad is there"
+        " from the end of the block on: call it after the block, or use block.last(step)"
+    )
+    if all(p.grad is None for p in parameters):
+        raise RuntimeError(message)
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _left_out(parameters: list[torch.Tensor]) -> Iterator[str | int]:
+    """The names of parameters without a gradient that open blocks collect."""
+    blocks = [block for block in (ref() for ref in [*_open.values()]) if block is not None]
+    for p in parameters:
+        if p.grad is not None:
+            continue
+        names = [name for name in (block._name_of(p) for block in blocks) if name is not None]
+        yield from names[:1]

@@ -1,0 +1,185 @@
+"""fanin.torch.accumulate: optimizers that step within a block."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import fanin
+
+pytestmark = pytest.mark.partners
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+NOTHING = r"^accumulate: {}\.step\(\) within the block steps nothing of {}, whose \.grad is there from the end"
+
+
+def parameter() -> Any:
+    return torch.nn.Parameter(torch.zeros(2))
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adafactor"])
+def test_a_step_within_the_block_that_would_do_nothing_is_an_error(kind: str) -> None:
+    p = parameter()
+    optimizer = getattr(torch.optim, kind)([p], lr=1.0)
+    with (
+        pytest.raises(RuntimeError, match=NOTHING.format(kind, "layer.weight")),
+        fanin.torch.accumulate([("layer.weight", p)]),
+    ):
+        p.sum().backward()
+        optimizer.step()
+    assert p.tolist() == [0.0, 0.0] and p.grad.tolist() == [1.0, 1.0]
+    optimizer.step()
+    assert p.tolist() != [0.0, 0.0]
+
+
+def test_so_is_one_with_a_closure_and_one_of_a_gradient_scaler() -> None:
+    p = parameter()
+    optimizer = torch.optim.LBFGS([p])
+    with pytest.raises(RuntimeError, match=NOTHING.format("LBFGS", r"parameters\[0\]")), fanin.torch.accumulate([p]):
+        optimizer.step(lambda: p.sum().backward())
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with pytest.raises(RuntimeError, match=NOTHING.format("SGD", r"parameters\[0\]")), fanin.torch.accumulate([p]):
+        scaler.scale(p.sum()).backward()
+        scaler.step(torch.optim.SGD([p], 1.0))
+
+
+def test_the_message_names_few_of_many() -> None:
+    ps = [parameter() for _ in range(5)]
+    optimizer = torch.optim.SGD(ps, 1.0)
+    several = r"parameters\[0\], parameters\[1\], parameters\[2\] and 2 more"
+    with pytest.raises(RuntimeError, match=NOTHING.format("SGD", several)), fanin.torch.accumulate(ps):
+        optimizer.step()
+
+
+def test_a_step_of_other_parameters_too_is_a_warning() -> None:
+    p, other = parameter(), parameter()
+    optimizer = torch.optim.SGD([p, other], 1.0)
+    with fanin.torch.accumulate([p]):
+        (p + other).sum().backward()
+        with pytest.warns(RuntimeWarning, match=NOTHING.format("SGD", r"parameters\[0\]")) as seen:
+            optimizer.step()
+    assert seen[0].filename == __file__
+    assert p.tolist() == [0.0, 0.0] and other.tolist() == [-1.0, -1.0]
+
+
+def test_optimizers_of_other_parameters_are_left_alone() -> None:
+    p, other = parameter(), parameter()
+    with fanin.torch.accumulate([p]):
+        (p + other).sum().backward()
+        torch.optim.SGD([other], 1.0).step()
+        torch.optim.SGD([parameter()], 1.0).step()
+    assert other.tolist() == [-1.0, -1.0]
+
+
+def test_blocks_of_other_parameters_within_a_block_are_told_apart() -> None:
+    p, q = parameter(), parameter()
+    of_p, of_q = (torch.optim.SGD([one], 1.0) for one in (p, q))
+    with fanin.torch.accumulate([("p", p)]):
+        with fanin.torch.accumulate([("q", q)]):
+            (p + q).sum().backward()
+            for optimizer, name in ((of_p, "p"), (of_q, "q")):
+                with pytest.raises(RuntimeError, match=NOTHING.format("SGD", name)):
+                    optimizer.step()
+        of_q.step()
+        with pytest.raises(RuntimeError, match=NOTHING.format("SGD", "p")):
+            of_p.step()
+    of_p.step()
+    assert p.tolist() == q.tolist() == [-1.0, -1.0]
+
+
+def test_a_step_of_the_last_pass_is_right_and_one_after_it_an_error() -> None:
+    p, q = parameter(), parameter()
+    optimizer = torch.optim.SGD([p, q], 1.0)
+    with (
+        pytest.raises(RuntimeError, match=NOTHING.format("SGD", "p, q")),
+        fanin.torch.accumulate([("p", p), ("q", q)]) as block,
+    ):
+        with block.last(lambda _: optimizer.step()):
+            (p + q).sum().backward()
+        assert p.tolist() == q.tolist() == [-1.0, -1.0]
+        optimizer.step()
+
+
+def test_a_block_that_fills_main_grad_or_has_raised_or_ended_has_no_say() -> None:
+    p = parameter()
+    optimizer = torch.optim.SGD([p], 1.0)
+    with fanin.torch.accumulate([p], into="main_grad"):
+        optimizer.step()
+    with pytest.raises(ZeroDivisionError), fanin.torch.accumulate([p]):
+        1 / 0
+    optimizer.step()
+    block = fanin.torch.accumulate([p])
+    block.__enter__()
+    with pytest.warns(ResourceWarning, match="dropped without its exit"):
+        del block
+    optimizer.step()
+
+
+def test_a_step_in_another_thread_is_heard_there() -> None:
+    p = parameter()
+    optimizer = torch.optim.SGD([p], 1.0)
+    errors: list[BaseException] = []
+
+    def step() -> None:
+        try:
+            optimizer.step()
+        except RuntimeError as e:
+            errors.append(e)
+
+    with fanin.torch.accumulate([("p", p)]):
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+    assert [str(e).startswith("accumulate: SGD.step() within the block steps nothing of p") for e in errors] == [True]
+
+
+def test_blocks_that_come_and_go_leave_steps_of_other_threads_alone() -> None:
+    other = parameter()
+    other.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([other], 1.0)
+    errors: list[BaseException] = []
+    over = threading.Event()
+    began = threading.Event()
+
+    def steps() -> None:
+        try:
+            while not over.is_set():
+                optimizer.step()
+                began.set()
+        except BaseException as e:
+            errors.append(e)
+            began.set()
+
+    thread = threading.Thread(target=steps)
+    thread.start()
+    began.wait()
+    p = parameter()
+    for _ in range(300):
+        with fanin.torch.accumulate([p]):
+            pass
+    over.set()
+    thread.join()
+    assert errors == []
+
+
+def test_all_blocks_share_one_hook_of_all_optimizers() -> None:
+    hooks = import_module("torch.optim.optimizer")._global_optimizer_pre_hooks
+    p = parameter()
+    with fanin.torch.accumulate([p]):
+        before = len(hooks)
+    with fanin.torch.accumulate([p]), fanin.torch.accumulate([parameter()]):
+        assert len(hooks) == before
+
+
+def test_a_step_without_a_block_warns_of_nothing() -> None:
+    p = parameter()
+    with fanin.torch.accumulate([p]):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.optim.SGD([p], 1.0).step()
