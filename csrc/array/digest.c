@@ -16,10 +16,16 @@
 
 /* Inlined into loops that are compiled for several instruction sets. */
 #define FAN_INLINE __attribute__((always_inline))
+#if defined(__clang__)
+#define FAN_UNROLL _Pragma("unroll")
+#else
+#define FAN_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 #define LANES 32                         /* as many as hide the time of a product */
 #define BLOCK (LANES * 8)                /* bytes that one step of all lanes reads */
 #define PIECE ((int64_t)1 << 18)         /* bytes of a piece: a multiple of BLOCK */
+#define ODD 0x9e3779b1u                  /* by which words are multiplied */
 #define BUFFER 4096                      /* bytes that are gathered of strided memory at a time */
 #define PARALLEL_FROM ((int64_t)1 << 22) /* bytes */
 
@@ -68,138 +74,41 @@ static uint64_t mix_one(uint64_t x)
 
 /* ---- blocks ---- */
 
-/* nans_8, nans_16, nans_32, nans_64: make all NaNs of a block one. `above`: the largest number, as
- * bits without the sign, that is no NaN. */
-static inline FAN_INLINE void nans_8(uint8_t *part, uint8_t above)
-{
-    const uint8_t one = 0x7f;
-    for (size_t i = 0; i < BLOCK; i++) {
-        uint8_t magnitude = (uint8_t)(part[i] & 0x7f);
-        part[i] = magnitude > above ? one : part[i];
-    }
-}
-
-static inline FAN_INLINE void nans_16(uint16_t *part, uint16_t above)
-{
-    const uint16_t one = 0x7fff;
-    for (size_t i = 0; i < BLOCK / 2; i++) {
-        uint16_t magnitude = (uint16_t)(part[i] & 0x7fff);
-        part[i] = magnitude > above ? one : part[i];
-    }
-}
-
-static inline FAN_INLINE void nans_32(uint32_t *part)
-{
-    const uint32_t one = 0x7fffffff;
-    for (size_t i = 0; i < BLOCK / 4; i++) {
-        float number;
-        memcpy(&number, &part[i], sizeof number);
-        part[i] = number != number ? one : part[i];
-    }
-}
-
-static inline FAN_INLINE void nans_64(uint64_t *part)
-{
-    const uint64_t one = UINT64_MAX >> 1;
-    for (size_t i = 0; i < BLOCK / 8; i++) {
-        double number;
-        memcpy(&number, &part[i], sizeof number);
-        part[i] = number != number ? one : part[i];
-    }
-}
-
-/* one_block: mixes a block into the lanes. */
-static inline FAN_INLINE void one_block(uint64_t *lane, const char *from, digest_nans nans)
-{
-    union {
-        uint64_t words[LANES];
-        uint32_t of_32[BLOCK / 4];
-        uint16_t of_16[BLOCK / 2];
-        uint8_t of_8[BLOCK];
-    } block;
-    memcpy(&block, from, BLOCK);
-    if (nans == NANS_E4M3FN)
-        nans_8(block.of_8, 0x7e);
-    else if (nans == NANS_E5M2)
-        nans_8(block.of_8, 0x7c);
-    else if (nans == NANS_FLOAT16)
-        nans_16(block.of_16, 0x7c00);
-    else if (nans == NANS_BFLOAT16)
-        nans_16(block.of_16, 0x7f80);
-    else if (nans == NANS_FLOAT32)
-        nans_32(block.of_32);
-    else if (nans == NANS_FLOAT64)
-        nans_64(block.words);
-    const uint64_t odd = 0x9e3779b1; /* of 32 bits: two products of 32 bits make one of 64 */
-    for (size_t i = 0; i < LANES; i++) {
-        if (FAN_FAULT(DIGEST_WITHOUT_PLACE)) {
-            lane[i] += block.words[i];
-            continue;
-        }
-        uint64_t x = lane[i] ^ block.words[i];
-        x ^= x >> 32;
-        uint64_t low = (x & UINT32_MAX) * odd;
-        uint64_t high = (x >> 32) * odd;
-        lane[i] = low + (high << 32);
-    }
-}
-
-/* blocks: mixes n blocks; `nans` is a constant of each caller, so that each has a loop of its own.
- */
-static inline FAN_INLINE void blocks(uint64_t *lane, const char *from, size_t n, digest_nans nans)
-{
-    uint64_t own[LANES];
-    memcpy(own, lane, sizeof own);
-    for (size_t i = 0; i < n; i++)
-        one_block(own, from + i * BLOCK, nans);
-    memcpy(lane, own, sizeof own);
-}
-
-static inline FAN_INLINE void any_blocks(uint64_t *lane, const char *from, size_t n,
-                                         digest_nans nans)
-{
-    switch (nans) {
-    case NANS_NONE:
-        blocks(lane, from, n, NANS_NONE);
-        return;
-    case NANS_E4M3FN:
-        blocks(lane, from, n, NANS_E4M3FN);
-        return;
-    case NANS_E5M2:
-        blocks(lane, from, n, NANS_E5M2);
-        return;
-    case NANS_FLOAT16:
-        blocks(lane, from, n, NANS_FLOAT16);
-        return;
-    case NANS_BFLOAT16:
-        blocks(lane, from, n, NANS_BFLOAT16);
-        return;
-    case NANS_FLOAT32:
-        blocks(lane, from, n, NANS_FLOAT32);
-        return;
-    case NANS_FLOAT64:
-        blocks(lane, from, n, NANS_FLOAT64);
-        return;
-    }
-}
-
-/* The same loops for each instruction set; all give the same digest. */
-static void blocks_base(uint64_t *lane, const char *from, size_t n, digest_nans nans)
-{
-    any_blocks(lane, from, n, nans);
-}
+/* The loops of vectors of 16 bytes, which every machine has, and of 32 bytes. */
+#define FAN_WIDE 16
+#define words words_16
+#define one_nan one_nan_16
+#define blocks blocks_16
+#define any_blocks any_blocks_16
+#include "array/digest_body.h"
+#undef words
+#undef one_nan
+#undef blocks
+#undef any_blocks
 
 #if defined(__x86_64__)
+#define FAN_WIDE 32
+#define words words_32
+#define one_nan one_nan_32
+#define blocks blocks_32
+#define any_blocks any_blocks_32
+#include "array/digest_body.h"
+#undef words
+#undef one_nan
+#undef blocks
+#undef any_blocks
+
+/* The same loops for each instruction set; all give the same digest. */
 __attribute__((target("avx2"))) static void blocks_avx2(uint64_t *lane, const char *from, size_t n,
                                                         digest_nans nans)
 {
-    any_blocks(lane, from, n, nans);
+    any_blocks_32(lane, from, n, nans);
 }
 
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2"))) static void blocks_avx512(
     uint64_t *lane, const char *from, size_t n, digest_nans nans)
 {
-    any_blocks(lane, from, n, nans);
+    any_blocks_32(lane, from, n, nans);
 }
 #endif
 
@@ -216,7 +125,7 @@ static void mix_blocks(uint64_t *lane, const char *from, size_t n, digest_nans n
         return;
     }
 #endif
-    blocks_base(lane, from, n, nans);
+    any_blocks_16(lane, from, n, nans);
 }
 
 /* ---- pieces ---- */

@@ -168,9 +168,14 @@ def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
         dtype: npt.DTypeLike | None = None, device: Device | None = None) -> Array:  # fmt: skip
     """Make an array that a kernel `fn(*reads, out)` fills, by default of the reads' common shape and dtype."""
     shape = np.broadcast_shapes(*(x.shape for x in reads)) if shape is None else shape
-    out = (device or _here.device).empty(shape, dtype or np.result_type(*(x.dtype for x in reads)))
+    out = (device or _here.device).empty(shape, dtype or common(x.dtype for x in reads))
     launch(fn, reads, [out])
     return out
+
+
+def common(dtypes: Iterable[DType]) -> DType:
+    """The dtype to which all promote."""
+    return np.result_type(*dict.fromkeys(dtypes))  # NumPy takes long for each
 
 
 def no_numbers_of_numpy(name: str, xs: Iterable[object]) -> None:
@@ -575,7 +580,9 @@ class Op:
         self.ours = getattr(forward, "__module__", "") == __name__  # it may run on other values, to see its result
 
     def __call__(self, *args: object) -> Var:  # of arrays alone an array: in a pass that does not record itself
-        device, edges, live, others = None, list[Edge](), list[int](), False
+        device, others = None, False
+        edges: list[Edge] = []
+        live: list[int] = []
         arrays: list[object] = []
         for x in args:
             if type(x) is Var:
@@ -599,13 +606,13 @@ class Op:
         data = self.compute(*arrays)
         y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
         if edges:
-            me: Me = []
+            me: Me | None = [] if len(live) > 1 else None  # one object less for each node of one input
             result = y.data if self.result else None
             count = _writes.count
             saved: Saved = (count, self.digests(arrays, result, live)) if options.debugging else count
             fn = partial(gradients, self.vjps[live[0]], arrays, result, self, args, live, me, saved)
             node = fanin.Node(fn, 1, edges, slots=(y.data,), name=self.name)
-            if len(live) > 1:
+            if me is not None:
                 me.append(weakref.ref(node))
             y.edge = node, 0
         return y
@@ -754,8 +761,8 @@ class Op:
 Saved = int | tuple[int, dict[int, int]]  # the number of writes when an operation was called; with debug=True, digests
 
 
-def gradients(vjp: Vjp, arrays: Sequence[object], y: object, op: Op, args: Sequence[object], live: list[int], me: Me,
-              saved: Saved, g: object) -> object:  # fmt: skip
+def gradients(vjp: Vjp, arrays: Sequence[object], y: object, op: Op, args: Sequence[object], live: list[int],
+              me: Me | None, saved: Saved, g: object) -> object:  # fmt: skip
     """The function of a node on the CPU: of arrays, or of Vars in a pass that records itself."""
     if saved != _writes.count:
         read = op.read(live, needs(me, live), args, records=type(g) is Var)
@@ -790,12 +797,12 @@ def held(args: Sequence[object], arrays: Sequence[object]) -> list[object]:
     return [of(x, data) for x, data in zip(args, arrays, strict=True)]
 
 
-def needs(me: Me, edges: Sequence[object]) -> list[bool]:
+def needs(me: Me | None, edges: Sequence[object]) -> list[bool]:
     """Which edges need a gradient. `me`: a weak reference to the node, whose function must not hold it, so that it is
     freed at once.
     """
     node = me[0]() if me else None
-    return [node is None or node.needs(i) for i in range(len(edges))]
+    return [True] * len(edges) if node is None else list(map(node.needs, range(len(edges))))
 
 
 def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Var], wanted: Sequence[Var],
@@ -805,29 +812,29 @@ def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Va
     """
     if any(x.device.machine is not device.machine for x in inputs):
         raise ValueError(f"{name}: {', '.join(map(repr, inputs))} lie on no one machine")
-    stream, me, edges = device.current(), Me(), [x.edge for x in wanted]
-    arrays = [x.needed_on(stream) for x in inputs]
+    stream, edges = device.current(), [x.edge for x in wanted]
+    me: Me = []
+    arrays = [x.data if stream is None else x.needed_on(stream) for x in inputs]
     with at(device, _here.name if _here.back else name, stream, _here.back):
         made = [made_var(y, device, stream) for y in forward(*arrays)]
-    lie, shapes, there = [x.device for x in wanted], [x.shape for x in wanted], [y.device for y in made]
+    shapes, there = [x.data.shape for x in wanted], [y.device for y in made]
+    lie = [] if device.machine is None else [x.device for x in wanted]
 
-    def fn(*grads: object) -> object:
-        records = any(type(g) is Var for g in grads)
+    def fn(*grads: Any) -> object:
+        records = Var in map(type, grads)
         if all(g is None for g in grads):
             return [None] * len(edges)
         with at(device, name if records else f"{name}'", stream, not records):
-            own = [
-                Var(cast(Array, g), d) if g is not None and not records else g
-                for g, d in zip(grads, there, strict=True)
-            ]
+            own = [g if g is None or records else Var(g, d) for g, d in zip(grads, there, strict=True)]
             gs = back(own, needs(me, edges))
             if not isinstance(gs, list | tuple) or len(gs) != len(edges):
                 return gs  # the engine reports the error (V1)
-            gs = [None if _core.is_no_gradient(g) else g for g in gs]
             if records:
-                return [sum_to(g, shape) if type(g) is Var else g for g, shape in zip(gs, shapes, strict=True)]
+                return [sum_to(g, tuple(shape)) if type(g) is Var else g for g, shape in zip(gs, shapes, strict=True)]
             data = [g.data if type(g) is Var else g for g in gs]
-            return [g if g is None or d is cpu else moved(g, d) for g, d in zip(data, lie, strict=True)]
+            if not lie:
+                return data
+            return [g if _core.is_no_gradient(g) else moved(g, d) for g, d in zip(data, lie, strict=True)]
 
     if any(edges):
         node = fanin.Node(fn, edges=edges, slots=slots_of(made, device), name=name, stream=stream)
@@ -844,8 +851,10 @@ def made_var(y: Array, device: Device, stream: Stream) -> Var:
     return Var(y, device.of(y)).made_on(stream)
 
 
-def slots_of(made: Sequence[Var], device: Device) -> list[fanin.Slot]:
+def slots_of(made: Sequence[Var], device: Device) -> list[Any]:
     """The slots of a node with these results; results that are alike share one declaration."""
+    if device is cpu:
+        return [y.data for y in made]
     known: dict[tuple[Shape, DType, str | None], fanin.Slot] = {}
     slots, name = [], device.name
     for y in made:
@@ -920,7 +929,25 @@ def matmul(a: object, b: object) -> Var:
     return product(a, b)
 
 
-tanh = Op("tanh", np.tanh, lambda g, y, a: g * (1 - y * y), result=True, reads=((-1,),))
+_ones: dict[DType, NDArray] = {}  # by dtype: NumPy takes longer for a number of Python
+
+
+def tanh_slope(g: Any, y: Any, a: object) -> object:
+    """The derivative of tanh by its result, times g."""
+    square = y * y
+    if type(square) is not np.ndarray or type(g) is not np.ndarray:
+        return g * (1 - square)
+    dtype = square.dtype
+    if g.dtype is not dtype or g.strides != square.strides:
+        return g * (1 - square)
+    one = _ones.get(dtype)
+    if one is None:
+        one = _ones[dtype] = np.ones((), dtype)
+    np.subtract(one, square, square)
+    return np.multiply(g, square, square)
+
+
+tanh = Op("tanh", np.tanh, tanh_slope, result=True, reads=((-1,),))
 positive = Op("positive", lambda x: (x > 0).astype(x.dtype))
 relu = Op("relu", lambda x: np.maximum(x, 0), lambda g, y, a: g * positive(a), reads=((0,),))
 reshape: Op = Op("reshape", reshaped, lambda g, y, a, shape: reshape(g, tuple(a.shape)), view=True, reads=NONE)
@@ -1024,10 +1051,10 @@ def split(a: Var, parts: int) -> list[Var]:
     places = [slice(i * n, (i + 1) * n) for i in range(parts)]
 
     def back(grads: Sequence[Any], need: Sequence[bool]) -> list[object]:
-        gs = [None if g is None else dense(g) for g in grads]
-        if not _here.back or any(g is None for g in gs):
-            return [None if g is None else part_of(cast(Var, g), at, shape) for g, at in zip(gs, places, strict=True)]
-        whole: Array = run(joined, *(cast(Var, g).data for g in gs), shape=shape)
+        gs: list[Any] = [dense(g) for g in grads]
+        if not _here.back or None in gs:
+            return [None if g is None else part_of(g, at, shape) for g, at in zip(gs, places, strict=True)]
+        whole: Array = run(joined, *[g.data for g in gs], shape=shape)
         return [whole] + [None] * (parts - 1)
 
     return step("split", lambda x: [x[at] for at in places], [a], [a] * parts, back, a.device)
@@ -1044,11 +1071,12 @@ def concatenate(xs: Sequence[Var], axis: int = 0) -> Var:
     [k] = axes_of(first, integer("concatenate: axis", axis), "concatenate: axis")
     shapes = [x.shape for x in given]
     before, behind = shapes[0][:k], shapes[0][k + 1 :]
-    for one in shapes:
+    for one in dict.fromkeys(shapes):
         if len(one) != len(shapes[0]) or one[:k] != before or one[k + 1 :] != behind:
             raise ValueError(f"concatenate: shapes {shapes[0]} and {one} differ beside axis {k}")
-    ends = list(itertools.accumulate(one[k] for one in shapes))
-    places = [(slice(None),) * k + (slice(end - one[k], end),) for one, end in zip(shapes, ends, strict=True)]
+    ends = list(itertools.accumulate([one[k] for one in shapes]))
+    prefix = (slice(None),) * k
+    places = [(*prefix, slice(end - one[k], end)) for one, end in zip(shapes, ends, strict=True)]
     shape = (*before, ends[-1], *behind)
 
     def back(grads: Sequence[Any], need: Sequence[bool]) -> list[object]:
@@ -1058,7 +1086,7 @@ def concatenate(xs: Sequence[Var], axis: int = 0) -> Var:
         whole = g.data if plain else g
         return [read(whole, at) if n else None for at, n in zip(places, need, strict=True)]
 
-    dtype = np.result_type(*(x.dtype for x in given))
+    dtype = common(x.dtype for x in given)
 
     def forward(*arrays: Array) -> list[Array]:
         return [run(partial(joined, axis=k), *arrays, shape=shape, dtype=dtype)]
