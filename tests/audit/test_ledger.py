@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -147,26 +147,22 @@ def test_right_loops_raise_no_alarm(count: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 8, 300, 100_000])
-def test_a_ledger_keeps_4_kib_a_parameter_whatever_the_number_of_gradients(n: int) -> None:
+def test_a_ledger_keeps_4_kib_a_parameter_whatever_the_number_of_gradients(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    arrived = Ledger.arrived
+
+    def arrive(ledger: Ledger, name: str, total: Sum) -> None:
+        arrived(ledger, name, total)
+        at = ledger._places["w"]
+        seen.append(ledger.records["w"].nbytes + (0 if at is None else at.nbytes))
+
+    monkeypatch.setattr(Ledger, "arrived", arrive)
     for k in (2, 200):
-        loop = Loop(0, k=k, n=n)
-        sizes_seen: list[int] = []
-        arrived = loop.ledger.arrived
-
-        def arrive(
-            name: str,
-            total: Sum,
-            loop: Loop = loop,
-            arrived: Callable[..., None] = arrived,
-            sizes_seen: list[int] = sizes_seen,
-        ) -> None:
-            arrived(name, total)
-            at = loop.ledger._places["w"]
-            sizes_seen.append(loop.ledger.records["w"].nbytes + (0 if at is None else at.nbytes))
-
-        loop.ledger.arrived = arrive  # type: ignore[method-assign]
-        loop.run()
-        assert 0 < max(sizes_seen) <= 4096, (n, k, max(sizes_seen))
+        seen.clear()
+        Loop(0, k=k, n=n).run()
+        assert 0 < max(seen) <= 4096, (n, k, max(seen))
 
 
 def test_factors_are_declared_or_judged_with_the_weights() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import inspect
 import pickle
@@ -106,3 +107,44 @@ def test_importing_fanin_imports_no_library_but_numpy_and_draws_nothing() -> Non
     others = ["torch", "jax", "scipy"]
     code = f"import sys, fanin; print([m for m in {[f'fanin.{m}' for m in late] + others} if m in sys.modules])"
     assert run_prepared(code, imports=NUMPY).stdout.strip() == "[]"
+
+
+#: Classes of which users write their own, and what a call returns, which nobody sets up.
+OPEN = {"dist.Engine", "dist.Pending", "sim.Machine", "sim.Thread", "tape.Compiled", "tape.Op", "tape.Var", "tape.at"}
+OPEN |= {"analysis.Functionalized", "analysis.Pure", "dist.RanksTrace"}
+
+
+def written_over(module: ModuleType) -> Iterator[str]:
+    """The public classes whose instances take an attribute with the name of a method, and so lose the method."""
+    for name, o in vars(module).items():
+        place = f"{module.__name__.removeprefix('fanin.')}.{name}"
+        if not inspect.isclass(o) or not o.__module__.startswith(("fanin", "planted")) or name.startswith("_"):
+            continue
+        if issubclass(o, (BaseException, enum.Enum)) or place in OPEN:
+            continue
+        if o.__dictoffset__ and o.__setattr__ is object.__setattr__:
+            yield place
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"cli", "torch"}))
+def test_an_attribute_with_the_name_of_a_method_is_refused(name: str) -> None:
+    """`group.skip = 3`, where a call was meant, must not be silent."""
+    assert list(written_over(importlib.import_module(f"fanin.{name}"))) == []
+
+
+@pytest.mark.partners
+def test_an_attribute_with_the_name_of_a_method_is_refused_beside_torch() -> None:
+    torch = pytest.importorskip("torch")
+    import fanin.torch
+
+    assert list(written_over(fanin.torch)) == []
+    p = torch.nn.Parameter(torch.ones(2))
+    with fanin.torch.accumulate([("p", p)], mean=True) as block, pytest.raises(AttributeError, match="weight"):
+        block.weight = 3  # type: ignore[method-assign,assignment]
+
+
+def test_a_class_whose_methods_can_be_written_over_is_found() -> None:
+    planted = ModuleType("planted")
+    loose = type("Loose", (), {"__module__": "planted", "weight": lambda self: None})
+    planted.__dict__.update(Loose=loose)
+    assert list(written_over(planted)) == ["planted.Loose"]

@@ -70,6 +70,19 @@ class Ledger:
     w: fault: only the last of 3 arrivals counts: the sum was cleared each time
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_declared",
+        "_places",
+        "_rows",
+        "_shapes",
+        "expect",
+        "full",
+        "losses",
+        "records",
+        "steps",
+    )
+
     def __init__(self, *, expect: Expect = "mean", weights: Sequence[float] | None = None, full: bool = False) -> None:
         if not isinstance(expect, str) or expect not in ("mean", "sum"):
             raise ValueError(f'audit: expect is "mean" or "sum", not {expect!r}')

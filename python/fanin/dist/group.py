@@ -115,6 +115,31 @@ class Group:
     [(0, 2, '2 threads'), (1, 2, '2 threads')]
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_alike",
+        "_between",
+        "_closed",
+        "_engine",
+        "_flat",
+        "_former",
+        "_left",
+        "_levels",
+        "_no_exit",
+        "_nodes",
+        "_nodes_text",
+        "_number",
+        "_passes",
+        "_plans",
+        "_process",
+        "_room",
+        "_rows",
+        "_step",
+        "_tally",
+        "_uses",
+        "timeout",
+    )
+
     def __init__(
         self, engine: Engine, *, nodes: int | Sequence[int] | None = None, timeout: float | None = 300.0
     ) -> None:

@@ -352,6 +352,13 @@ class ReduceScatter:
     >>> net.set_custom_reduce_scatter(fanin.torch.ReduceScatter(order="exact"))  # doctest: +SKIP
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_known",
+        "_options",
+        "_timeout",
+    )
+
     def __init__(
         self, order: Order = "key", accumulate: DTypeLike | None = None, *, timeout: TimeLimit = "group"
     ) -> None:

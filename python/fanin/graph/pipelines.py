@@ -59,6 +59,11 @@ class Pipeline(_core.CorePipeline):
     of its tree it is a part of that, and its results are outputs. One thread may call it at a time.
     """
 
+    __slots__ = (
+        "_known",
+        "name",
+    )
+
     name: str  #: in messages: of its generator function, or of its pieces
 
     def __init__(

@@ -159,6 +159,40 @@ class accumulate(_core.Block):
     ...         model(x).square().mean().backward()
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_active",
+        "_added",
+        "_again",
+        "_aliases",
+        "_began",
+        "_buffer",
+        "_came",
+        "_collecting",
+        "_dropped",
+        "_firsts",
+        "_group",
+        "_joined",
+        "_last",
+        "_left_open",
+        "_named_parameters",
+        "_names",
+        "_options",
+        "_own",
+        "_parameters",
+        "_passes",
+        "_reducer",
+        "_rests",
+        "_shapes",
+        "_sums",
+        "_taking",
+        "_targets",
+        "_undivided",
+        "_weighed",
+        "into",
+        "mean",
+    )
+
     @names_nearest
     def __init__(
         self,

@@ -119,6 +119,32 @@ class audit(_core.Block):
     >>> print(audit)  # doctest: +SKIP
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_active",
+        "_again",
+        "_begun",
+        "_by_id",
+        "_crossed",
+        "_frozen",
+        "_hooks",
+        "_lock",
+        "_nodes",
+        "_on",
+        "_optimizer",
+        "_queued",
+        "_reading",
+        "_reads",
+        "_step",
+        "_uses",
+        "_using",
+        "_watched",
+        "every",
+        "full",
+        "ledger",
+        "strict",
+    )
+
     @names_nearest
     def __init__(
         self,
