@@ -113,7 +113,8 @@ void fan_plain_prefetch(const fan_buffer *b, size_t slot);
 
 /* Slots [first, end). */
 typedef struct fan_span {
-    size_t first, end;
+    size_t first;
+    size_t end;
 } fan_span;
 
 typedef enum fan_plain_where {

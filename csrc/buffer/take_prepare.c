@@ -385,7 +385,8 @@ static fan_status take_collect_extents(fan_take_op *op, fan_error *err)
     }
     fan_extents_sort(&op->inputs);
     fan_extents_sort(&op->outs);
-    const fan_extent_entry *one, *two;
+    const fan_extent_entry *one;
+    const fan_extent_entry *two;
     if (fan_extents_any_pair(&op->outs, &one, &two)) {
         size_t low = one->owner;
         size_t high = two->owner;

@@ -15,7 +15,8 @@
 /* The exact sum of weights; all zero: none yet. */
 typedef struct fan_weight_sum {
     int64_t whole; /* small integers, as counts of tokens are; beside the rest */
-    double re, im;
+    double re;
+    double im;
     bool spilled; /* the rest is in the limbs: re and im are 0 */
     uint64_t limbs[2][FAN_EXACT_LIMBS];
 } fan_weight_sum;
@@ -45,7 +46,8 @@ typedef struct fan_slot_weights {
     int64_t given; /* contributions that came with a weight; 0: all else is unset */
     fan_weight_sum sum;
     fan_plain_weight *plain; /* in the order of arrival, or of keys */
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     bool unsorted;
 } fan_slot_weights;
 
