@@ -118,11 +118,12 @@ typedef struct fan_counters {
 
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err);
 /* fan_buffer_seen: for the search of host orders (base/thread.h): records what a call that takes no
- * lock does to a slot (SIZE_MAX: to all; out of range: to none). fan_buffer_seen_counters: it reads
- * the counters. */
+ * lock does to a slot (SIZE_MAX: to all; out of range: to none). */
 void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_sched_mode mode);
+/* fan_buffer_seen_counters: it reads the counters. */
 void fan_buffer_seen_counters(const fan_buffer *b);
-void fan_buffer_seen_parked(const fan_buffer *b); /* .. the parked bytes of all slots */
+/* fan_buffer_seen_parked: it reads the parked bytes of all slots. */
+void fan_buffer_seen_parked(const fan_buffer *b);
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
 /* fan_buffer_reusable: whether a buffer of this config, without references, may serve again as a

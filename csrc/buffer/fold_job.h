@@ -213,9 +213,10 @@ bool fan_fold_is_copied(const fan_fold *fold);
  * A6, A7). It is in the accumulation dtype of each prefix. */
 fan_status fan_fold_mixed(fan_fold *fold, fan_error *err);
 /* fan_fold_partial: partial terms, with dense and sparse ones in any mix, or one alone to be made
- * dense: each term is added in its place (P1, P2, P4). fan_fold_make_whole: a partial value as a
- * dense one, zero elsewhere, for what has no places: an object's operator, an exact sum. */
+ * dense: each term is added in its place (P1, P2, P4). */
 fan_status fan_fold_partial(fan_fold *fold, fan_error *err);
+/* fan_fold_make_whole: a partial value as a dense one, zero elsewhere, for what has no places: an
+ * object's operator, an exact sum. */
 fan_status fan_fold_make_whole(fan_fold *fold, const fan_value *partial, fan_value *out,
                                fan_error *err);
 /* fan_fold_exact: an exact one, of dense terms or of sparse ones (A11). */

@@ -238,7 +238,7 @@ static inline bool fan_buffer_is_usable(const fan_buffer *b)
     return __builtin_expect(b->fork_generation == fan_fork_generation(), 1);
 }
 
-/* fan_slot_place, fan_buffer_place: what a message is about; key: -1: none. */
+/* fan_slot_place: what a message about a slot is about; key: -1: none. */
 static inline fan_place fan_slot_place(const fan_buffer *b, size_t slot, int64_t key)
 {
     return (fan_place){.object = b->name,
@@ -247,6 +247,7 @@ static inline fan_place fan_slot_place(const fan_buffer *b, size_t slot, int64_t
                        .key = key};
 }
 
+/* fan_buffer_place: what a message about the buffer is about. */
 static inline fan_place fan_buffer_place(const fan_buffer *b)
 {
     return (fan_place){.object = b->name, .slot = -1, .key = -1};

@@ -30,8 +30,9 @@ static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind 
     return a->order == b->order && fan_shape_same(a->ndim, a->shape, b->ndim, b->shape);
 }
 
-/* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. */
+/* fan_plain_elements: returns how many elements a gradient of a kind has. */
 size_t fan_plain_elements(const fan_plain_kind *kind);
+/* fan_plain_bytes: returns the bytes of these. */
 uint64_t fan_plain_bytes(const fan_plain_kind *kind);
 /* fan_plain_kind_bytes: what one of a kind counts against a budget: at least 1. */
 uint64_t fan_plain_kind_bytes(const fan_plain_kind *kind);

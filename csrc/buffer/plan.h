@@ -82,9 +82,10 @@ typedef struct fan_add_plan {
 fan_add_plan fan_plan_add(const fan_add_facts *facts);
 
 /* fan_plan_plain_slot: the rules by which plain contributions (plain.h) came to a slot, of which
- * some are defined, some not. fan_plan_plain_fold: those of a sum of them; `reusable`: fan_reusable
- * returned yes for the first. */
+ * some are defined, some not. */
 uint64_t fan_plan_plain_slot(bool defined, bool undefined);
+/* fan_plan_plain_fold: the rules of a sum of them; `reusable`: fan_reusable returned yes for the
+ * first. */
 uint64_t fan_plan_plain_fold(bool reusable);
 
 /* ---- fold: a running sum and what came since, in one pass (A1-A8, A11, A13, S12-S17, S22) ---- */
