@@ -84,6 +84,10 @@ static inline fan_status fan_fail_memory(fan_error *err)
 fan_status fan_fail_at(fan_error *err, fan_status s, int code, fan_place at, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 
+/* fan_fail_value: the same of a wrong value, FAN_ERR_VALUE. */
+fan_status fan_fail_value(fan_error *err, fan_place at, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
 /* fan_fail_expected: as fan_fail_at: "<place>: expected <expected>, got <got>", and the text after
  * it. */
 fan_status fan_fail_expected(fan_error *err, fan_status s, fan_place at, const char *expected,

@@ -73,9 +73,9 @@ fan_status fan_buffer_declare(fan_buffer *b, const fan_buffer_config *config, fa
         if (exact)
             accumulate = FAN_DT_NONE;
         if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE) {
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, i, -1),
-                               "accumulate=%s cannot hold a sum of dtype %s (A11)",
-                               fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
+            return fan_fail_value(err, fan_slot_place(b, i, -1),
+                                  "accumulate=%s cannot hold a sum of dtype %s (A11)",
+                                  fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
         }
         fan_slot_spec *own = slot_spec_copy(b->frontend, spec, accumulate, exact);
         if (!own)

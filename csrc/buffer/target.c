@@ -165,9 +165,9 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     if (spec->dtype != FAN_DT_NONE)
         acc = fan_accum_dtype(spec->dtype, spec->accumulate);
     if (!spec->has_shape || acc == FAN_DT_NONE) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
-                           "target() needs a slot that declares its shape and dtype: give "
-                           "fanin.Slot(shape=, dtype=)");
+        return fan_fail_value(err, fan_slot_place(b, slot, -1),
+                              "target() needs a slot that declares its shape and dtype: give "
+                              "fanin.Slot(shape=, dtype=)");
     }
     fan_device *d = target_device(b, slot, stream);
     fan_array like = {.dtype = acc,
