@@ -93,6 +93,12 @@ fan_status fan_fail_at(fan_error *err, fan_status s, int code, fan_place at, con
     FAIL(code, &at, NULL, NULL);
 }
 
+fan_status fan_fail_value(fan_error *err, fan_place at, const char *fmt, ...)
+{
+    const fan_status s = FAN_ERR_VALUE;
+    FAIL(0, &at, NULL, NULL);
+}
+
 fan_status fan_fail_expected(fan_error *err, fan_status s, fan_place at, const char *expected,
                              const char *got, const char *fmt, ...)
 {

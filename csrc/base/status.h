@@ -74,10 +74,19 @@ fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...)
 fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* fan_fail_memory: FAN_ERR_NOMEM, without a place. */
+static inline fan_status fan_fail_memory(fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+}
 /* fan_fail_at: as fan_fail_code, for an error about a place: fills the fields and puts the place
  * before the text. */
 fan_status fan_fail_at(fan_error *err, fan_status s, int code, fan_place at, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
+
+/* fan_fail_value: the same of a wrong value, FAN_ERR_VALUE. */
+fan_status fan_fail_value(fan_error *err, fan_place at, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* fan_fail_expected: as fan_fail_at: "<place>: expected <expected>, got <got>", and the text after
  * it. */

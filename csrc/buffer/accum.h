@@ -66,12 +66,13 @@ typedef struct fan_accum_plan {
     uint64_t rules;
 } fan_accum_plan;
 
-/* fan_accum: A1-A8. recording: the pass records itself (A1). fan_accum_calls_out: whether a sum is
- * made by the operators of its terms, of which some are `objects` (A1, A8). */
+/* fan_accum_calls_out: whether a sum is made by the operators of its terms, of which some are
+ * `objects` (A1, A8). */
 static inline bool fan_accum_calls_out(bool recording, bool objects)
 {
     return recording || objects;
 }
+/* fan_accum: A1-A8. recording: the pass records itself (A1). */
 fan_accum_plan fan_accum(fan_side old, fan_side new_, bool recording);
 
 /* The facts of *Reusable*; every one must hold. */
@@ -109,14 +110,15 @@ typedef enum fan_reuse_answer {
 } fan_reuse_answer;
 
 const char *fan_reuse_words(fan_reuse_answer a);
-/* fan_reuse_free: whether no other code can reach its memory. fan_reusable: whether it may be
- * written. Inline, because most of the facts are constants where they are called. */
+/* fan_reuse_free: whether no other code can reach its memory. */
 static inline bool fan_reuse_free(const fan_reuse *f)
 {
     bool own = f->owned && !f->exposed;
     bool alone = f->unshared && f->host;
     return own || f->donated || alone;
 }
+/* fan_reusable: whether it may be written. Inline, because most of the facts are constants where it
+ * is called. */
 static inline fan_reuse_answer fan_reusable(const fan_reuse *f)
 {
     if (!f->dense)

@@ -61,14 +61,14 @@ static fan_status check_dtype_failed(const add_check *check, fan_dtype_fit fit, 
         const char *what = "a gradient";
         if (value->weak)
             what = "a Python number";
-        return fan_fail_at(
-            err, FAN_ERR_VALUE, 0, check->place,
+        return fan_fail_value(
+            err, check->place,
             "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
             fan_dtype_name(spec->accumulate), what, own);
     }
     if (fit == FAN_DTYPE_FIT_APART) {
-        return fan_fail_at(
-            err, FAN_ERR_VALUE, 0, check->place,
+        return fan_fail_value(
+            err, check->place,
             "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)", own);
     }
     char want[32] = "dtype ";
@@ -230,17 +230,17 @@ static fan_status check_key(const add_check *check, fan_error *err)
         const char *how = "without";
         if (state->keyed > 0)
             how = "with";
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, check->place,
-                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
-                           how);
+        return fan_fail_value(
+            err, check->place,
+            "this pass adds %s keys to this slot; keep to that until take() (A15)", how);
     }
     if (fan_slot_missing(s, 1) <= 0)
         return fan_slot_fail_count(check->b, check->slot, key, "one more", err);
     if (key < 0)
         return FAN_OK;
     if ((uint64_t)key < state->next_key || fan_list_has(s->list, key)) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, check->place,
-                           "this key has contributed already in this pass (A16)");
+        return fan_fail_value(err, check->place,
+                              "this key has contributed already in this pass (A16)");
     }
     return FAN_OK;
 }

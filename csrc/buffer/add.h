@@ -37,7 +37,10 @@ typedef struct fan_add_op {
     fan_contribution *c;
     fan_check_result checked;
     fan_add_streams streams;
-    fan_stream *accum, *consumer, *producer; /* held */
+    /* held */
+    fan_stream *accum;
+    fan_stream *consumer;
+    fan_stream *producer;
     /* The op owns it until fan_add_reserve; from then on the slot owns it, and it is read here
      * until it is parked. */
     fan_item *item;

@@ -27,7 +27,13 @@ static fan_status convert_job(const add_conversion *c, fan_job_kind kind, const 
 {
     fan_buffer *b = c->b;
     fan_operand operand = {.array = in, .acc = acc};
-    fan_job job = {.kind = kind, .out = out, .in = &operand, .n = 1, .label = label};
+    fan_job job = {
+        .kind = kind,
+        .out = out,
+        .in = &operand,
+        .n = 1,
+        .label = label,
+    };
     uint64_t bytes = fan_dense_bytes(in);
     bool on_host = !c->device->backend->has_streams;
     void *left = fan_frontend_leave(b->frontend, bytes >= FAN_BUSY_BYTES && on_host);
@@ -199,7 +205,12 @@ fan_status fan_add_convert(fan_buffer *b, size_t slot, const fan_contribution *c
     fan_sparse *sparse = NULL;
     bool apart = contribution->copy || contribution->donate;
     add_conversion c = {
-        .b = b, .spec = b->slots[slot].spec, .to = to, .device = to->device, .on = on};
+        .b = b,
+        .spec = b->slots[slot].spec,
+        .to = to,
+        .device = to->device,
+        .on = on,
+    };
     /* donated memory is its owner's again once it is converted */
     c.copies = apart && !FAN_FAULT(COPY_KEEPS_INDICES);
     *out = fan_value_none();

@@ -143,6 +143,13 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
     return fan_int_run_leaves(&run, next, NULL, FAN_DT_INT64);
 }
 
+static const fan_patch *budget_patch(const fan_entry *one)
+{
+    if (!one->general)
+        return NULL;
+    return one->item->value.patch;
+}
+
 /* Locked: whether the partial gradients among the first n entries reach each element once. Looked
  * at only where they have as many elements as the whole, so that adds which never get there stay
  * cheap. */
@@ -152,10 +159,7 @@ static bool budget_partial_covers(const fan_list *list, size_t n)
     int64_t whole = -1;
     size_t found = 0;
     for (size_t i = 0; i < n; i++) {
-        const fan_entry *one = &list->entries[i];
-        const fan_patch *patch = NULL;
-        if (one->general)
-            patch = one->item->value.patch;
+        const fan_patch *patch = budget_patch(&list->entries[i]);
         if (!patch)
             continue;
         whole = patch->whole;
@@ -166,10 +170,7 @@ static bool budget_partial_covers(const fan_list *list, size_t n)
         return false;
     const fan_patch **patches = fan_alloc((n + 1) * sizeof *patches);
     for (size_t i = 0; patches && i < n; i++) {
-        const fan_entry *one = &list->entries[i];
-        const fan_patch *patch = NULL;
-        if (one->general)
-            patch = one->item->value.patch;
+        const fan_patch *patch = budget_patch(&list->entries[i]);
         if (patch && patch->size > 0)
             patches[found++] = patch;
     }

@@ -63,7 +63,9 @@ static inline bool fan_slot_takes(const fan_slot_spec *spec, fan_dtype dtype, in
  * frame of the caller mostly still holds it. */
 #define FAN_BUDGET_AUTO (UINT64_MAX - 1)
 typedef struct fan_auto_budget {
-    uint64_t alone, held; /* bytes */
+    /* bytes */
+    uint64_t alone;
+    uint64_t held;
     /* `alone` of slots whose sums the general path makes, to which a sum costs more */
     uint64_t general;
 } fan_auto_budget;
@@ -116,11 +118,12 @@ typedef struct fan_counters {
 
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err);
 /* fan_buffer_seen: for the search of host orders (base/thread.h): records what a call that takes no
- * lock does to a slot (SIZE_MAX: to all; out of range: to none). fan_buffer_seen_counters: it reads
- * the counters. */
+ * lock does to a slot (SIZE_MAX: to all; out of range: to none). */
 void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_sched_mode mode);
+/* fan_buffer_seen_counters: it reads the counters. */
 void fan_buffer_seen_counters(const fan_buffer *b);
-void fan_buffer_seen_parked(const fan_buffer *b); /* .. the parked bytes of all slots */
+/* fan_buffer_seen_parked: it reads the parked bytes of all slots. */
+void fan_buffer_seen_parked(const fan_buffer *b);
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
 /* fan_buffer_reusable: whether a buffer of this config, without references, may serve again as a
@@ -145,7 +148,8 @@ typedef struct fan_contribution {
     fan_value value;
     int64_t key;        /* -1: none */
     fan_stream *stream; /* the producer's; NULL: S4 */
-    bool donate, copy;
+    bool donate;
+    bool copy;
     fan_weight weight; /* W1; finite; not on: none was given */
     bool alone;  /* only the call itself holds it: once the call returns it is the buffer's alone */
     bool summed; /* of a target: it is in the slot's accumulation dtype, and stays so */
@@ -196,8 +200,10 @@ typedef struct fan_take {
     fan_stream *stream;   /* the stream that will use the sums; NULL: the buffer's */
     const fan_value *out; /* per slot that is taken, dense or undefined; NULL: none */
     fan_scale scale;      /* re, im and i all filled in by the caller; `integral`: i is exact */
-    bool integral, real;  /* of scale; what is integral is real */
-    bool mean;            /* W3: the sums are divided by the sum of their weights */
+    /* of scale; what is integral is real */
+    bool integral;
+    bool real;
+    bool mean; /* W3: the sums are divided by the sum of their weights */
     /* of a mean: numbers whose exact sum divides in the place of the weights' sum; NULL: none. At
      * most FAN_DIVISOR_PARTS */
     const double *over;
@@ -259,24 +265,37 @@ typedef struct fan_item_view {
     fan_form form;
     fan_dtype dtype;
     uint64_t producer; /* handle of its producer's stream, 0: none */
-    bool event, donated, ready;
+    bool event;
+    bool donated;
+    bool ready;
 } fan_item_view;
 
 typedef struct fan_slot_view {
     char how;
     uint64_t rules;
-    uint64_t consumer, accum, ready; /* handles, 0: unset */
-    bool event, has_value, value_owned;
+    /* handles, 0: unset */
+    uint64_t consumer;
+    uint64_t accum;
+    uint64_t ready;
+    bool event;
+    bool has_value;
+    bool value_owned;
     const char *poisoned; /* why; NULL: it is not */
     fan_form value_form;
-    fan_dtype dtype, accumulate; /* of the sum so far */
-    int64_t count, expected;     /* expected -1: none */
-    int64_t next_key;            /* -1: no keys, or none is left */
+    /* of the sum so far */
+    fan_dtype dtype;
+    fan_dtype accumulate;
+    int64_t count;
+    int64_t expected; /* -1: none */
+    int64_t next_key; /* -1: no keys, or none is left */
     /* what the next sum will do; all zero: there is nothing to sum */
     fan_fold_plan next;
-    size_t items;                   /* parked */
-    uint64_t budget, parked, alone; /* of the buffer; bytes */
-    fan_auto_budget limits;         /* where the budget is FAN_BUDGET_AUTO */
+    size_t items; /* parked */
+    /* of the buffer; bytes */
+    uint64_t budget;
+    uint64_t parked;
+    uint64_t alone;
+    fan_auto_budget limits; /* where the budget is FAN_BUDGET_AUTO */
 } fan_slot_view;
 
 fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items,
@@ -285,7 +304,9 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
 /* fan_buffer_sketch: how much is in all slots: `parked` contributions of `bytes`, `sums` that have
  * begun, slots that are poisoned. */
 typedef struct fan_sketch {
-    size_t parked, sums, poisoned;
+    size_t parked;
+    size_t sums;
+    size_t poisoned;
     uint64_t bytes;
 } fan_sketch;
 void fan_buffer_sketch(fan_buffer *b, fan_sketch *out);

@@ -120,7 +120,13 @@ static fan_status copy_queue(const fan_value *v, fan_stream *on, fan_array **cop
     FAN_TRY(fan_memory_record_stream(a->storage, on, err));
     FAN_TRY(fan_device_array(v->device, on, a->dtype, a->ndim, a->shape, NULL, copy, err));
     const fan_operand in = {.array = a, .acc = a->dtype};
-    const fan_job job = {.kind = FAN_JOB_COPY, .out = *copy, .in = &in, .n = 1, .label = "digest"};
+    const fan_job job = {
+        .kind = FAN_JOB_COPY,
+        .out = *copy,
+        .in = &in,
+        .n = 1,
+        .label = "digest",
+    };
     fan_status status = fan_device_run(v->device, on, &job, err);
     if (status != FAN_OK) {
         fan_array_drop(*copy);

@@ -132,8 +132,7 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
     FAN_TRY(fan_slot_check(b, slot, err));
     fan_place place = fan_slot_place(b, slot, -1);
     if (n < 0) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "expect takes a count >= 0, got %" PRId64,
-                           n);
+        return fan_fail_value(err, place, "expect takes a count >= 0, got %" PRId64, n);
     }
     fan_slot_lock(b, slot);
     fan_slot *s = &b->slots[slot];
@@ -142,9 +141,9 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
     if (count <= n)
         s->expected = n;
     else {
-        status = fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                             "expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)",
-                             n, FAN_PLURAL(n), count);
+        status = fan_fail_value(
+            err, place, "expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)", n,
+            FAN_PLURAL(n), count);
     }
     fan_slot_unlock(b, slot);
     return status;
@@ -157,8 +156,8 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     const fan_slot *s = &b->slots[slot];
     fan_status status = fan_slot_poisoned(b, slot, err);
     if (status == FAN_OK && s->expected < 0) {
-        status = fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
-                             "ready() needs expect(%zu, n) first", slot);
+        status = fan_fail_value(err, fan_slot_place(b, slot, -1),
+                                "ready() needs expect(%zu, n) first", slot);
     }
     bool arrived = s->state->arriving == 0 || FAN_FAULT(READY_TOO_SOON);
     *ready = status == FAN_OK && arrived && fan_slot_missing(s, 0) == 0;

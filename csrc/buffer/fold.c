@@ -733,7 +733,13 @@ static fan_status weigh_array(fan_fold *fold, const fan_array *from, fan_dtype a
 {
     FAN_TRY(fan_fold_fresh(fold, acc, from->ndim, from->shape, from, made, err));
     const fan_operand in = {.array = from, .acc = acc, .weight = *weight};
-    fan_job job = {.kind = FAN_JOB_SUM, .out = *made, .in = &in, .n = 1, .label = "weigh"};
+    fan_job job = {
+        .kind = FAN_JOB_SUM,
+        .out = *made,
+        .in = &in,
+        .n = 1,
+        .label = "weigh",
+    };
     return fan_fold_job(fold, &job, err);
 }
 

@@ -20,7 +20,13 @@ static fan_status dense_widen(fan_fold *fold, const fan_operand *in, fan_dtype l
     const fan_array *like = in[0].array;
     FAN_TRY(fan_device_array(fan_fold_device(fold), fan_fold_accum(fold), last, like->ndim,
                              like->shape, like, wide, err));
-    fan_job job = {.kind = FAN_JOB_SUM, .out = *wide, .in = in, .n = fold->n, .label = "widen"};
+    fan_job job = {
+        .kind = FAN_JOB_SUM,
+        .out = *wide,
+        .in = in,
+        .n = fold->n,
+        .label = "widen",
+    };
     return fan_fold_job_to_fresh(fold, &job, err);
 }
 

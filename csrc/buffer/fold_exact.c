@@ -133,7 +133,8 @@ static fan_status exact_numbers(fan_fold *fold, fan_dtype d, fan_array ***out, f
 
 /* A stored number of a sparse sum, by its place in the dense array. */
 typedef struct stored {
-    int64_t place, at;
+    int64_t place;
+    int64_t at;
 } stored;
 
 static int by_place(const void *a, const void *b)
@@ -151,7 +152,7 @@ static fan_status places_among(const fan_sparse *sparse, const stored *all, size
     size_t size = (size_t)sparse->values->size;
     *to = fan_alloc((size + 1) * sizeof **to);
     if (!*to)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     int64_t *places = *to;
     FAN_TRY(fan_sparse_places(sparse, places, err));
     for (size_t i = 0; all && i < size; i++) {
@@ -398,6 +399,23 @@ static fan_status exact_fresh(fan_fold *fold, exact_layout *layout, fan_array **
                           out, err);
 }
 
+/* The exact sum of n operands, rounded into `out`. */
+static fan_status exact_job(fan_fold *fold, fan_array *out, const fan_operand *in, size_t n,
+                            fan_error *err)
+{
+    fan_job job = {
+        .kind = FAN_JOB_EXACT,
+        .out = out,
+        .in = in,
+        .n = n,
+        .scale = fan_fold_scale(fold),
+        .label = "exact",
+    };
+    if (fold->out)
+        return fan_fold_job(fold, &job, err);
+    return fan_fold_job_to_fresh(fold, &job, err);
+}
+
 /* ---- with weights, or as a mean (W2) ---- */
 
 #define STATE_PARTS 40 /* float64 numbers of a window's sum, each below the one before it */
@@ -504,16 +522,7 @@ static fan_status exact_round_products(fan_fold *fold, const exact_layout *layou
             continue;
         p.in[p.n++] = (fan_operand){.array = numbers[i], .acc = d, .weight = fold->terms[i].weight};
     }
-    fan_job job = {.kind = FAN_JOB_EXACT,
-                   .out = out,
-                   .in = p.in,
-                   .n = p.n,
-                   .scale = fan_fold_scale(fold),
-                   .label = "exact"};
-    if (fold->out)
-        status = fan_fold_job(fold, &job, err);
-    else
-        status = fan_fold_job_to_fresh(fold, &job, err);
+    status = exact_job(fold, out, p.in, p.n, err);
 done:
     exact_products_free(&p);
     fan_window_free(window);
@@ -553,16 +562,7 @@ static fan_status exact_round(fan_fold *fold, const exact_layout *layout, fan_ar
     } else {
         for (size_t i = 0; i < fold->n; i++)
             fold->scratch[i] = (fan_operand){.array = numbers[i], .acc = d};
-        fan_job job = {.kind = FAN_JOB_EXACT,
-                       .out = out,
-                       .in = fold->scratch,
-                       .n = fold->n,
-                       .scale = scale,
-                       .label = "exact"};
-        if (fold->out)
-            status = fan_fold_job(fold, &job, err);
-        else
-            status = fan_fold_job_to_fresh(fold, &job, err);
+        status = exact_job(fold, out, fold->scratch, fold->n, err);
     }
 done:
     exact_numbers_free(numbers, fold->n);

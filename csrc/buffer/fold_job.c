@@ -118,7 +118,13 @@ fan_status fan_fold_keep_term(fan_fold *fold, size_t i, fan_value *out, fan_erro
 fan_status fan_fold_into(fan_fold *fold, fan_job_kind kind, const char *label, const fan_array *out,
                          const fan_operand *in, size_t n, fan_error *err)
 {
-    fan_job job = {.kind = kind, .out = out, .in = in, .n = n, .label = label};
+    fan_job job = {
+        .kind = kind,
+        .out = out,
+        .in = in,
+        .n = n,
+        .label = label,
+    };
     return fan_fold_job(fold, &job, err);
 }
 
@@ -137,7 +143,12 @@ fan_status fan_fold_zero(fan_fold *fold, const fan_array *to, fan_error *err)
 fan_status fan_fold_scatter(fan_fold *fold, const char *label, const fan_array *to,
                             const fan_sparse *sparse, fan_error *err)
 {
-    fan_job job = {.kind = FAN_JOB_SCATTER, .out = to, .sparse = sparse, .label = label};
+    fan_job job = {
+        .kind = FAN_JOB_SCATTER,
+        .out = to,
+        .sparse = sparse,
+        .label = label,
+    };
     return fan_fold_job(fold, &job, err);
 }
 
@@ -187,7 +198,13 @@ fan_status fan_fold_finish(fan_fold *fold, fan_array **sum, fan_error *err)
     FAN_TRY(fan_fold_fresh(fold, wanted, from->ndim, from->shape, from, &last, err));
     const fan_operand in = {.array = from, .acc = fan_fold_last(fold)};
     fan_job job = {
-        .kind = FAN_JOB_SUM, .out = last, .in = &in, .n = 1, .scale = scale, .label = "finish"};
+        .kind = FAN_JOB_SUM,
+        .out = last,
+        .in = &in,
+        .n = 1,
+        .scale = scale,
+        .label = "finish",
+    };
     return fan_fold_replace(sum, last, fan_fold_job(fold, &job, err));
 }
 
@@ -204,7 +221,7 @@ fan_status fan_fold_sum_sparse(fan_fold *fold, size_t n, fan_sparse **out, fan_e
 {
     fan_sparse_operand *in = fan_alloc(n * sizeof *in);
     if (!in)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     fan_fold_sparse_operands(fold, n, in);
     fan_status status = fan_device_sparse_merge(fan_fold_device(fold), fan_fold_accum(fold), in, n,
                                                 true, FAN_DT_NONE, NULL, out, err);

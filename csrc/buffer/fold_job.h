@@ -11,7 +11,9 @@ typedef struct fan_term {
     const fan_value *v;
     fan_stream *producer;
     fan_event *event;
-    bool donated, owned, exposed;
+    bool donated;
+    bool owned;
+    bool exposed;
     bool unshared;     /* of a plain entry: only the list held it when it was gathered */
     bool is_value;     /* it is the running sum */
     size_t entry;      /* which of the gathered entries it is */
@@ -50,7 +52,8 @@ typedef struct fan_fold {
     /* results */
     fan_value result; /* owned */
     int64_t int_sum;  /* of a sum of Python ints and bools alone, its value (D5); else 0 */
-    bool owned, donated;
+    bool owned;
+    bool donated;
     fan_stream *ready;      /* held */
     fan_event *ready_event; /* held */
     uint64_t rules;
@@ -80,7 +83,9 @@ typedef struct fan_gathered {
     fan_like like;
     /* those of all that was gathered: fold.seen, and zeros behind the last term of a fold at add */
     fan_dtype_set seen;
-    int64_t weak_lo, weak_hi; /* the range of the Python ints in the sum, and 0 */
+    /* the range of the Python ints in the sum, and 0 */
+    int64_t weak_lo;
+    int64_t weak_hi;
     /* One of them that does not fit the sum's dtype, in which it would be made now; 0: they all
      * do. */
     int64_t unfit;
@@ -208,9 +213,10 @@ bool fan_fold_is_copied(const fan_fold *fold);
  * A6, A7). It is in the accumulation dtype of each prefix. */
 fan_status fan_fold_mixed(fan_fold *fold, fan_error *err);
 /* fan_fold_partial: partial terms, with dense and sparse ones in any mix, or one alone to be made
- * dense: each term is added in its place (P1, P2, P4). fan_fold_make_whole: a partial value as a
- * dense one, zero elsewhere, for what has no places: an object's operator, an exact sum. */
+ * dense: each term is added in its place (P1, P2, P4). */
 fan_status fan_fold_partial(fan_fold *fold, fan_error *err);
+/* fan_fold_make_whole: a partial value as a dense one, zero elsewhere, for what has no places: an
+ * object's operator, an exact sum. */
 fan_status fan_fold_make_whole(fan_fold *fold, const fan_value *partial, fan_value *out,
                                fan_error *err);
 /* fan_fold_exact: an exact one, of dense terms or of sparse ones (A11). */

@@ -56,7 +56,13 @@ static fan_status partial_constant(fan_fold *fold, fan_dtype dtype, double value
     memcpy(wide->data, both, fan_dtype_size(wide->dtype));
     FAN_GO(fan_array_new(dtype, 0, NULL, NULL, &host, err));
     fan_operand in = {.array = wide, .acc = dtype};
-    fan_job cast = {.kind = FAN_JOB_COPY, .out = host, .in = &in, .n = 1, .label = "cast"};
+    fan_job cast = {
+        .kind = FAN_JOB_COPY,
+        .out = host,
+        .in = &in,
+        .n = 1,
+        .label = "cast",
+    };
     fan_job_run(&cast, false);
     if (!d->backend->has_streams) {
         *out = fan_array_hold(host);
@@ -105,7 +111,13 @@ static fan_status partial_multiply(fan_fold *fold, const fan_array *a, double fa
     FAN_TRY(partial_reals(a, &reals, err));
     fan_operand in = {.array = reals, .acc = reals->dtype};
     fan_job job = {
-        .kind = FAN_JOB_SUM, .out = reals, .in = &in, .n = 1, .scale = &scale, .label = "begin"};
+        .kind = FAN_JOB_SUM,
+        .out = reals,
+        .in = &in,
+        .n = 1,
+        .scale = &scale,
+        .label = "begin",
+    };
     fan_status status = fan_fold_job(fold, &job, err);
     fan_array_drop(reals);
     return status;
@@ -240,7 +252,7 @@ static fan_status partial_first_touches(fan_fold *fold, partial_sum *sum, fan_er
     const fan_patch **patches = fan_alloc(n * sizeof *patches);
     bool *first = fan_calloc(n * sizeof *first);
     if (!touches || !patches || !first)
-        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory"));
+        FAN_GO(fan_fail_memory(err));
     for (size_t i = 0; i < n; i++)
         touches[i] = (touch){fold->terms[i].v->patch, i};
     qsort(touches, n, sizeof *touches, by_patch);
@@ -323,7 +335,7 @@ static fan_status partial_convert_sparse(fan_fold *fold, const partial_sum *sum,
     }
     int64_t *places = fan_alloc((n + 1) * sizeof *places);
     if (!places)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     FAN_GO(fan_sparse_places(s, places, err));
     FAN_GO(fan_array_new(to->dtype, to->ndim, to->shape, NULL, &wide, err));
     FAN_GO(fan_fold_copy(fold, "widen", wide, sum->cur, err));

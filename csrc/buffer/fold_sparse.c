@@ -49,7 +49,7 @@ fan_status fan_fold_sparse(fan_fold *fold, fan_error *err)
     size_t n = fold->n;
     fan_sparse_operand *in = fan_alloc((n + 1) * sizeof *in);
     if (!in)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     fan_fold_sparse_operands(fold, n, in);
     fan_dtype last = fan_fold_last(fold);
     if (in[n - 1].acc != last)

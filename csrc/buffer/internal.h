@@ -35,7 +35,8 @@ static inline void fan_sum_stats_blame(fan_sum_stats *sum_stats, int64_t key)
  * among equals. */
 typedef struct fan_like {
     bool some;
-    uint8_t origin, rank;
+    uint8_t origin;
+    uint8_t rank;
     int64_t key;
 } fan_like;
 
@@ -58,7 +59,8 @@ typedef struct fan_slot_state {
     bool shaped;
     fan_device *device; /* held; NULL: not fixed */
     /* C and A: held; fixed by the first gradient on a device with streams */
-    fan_stream *consumer, *accum;
+    fan_stream *consumer;
+    fan_stream *accum;
     /* Set if `accum` is a stream of our own that was pulled into a capture: the stream it must be
      * joined back to before the capture ends (S11). A hold. */
     fan_stream *capture_origin;
@@ -79,7 +81,9 @@ typedef struct fan_slot_state {
     /* .. up to its last term: zeros behind a lone one widen it only when it meets another
      * (folder) */
     fan_dtype_set value_seen;
-    int64_t summed_lo, summed_hi; /* the range of the Python ints in it, and 0 (folder) */
+    /* the range of the Python ints in it, and 0 (folder) */
+    int64_t summed_lo;
+    int64_t summed_hi;
     /* the key of the contribution whose kind it comes back as (folder) */
     int64_t like_key;
     uint64_t next_key;       /* the lowest key that is not in it (folder); up to 2**63 */
@@ -146,7 +150,10 @@ struct fan_buffer {
     uint64_t fold_threshold;
     fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream;     /* held */
-    bool leaf, create_graph, hides_slots, of_node;
+    bool leaf;
+    bool create_graph;
+    bool hides_slots;
+    bool of_node;
     fan_sum_stats *sum_stats; /* with stats: of each slot's last sum; else NULL */
     fan_slot_spec undeclared;
     size_t nslots;
@@ -165,7 +172,8 @@ struct fan_buffer {
          * it then. NULL: nothing is to be checked again. An address to compare: neither held nor
          * followed. */
         const void *object;
-        size_t slot, index;
+        size_t slot;
+        size_t index;
     } last_parked;
     /* Threads in slot_wait_for_change. Sequentially consistent, and not enough by itself: a waiter
      * counts itself with the slot's lock and the frontend's, and fan_plain_release reads it with
@@ -176,7 +184,9 @@ struct fan_buffer {
      * was in it */
     unsigned fork_generation;
     fan_counter_store counters;
-    fan_buffer *newer, *older; /* of all buffers of the process (options.c) */
+    /* of all buffers of the process (options.c) */
+    fan_buffer *newer;
+    fan_buffer *older;
     /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
     bool small;
     bool reusable; /* fan_buffer_reusable, but for what its slots declare */
@@ -228,7 +238,7 @@ static inline bool fan_buffer_is_usable(const fan_buffer *b)
     return __builtin_expect(b->fork_generation == fan_fork_generation(), 1);
 }
 
-/* fan_slot_place, fan_buffer_place: what a message is about; key: -1: none. */
+/* fan_slot_place: what a message about a slot is about; key: -1: none. */
 static inline fan_place fan_slot_place(const fan_buffer *b, size_t slot, int64_t key)
 {
     return (fan_place){.object = b->name,
@@ -237,6 +247,7 @@ static inline fan_place fan_slot_place(const fan_buffer *b, size_t slot, int64_t
                        .key = key};
 }
 
+/* fan_buffer_place: what a message about the buffer is about. */
 static inline fan_place fan_buffer_place(const fan_buffer *b)
 {
     return (fan_place){.object = b->name, .slot = -1, .key = -1};

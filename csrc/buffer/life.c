@@ -73,13 +73,13 @@ fan_status fan_buffer_declare(fan_buffer *b, const fan_buffer_config *config, fa
         if (exact)
             accumulate = FAN_DT_NONE;
         if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE) {
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, i, -1),
-                               "accumulate=%s cannot hold a sum of dtype %s (A11)",
-                               fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
+            return fan_fail_value(err, fan_slot_place(b, i, -1),
+                                  "accumulate=%s cannot hold a sum of dtype %s (A11)",
+                                  fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
         }
         fan_slot_spec *own = slot_spec_copy(b->frontend, spec, accumulate, exact);
         if (!own)
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+            return fan_fail_memory(err);
         b->slots[i].spec = own;
     }
     return FAN_OK;
@@ -121,7 +121,7 @@ static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
     size_t made;
     fan_small *s = fan_alloc(sizeof *s);
     if (!s)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     fan_status status = locks_make(s->locks, s->changed, nslots ? nslots : 1, &made, err);
     if (status != FAN_OK) {
         locks_end(s->locks, s->changed, made);
@@ -149,13 +149,13 @@ static fan_status large_new(size_t nslots, fan_buffer **out, fan_error *err)
         nlocks = nslots;
     fan_buffer *b = fan_calloc(sizeof *b);
     if (!b)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     *out = b;
     b->slots = fan_calloc(nslots * sizeof *b->slots);
     b->locks = fan_calloc(FAN_LOCKS * sizeof *b->locks);
     b->changed = fan_calloc(FAN_LOCKS * sizeof *b->changed);
     if (!b->slots || !b->locks || !b->changed)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     return locks_make(b->locks, b->changed, nlocks, &b->nlocks, err);
 }
 
@@ -197,7 +197,7 @@ static fan_status buffer_name(fan_buffer *b, const char *given, fan_error *err)
     size_t n = strlen(given) + 1;
     char *name = fan_alloc(n);
     if (!name)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     b->name = memcpy(name, given, n);
     return FAN_OK;
 }
@@ -214,7 +214,7 @@ static fan_status buffer_init(fan_buffer *b, const fan_buffer_config *config, fa
     if (config->stats) {
         b->sum_stats = fan_calloc((config->slots + 1) * sizeof *b->sum_stats);
         if (!b->sum_stats)
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+            return fan_fail_memory(err);
     }
     b->nslots = config->slots;
     for (size_t i = 0; i < config->slots; i++)

@@ -112,7 +112,8 @@ void fan_plain_rows(const fan_plain_kind *kind, int64_t *rows, int64_t *row)
 
 uint64_t fan_plain_reach(const fan_plain_kind *kind)
 {
-    int64_t rows, row;
+    int64_t rows;
+    int64_t row;
     if (!fan_plain_pitch(kind))
         return fan_plain_bytes(kind);
     fan_plain_rows(kind, &rows, &row);

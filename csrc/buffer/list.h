@@ -30,8 +30,9 @@ static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind 
     return a->order == b->order && fan_shape_same(a->ndim, a->shape, b->ndim, b->shape);
 }
 
-/* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. */
+/* fan_plain_elements: returns how many elements a gradient of a kind has. */
 size_t fan_plain_elements(const fan_plain_kind *kind);
+/* fan_plain_bytes: returns the bytes of these. */
 uint64_t fan_plain_bytes(const fan_plain_kind *kind);
 /* fan_plain_kind_bytes: what one of a kind counts against a budget: at least 1. */
 uint64_t fan_plain_kind_bytes(const fan_plain_kind *kind);
@@ -121,7 +122,12 @@ static inline bool fan_entry_same(const fan_entry *a, const fan_entry *b)
 static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool donated,
                                      bool owned)
 {
-    fan_entry one = {.object = object, .data = data, .donated = donated, .owned = owned};
+    fan_entry one = {
+        .object = object,
+        .data = data,
+        .donated = donated,
+        .owned = owned,
+    };
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wconversion"
     one.key = key; /* at most FAN_ENTRY_KEY_MAX */
@@ -154,7 +160,8 @@ typedef struct fan_list {
     fan_plain_kind kind; /* of all that are defined; none are: unset */
     uint64_t size;       /* of one, in bytes .. */
     uint64_t bytes;      /* .. and what it counts against a budget: at least 1 */
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     /* 0: no sum: the first of the list is a contribution like the others. Else the first is the
      * sum, and no longer parked:
      * 1: it is the only contribution itself;
@@ -282,7 +289,8 @@ void fan_list_by_key(fan_list *list);
 typedef struct fan_detached {
     fan_entry inline_entries[FAN_LIST_INLINE];
     fan_entry *heap; /* NULL: the entries are in `inline_entries` */
-    size_t n, cap;
+    size_t n;
+    size_t cap;
 } fan_detached;
 /* fan_list_detach: moves all that the list holds to *to, for the caller to drop. The list is empty
  * afterwards. */

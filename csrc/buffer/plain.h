@@ -113,7 +113,8 @@ void fan_plain_prefetch(const fan_buffer *b, size_t slot);
 
 /* Slots [first, end). */
 typedef struct fan_span {
-    size_t first, end;
+    size_t first;
+    size_t end;
 } fan_span;
 
 typedef enum fan_plain_where {
@@ -235,7 +236,6 @@ void fan_plain_fold_wide(fan_buffer *b, const fan_list *list, size_t n, fan_dtyp
 void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const char *divisor,
                              const fan_scale *scale, char *out);
 /* fan_plain_sum_size: returns the bytes of a sum. */
-
 uint64_t fan_plain_sum_size(const fan_list *list, bool wide);
 /* fan_plain_count: counts a sum of the first n entries; `wide`: it was made so. */
 void fan_plain_count(fan_buffer *b, const fan_list *list, size_t n, bool in_place, bool copied,

@@ -55,8 +55,11 @@ typedef enum fan_record_on {
 
 typedef struct fan_add_facts {
     bool defined;
-    uint64_t device;                           /* where it will be; 0: a device without streams */
-    fan_stream_id producer, consumer, current; /* as fan_sync_add_plan has them */
+    uint64_t device; /* where it will be; 0: a device without streams */
+    /* as fan_sync_add_plan has them */
+    fan_stream_id producer;
+    fan_stream_id consumer;
+    fan_stream_id current;
     fan_sync_slot slot;
     bool changes;  /* it must be converted, or is to be copied */
     bool upload;   /* .. from the host */
@@ -79,9 +82,10 @@ typedef struct fan_add_plan {
 fan_add_plan fan_plan_add(const fan_add_facts *facts);
 
 /* fan_plan_plain_slot: the rules by which plain contributions (plain.h) came to a slot, of which
- * some are defined, some not. fan_plan_plain_fold: those of a sum of them; `reusable`: fan_reusable
- * returned yes for the first. */
+ * some are defined, some not. */
 uint64_t fan_plan_plain_slot(bool defined, bool undefined);
+/* fan_plan_plain_fold: the rules of a sum of them; `reusable`: fan_reusable returned yes for the
+ * first. */
 uint64_t fan_plan_plain_fold(bool reusable);
 
 /* ---- fold: a running sum and what came since, in one pass (A1-A8, A11, A13, S12-S17, S22) ---- */
@@ -100,16 +104,22 @@ typedef enum fan_fold_kind {
 /* Undefined contributions and symbolic zeros are no terms (S2, A2). */
 typedef struct fan_fold_facts {
     /* how many; of them sparse, partial, and objects */
-    size_t terms, sparse, partial, objects;
+    size_t terms;
+    size_t sparse;
+    size_t partial;
+    size_t objects;
     fan_side first; /* the first term; */
     /* .. the first one of another form or sparse format, else the second */
     fan_side other;
     bool other_is_second;
-    bool coalesced;                            /* the first term is sparse, without duplicates */
-    bool summed;                               /* it is the sum of several contributions */
-    fan_reuse_answer reuse_first, reuse_other; /* A6, A3: of dense ones */
+    bool coalesced; /* the first term is sparse, without duplicates */
+    bool summed;    /* it is the sum of several contributions */
+    /* A6, A3: of dense ones */
+    fan_reuse_answer reuse_first;
+    fan_reuse_answer reuse_other;
     /* A5: stored numbers of all, and of the first after it was coalesced last */
-    int64_t entries, entries_before;
+    int64_t entries;
+    int64_t entries_before;
     uint64_t expanded; /* A13: axes along which every term is expanded */
     bool recording;    /* A1 */
     bool exact;        /* A11: the slot's sum is an exact one */
@@ -158,20 +168,28 @@ typedef enum fan_take_way {
 } fan_take_way;
 
 typedef struct fan_take_facts {
-    size_t terms, dense, sparse, partial, objects;
+    size_t terms;
+    size_t dense;
+    size_t sparse;
+    size_t partial;
+    size_t objects;
     bool takes_partial; /* the taker takes a partial sum as it is (P3) */
-    bool has_state, has_zero;
+    bool has_state;
+    bool has_zero;
     bool has_out; /* out=; */
     /* .. it overlaps a term of another slot, or one of its own that it is not the same view of */
     bool out_overlaps_inputs;
     bool out_overlaps_own; /* .. or a term of its own slot, in whatever way */
     bool stats;            /* the terms of an exact sum are read again once it is made */
-    bool scaled, writable;
+    bool scaled;
+    bool writable;
     bool exact;
-    bool widened;     /* the accumulation dtype is not the sum's */
-    bool expanded;    /* A13: all terms are */
-    bool whole;       /* no key is missing */
-    bool alone, last; /* no other slot is taken; none is left that could fail */
+    bool widened;  /* the accumulation dtype is not the sum's */
+    bool expanded; /* A13: all terms are */
+    bool whole;    /* no key is missing */
+    /* no other slot is taken; none is left that could fail */
+    bool alone;
+    bool last;
     bool first_donated;
     bool same_dtype;  /* the first term is of the sum's dtype */
     bool overwritten; /* some out= lies where the only term lies */
@@ -270,7 +288,9 @@ typedef struct fan_target_facts {
     bool idle;              /* no thread has the slot; nothing is parked or on its way */
     fan_reuse_answer reuse; /* of its value, where earlier targets do not count as holders (D34) */
     bool complete;          /* it is of all keys before this one */
-    fan_stream_id producer, accum, ready;
+    fan_stream_id producer;
+    fan_stream_id accum;
+    fan_stream_id ready;
 } fan_target_facts;
 
 typedef struct fan_target_plan {

@@ -460,9 +460,10 @@ void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64
 fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int64_t i,
                              fan_dtype sum, fan_error *err)
 {
-    return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
-                       "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
-                       i, fan_dtype_name(sum));
+    return fan_fail_value(err, fan_slot_place(b, slot, key),
+                          "a Python int among its contributions, %" PRId64
+                          ", does not fit dtype %s",
+                          i, fan_dtype_name(sum));
 }
 
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)

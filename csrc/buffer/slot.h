@@ -105,8 +105,9 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err);
 /* fan_slot_fail: unlocked: fan_slot_poison of a slot that this thread has made busy: ready() may
  * read it meanwhile. */
 void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err);
-/* fan_slot_fail_memory, fan_buffer_fail_memory: FAN_ERR_NOMEM, at a place. */
+/* fan_slot_fail_memory: FAN_ERR_NOMEM, at a slot. */
 fan_status fan_slot_fail_memory(const fan_buffer *b, size_t slot, fan_error *err);
+/* fan_buffer_fail_memory: FAN_ERR_NOMEM, at the buffer. */
 fan_status fan_buffer_fail_memory(const fan_buffer *b, fan_error *err);
 
 /* ---- traces and statistics ---- */

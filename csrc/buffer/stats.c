@@ -414,15 +414,15 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
     fan_status status = FAN_OK;
     FAN_TRY(fan_slot_check(b, slot, err));
     if (!b->sum_stats) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(b),
-                           "stats() needs a buffer that was made with stats=True");
+        return fan_fail_value(err, fan_buffer_place(b),
+                              "stats() needs a buffer that was made with stats=True");
     }
     fan_slot_lock(b, slot);
     fan_sum_stats figures = fan_sum_stats_hold(&b->sum_stats[slot]);
     fan_slot_unlock(b, slot);
     if (!figures.valid) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
-                           "no sum was taken since something was last added to it");
+        return fan_fail_value(err, fan_slot_place(b, slot, -1),
+                              "no sum was taken since something was last added to it");
     }
     if (figures.captured) {
         return fan_fail_at(err, FAN_ERR_CAPTURE, 900, fan_slot_place(b, slot, -1),

@@ -99,7 +99,9 @@ const char *fan_plan_word(int index);
 
 /* What a slot remembers. All zero: no gradient yet. */
 typedef struct fan_sync_slot {
-    fan_stream_id consumer, accum, ready;
+    fan_stream_id consumer;
+    fan_stream_id accum;
+    fan_stream_id ready;
     bool has_event; /* E: recorded where the value became ready */
 } fan_sync_slot;
 

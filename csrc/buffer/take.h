@@ -12,7 +12,8 @@ typedef struct fan_take_slot {
     const fan_value *out; /* where the caller wants the sum; NULL: it has no out= */
     fan_stream *consumer; /* no hold; NULL: none */
     fan_gathered gathered;
-    bool claimed, has_gathered;
+    bool claimed;
+    bool has_gathered;
     fan_take_plan plan;
     bool planned_again;       /* its plan was made again once no other slot could fail any more */
     bool out_overlaps_inputs; /* D11 */
@@ -31,8 +32,10 @@ typedef struct fan_take_op {
     const fan_take *options;
     fan_take_slot *slots;
     size_t n;
-    fan_extents inputs, outs; /* which memory meets which out= (D11) */
-    fan_batch *batch;         /* sums on streams, queued together; NULL: one by one */
+    /* which memory meets which out= (D11) */
+    fan_extents inputs;
+    fan_extents outs;
+    fan_batch *batch; /* sums on streams, queued together; NULL: one by one */
 } fan_take_op;
 
 /* fan_take_prepare: claims the slots, and gathers what they hold, checked against the options of

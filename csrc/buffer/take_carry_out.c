@@ -136,7 +136,12 @@ fan_status fan_take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan
     fan_status status = fan_array_broadcast(one, ndim, shape, &whole, err);
     fan_array_drop(one);
     FAN_TRY(status);
-    *out = (fan_value){.form = FAN_FORM_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
+    *out = (fan_value){
+        .form = FAN_FORM_ZERO,
+        .dtype = sum,
+        .origin = zero->origin,
+        .array = whole,
+    };
     return FAN_OK;
 }
 

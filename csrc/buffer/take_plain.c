@@ -33,12 +33,17 @@ typedef struct take_plain {
     const fan_take *options;
     const fan_plain_outs *outs;
     void **results;
-    fan_flat inline_outs[TAKE_FEW_OUTS], *written; /* the arrays of the caller's that are written */
+    /* the arrays of the caller's that are written */
+    fan_flat inline_outs[TAKE_FEW_OUTS];
+    fan_flat *written;
     /* of each slot: the caller named an array for its sum */
-    bool inline_given[TAKE_FEW_OUTS], *given;
+    bool inline_given[TAKE_FEW_OUTS];
+    bool *given;
     size_t nwritten;
-    take_divisor inline_divisor, *divisors; /* of a mean: of each slot */
-    void *scratch;                          /* for the sum that needs the most of it; owned */
+    /* of a mean: of each slot */
+    take_divisor inline_divisor;
+    take_divisor *divisors;
+    void *scratch; /* for the sum that needs the most of it; owned */
     size_t nscratch;
     _Alignas(16) char number[16]; /* a sum of numbers, before it is made an object */
     bool calls;                   /* some entries are of a kind that is checked at use */
@@ -530,8 +535,10 @@ static void take_plain_sum(take_plain *take)
 /* References to drop after all slots are released. If this list cannot grow, drop immediately: a
  * call back into a slot that is still claimed is then refused. */
 typedef struct take_drops {
-    void *inline_objects[64], **all;
-    size_t n, cap;
+    void *inline_objects[64];
+    void **all;
+    size_t n;
+    size_t cap;
 } take_drops;
 
 static bool take_defer_drop(take_drops *drops, void *object)

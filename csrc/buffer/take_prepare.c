@@ -46,23 +46,22 @@ static fan_status take_check_out(const fan_take_op *op, const fan_take_slot *par
         shape = s->spec->shape;
     }
     if (!fan_shape_same(ndim, shape, to->ndim, to->shape)) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "out= has shape %s, the sum %s",
-                           fan_shape_text(to->ndim, to->shape, has, sizeof has),
-                           fan_shape_text(ndim, shape, wants, sizeof wants));
+        return fan_fail_value(err, place, "out= has shape %s, the sum %s",
+                              fan_shape_text(to->ndim, to->shape, has, sizeof has),
+                              fan_shape_text(ndim, shape, wants, sizeof wants));
     }
     fan_dtype dtype = fan_fold_dtype(fold);
     fan_dtype_set seen;
     fan_dtype_fit fit = fan_accum_dtype_fit(out->dtype, FAN_DT_NONE, dtype, false, &seen);
     if (dtype != FAN_DT_NONE && fit == FAN_DTYPE_FIT_NO) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "out= of dtype %s cannot take a sum of dtype %s",
-                           fan_dtype_name(out->dtype), fan_dtype_name(dtype));
+        return fan_fail_value(err, place, "out= of dtype %s cannot take a sum of dtype %s",
+                              fan_dtype_name(out->dtype), fan_dtype_name(dtype));
     }
     if (state->device && out->device != state->device) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "out= is on %s, the sum on %s%s",
-                           fan_device_text(out->device, has, sizeof has),
-                           fan_device_text(state->device, wants, sizeof wants),
-                           fan_device_of_another(out->device, state->device));
+        return fan_fail_value(err, place, "out= is on %s, the sum on %s%s",
+                              fan_device_text(out->device, has, sizeof has),
+                              fan_device_text(state->device, wants, sizeof wants),
+                              fan_device_of_another(out->device, state->device));
     }
     return FAN_OK;
 }
@@ -80,13 +79,12 @@ static fan_status take_check_scale(const fan_take_op *op, const fan_take_slot *p
     if (name[0] == 'i')
         article = "an";
     if (!options->real) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "scale=%.12g%+.12gj: %s %s sum needs a real number", scale->re,
-                           scale->im, article, name);
+        return fan_fail_value(err, place, "scale=%.12g%+.12gj: %s %s sum needs a real number",
+                              scale->re, scale->im, article, name);
     }
     bool fits_int64 = scale->re < 0x1p63 && scale->re >= -0x1p63;
-    return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "scale=%.12g: %s %s sum needs an integer%s",
-                       scale->re, article, name, fits_int64 ? "" : " that fits int64");
+    return fan_fail_value(err, place, "scale=%.12g: %s %s sum needs an integer%s", scale->re,
+                          article, name, fits_int64 ? "" : " that fits int64");
 }
 
 /* ---- weights that the take is given (W5), and the mean (W3) ---- */
@@ -122,14 +120,15 @@ static fan_status late_check_parked(const fan_buffer *b, size_t slot, fan_error 
     bool several = summed && (lost || s->list->summed > 1);
     bool folded = state->exact || several;
     if (folded) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
-                           "weights= needs every contribution, and %s was summed already: make the "
-                           "buffer with budget=math.inf, or give weight= at add (W5)",
-                           late_name(name, sizeof name, state->keyed > 0, 0));
+        return fan_fail_value(
+            err, fan_slot_place(b, slot, -1),
+            "weights= needs every contribution, and %s was summed already: make the "
+            "buffer with budget=math.inf, or give weight= at add (W5)",
+            late_name(name, sizeof name, state->keyed > 0, 0));
     }
     if (lost) {
-        return fan_fail_at(
-            err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
+        return fan_fail_value(
+            err, fan_slot_place(b, slot, -1),
             "weights= by place of arrival needs defined contributions, and a None came "
             "without a key: give key= at add (W5)");
     }
@@ -153,13 +152,11 @@ static fan_status late_weight_of(const fan_take_op *op, fan_take_slot *part, siz
     if (late)
         late->used = true;
     if (late && own->on) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "%s has a weight in weights=, and came with one: give it once (W5)",
-                           name);
+        return fan_fail_value(
+            err, place, "%s has a weight in weights=, and came with one: give it once (W5)", name);
     }
     if (!late && !own->on) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "weights= has no weight for %s (W5)",
-                           name);
+        return fan_fail_value(err, place, "weights= has no weight for %s (W5)", name);
     }
     if (!late)
         return FAN_OK;
@@ -178,9 +175,10 @@ static fan_status late_apply(const fan_take_op *op, fan_take_slot *part, fan_wei
     const fan_slot_state *state = b->slots[part->slot].state;
     bool keyed = state->keyed > 0;
     if (keyed && op->options->late_places) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, part->slot, -1),
-                           "weights= is a list, and the contributions have keys: give a dict from "
-                           "keys to weights (W5)");
+        return fan_fail_value(
+            err, fan_slot_place(b, part->slot, -1),
+            "weights= is a list, and the contributions have keys: give a dict from "
+            "keys to weights (W5)");
     }
     if (!gathered->weights)
         gathered->weights = fan_calloc((gathered->n + 1) * sizeof *gathered->weights);
@@ -213,10 +211,10 @@ static fan_status mean_check_dtype(const fan_take_op *op, const fan_take_slot *p
         return FAN_OK;
     char kind = fan_dtype_kind(dtype);
     if (kind != 'f' && kind != 'c') {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "mean=True: a mean of dtype %s would be cut to integers: convert the "
-                           "gradients, or declare the slot's dtype (W4)",
-                           fan_dtype_name(dtype));
+        return fan_fail_value(err, place,
+                              "mean=True: a mean of dtype %s would be cut to integers: convert the "
+                              "gradients, or declare the slot's dtype (W4)",
+                              fan_dtype_name(dtype));
     }
     if (fan_fold_is_exact(fold) && fan_fold_has(fold, FAN_FORM_SPARSE)) {
         return fan_fail_at(err, FAN_ERR_TYPE, 0, place,
@@ -269,13 +267,13 @@ static fan_status late_check_used(const fan_take_op *op, fan_error *err)
             place = fan_slot_place(op->b, options->slot, -1);
         int64_t key = options->late[i].key;
         if (options->late_places) {
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                               "weights= has %zu weights, and nothing was added at place %" PRId64
-                               " (W5)",
-                               options->nlate, key);
+            return fan_fail_value(
+                err, place,
+                "weights= has %zu weights, and nothing was added at place %" PRId64 " (W5)",
+                options->nlate, key);
         }
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "weights= has key %" PRId64 ", with which nothing was added (W5)", key);
+        return fan_fail_value(
+            err, place, "weights= has key %" PRId64 ", with which nothing was added (W5)", key);
     }
     return FAN_OK;
 }
@@ -385,7 +383,8 @@ static fan_status take_collect_extents(fan_take_op *op, fan_error *err)
     }
     fan_extents_sort(&op->inputs);
     fan_extents_sort(&op->outs);
-    const fan_extent_entry *one, *two;
+    const fan_extent_entry *one;
+    const fan_extent_entry *two;
     if (fan_extents_any_pair(&op->outs, &one, &two)) {
         size_t low = one->owner;
         size_t high = two->owner;
@@ -393,8 +392,8 @@ static fan_status take_collect_extents(fan_take_op *op, fan_error *err)
             low = two->owner;
             high = one->owner;
         }
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(op->b),
-                           "out= of slots %zu and %zu may share memory", low, high);
+        return fan_fail_value(err, fan_buffer_place(op->b),
+                              "out= of slots %zu and %zu may share memory", low, high);
     }
     for (size_t i = 0; i < op->n; i++) {
         fan_take_slot *part = &op->slots[i];

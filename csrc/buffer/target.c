@@ -38,7 +38,13 @@ static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, co
                      .owned = item->owned,
                      .donated = item->donated,
                      .exposed = item->shown};
-    fan_fold sum = {.b = b, .slot = slot, .terms = &term, .n = 1, .seen = state->summed_seen};
+    fan_fold sum = {
+        .b = b,
+        .slot = slot,
+        .terms = &term,
+        .n = 1,
+        .seen = state->summed_seen,
+    };
     facts.reuse = fan_term_may_write(&sum, 0, FAN_WRITER_TARGET);
     return facts;
 }
@@ -159,9 +165,9 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     if (spec->dtype != FAN_DT_NONE)
         acc = fan_accum_dtype(spec->dtype, spec->accumulate);
     if (!spec->has_shape || acc == FAN_DT_NONE) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
-                           "target() needs a slot that declares its shape and dtype: give "
-                           "fanin.Slot(shape=, dtype=)");
+        return fan_fail_value(err, fan_slot_place(b, slot, -1),
+                              "target() needs a slot that declares its shape and dtype: give "
+                              "fanin.Slot(shape=, dtype=)");
     }
     fan_device *d = target_device(b, slot, stream);
     fan_array like = {.dtype = acc,
@@ -170,7 +176,11 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
                       .shape = (int64_t *)spec->shape,
                       .strides = strides};
     fan_contribution c = {
-        .key = key, .stream = stream, .summed = true, .value = fan_value_dense(&like, d)};
+        .key = key,
+        .stream = stream,
+        .summed = true,
+        .value = fan_value_dense(&like, d),
+    };
     fan_stream *current = fan_current_for(b, slot, &c);
     t->slot = slot;
     t->key = key;

@@ -9,7 +9,7 @@ fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *
     if (v->nparts) {
         parts = fan_alloc(v->nparts * sizeof(fan_array *));
         if (!parts)
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+            return fan_fail_memory(err);
         for (size_t i = 0; i < v->nparts; i++)
             parts[i] = fan_array_hold(v->parts[i]);
     }
@@ -137,13 +137,22 @@ uint64_t fan_value_bytes(const fan_value *value)
 
 fan_value fan_value_dense(fan_array *a, fan_device *d)
 {
-    return (fan_value){.form = FAN_FORM_DENSE, .dtype = a->dtype, .device = d, .array = a};
+    return (fan_value){
+        .form = FAN_FORM_DENSE,
+        .dtype = a->dtype,
+        .device = d,
+        .array = a,
+    };
 }
 
 fan_value fan_value_sparse(fan_sparse *s, fan_device *d)
 {
     return (fan_value){
-        .form = FAN_FORM_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
+        .form = FAN_FORM_SPARSE,
+        .dtype = s->values->dtype,
+        .device = d,
+        .sparse = s,
+    };
 }
 
 void fan_value_set_patch(fan_value *v, fan_patch *patch)

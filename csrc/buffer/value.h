@@ -223,7 +223,9 @@ void fan_value_set_patch(fan_value *v, fan_patch *patch);
 
 /* The parts of a sparse gradient with the structure of another one, while it is made. */
 typedef struct fan_sparse_parts {
-    fan_array *indices, *pointers, *values;
+    fan_array *indices;
+    fan_array *pointers;
+    fan_array *values;
 } fan_sparse_parts;
 /* fan_sparse_parts_end: *out is made of the parts, with the structure of `like`, if `status` is
  * FAN_OK; the parts are dropped. Returns `status`, or why it could not be made. */

@@ -120,8 +120,8 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
     if (!divisor_of_one(sum, whole, out))
         divisor_of_limbs(sum, whole, out, &imaginary);
     if (imaginary != 0) {
-        return fan_fail_at(
-            err, FAN_ERR_VALUE, 0, place,
+        return fan_fail_value(
+            err, place,
             "the sum of its weights has an imaginary part, %.12g: a mean needs a real "
             "one; take the sum, and divide it yourself (W3)",
             imaginary);
@@ -132,8 +132,8 @@ fan_status fan_divisor_of(const fan_buffer *b, size_t slot, const fan_weight_sum
                            "other weights (W3)");
     }
     if (!isfinite(out->nearest)) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "the sum of its weights exceeds float64: give smaller weights (W3)");
+        return fan_fail_value(err, place,
+                              "the sum of its weights exceeds float64: give smaller weights (W3)");
     }
     return FAN_OK;
 }
@@ -243,18 +243,19 @@ fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const
     char kind = fan_dtype_kind(d);
     const char *name = fan_dtype_name(d);
     if (weight->im != 0 && kind != 'c') {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "weight=%.12g%+.12gj: a gradient of dtype %s takes a real weight (W4)",
-                           weight->re, weight->im, name);
+        return fan_fail_value(
+            err, place, "weight=%.12g%+.12gj: a gradient of dtype %s takes a real weight (W4)",
+            weight->re, weight->im, name);
     }
     bool floats = kind == 'f' || kind == 'c';
     bool fits_int64 = weight->re >= -0x1p63 && weight->re < 0x1p63;
     bool whole = weight->re == floor(weight->re) && fits_int64;
     if (!floats && !whole) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "weight=%.12g: a gradient of dtype %s takes an integer%s; convert the "
-                           "gradient, or declare the slot's dtype (W4)",
-                           weight->re, name, fits_int64 ? "" : " that fits int64");
+        return fan_fail_value(
+            err, place,
+            "weight=%.12g: a gradient of dtype %s takes an integer%s; convert the "
+            "gradient, or declare the slot's dtype (W4)",
+            weight->re, name, fits_int64 ? "" : " that fits int64");
     }
     if (acc == FAN_DT_NONE)
         return FAN_OK;
@@ -262,16 +263,18 @@ fan_status fan_weight_check(const fan_buffer *b, size_t slot, int64_t key, const
     if (fit == FAN_WEIGHT_FITS)
         return FAN_OK;
     if (fit == FAN_WEIGHT_TOO_SMALL) {
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                           "weight=%.12g is below the smallest normal number of %s, in which the "
-                           "slot sums, and would lose digits; multiply all weights by one number, "
-                           "which a mean does not change, or give accumulate= (W4)",
-                           weight_least(weight), fan_dtype_name(acc));
+        return fan_fail_value(
+            err, place,
+            "weight=%.12g is below the smallest normal number of %s, in which the "
+            "slot sums, and would lose digits; multiply all weights by one number, "
+            "which a mean does not change, or give accumulate= (W4)",
+            weight_least(weight), fan_dtype_name(acc));
     }
-    return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
-                       "weight=%.12g is not finite in %s, in which the slot sums; give a smaller "
-                       "one, or accumulate= (W4)",
-                       weight->re, fan_dtype_name(acc));
+    return fan_fail_value(
+        err, place,
+        "weight=%.12g is not finite in %s, in which the slot sums; give a smaller "
+        "one, or accumulate= (W4)",
+        weight->re, fan_dtype_name(acc));
 }
 
 fan_status fan_weight_check_value(const fan_buffer *b, size_t slot, int64_t key,

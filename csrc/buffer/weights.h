@@ -15,7 +15,8 @@
 /* The exact sum of weights; all zero: none yet. */
 typedef struct fan_weight_sum {
     int64_t whole; /* small integers, as counts of tokens are; beside the rest */
-    double re, im;
+    double re;
+    double im;
     bool spilled; /* the rest is in the limbs: re and im are 0 */
     uint64_t limbs[2][FAN_EXACT_LIMBS];
 } fan_weight_sum;
@@ -45,7 +46,8 @@ typedef struct fan_slot_weights {
     int64_t given; /* contributions that came with a weight; 0: all else is unset */
     fan_weight_sum sum;
     fan_plain_weight *plain; /* in the order of arrival, or of keys */
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     bool unsorted;
 } fan_slot_weights;
 
@@ -55,9 +57,7 @@ static inline bool fan_slot_weighted(const fan_slot *s)
     return s->weights && s->weights->given;
 }
 /* fan_slot_weights_begin: makes room for one weight more, of a plain entry where `plain` is set.
- * FAN_ERR_NOMEM: nothing happened. fan_slot_weights_put: cannot fail: one more contribution has a
- * weight. fan_slot_weights_take_back: .. the last that was put has not. fan_slot_weights_clear: of
- * a slot that is emptied. */
+ *   false: out of memory; nothing happened */
 bool fan__slot_weights_begin(fan_slot *s, bool plain);
 static inline bool fan_slot_weights_begin(fan_slot *s, bool plain)
 {
@@ -66,6 +66,7 @@ static inline bool fan_slot_weights_begin(fan_slot *s, bool plain)
         return true;
     return fan__slot_weights_begin(s, plain);
 }
+/* fan_slot_weights_put: cannot fail: one more contribution has a weight. */
 void fan__slot_weights_first(fan_slot_weights *weights);
 static inline void fan_slot_weights_put(fan_slot *s, const fan_weight *weight)
 {
@@ -75,6 +76,7 @@ static inline void fan_slot_weights_put(fan_slot *s, const fan_weight *weight)
     weights->given++;
     fan_weight_sum_add(&weights->sum, weight, false);
 }
+/* fan_slot_weights_put_plain: the same of a plain entry. */
 static inline void fan_slot_weights_put_plain(fan_slot *s, int64_t key, const fan_weight *weight)
 {
     fan_slot_weights_put(s, weight);
@@ -83,7 +85,9 @@ static inline void fan_slot_weights_put_plain(fan_slot *s, int64_t key, const fa
         weights->unsorted = true;
     weights->plain[weights->n++] = (fan_plain_weight){.key = key, .weight = *weight};
 }
+/* fan_slot_weights_take_back: the last that was put has none. */
 void fan_slot_weights_take_back(fan_slot *s, const fan_weight *weight);
+/* fan_slot_weights_clear: of a slot that is emptied. */
 static inline void fan_slot_weights_clear(fan_slot *s)
 {
     if (s->weights) {
@@ -94,8 +98,9 @@ static inline void fan_slot_weights_clear(fan_slot *s)
 void fan_slot_weights_free(fan_slot *s);
 
 /* fan_weights_of: writes the weight of each of n entries of the slot's list, the first ones; not
- * on: it has none. fan_slot_weights_drop_plain: the first n entries leave the list. */
+ * on: it has none. */
 void fan_weights_of(fan_slot *s, const fan_entry *entries, size_t n, fan_weight *out);
+/* fan_slot_weights_drop_plain: the weights of the first n entries, which leave the list, go. */
 void fan_slot_weights_drop_plain(fan_slot *s, const fan_entry *entries, size_t n);
 
 /* fan_weight_multiplies: whether a weight changes its term: it is there, and not 1. */

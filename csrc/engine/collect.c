@@ -57,7 +57,7 @@ static fan_status grow(void **items, size_t *cap, size_t want, size_t size, fan_
     else
         more = fan_realloc(*items, next * size);
     if (!more)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     if (copies && *cap)
         memcpy(more, *items, *cap * size);
     if (copies)
@@ -194,7 +194,7 @@ static fan_status sort_nodes(fan_pass *pass, const reached *found, fan_error *er
         fan_free(order);
         fan__collect_free(nodes, n, sizeof *nodes);
         fan__collect_free(edges, pass->nedges, sizeof *edges);
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     }
     uint32_t *place = order + n;
     for (size_t i = 0; i < n; i++)
@@ -230,7 +230,7 @@ static fan_status need_by_depth(fan_pass *pass, fan_error *err)
     if (!path || !seen) {
         fan_free(path);
         fan_free(seen);
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     }
     for (size_t i = 0; i < pass->config.nroots; i++) {
         size_t n = 0;
@@ -266,7 +266,7 @@ static fan_status need_wanted(fan_pass *pass, bool down, fan_error *err)
     pass->same = fan_calloc(config->nwanted * sizeof *pass->same);
     pass->results = fan_calloc(config->nwanted * sizeof *pass->results);
     if (!pass->same || !pass->results)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     for (size_t i = 0; i < config->nwanted; i++) {
         const fan_wanted *wanted = &config->wanted[i];
         if (wanted->node->mark != pass->id)
@@ -314,7 +314,7 @@ fan_status fan__collect(fan_pass *pass, fan_error *err)
 
     pass->slots = memory_new(found.slots, sizeof *pass->slots);
     if (!pass->slots)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     pass->nslots = found.slots;
     memset(pass->slots, 0, found.slots * sizeof *pass->slots);
     if (pass->config.limited)
@@ -331,6 +331,6 @@ fan_status fan__collect(fan_pass *pass, fan_error *err)
             count_edge(pass, &pass->edges[entry->edges + e], entry->runs);
     }
     if (fan_ready_init(&pass->queue.nodes, pass->nnodes) != 0)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     return FAN_OK;
 }

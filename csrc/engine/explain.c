@@ -51,7 +51,7 @@ fan_status fan__explain_sum(const fan_pass_worker *worker, uint32_t slot, void *
                             fan_error *err)
 {
     const fan_pass *pass = worker->pass;
-    const fan_node *node = pass->nodes[worker->now].node;
+    const fan_node *node = fan__worker_node(worker)->node;
     fan_nonfinite found = {.to = node, .slot = slot, .key = FAN_NOWHERE};
     in_edges in = {.pass = pass, .to = worker->now};
     FAN_TRY(pass->frontend->read_stats(buffer, slot, &found, err));
@@ -89,7 +89,8 @@ static void write_node(const fan_text *out, const fan_node *node)
     const char *kind = "node";
     if (node->ops->leaf)
         kind = "leaf";
-    char name[128], number[40];
+    char name[128];
+    char number[40];
     node->ops->text(node, name, sizeof name);
     snprintf(number, sizeof number, "%s %llu", kind, (unsigned long long)node->number);
     write_text(out, "%s", name);

@@ -51,8 +51,10 @@ typedef enum fan_leaf_form {
 } fan_leaf_form;
 
 typedef struct fan_leaf_facts {
-    fan_leaf_form grad, sum; /* OTHER: numbers, objects. `sum` ABSENT: undefined */
-    bool recording;          /* L6 */
+    /* OTHER: numbers, objects. `sum` ABSENT: undefined */
+    fan_leaf_form grad;
+    fan_leaf_form sum;
+    bool recording; /* L6 */
     /* the sum's memory has no other user, and will not be overwritten (L7, L8) */
     bool unshared;
     bool same_layout; /* the sum has the leaf's type and layout */
@@ -81,7 +83,8 @@ typedef struct fan_leaf_claim {
 /* The thread that a worker runs nodes for, which called the pass, and the newest claim then: the
  * caller keeps the claims that it had by then until the pass has ended. */
 typedef struct fan_leaf_caller {
-    uint64_t thread, claim;
+    uint64_t thread;
+    uint64_t claim;
     const struct fan_leaf_caller *outer; /* the one that the caller runs nodes for */
 } fan_leaf_caller;
 

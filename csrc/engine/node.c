@@ -61,7 +61,7 @@ fan_status fan_node_room(fan_node *node, size_t edges, fan_error *err)
         return fan_fail(err, FAN_ERR_OVERFLOW, "a node has at most %u edges", UINT32_MAX);
     fan_edge *more = fan_realloc(old, want * sizeof *more);
     if (!more)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     if (!old)
         memcpy(more, node->inline_edges, node->nedges * sizeof *more);
     node->edges = more;
@@ -97,7 +97,7 @@ static fan_status reaches(fan_node *from, const fan_node *to, bool *yes, fan_err
     while (!*yes) {
         if (fan_grow((void **)&todo, &cap, n + at->nedges, sizeof at) != 0) {
             fan_free(todo);
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+            return fan_fail_memory(err);
         }
         for (uint32_t i = 0; i < at->nedges; i++) {
             fan_node *next = at->edges[i].next;
@@ -132,7 +132,8 @@ fan_status fan_node_append(fan_node *node, fan_node *next, uint32_t slot, fan_er
     if (next && may_close_cycle(node, next))
         FAN_TRY(reaches(next, node, &cycle, err));
     if (cycle) {
-        char one[128], two[128];
+        char one[128];
+        char two[128];
         node->ops->text(node, one, sizeof one);
         next->ops->text(next, two, sizeof two);
         return fan_fail(err, FAN_ERR_VALUE, "%s: an edge to %s closes a cycle", one, two);

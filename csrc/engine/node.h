@@ -54,11 +54,14 @@ struct fan_node {
     uint64_t freed_by; /* the pass that freed it (E10), or FAN_FREED_BY_USER; 0: none */
     /* current where it was made, its own first (E4); held; NULL: none was pushed */
     fan_stream_set *streams;
-    bool host;        /* it runs on the CPU, without a stream */
-    bool begun, made; /* the frontend's: construction has begun, is complete */
-    uint32_t at;      /* its place in the pass `mark` */
-    uint32_t inputs;  /* slots; at least 1 */
-    uint32_t nedges, cap;
+    bool host; /* it runs on the CPU, without a stream */
+    /* the frontend's: construction has begun, is complete */
+    bool begun;
+    bool made;
+    uint32_t at;     /* its place in the pass `mark` */
+    uint32_t inputs; /* slots; at least 1 */
+    uint32_t nedges;
+    uint32_t cap;
     fan_edge *edges; /* `inline_edges`, or on the heap */
     fan_edge inline_edges[FAN_INLINE_EDGES];
 };

@@ -41,7 +41,7 @@ fan_status fan_pass_order(fan_pass *pass, fan_pass_step *steps, fan_error *err)
     order_walk walk = {.pass = pass, .now = FAN_NOWHERE};
     walk.after = fan_alloc(pass->nnodes * sizeof *walk.after);
     if (!walk.after)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     for (size_t i = 0; i < pass->config.nroots; i++)
         order_deliver(&walk, &pass->edges[i]);
     fan_status status = FAN_OK;

@@ -113,7 +113,7 @@ static fan_status stream_list_add(fan_stream_list *list, fan_stream *stream, fan
     if (stream_list_has(list, stream))
         return FAN_OK;
     if (fan_grow((void **)&list->all, &list->cap, list->n + 1, sizeof stream) != 0)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     list->all[list->n++] = fan_stream_hold(stream);
     return FAN_OK;
 }
@@ -140,7 +140,7 @@ static fan_status tail_add(fan_pass *pass, fan_stream *caller, fan_stream *on, f
 {
     fan_pass_tail *tail = tail_of(pass, caller);
     if (!tail)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     return stream_list_add(&tail->streams, on, err);
 }
 
@@ -170,7 +170,7 @@ static fan_status leaf_wait(fan_pass *pass, fan_stream *caller, fan_stream *on, 
 static fan_status tail_keep(fan_pass_tail *tail, const fan_value *value, fan_error *err)
 {
     if (fan_grow((void **)&tail->values, &tail->cap, tail->nvalues + 1, sizeof *value) != 0)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     tail->values[tail->nvalues++] = *value;
     return FAN_OK;
 }
@@ -185,7 +185,8 @@ static fan_status order_for_caller(fan_pass *pass, void *object, fan_stream *own
     fan_streams_outer outer;
     fan_stream *current = NULL;
     fan_stream *caller = NULL;
-    fan_value here, same;
+    fan_value here;
+    fan_value same;
     if (!object)
         return FAN_OK;
     FAN_TRY(pass->frontend->place(object, &here, &current, err));
@@ -223,7 +224,7 @@ static fan_status tail_add_producer(fan_pass *pass, fan_stream *on, fan_error *e
     fan_stream *caller = fan_stream_current(on->device);
     fan_streams_leave(&outer);
     if (!caller)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     fan_status status = tail_add(pass, caller, on, err);
     fan_stream_drop(caller);
     return status;
@@ -299,7 +300,7 @@ static inline bool has_digests(void)
 static void timeline_begin(fan_pass_timeline *timeline, const fan_pass_worker *worker)
 {
     const fan_pass *pass = worker->pass;
-    const fan_trace_work work = {pass->id, pass->nodes[worker->now].node->number, worker->number};
+    const fan_trace_work work = {pass->id, fan__worker_node(worker)->node->number, worker->number};
     timeline->thread = fan_thread_id();
     timeline->begin_ns = fan_trace_ns();
     timeline->outer = fan_trace_work_begin(work);
@@ -313,7 +314,7 @@ static void timeline_end(fan_pass_timeline *timeline, const fan_pass_worker *wor
         return;
     timeline->begin_ns = 0;
     if (worker->now != FAN_NOWHERE) {
-        const fan_node *node = worker->pass->nodes[worker->now].node;
+        const fan_node *node = fan__worker_node(worker)->node;
         const fan_stream *own = run_streams(worker->pass, node).own;
         fan_trace_line line = {
             .kind = FAN_TRACE_NODE,
@@ -482,7 +483,7 @@ static fan_status deliver(fan_pass *pass, fan_pass_edge *edge, void **gradient,
 static void node_ran(fan_pass_worker *worker)
 {
     fan_pass *pass = worker->pass;
-    pass->nodes[worker->now].ran = true;
+    fan__worker_node(worker)->ran = true;
     if (pass->workers)
         worker->ran = true; /* counted with the lock (workers.c) */
     else
@@ -494,7 +495,7 @@ static fan_status node_deliver(fan_pass_worker *worker, void **gradients, const 
                                fan_error *err)
 {
     fan_pass *pass = worker->pass;
-    const fan_pass_node *entry = &pass->nodes[worker->now];
+    const fan_pass_node *entry = fan__worker_node(worker);
     fan_pass_edge *edges = &pass->edges[entry->edges];
     fan_stream *on = run_streams(pass, entry->node).own;
     fan_status status = FAN_OK;
@@ -542,7 +543,7 @@ static fan_status take_sums(const fan_pass_worker *worker, void *buffer, void **
                             fan_error *err)
 {
     const fan_pass *pass = worker->pass;
-    const fan_pass_node *entry = &pass->nodes[worker->now];
+    const fan_pass_node *entry = fan__worker_node(worker);
     for (uint32_t i = 0; i < entry->node->inputs; i++) {
         if (sums[i] || !pass->slots[entry->slots + i].producers)
             continue;
@@ -558,7 +559,7 @@ static fan_status take_sums(const fan_pass_worker *worker, void *buffer, void **
 static void digest_sums(const fan_pass_worker *worker, void *const *sums, void *const *before)
 {
     const fan_pass *pass = worker->pass;
-    const fan_pass_node *entry = &pass->nodes[worker->now];
+    const fan_pass_node *entry = fan__worker_node(worker);
     fan_stream *on = run_streams(pass, entry->node).own;
     for (uint32_t i = 0; i < entry->node->inputs; i++) {
         if (!pass->slots[entry->slots + i].producers)
@@ -576,7 +577,7 @@ static fan_status run_slot_hooks(fan_pass_worker *worker, void **sums, void **no
                                  fan_error *err)
 {
     const fan_pass *pass = worker->pass;
-    fan_node *node = pass->nodes[worker->now].node;
+    fan_node *node = fan__worker_node(worker)->node;
     FAN_UNINITIALIZED void *on_stack[FAN_SUMS_ON_STACK];
     void **before = on_stack;
     size_t bytes = node->inputs * sizeof *before;
@@ -585,7 +586,7 @@ static fan_status run_slot_hooks(fan_pass_worker *worker, void **sums, void **no
     if (node->inputs > FAN_SUMS_ON_STACK) {
         before = fan_alloc(bytes);
         if (!before)
-            return fan__pass_no_memory(err);
+            return fan_fail_memory(err);
     }
     memcpy(before, sums, bytes);
     digest_sums(worker, sums, NULL);
@@ -601,7 +602,7 @@ static fan_status run_slot_hooks(fan_pass_worker *worker, void **sums, void **no
 static fan_status node_sums(fan_pass_worker *worker, void **sums, void **node_hooks, fan_error *err)
 {
     fan_pass *pass = worker->pass;
-    fan_pass_node *entry = &pass->nodes[worker->now];
+    fan_pass_node *entry = fan__worker_node(worker);
     fan_pass_slot *slots = &pass->slots[entry->slots];
     uint32_t inputs = entry->node->inputs;
     for (uint32_t i = 0; i < inputs; i++) {
@@ -692,7 +693,7 @@ static fan_status accumulate_leaf(fan_pass *pass, const fan_pass_node *entry, vo
 /* is_function: returns whether the worker's node is one whose function runs. */
 static inline bool is_function(const fan_pass_worker *worker)
 {
-    const fan_pass_node *entry = &worker->pass->nodes[worker->now];
+    const fan_pass_node *entry = fan__worker_node(worker);
     return entry->runs && !entry->leaf;
 }
 
@@ -701,7 +702,7 @@ static inline bool is_function(const fan_pass_worker *worker)
 static fan_status run_node(fan_pass_worker *worker, fan_error *err)
 {
     fan_pass *pass = worker->pass;
-    const fan_pass_node *entry = &pass->nodes[worker->now];
+    const fan_pass_node *entry = fan__worker_node(worker);
     FAN_UNINITIALIZED void *on_stack[2 * FAN_SUMS_ON_STACK];
     void **sums = on_stack;
     void *node_hooks = NULL;
@@ -712,7 +713,7 @@ static fan_status run_node(fan_pass_worker *worker, fan_error *err)
     if (all > 2 * FAN_SUMS_ON_STACK) {
         sums = fan_alloc(all * sizeof *sums);
         if (!sums)
-            return fan__pass_no_memory(err);
+            return fan_fail_memory(err);
     }
     for (size_t i = 0; i < all; i++)
         sums[i] = NULL;
@@ -752,7 +753,7 @@ static fan_status run_on_streams(fan_pass_worker *worker, fan_error *err)
         return run_node(worker, err);
     if (is_traced())
         timeline_begin(&timeline, worker);
-    const fan_run_streams on = run_streams(pass, pass->nodes[worker->now].node);
+    const fan_run_streams on = run_streams(pass, fan__worker_node(worker)->node);
     fan_streams_enter(on.set, &outer);
     fan_status status = run_node(worker, err);
     fan_streams_leave(&outer);
@@ -821,7 +822,7 @@ static fan_status next_node(fan_pass_worker *worker, fan_error *err)
             break;
         FAN_TRY(run_on_streams(worker, err));
     }
-    const fan_node *node = pass->nodes[worker->now].node;
+    const fan_node *node = fan__worker_node(worker)->node;
     if (node->freed_by) /* by another pass, since this one began */
         return fan_node_freed(node, err);
     return FAN_OK;
@@ -882,7 +883,7 @@ static fan_status hold_config(fan_pass *pass, const fan_pass_config *config, fan
     own->roots = fan_alloc(config->nroots * sizeof *own->roots);
     own->wanted = fan_alloc(config->nwanted * sizeof *own->wanted);
     if (!own->roots || !own->wanted)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     for (; own->nroots < config->nroots; own->nroots++) {
         fan_root root = config->roots[own->nroots];
         own->roots[own->nroots] = root;
@@ -904,7 +905,7 @@ fan_status fan_pass_begin(const fan_pass_config *config, fan_pass **out, fan_err
     *out = NULL;
     fan_pass *pass = fan_calloc(sizeof *pass);
     if (!pass)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     pass->id = fan_mark_new();
     pass->frontend = config->frontend;
     pass->queue.leaves = FAN_NOWHERE;

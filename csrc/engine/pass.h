@@ -66,7 +66,9 @@ typedef struct fan_pass_edge {
 /* The ready nodes. */
 typedef struct fan_pass_queue {
     fan_ready nodes;
-    uint32_t leaves, leaves_last; /* a list, first in first out; FAN_NOWHERE: none */
+    /* a list, first in first out; FAN_NOWHERE: none */
+    uint32_t leaves;
+    uint32_t leaves_last;
 } fan_pass_queue;
 
 /* A node that is running: in which pass, at which place, on which thread. */
@@ -96,7 +98,8 @@ typedef struct fan_pass_timeline {
 
 typedef struct fan_stream_list {
     fan_stream **all; /* held */
-    size_t n, cap;
+    size_t n;
+    size_t cap;
 } fan_stream_list;
 
 /* What one of the caller's streams waits for at the end of the pass (S20). */
@@ -105,7 +108,8 @@ typedef struct fan_pass_tail {
     fan_stream_list streams;
     fan_stream_list waited; /* streams that have waited for the caller's before they wrote a leaf */
     fan_value *values;      /* used on the caller's stream from then on */
-    size_t nvalues, cap;
+    size_t nvalues;
+    size_t cap;
 } fan_pass_tail;
 
 /* The streams of a pass (pass.c). */
@@ -114,7 +118,8 @@ typedef struct fan_pass_streams {
     fan_stream *captured;   /* the first of those that is captured, borrowed; NULL: none */
     fan_stream_list pulled; /* streams that the pass made part of that capture */
     fan_pass_tail *tails;   /* one for each of the caller's streams that must wait */
-    size_t n, cap;
+    size_t n;
+    size_t cap;
 } fan_pass_streams;
 
 struct fan_pass {
@@ -124,12 +129,17 @@ struct fan_pass {
     fan_pass_node *nodes;
     fan_pass_slot *slots;
     fan_pass_edge *edges;
-    size_t nnodes, nslots, nedges;
-    size_t cap_nodes, cap_edges;
+    size_t nnodes;
+    size_t nslots;
+    size_t nedges;
+    size_t cap_nodes;
+    size_t cap_edges;
     uint32_t *same; /* of each wanted: 1 + the next one that wants the same slot; 0: none */
     void **results; /* of each wanted: a hold on the sum; NULL: none */
     fan_pass_queue queue;
-    uint32_t ran, to_run; /* nodes and leaves */
+    /* nodes and leaves */
+    uint32_t ran;
+    uint32_t to_run;
     /* NULL: one thread; else their lock guards dependencies, queue and ran */
     struct fan_pass_workers *workers;
     fan_pass_worker caller;
@@ -147,9 +157,10 @@ struct fan_pass {
     uint64_t *digests;
 };
 
-static inline fan_status fan__pass_no_memory(fan_error *err)
+/* fan__worker_node: returns the node that a worker runs, or that failed. */
+static inline fan_pass_node *fan__worker_node(const fan_pass_worker *worker)
 {
-    return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    return &worker->pass->nodes[worker->now];
 }
 
 /* fan__dependency_done: counts one gradient.

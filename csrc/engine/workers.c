@@ -51,7 +51,7 @@ static fan_status begin_devices(const fan_pass *pass, fan_pass_workers *workers,
         if (!fan_node_stream(node) || device_of(workers, node))
             continue;
         if (fan_grow((void **)&workers->devices, &cap, n + 1, sizeof(fan_pass_device)) != 0)
-            return fan__pass_no_memory(err);
+            return fan_fail_memory(err);
         fan_pass_device *device = &workers->devices[n];
         *device = (fan_pass_device){
             .device = fan_node_device(node),
@@ -61,7 +61,7 @@ static fan_status begin_devices(const fan_pass *pass, fan_pass_workers *workers,
         if (!pass->streams.captured)
             device->worker = n % (workers->nhelpers + 1);
         if (fan_ready_init(&device->queue.nodes, pass->nnodes) != 0)
-            return fan__pass_no_memory(err);
+            return fan_fail_memory(err);
         workers->ndevices++;
     }
     return FAN_OK;
@@ -94,7 +94,7 @@ static fan_status begin_groups(const fan_pass *pass, fan_pass_workers *workers, 
     workers->group_of = fan_calloc(pass->nnodes * sizeof *workers->group_of);
     workers->groups = fan_alloc(n * sizeof *workers->groups);
     if (!workers->group_of || !workers->groups)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     for (size_t i = 0; i < n; i++) {
         if (members[i].group != last)
             workers->groups[ngroups++] = (fan_pass_group){false, FAN_NOWHERE, FAN_NOWHERE};
@@ -111,7 +111,7 @@ fan_status fan__pass_workers_begin(fan_pass *pass, void (*work)(void *helper), f
         nhelpers = (uint32_t)pass->nnodes - 1;
     fan_pass_workers *workers = fan_calloc(sizeof *workers + nhelpers * sizeof(fan_pass_helper));
     if (!workers)
-        return fan__pass_no_memory(err);
+        return fan_fail_memory(err);
     fan_status status = fan__leaf_lock_init(&workers->lock, &workers->changed, err);
     if (status != FAN_OK) {
         fan_free(workers);
@@ -138,7 +138,7 @@ fan_status fan__pass_workers_begin(fan_pass *pass, void (*work)(void *helper), f
         if (!group)
             continue;
         if (fan_grow((void **)&members, &cap, n + 1, sizeof *members) != 0)
-            status = fan__pass_no_memory(err);
+            status = fan_fail_memory(err);
         else
             members[n++] = (member){group, i};
     }
@@ -402,7 +402,7 @@ fan_status fan__pass_progress(fan_pass *pass, fan_error *err)
 static void count_node(fan_pass_worker *worker)
 {
     fan_pass *pass = worker->pass;
-    const fan_pass_node *entry = &pass->nodes[worker->now];
+    const fan_pass_node *entry = fan__worker_node(worker);
     for (uint32_t i = 0; worker->delivered && i < entry->nedges; i++) {
         uint32_t to = pass->edges[entry->edges + i].to;
         if (to != FAN_NOWHERE && fan__dependency_done(&pass->nodes[to]))
@@ -443,7 +443,7 @@ static fan_status take_or_wait(fan_pass_worker *worker, fan_error *err)
         take_node(worker);
         if (worker->now != FAN_NOWHERE) {
             workers->busy++;
-            pass->nodes[worker->now].begun = true;
+            fan__worker_node(worker)->begun = true;
             return FAN_OK;
         }
         if (workers->busy == 0 && workers->ready_there == 0) { /* so none will be ready */
@@ -498,7 +498,7 @@ void fan__pass_workers_failed(fan_pass_worker *worker, fan_status status, const 
     fan_pass_workers *workers = pass->workers;
     const fan_node *node = NULL;
     if (worker->now != FAN_NOWHERE)
-        node = pass->nodes[worker->now].node;
+        node = fan__worker_node(worker)->node;
     fan__pass_workers_lock(workers);
     workers->over = true;
     workers->failed = true;

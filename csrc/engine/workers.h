@@ -44,7 +44,9 @@ typedef struct fan_pass_helper {
 /* Nodes of which one runs at a time. */
 typedef struct fan_pass_group {
     bool busy;
-    uint32_t first, last; /* a list of its ready nodes that wait; FAN_NOWHERE: none */
+    /* a list of its ready nodes that wait; FAN_NOWHERE: none */
+    uint32_t first;
+    uint32_t last;
 } fan_pass_group;
 
 /* A device of the pass. One worker runs all its nodes, so its streams get their work in one order

@@ -83,7 +83,8 @@ typedef struct fan_tree_call {
     bool repeats;  /* this path has the function twice after the same function .. */
     bool warned;   /* .. and its owner was warned */
     /* `here`: after the path's last node; not read if the path is empty */
-    fan_tree_place here, root;
+    fan_tree_place here;
+    fan_tree_place root;
 } fan_tree_call;
 
 typedef enum fan_tree_outcome {

@@ -24,7 +24,8 @@ typedef struct fan_tree_lease {
 } fan_tree_lease;
 
 struct fan_tree_block {
-    uint64_t offset, bytes;
+    uint64_t offset;
+    uint64_t bytes;
     fan_storage *storage; /* held; NULL: the last one ended while it had other references */
     fan_tree_lease *lease;
     fan_tree_node *node; /* whose output it is; NULL: it belongs to the current call */
@@ -56,8 +57,10 @@ typedef struct fan_tree_signature {
     struct fan_tree_signature *next;
     fan_tree_function *function; /* borrowed: it holds this */
     uint64_t key;
-    size_t nwords, n;
-    bool warm, known;
+    size_t nwords;
+    size_t n;
+    bool warm;
+    bool known;
     bool warned_writes;
     /* the function no longer lists it: freed with its last recording */
     bool evicted;
@@ -88,14 +91,17 @@ struct fan_tree_function {
     char *name;
     uint8_t *roles;
     bool *keep;
-    size_t nroles, nkeep, nonly;
+    size_t nroles;
+    size_t nkeep;
+    size_t nonly;
     size_t min_kernels;
     unsigned warned; /* FAN_TREE_WARN bits */
     size_t recordings;
     fan_tree_function_stats stats;
     fan_tree_signature *signatures; /* the one used last comes first */
     /* listed; with the evicted ones, whose last frees a dropped function */
-    size_t nsignatures, kept;
+    size_t nsignatures;
+    size_t kept;
 };
 
 /* fan__tree_keeps: whether the caller gets a copy of the i-th output. */
@@ -130,9 +136,11 @@ typedef struct fan_tree_operand {
 typedef struct fan_tree_children {
     fan_tree_signature *signature;
     fan_tree_node **children;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     /* recordings made because an operand moved; because an output was alive */
-    unsigned moved, alive;
+    unsigned moved;
+    unsigned alive;
 } fan_tree_children;
 
 struct fan_tree_node {
@@ -147,18 +155,22 @@ struct fan_tree_node {
     fan_operand *copy_in;
     size_t n;
     fan_tree_block **blocks;
-    size_t nblocks, blocks_cap;
+    size_t nblocks;
+    size_t blocks_cap;
     fan_tree_output *outputs;
     size_t nout;
     /* blocks of the path that were alive after the parent and dead before this */
     fan_tree_block **dead;
-    size_t ndead, dead_cap;
+    size_t ndead;
+    size_t dead_cap;
     fan_graph_ranges block_table; /* after the recording */
     fan_graph_ranges used;        /* of the arena, by it alone: its outputs and temporaries */
-    uint64_t reaches, replays;
+    uint64_t reaches;
+    uint64_t replays;
     unsigned verified; /* replays that gave what the eager function gave */
     fan_tree_children *places;
-    size_t nplaces, places_cap;
+    size_t nplaces;
+    size_t places_cap;
 };
 
 struct fan_tree {

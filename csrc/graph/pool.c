@@ -48,7 +48,7 @@ fan_status fan_graph_pool_alloc(fan_graph_pool *pool, uint64_t bytes, uint64_t *
                         (unsigned long long)bytes, (unsigned long long)pool->bytes,
                         (unsigned long long)fan_graph_pool_in_use(pool));
     if (fan_grow((void **)&taken->at, &taken->cap, taken->n + 1, sizeof *taken->at))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     memmove(&taken->at[i + 1], &taken->at[i], (taken->n - i) * sizeof *taken->at);
     taken->at[i] = (fan_graph_range){lo, lo + need};
     taken->n++;
@@ -91,7 +91,7 @@ uint64_t fan_graph_pool_in_use(const fan_graph_pool *pool)
 static fan_status ranges_copy(fan_graph_ranges *out, const fan_graph_ranges *from, fan_error *err)
 {
     if (fan_grow((void **)&out->at, &out->cap, from->n, sizeof *out->at))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        return fan_fail_memory(err);
     if (from->n)
         memcpy(out->at, from->at, from->n * sizeof *out->at);
     out->n = from->n;

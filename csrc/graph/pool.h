@@ -22,13 +22,15 @@
 
 /* Allocated bytes. */
 typedef struct fan_graph_range {
-    uint64_t lo, hi;
+    uint64_t lo;
+    uint64_t hi;
 } fan_graph_range;
 
 /* Allocated ranges, sorted, disjoint; the rest is free. */
 typedef struct fan_graph_ranges {
     fan_graph_range *at;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
 } fan_graph_ranges;
 
 typedef struct fan_graph_pool {

@@ -20,12 +20,14 @@ typedef struct fan_tree_scope {
     fan_memory_scope memory; /* first */
     fan_tree_run *run;
     fan_tree_block **blocks;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     fan_graph_ranges used; /* all that it ever allocated */
     /* While recording: memory from the device, held until the launch, which is the first time that
      * the work runs. */
     fan_storage **outside;
-    size_t noutside, outside_cap;
+    size_t noutside;
+    size_t outside_cap;
 } fan_tree_scope;
 
 /* scope_free_dead: frees dead blocks that only `owner` used: its queue orders that use before the

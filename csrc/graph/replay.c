@@ -132,7 +132,13 @@ fan_status fan__tree_copy(const fan_tree *tree, fan_stream *stream, const fan_ar
                           const fan_array *to, const char *label, fan_error *err)
 {
     fan_operand in = {.array = from, .acc = from->dtype};
-    fan_job job = {.kind = FAN_JOB_COPY, .out = to, .in = &in, .n = 1, .label = label};
+    fan_job job = {
+        .kind = FAN_JOB_COPY,
+        .out = to,
+        .in = &in,
+        .n = 1,
+        .label = label,
+    };
     return fan_device_run(tree->device, stream, &job, err);
 }
 
@@ -222,7 +228,12 @@ static fan_status stage(const fan_tree_run *run, fan_tree_node *node, fan_error 
         }
         fan_operand *in = &node->copy_in[count];
         *in = (fan_operand){.array = a, .acc = a->dtype};
-        node->copies[count++] = (fan_job){.out = staged, .in = in, .n = 1, .label = "stage"};
+        node->copies[count++] = (fan_job){
+            .out = staged,
+            .in = in,
+            .n = 1,
+            .label = "stage",
+        };
     }
     for (size_t i = 0; i < count; i += FAN_STAGE_MANY) {
         size_t left = count - i;

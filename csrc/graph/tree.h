@@ -52,7 +52,8 @@ typedef struct fan_tree_function_options {
 /* The result of a body: held arrays (NULL: None), and their container (the frontend's). */
 typedef struct fan_tree_result {
     fan_array **at;
-    size_t n, cap;
+    size_t n;
+    size_t cap;
     int form;
 } fan_tree_result;
 
@@ -91,8 +92,16 @@ typedef struct fan_tree_report {
 } fan_tree_report;
 
 typedef struct fan_tree_stats {
-    unsigned long long nodes, bytes, in_use, high_water;
-    unsigned long long warmed, recorded, replayed, eager, restored; /* calls */
+    unsigned long long nodes;
+    unsigned long long bytes;
+    unsigned long long in_use;
+    unsigned long long high_water;
+    /* calls */
+    unsigned long long warmed;
+    unsigned long long recorded;
+    unsigned long long replayed;
+    unsigned long long eager;
+    unsigned long long restored;
     unsigned long long driver_bytes; /* allocated by the driver for recordings */
     bool closed;
 } fan_tree_stats;
@@ -114,7 +123,10 @@ void fan_tree_function_drop(fan_tree_function *f);
 
 /* Calls of one function by their outcome, and its recordings. */
 typedef struct fan_tree_function_stats {
-    unsigned long long warmed, recorded, replayed, eager;
+    unsigned long long warmed;
+    unsigned long long recorded;
+    unsigned long long replayed;
+    unsigned long long eager;
     unsigned long long nodes;
 } fan_tree_function_stats;
 void fan_tree_function_get_stats(fan_tree_function *f, fan_tree_function_stats *out);
@@ -159,7 +171,9 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out);
 
 /* One recording, for pictures. */
 typedef struct fan_tree_recording_info {
-    int node, parent; /* parent -1: it is a root */
+    /* parent -1: it is a root */
+    int node;
+    int parent;
     const char *function;
     unsigned long long owns;    /* bytes of its outputs */
     unsigned long long reaches; /* the end of the memory that it uses */

@@ -211,7 +211,11 @@ fan_status fan__tree_verify(fan_tree_run *run, fan_tree_node *node, fan_error *e
 {
     size_t room = run->args->n * sizeof(fan_array *);
     verify_state v = {
-        .run = run, .n = run->args->n, .before = fan_calloc(room), .after = fan_calloc(room)};
+        .run = run,
+        .n = run->args->n,
+        .before = fan_calloc(room),
+        .after = fan_calloc(room),
+    };
     fan_status status = FAN_OK;
     if (!v.before || !v.after)
         FAN_GO(fan__tree_no_memory(err));
