@@ -134,6 +134,7 @@ NEAR = {
     ]
     + ["buffer/test_stats.py", "graph/test_capture_table.py", "buffer/sim/test_batches.py"],
     "buffer/list": [
+        "buffer/sim/test_keys.py",
         "buffer/parts/test_doors.py",
         "buffer/test_out.py",
         "buffer/sim/test_budget_auto.py",
