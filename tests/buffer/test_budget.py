@@ -258,6 +258,17 @@ def test_a_sum_that_is_wider_than_its_contributions_grows_in_place_and_is_rounde
     assert rounded_later >= 3
 
 
+def test_a_wider_sum_of_large_gradients_that_runs_without_the_interpreter_is_the_sum_of_all() -> None:
+    gradients = [np.full(200_000, k + 1, np.float16) for k in range(4)]  # 400 kB: two of them leave the interpreter
+    parked, at_once = (fanin.InputBuffer(1, budget=b) for b in (None, 0))
+    for g in gradients:
+        parked.add(0, g)
+        at_once.add(0, g)
+    assert at_once.counters.folds == 3
+    total = at_once.take()[0]
+    assert total.tolist() == [10] * 200_000 and total.tobytes() == parked.take()[0].tobytes()
+
+
 @pytest.mark.parametrize("dtype, wish", WIDER)
 def test_a_wider_sum_of_very_many_at_once_is_the_sum_of_all(dtype: str, wish: str | None) -> None:
     """The first comes last, and all are folded then; or one is missing until the take, and all later ones wait."""

@@ -243,6 +243,20 @@ def test_a_node_says_by_its_slot_that_it_takes_partial_sums() -> None:
 
 
 @pytest.mark.rule("P4")
+@pytest.mark.skipif(int(np.__version__.partition(".")[0]) < 2, reason="NumPy 1 has 32 axes at most")
+@pytest.mark.parametrize("axes", [63, 64])
+def test_a_complex_sum_of_partial_and_sparse_gradients_has_at_most_63_axes(axes: int) -> None:
+    buf, shape = fanin.InputBuffer(1), (2, *[1] * (axes - 1))
+    buf.add(0, Partial(np.full((1,) * axes, 1 - 1j), np.s_[:1], shape))
+    buf.add(0, fanin.Sparse("coo", (np.zeros((axes, 1), int), np.array([1j])), shape))
+    if axes == 63:
+        assert buf.take()[0].ravel().tolist() == [1, 0]
+        return
+    with pytest.raises(ValueError, match="at most 63 axes"):
+        buf.take()
+    buf.clear()
+
+
 def test_an_index_stored_twice_reaches_its_element_twice() -> None:
     big = fanin.Sparse("coo", (np.array([[1, 1]]), f32([2**24, 1])), (4,))
     one = part([1, 1], s_[1:3])

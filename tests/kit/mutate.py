@@ -134,6 +134,7 @@ NEAR = {
     ]
     + ["buffer/test_stats.py", "graph/test_capture_table.py", "buffer/sim/test_batches.py"],
     "buffer/list": [
+        "buffer/sim/test_keys.py",
         "buffer/parts/test_doors.py",
         "buffer/test_out.py",
         "buffer/sim/test_budget_auto.py",
@@ -143,7 +144,8 @@ NEAR = {
     "buffer/batch": ["buffer/sim/test_batches.py", "buffer/sim/test_many.py", "faults/test_device_calls.py"],
     "buffer/explain": ["buffer/sim/test_explain.py"],
     "buffer/take": ["buffer/sim/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"]
-    + ["buffer/test_stats.py", "buffer/sim/test_stats_devices.py", "buffer/sim/test_many.py"],
+    + ["buffer/test_stats.py", "buffer/sim/test_stats_devices.py", "buffer/sim/test_many.py"]
+    + ["buffer/parts/test_doors.py"],
     "buffer/budget": ["buffer/sim/test_budget_auto.py", "faults/test_allocations.py"],
     "buffer/life": ["isolated/parts/test_fork.py"],
     "buffer/value": ["spec/test_aliasing.py", "interop/sim/test_exchange_rows.py"],
