@@ -78,19 +78,21 @@ def test_a_weight_widens_nothing() -> None:
 
 
 @pytest.mark.rule("W1")
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("weight", [None, 1, 1.0, np.float64(1)])
-def test_a_lone_contribution_of_weight_one_is_handed_through(weight: Any) -> None:
+def test_a_lone_contribution_of_weight_one_is_handed_through(weight: Any, budget: Any) -> None:
     x = np.ones(3, f32)
     for key in (None, 0):
-        buf = fanin.InputBuffer(1)
+        buf = fanin.InputBuffer(1, budget=budget)
         buf.add(0, x, key=key, weight=weight)
         assert buf.take()[0] is x
 
 
 @pytest.mark.rule("W1")
-def test_a_lone_contribution_with_a_weight_is_not_written() -> None:
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_lone_contribution_with_a_weight_is_not_written(budget: Any) -> None:
     x = np.ones(3, f32)
-    buf = fanin.InputBuffer(1)
+    buf = fanin.InputBuffer(1, budget=budget)
     buf.add(0, x, weight=2)
     (y,) = buf.take()
     assert y.tolist() == [2, 2, 2] and x.tolist() == [1, 1, 1]
