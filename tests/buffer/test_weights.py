@@ -250,6 +250,37 @@ def test_a_weight_of_a_python_number_must_fit_the_dtype_that_arrays_give_the_sum
     buf.clear()
 
 
+@pytest.mark.rule("W1", "W4")
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("number", [1e39, -1e39, 1e-42])
+def test_a_weight_of_a_python_number_has_one_answer_whatever_the_order_of_arrival(number: float, budget: Any) -> None:
+    """First by key, its product is made in float64, and is rounded where float32 comes; later it is refused."""
+
+    def answer(arrival: tuple[int, ...], first: int, way: str) -> str:
+        terms: list[tuple[Any, float | None]] = [(np.ones((), f32), None), (np.full((), 3, f32), 2.0)]
+        terms.insert(first, (2.0, number))
+        given = [terms[k] for k in arrival]
+        buf = fanin.InputBuffer(1, budget=budget)
+        try:
+            if way == "add":
+                for k, (x, w) in zip(arrival, given, strict=True):
+                    buf.add(0, x, key=k, weight=w)
+            else:
+                buf.add_many([0] * 3, [x for x, _ in given], keys=list(arrival), weights=[w for _, w in given])
+            return repr(buf.take())
+        except ValueError as e:
+            assert "key 1: weight=" in str(e) and "(W4)" in str(e)
+            return "refused"
+        finally:
+            buf.clear()
+
+    arrivals = list(itertools.permutations(range(3)))
+    for way, first in itertools.product(("add", "add_many"), (0, 1)):
+        with np.errstate(over="ignore", under="ignore"):
+            found = {answer(one, first, way) for one in arrivals}
+        assert len(found) == 1 and (found == {"refused"}) == (first == 1), (way, first, found)
+
+
 @pytest.mark.rule("W2", "W3")
 def test_an_exact_mean_keeps_the_lowest_bit_of_a_product() -> None:
     """The product of the two smallest numbers, over one of them."""
