@@ -443,9 +443,12 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
         return false;
     if (!list || list->undefined || list->kind.scalar)
         return false;
-    if (fan_slot_weighted(s))
+    if (!budget_plain_fits(b, slot))
         return false;
-    return budget_plain_fits(b, slot);
+    if (!fan_slot_weighted(s))
+        return true;
+    bool few = list->n <= FAN_PLAIN_TERMS && list->size <= FAN_PLAIN_BYTES;
+    return few && fan_plain_accum(b, slot) == list->kind.dtype;
 }
 
 /* As fan_plain_place, for a sum that is wider than the contributions. NULL also if several threads
@@ -481,7 +484,10 @@ static void budget_plain_sum(fan_buffer *b, size_t slot, size_t n, const budget_
     fan_dtype acc = fan_plain_accum(b, slot);
     bool first = to->object == entries[0].object;
     bool owned = !first || entries[0].owned;
-    if (to->wide)
+    if (fan_slot_weighted(&b->slots[slot])) {
+        fan_plain_fold_weighted(b, slot, n, NULL, NULL, to->data);
+        fan_slot_weights_drop_plain(&b->slots[slot], entries, n);
+    } else if (to->wide)
         fan_plain_fold_wide(b, list, n, acc, to->data);
     else
         fan_plain_fold(b, list, n, acc, NULL, to->data, NULL, NULL);
@@ -498,6 +504,17 @@ static void budget_plain_sum(fan_buffer *b, size_t slot, size_t n, const budget_
     list->n -= n - 1;
 }
 
+/* budget_plain_multiplies: whether the first entry has a weight that makes another term of it. One
+ * of weight 1 is handed through, by the general path. */
+static bool budget_plain_multiplies(fan_slot *s)
+{
+    fan_weight weight;
+    if (!fan_slot_weighted(s))
+        return false;
+    fan_weights_of(s, s->list->entries, 1, &weight);
+    return fan_weight_multiplies(&weight);
+}
+
 /* Sums the ready prefix; false: it is for the general path, and nothing happened. */
 static bool budget_plain_fold(fan_buffer *b, size_t slot)
 {
@@ -507,7 +524,7 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
     if (!budget_plain_may(b, slot))
         return false;
     size_t n = budget_plain_prefix(list);
-    if (n < 2)
+    if (!n || (n == 1 && !budget_plain_multiplies(s)))
         return false;
     fan_entry *gone = inline_gone;
     if (n > FAN_LIST_INLINE)
@@ -547,7 +564,7 @@ static bool budget_plain_first(fan_buffer *b, size_t slot)
         return false;
     if (list->summed || fan_plain_is_large(list->size))
         return false;
-    if (budget_plain_prefix(list) != 1)
+    if (budget_plain_prefix(list) != 1 || list->entries[0].weighted)
         return false;
     fan_list_unpark(b, list, 1);
     list->rules = 0;

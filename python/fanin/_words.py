@@ -14,6 +14,9 @@ R = TypeVar("R")
 
 #: Arguments of other libraries, and ours of the same meaning.
 ELSEWHERE = {"retain_graph": "keep_graph"}
+_OF_PASSES = "weigh each pass, backward(.., weight=w), and divide .grad by the sum of the weights"
+#: What divides, for the calls that people give `mean=`.
+MEANS = {"Leaf": _OF_PASSES, "backward": _OF_PASSES, "add": "give it to take", "add_many": "give it to take"}
 S_RULES = 22  # the first bits of a set of rules are S, the rest A
 
 
@@ -72,6 +75,8 @@ def changes(a: str, b: str) -> int:
 
 def unknown_argument(call: str, names: tuple[str, ...], by_place: int, name: str) -> str:
     """The message for an argument that a call of the core does not have, with a name near it."""
+    if name == "mean" and call in MEANS:
+        return f"{call}() has no argument 'mean': {MEANS[call]}"
     near = ELSEWHERE.get(name)
     if near not in names:
         least, near = min(((changes(name, one), one) for one in names), key=lambda pair: pair[0], default=(99, ""))

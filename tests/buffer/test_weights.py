@@ -78,19 +78,21 @@ def test_a_weight_widens_nothing() -> None:
 
 
 @pytest.mark.rule("W1")
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("weight", [None, 1, 1.0, np.float64(1)])
-def test_a_lone_contribution_of_weight_one_is_handed_through(weight: Any) -> None:
+def test_a_lone_contribution_of_weight_one_is_handed_through(weight: Any, budget: Any) -> None:
     x = np.ones(3, f32)
     for key in (None, 0):
-        buf = fanin.InputBuffer(1)
+        buf = fanin.InputBuffer(1, budget=budget)
         buf.add(0, x, key=key, weight=weight)
         assert buf.take()[0] is x
 
 
 @pytest.mark.rule("W1")
-def test_a_lone_contribution_with_a_weight_is_not_written() -> None:
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_lone_contribution_with_a_weight_is_not_written(budget: Any) -> None:
     x = np.ones(3, f32)
-    buf = fanin.InputBuffer(1)
+    buf = fanin.InputBuffer(1, budget=budget)
     buf.add(0, x, weight=2)
     (y,) = buf.take()
     assert y.tolist() == [2, 2, 2] and x.tolist() == [1, 1, 1]
@@ -246,6 +248,37 @@ def test_a_weight_of_a_python_number_must_fit_the_dtype_that_arrays_give_the_sum
     with pytest.raises(ValueError, match=rf"key 1: weight=\S+ is {words}"):
         buf.take()
     buf.clear()
+
+
+@pytest.mark.rule("W1", "W4")
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("number", [1e39, -1e39, 1e-42])
+def test_a_weight_of_a_python_number_has_one_answer_whatever_the_order_of_arrival(number: float, budget: Any) -> None:
+    """First by key, its product is made in float64, and is rounded where float32 comes; later it is refused."""
+
+    def answer(arrival: tuple[int, ...], first: int, way: str) -> str:
+        terms: list[tuple[Any, float | None]] = [(np.ones((), f32), None), (np.full((), 3, f32), 2.0)]
+        terms.insert(first, (2.0, number))
+        given = [terms[k] for k in arrival]
+        buf = fanin.InputBuffer(1, budget=budget)
+        try:
+            if way == "add":
+                for k, (x, w) in zip(arrival, given, strict=True):
+                    buf.add(0, x, key=k, weight=w)
+            else:
+                buf.add_many([0] * 3, [x for x, _ in given], keys=list(arrival), weights=[w for _, w in given])
+            return repr(buf.take())
+        except ValueError as e:
+            assert "key 1: weight=" in str(e) and "(W4)" in str(e)
+            return "refused"
+        finally:
+            buf.clear()
+
+    arrivals = list(itertools.permutations(range(3)))
+    for way, first in itertools.product(("add", "add_many"), (0, 1)):
+        with np.errstate(over="ignore", under="ignore"):
+            found = {answer(one, first, way) for one in arrivals}
+        assert len(found) == 1 and (found == {"refused"}) == (first == 1), (way, first, found)
 
 
 @pytest.mark.rule("W2", "W3")

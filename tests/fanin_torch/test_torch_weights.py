@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -208,6 +210,25 @@ def test_weights_are_exact_in_the_divisor() -> None:
                 (w * 0.5).sum().backward()
     terms = [np.array([0.5])] * 4
     assert w.grad.numpy() == weighted.folded(terms, weights, 2, "float64")
+
+
+def test_small_gradients_with_weights_are_added_without_python() -> None:
+    """As those without are: `collect` is the way of all others."""
+    model, batches = model_of(), texts()
+    ours: list[str] = []
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("fanin.torch"):
+            ours.append(frame.f_code.co_name)
+
+    with fanin.torch.accumulate(model.parameters(), mean=True) as block:
+        for one, n in zip(batches, TOKENS, strict=True):
+            loss = loss_of(model, one)
+            with block.weight(n):
+                sys.setprofile(note)
+                loss.backward()
+                sys.setprofile(None)
+    assert "weigh" in ours and "collect" not in ours
 
 
 def test_weights_work_for_sums_in_main_grad() -> None:

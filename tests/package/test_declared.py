@@ -78,6 +78,10 @@ def test_a_planted_difference_of_a_declaration_is_found() -> None:
     ("call", "words"),
     [
         (lambda b: fanin.backward([], retain_graph=True), r"no argument 'retain_graph': did you mean 'keep_graph'"),
+        (lambda b: fanin.Leaf(np.zeros(2), mean=True), r"Leaf\(\) has no argument 'mean': weigh each pass, backward\("),
+        (lambda b: fanin.backward([], mean=True), r"backward\(\) has no argument 'mean': weigh each pass"),
+        (lambda b: b.add_many([0], [1.0], mean=True), r"add_many\(\) has no argument 'mean': give it to take$"),
+        (lambda b: b.take(meen=True), r"take\(\) has no argument 'meen': did you mean 'mean'"),
         (lambda b: b.add(0, 1.0, coppy=True), r"add\(\) has no argument 'coppy': did you mean 'copy'\?"),
         (lambda b: b.add(0, 1.0, wholly_other=True), r"add\(\) has no argument 'wholly_other'$"),
         (lambda b: b.add(0, 1.0, gradient=2.0), r"add\(\) got 'gradient' twice"),

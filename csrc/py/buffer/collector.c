@@ -128,7 +128,7 @@ static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *const *a)
     if ((size_t)n != fan_buffer_self(buffer)->n || PyByteArray_GET_SIZE(came) != n + 1)
         return PyErr_Format(PyExc_ValueError, "_collectors: expected one item for each slot");
     PyObject *copy = PyTuple_Pack(1, state->str_copy);
-    PyObject *weighted = Py_BuildValue("(Os)", state->str_copy, "weight");
+    PyObject *weighted = PyTuple_Pack(2, state->str_copy, state->str_weight);
     PyObject *nothing = PyTuple_Pack(1, Py_None);
     PyObject *hooks = NULL;
     if (copy && weighted && nothing)
