@@ -397,6 +397,21 @@ def test_a_rank_that_is_killed_in_a_sum_in_two_levels_is_an_error_on_the_others(
         assert sums >= 5 and closed
 
 
+def started_again(group: Any) -> Any:
+    """A group on a store that has what ranks wrote which torchrun has started again."""
+    engine = group._engine
+    engine._notes.write("end", 0, 0, "rank 0 ended before")
+    engine._board.put("left 0", "")
+    torch.distributed.new_group = lambda *args, **options: engine._pg  # its name, and so its keys, are the same
+    again = type(engine)(torch.distributed.group.WORLD)
+    again.check()
+    return again._board.left(), dist.add_n([np.ones(2)], dist.Group(again)).tolist()
+
+
+def test_a_group_reads_nothing_that_ranks_wrote_before_they_were_started_again(tmp_path: Path) -> None:
+    assert on_processes(1, started_again, tmp_path) == [([], [1.0, 1.0])]
+
+
 def gone_between_sums(group: Any) -> Any:
     """What the others say of rank 1, which is killed between two sums."""
     dist.processes._ANSWER_LOST = 1e6  # a rank that is left may be late

@@ -138,27 +138,29 @@ class _Store:
 
 
 class _Notes:
-    """What ranks write to the process group's store, and all others read: only where something goes wrong."""
+    """What ranks write to the process group's store, and all others read: only where something goes wrong. name: of
+    their group, as torchrun's store keeps what was written by ranks that it has started again.
+    """
 
-    def __init__(self, store: _Store) -> None:
-        self.store, self.read = store, 0
+    def __init__(self, store: _Store, name: str) -> None:
+        self.store, self.name, self.read = store, f"fanin {name}", 0
 
     def write(self, *note: Any) -> None:
-        number = self.store.call("add", "fanin", 1)
-        self.store.call("set", f"fanin {number}", json.dumps(note))
+        number = self.store.call("add", self.name, 1)
+        self.store.call("set", f"{self.name} {number}", json.dumps(note))
 
     def new(self) -> Iterator[list[Any]]:
         """The notes since the last call."""
-        while self.store.call("check", [f"fanin {self.read + 1}"]):
+        while self.store.call("check", [f"{self.name} {self.read + 1}"]):
             self.read += 1
-            yield json.loads(self.store.call("get", f"fanin {self.read}"))
+            yield json.loads(self.store.call("get", f"{self.name} {self.read}"))
 
 
 class _StoreBoard:
-    """The board of survivors, in the store of a process group."""
+    """The board of survivors, in the store of a process group. name: as of notes."""
 
-    def __init__(self, store: _Store, size: int) -> None:
-        self.store, self.size = store, size
+    def __init__(self, store: _Store, size: int, name: str) -> None:
+        self.store, self.size, self.name = store, size, f"fanin {name} survivors"
 
     def call(self, operation: str, *args: Any) -> Any:
         """A call of the store; PeerError if it cannot be reached."""
@@ -171,14 +173,14 @@ class _StoreBoard:
             ) from e
 
     def put(self, name: str, text: str) -> None:
-        self.call("set", f"fanin survivors {name}", text)
+        self.call("set", f"{self.name} {name}", text)
 
     def get(self, name: str) -> str | None:
-        key = f"fanin survivors {name}"
+        key = f"{self.name} {name}"
         return self.call("get", key).decode() if self.call("check", [key]) else None
 
     def first(self, name: str, text: str) -> str:
-        found: str = self.call("compare_set", f"fanin survivors {name}", "", text).decode()
+        found: str = self.call("compare_set", f"{self.name} {name}", "", text).decode()
         return found
 
     def pause(self, seconds: float) -> None:
@@ -221,11 +223,12 @@ class TorchEngine:
         self.name = f"torch.distributed ({backend})"
         self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._pg = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
-        names: list[Any] = [None] * self.size
+        made: list[Any] = [None] * self.size
         first: dict[str, int] = {}
-        dist.all_gather_object(names, socket.gethostname(), group=self._pg)
+        dist.all_gather_object(made, (socket.gethostname(), os.urandom(8).hex()), group=self._pg)
         #: For each rank the node that it runs on, as the first rank with the same host name.
-        self.nodes = [first.setdefault(name, r) for r, name in enumerate(names)]
+        self.nodes = [first.setdefault(host, r) for r, (host, _) in enumerate(made)]
+        self._unique: str = made[0][1]  #: a name that no other group has
         self._start()
 
     def _start(self) -> None:
@@ -234,8 +237,8 @@ class TorchEngine:
         self._failed = False  #: a connection was lost
         self._suspects: set[int] = set()  #: to these ranks
         store = _Store(self._pg.get_group_store())
-        self._notes = _Notes(store)
-        self._board = _StoreBoard(store, self.size)
+        self._notes = _Notes(store, self._unique)
+        self._board = _StoreBoard(store, self.size, self._unique)
         self.met, self.since = 0, 0.0  #: headers that all ranks have sent, and the time of the last one
         self._gone: dict[int, tuple[int, str]] = {}  #: how many headers ranks had met as they ended, and why
         self._here: set[int] = set()  #: ranks that wait, as they have answered a roll call
@@ -395,7 +398,7 @@ class TorchEngine:
         if self.device.type != "cpu":
             raise RuntimeError("a process group of NCCL is made by torch: make a new one, and fanin.dist.group of it")
         rank, size = members.index(self.rank), len(members)
-        store = PrefixStore(f"fanin survivors {attempt}", self._board.store.store)
+        store = PrefixStore(f"{self._board.name} {attempt}", self._board.store.store)
         limit = timedelta(seconds=_NO_LIMIT if timeout is None else timeout)
         backend = dist.ProcessGroupGloo(store, rank, size, limit)
         pg = dist.ProcessGroup(store, rank, size)
@@ -404,5 +407,6 @@ class TorchEngine:
         made = object.__new__(TorchEngine)
         made._pg, made.rank, made.size, made.name, made.device = pg, rank, size, self.name, self.device
         made.nodes = [self.nodes[r] for r in members]
+        made._unique = self._unique
         made._start()
         return made
