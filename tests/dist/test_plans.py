@@ -207,12 +207,12 @@ def test_ranks_that_send_the_same_sum_in_other_ways_make_it_right(
     """As if they had other thresholds."""
     real = Plan.prepare
 
-    def prepared(self: Plan, group: Group, x: Any) -> None:
+    def prepared(self: Plan, group: Group) -> None:
         mine = ways[group.rank]
         rooms = group._room, group._alike
         limits[threading.get_ident()] = 1 << 20 if mine == ALL else 0
         group._alike = mine == HEAD
-        real(self, group, x)
+        real(self, group)
         group._room, group._alike = rooms
         assert self.way == mine
 

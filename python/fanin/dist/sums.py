@@ -841,7 +841,8 @@ def planned(call: Call, plan: plans.Plan, x: Any, keys: list[int | None]) -> Any
     if options.order in (None, "key") and keys is not plan.no_keys:
         mine = keys_of_ranks(call, [[key] for key in keys])
         places = sorted(range(len(mine)), key=mine.__getitem__)
-    return plan.sum(call, x, places)
+    raw = plan.sum(call, x, places)
+    return None if raw is None else plan.like(raw, x)
 
 
 def weights_of(weights: Iterable[float], n: int) -> Iterator[Weight]:
