@@ -351,7 +351,7 @@ def test_a_message_that_is_cut_short_closes_the_group_of_every_rank(left: int, p
 
 
 def test_a_head_is_read_as_it_was_written() -> None:
-    head = Head(PLAN, 12, PART, bytes(range(16)), 3, 4, 5, 6)
+    head = Head(PLAN, 12, PART, bytes(range(16)), 3, 4, 5, 6, 7, 8)
     raw = np.frombuffer(head.write() + bytes(12), np.uint8)
     assert frames.read(raw) == head and len(head.write()) == HEAD_SIZE == 64
     for wrong in (raw[:63], raw[1:], np.zeros(99, np.uint8)):

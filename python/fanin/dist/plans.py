@@ -67,7 +67,7 @@ def keep(group: Group, name: tuple[object, ...], leaf: Leaf, options: Options, f
         del group._plans[next(iter(group._plans))]
 
 
-class Agreed:
+class Agreed(frames.Known):
     """What all ranks have agreed on once, so that the next call of its kind begins without headers."""
 
     way = HEAD
@@ -90,6 +90,7 @@ class Agreed:
         made = [np.frombuffer(head + bytes(n), np.uint8).copy() for n in bodies]
         sends = made if len(made) > 1 else made * group.size
         self.written = [x.data[:HEAD_SIZE] for x in made]
+        self.length = max(map(len, made))
         self.sent = sum(map(len, sends)) - len(sends[rank])
         self.between = sum(len(x) for x, node in zip(sends, nodes, strict=True) if node != nodes[rank])
         rows = list(group._receives())
@@ -109,8 +110,9 @@ class Agreed:
         """
         if not self.sends:
             self.prepare(call.group)
+        after = call.expect(self, self.length)
         for head in self.written:
-            frames.place(head, call.number, call.bucket, call.step, key)
+            frames.place(head, call.step, call.number, call.bucket, self.length, after, key)
         if self.way != HEAD:
             self.put(x)
         sizes = call.share(self.sends, self.sent, self.between, True)
@@ -151,6 +153,8 @@ class Plan(Agreed):
             self.way = ALL
         elif self.flat and not group._alike and HEAD_SIZE + max(shards) <= group._room:
             self.way = PART
+        #: `Sum` makes it: large messages are refused, or it has two levels.
+        self.is_general = self.way == HEAD and (getattr(group._engine, "largest", None) is not None or not self.flat)
         low, high = segment.bounds[rank : rank + 2]
         if self.way == ALL and options.into != "shard":
             low, high = 0, segment.size
