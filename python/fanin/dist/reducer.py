@@ -18,7 +18,7 @@ import numpy as np
 from fanin import _core
 from fanin._checks import flag
 from fanin._interop.arrays import object_text
-from fanin._interop.classes import is_tensor
+from fanin._interop.classes import is_tensor, is_torch
 from fanin._interop.protocols import DTypeLike, NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
@@ -115,6 +115,9 @@ class _Bucket:
         self.brought: Brought | None = None  #: what this rank then brings
         self.missed = False  #: not all ranks had the last plan
         self.kept: dict[int, Any] = {}  #: gradients that came unshared, on a rank alone
+        self.fitting: dict[
+            int, tuple[object, ...]
+        ] = {}  #: for a leaf: dtype, shape, layout, device of a tensor that fits
         self.weight: Weight | None = None  #: of the contribution at hand; None: 1
         self.used: dict[int, _Memory] = {}  #: memory of terms that are in no running sum
         self.spare: _Memory | None = None  #: for the next contribution
@@ -201,6 +204,12 @@ class _Bucket:
         if plain and gradient.dtype == place.dtype and gradient.shape == place.shape:
             place[...] = gradient
             return 0
+        facts = None
+        if not stats and is_torch(gradient):
+            facts = gradient.dtype, gradient.shape, gradient.layout, gradient.device
+            if facts == self.fitting.get(i):
+                _core.add_n([gradient], out=place)
+                return 0
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
         shape = tuple(getattr(gradient, "shape", leaf.shape))
         if shape != leaf.shape or dtype != leaf.dtype:
@@ -214,6 +223,8 @@ class _Bucket:
         except TypeError as e:
             raise TypeError(f"Reducer: {leaf.name}: cannot copy its gradient, {type_of(gradient)}: {e}") from e
         if not stats:
+            if facts is not None and gradient.device.type == "cpu" and str(gradient.layout) == "torch.strided":
+                self.fitting[i] = facts
             return 0
         travels = rounded(place, leaf, self.wire)
         if weight is not None:
@@ -661,10 +672,9 @@ class Reducer(_core.Block):
         )
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any, owned: bool = False) -> None:
-        nonfinite, ours = 0, _inside.get() is self or _on_device_thread(gradient)
-        if self._passing and not ours:
+        nonfinite, weight = 0, self._weight
+        if self._passing and not self._is_ours(gradient):
             raise self._of_another(bucket, i)
-        weight = self._weight
         if self._passes is not None:
             weight = self._passes.weight_here(gradient)
             if self._passing:
@@ -672,11 +682,12 @@ class Reducer(_core.Block):
         if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient, weight, owned)
         with self._lock:
-            if not self._takes or (self._passing and not ours):  # it may have begun while this thread waited
+            # A pass may have begun while this thread waited.
+            if not self._takes or (self._passing and not self._is_ours(gradient)):
                 raise self._of_another(bucket, i)
             if self._taking is not None:
-                another = bucket.has[i] or (bucket.begun and bucket.weight != weight)
-                if self._each and self._key is None and another:
+                another = bucket.has[i] or (bucket.weight != weight and bucket.begun)
+                if another and self._each and self._key is None:
                     self._contribute(bucket)
                 nonfinite = self._copy(bucket, i, gradient, weight, owned)
             bucket.has[i] = 1
@@ -688,8 +699,12 @@ class Reducer(_core.Block):
         if whole and self._passing:
             bucket.closed.advance()
 
+    def _is_ours(self, gradient: Any) -> bool:
+        """Whether the pass that runs here is the reducer's."""
+        return _inside.get() is self or _on_device_thread(gradient)
+
     def _copy(self, bucket: _Bucket, i: int, gradient: Any, weight: Weight | None, owned: bool) -> int:
-        if bucket.begun and bucket.weight != weight:
+        if bucket.weight != weight and bucket.begun:
             raise ValueError(
                 f"Reducer: {bucket.layout.leaves[i].name}: a contribution has one weight: expected"
                 f" {_weight_text(bucket.weight)}, got {_weight_text(weight)}"
