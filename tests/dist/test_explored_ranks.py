@@ -263,13 +263,13 @@ PREPARED = (lambda group, reducer: None, forgets, goes_another_way)
 
 @pytest.mark.parametrize("prepare", PREPARED)
 @pytest.mark.parametrize("buckets", [1, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("size", sizes(8, 300))
+@pytest.mark.parametrize("size", sizes(30, 300))
 def test_planned_buckets_have_one_outcome_in_every_order(prepare: Any, buckets: int, size: int) -> None:
     report = explore(partial(planned, prepare=prepare, buckets=buckets), limit=size, samples=size)
     assert not report.failed, str(report)
 
 
-@pytest.mark.parametrize("size", sizes(8, 300))
+@pytest.mark.parametrize("size", sizes(30, 300))
 def test_reducers_of_other_sizes_are_an_error_in_every_order(size: int) -> None:
     report = explore(of_other_sizes, limit=size, samples=size)
     assert not report.failed, str(report)
