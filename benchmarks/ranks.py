@@ -152,8 +152,8 @@ def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
             sent[name] = group._engine.sent - before
         few = asked(size, comm.size)
         targets = [] if few is None or quick else [at_most(few, KEY, ALLREDUCE), at_most(few, EXACT, ALLREDUCE)]
-        if size == 64 << 20:
-            targets.append(at_most(0.7, REDUCER, ALLREDUCE))
+        if size in (64, 64 << 20) and not quick:
+            targets.append(at_most(4 if size == 64 else 0.7, REDUCER, ALLREDUCE))
 
         made.append(
             measure(
@@ -170,6 +170,51 @@ def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
             )
         )
     return made
+
+
+PLAIN, BLOCK, BLOCK_EXACT = (
+    "torch, and one all_reduce",
+    "fanin.torch.accumulate(group=)",
+    'fanin.torch.accumulate(group=, order="exact")',
+)
+
+
+def models(quick: bool) -> Iterator[tuple[Any, Any, int]]:
+    """Models of six layers, two inputs of each, and how many parameters it has."""
+    import torch
+
+    for width, batch in ((64, 32),) if quick else ((64, 32), (512, 64), (1024, 64)):
+        torch.manual_seed(0)
+        layers = [m for _ in range(6) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+        model = torch.nn.Sequential(*layers)
+        yield model, torch.randn(2, batch, width), sum(p.numel() for p in model.parameters())
+
+
+def blocks(model: Any, inputs: Any) -> dict[str, Callable[[], object]]:
+    """A step's gradients, summed over ranks: by torch, with one all_reduce of all of them; and by blocks."""
+    import torch
+    import torch.distributed as td
+
+    parameters = list(model.parameters())
+
+    def passes() -> None:
+        for x in inputs:
+            model(x).square().mean().backward()
+
+    def plain() -> None:
+        model.zero_grad()
+        passes()
+        flat = torch.cat([p.grad.reshape(-1) for p in parameters])
+        td.all_reduce(flat)
+        for p, total in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            p.grad.copy_(total.view_as(p))
+
+    def block(order: Any) -> None:
+        model.zero_grad()
+        with fanin.torch.accumulate(parameters, group=td.group.WORLD, order=order):
+            passes()
+
+    return {PLAIN: plain, BLOCK: partial(block, None), BLOCK_EXACT: partial(block, "exact")}
 
 
 def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
@@ -201,6 +246,17 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
     how: Any = {"unit": "ms", "after": td.barrier, "longest": math.inf}
     made = [
         measure(
+            f"two micro-batches of {size_text(4 * n)} of parameters on {ranks} ranks, Gloo",
+            in_step(td.barrier, blocks(one, inputs)),
+            base=PLAIN,
+            rounds=2 if quick else 7,
+            targets=[] if quick else [at_most(1.1, BLOCK, PLAIN)],
+            **how,
+        )
+        for one, inputs, n in models(quick)
+    ]
+    made += [
+        measure(
             f"a step of DDP, {depth} x Linear({width}), batch {batch}, on {ranks} ranks, Gloo",
             in_step(td.barrier, work),
             base="DDP alone",
@@ -216,9 +272,10 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
             "all_reduce": lambda out=out: td.all_reduce(out.zero_()),
             KEY: lambda mine=mine: fanin.dist.add_n([mine], order="key"),
             EXACT: lambda mine=mine: fanin.dist.add_n([mine], order="exact"),
+            REDUCER: reduced(size, fanin.dist.group()),
         }
         small = size < 1 << 16 and not quick
-        targets = [at_most(1.5, KEY, "all_reduce"), at_most(1.5, EXACT, "all_reduce")] if small else []
+        targets = [at_most(1.5, name, "all_reduce") for name in (KEY, EXACT, REDUCER)] if small else []
         made.append(
             measure(
                 f"{size_text(size)} of float32 on {ranks} ranks, Gloo",

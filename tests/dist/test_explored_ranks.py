@@ -12,10 +12,11 @@ import pytest
 
 import fanin
 from fanin import _core, dist
+from fanin.dist import frames, sums
 from fanin.dist import reducer as reducer_module
-from fanin.dist import sums
 from fanin.dist.group import Call, Group
 from fanin.dist.layout import Level
+from fanin.dist.plans import Plan
 from fanin.dist.reducer import Reducer
 from fanin.dist.sums import ExactSum, Sum
 from fanin.dist.threads import World
@@ -196,6 +197,120 @@ def test_many_orders_of_two_levels_have_one_outcome(
 ) -> None:
     report = explored(4, buckets, limit=300, **levels, **options)
     assert not report.failed and report.runs >= 150, str(report)
+
+
+# ---------------------------------------------------------------- plans of buckets
+
+
+def planned(machine: Machine, prepare: Callable[[Group, Reducer], None], buckets: int = 1) -> Any:
+    """Two passes, of which the second has plans, and two more; the third begins as `prepare` says."""
+
+    def rank(group: Group) -> Any:
+        leaves = [fanin.Leaf(np.zeros(3, "f4"), name=f"w{i}") for i in range(buckets)]
+        reducer = Reducer(leaves, group, bucket_bytes=1)
+        seen = []
+        for turn in range(4):
+            if turn == 2:
+                prepare(group, reducer)
+            for w in leaves:
+                w.grad = None
+            fanin.backward([(w, 0, np.full(3, 1 + group.rank, "f4")) for w in leaves], reducer=reducer)
+            seen.append([float(w.grad[0]) for w in leaves])
+        return seen, reducer._buckets[0].is_planned
+
+    outcome = on_ranks(machine, 2, rank)
+    assert outcome == [([[3.0] * buckets] * 4, True)] * 2, outcome
+    return outcome
+
+
+def of_other_sizes(machine: Machine) -> Any:
+    """Each rank has the plans of two reducers, and they run other ones."""
+
+    def rank(group: Group) -> Any:
+        both = []
+        for size in (3, 4):
+            w = fanin.Leaf(np.zeros(size, "f4"), name="w")
+            both.append((w, Reducer([w], group)))
+            for _ in range(2):
+                fanin.backward([(w, 0, np.ones(size, "f4"))], reducer=both[-1][1])
+        w, reducer = both[group.rank]
+        try:
+            fanin.backward([(w, 0, np.ones(w.array.shape, "f4"))], reducer=reducer)
+        except fanin.PeerError as e:
+            return e.rank
+        return w.grad.tolist()
+
+    outcome = on_ranks(machine, 2, rank)
+    assert outcome == [1, 1], outcome
+    return outcome
+
+
+def forgets(group: Group, reducer: Reducer) -> None:
+    """Rank 1 has the plan of no bucket any more."""
+    for bucket in reducer._buckets if group.rank == 1 else ():
+        bucket.plan = None
+
+
+def goes_another_way(group: Group, reducer: Reducer) -> None:
+    """Rank 1 has the plan of a large sum, as if it had another threshold."""
+    plan = reducer._buckets[0].plan
+    assert plan is not None and plan.plain is not None and plan.plain.way == frames.ALL
+    if group.rank == 1:
+        plan.plain.sends = []
+        plan.plain.prepare = partial(prepare_large, plan.plain)  # type: ignore[method-assign]
+
+
+def prepare_large(plan: Plan, group: Group) -> None:
+    real, frames.whole_of = frames.whole_of, lambda ranks: 0
+    rooms, group._room = group._room, 0
+    try:
+        Plan.prepare(plan, group)
+    finally:
+        frames.whole_of, group._room = real, rooms
+    assert plan.way == frames.HEAD
+
+
+PREPARED = (lambda group, reducer: None, forgets, goes_another_way)
+
+
+@pytest.mark.parametrize("prepare", PREPARED)
+@pytest.mark.parametrize("buckets", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("size", sizes(30, 300))
+def test_planned_buckets_have_one_outcome_in_every_order(prepare: Any, buckets: int, size: int) -> None:
+    report = explore(partial(planned, prepare=prepare, buckets=buckets), limit=size, samples=size)
+    assert not report.failed, str(report)
+
+
+@pytest.mark.parametrize("size", sizes(30, 300))
+def test_reducers_of_other_sizes_are_an_error_in_every_order(size: int) -> None:
+    report = explore(of_other_sizes, limit=size, samples=size)
+    assert not report.failed, str(report)
+
+
+def test_a_bucket_whose_plan_is_not_compared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "ALIKE", 0)
+    assert explore(of_other_sizes, limit=5, samples=5).failed
+    assert explore(partial(planned, prepare=goes_another_way), limit=5, samples=5).failed
+
+
+def test_a_plan_of_a_bucket_without_what_its_headers_said_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digest and its size are those of any other."""
+    real = frames.Head.write
+    monkeypatch.setattr("fanin.dist.plans.digest", lambda *facts: "00" * 16)
+    monkeypatch.setattr(frames.Head, "write", lambda self: real(self._replace(body=0)))
+    assert explore(of_other_sizes, limit=5, samples=5).failed
+
+
+def test_a_rank_that_goes_on_where_another_has_forgotten_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the header of the other rank for the head of a plan."""
+    real = Call._heads
+
+    def full(self: Call, message: Any) -> Any:
+        messages, heads = real(self, message)
+        return messages, [h._replace(kind=frames.FULL) for h in heads]
+
+    monkeypatch.setattr(Call, "_heads", full)
+    assert explore(partial(planned, prepare=forgets), limit=5, samples=5).failed
 
 
 # ---------------------------------------------------------------- planted faults

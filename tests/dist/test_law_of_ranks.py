@@ -40,6 +40,21 @@ def test_weights_after_some_steps_are_those_of_one_process(
         assert on_ranks(n, order, bucket, dealing(n), steps) == [expected] * n, (n, bucket)
 
 
+@pytest.mark.parametrize("steps", sizes(3, 20))
+@pytest.mark.parametrize("order", ["exact", "key"])
+def test_weights_after_steps_with_plans_are_those_of_one_process(order: str, steps: int) -> None:
+    """Each rank has one micro-batch, so from the second step on no bucket has a header."""
+
+    def rank(group: dist.Group) -> tuple[bytes, int]:
+        return train(group, order, bucket, lambda k: k, steps), group.counters.planned
+
+    expected = alone(order, steps)
+    for bucket, buckets in ((1000, 4), (25 << 20, 1)):
+        planned = (steps - 1) * buckets
+        for weights, without_headers in dist.threads(MICRO, rank, timeout=None):
+            assert weights == expected and without_headers >= planned, (bucket, without_headers)
+
+
 @pytest.mark.parametrize("steps", sizes(STEPS, 20))
 @pytest.mark.parametrize(("n", "nodes"), every(3, [(4, 2), (8, 2), (8, 4), (8, [0, 1] * 4)]))
 @pytest.mark.parametrize("order", ["exact", "key"])

@@ -4,6 +4,7 @@ Threads, memory and descriptors do not grow with steps.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -119,14 +120,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Reducer]]:
     return found
 
 
-def block(group: Group, named: Any, factor: float = 1.0, **options: Any) -> Any:
-    """The gradients of a block with two passes."""
+def block(group: Group, named: Any, factor: float = 1.0, last: bool = False, **options: Any) -> Any:
+    """The gradients of a block with two passes. last: sums travel, on a thread, while the second one runs."""
     torch = pytest.importorskip("torch")
     for _, p in named:
         p.grad = None
-    with fanin.torch.accumulate(named, group=group, **options):
-        for _ in range(2):
-            torch.autograd.backward(sum(factor * p.float().sum() for _, p in named if p.requires_grad))
+    with fanin.torch.accumulate(named, group=group, **options) as made:
+        for turn in range(2):
+            with made.last() if last and turn else contextlib.nullcontext():
+                torch.autograd.backward(sum(factor * p.float().sum() for _, p in named if p.requires_grad))
     return [None if p.grad is None else p.grad.tolist() for _, p in named]
 
 
@@ -281,7 +283,7 @@ def descriptors() -> int:
         return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
 
 
-def steps(group: Group, n: int) -> tuple[int, int, int]:
+def steps(group: Group, n: int, last: bool = False) -> tuple[int, int, int]:
     """How many reducers, threads and descriptors there are more after `n` steps than after the first ones."""
     named = parameters()
 
@@ -292,12 +294,12 @@ def steps(group: Group, n: int) -> tuple[int, int, int]:
     gc.disable()
     try:
         for _ in range(5):
-            block(group, named)
+            block(group, named, last=last)
         group.barrier()
         before = counts()
         group.barrier()
         for _ in range(n):
-            block(group, named)
+            block(group, named, last=last)
         group.barrier()
         after = counts()
         group.barrier()
@@ -329,5 +331,5 @@ def test_reducers_that_stay_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fanin.dist.reducer.SMALL", 0)  # small buckets have no thread
     kept: list[Any] = []
     monkeypatch.setattr(resting, "rest", lambda reducer, *args: kept.append(reducer))
-    found = dist.threads(2, lambda group: steps(group, 20), timeout=None)
+    found = dist.threads(2, lambda group: steps(group, 20, last=True), timeout=None)
     assert all(reducers >= 20 and threads >= 20 for reducers, threads, _ in found)

@@ -207,12 +207,12 @@ def test_ranks_that_send_the_same_sum_in_other_ways_make_it_right(
     """As if they had other thresholds."""
     real = Plan.prepare
 
-    def prepared(self: Plan, group: Group, x: Any) -> None:
+    def prepared(self: Plan, group: Group) -> None:
         mine = ways[group.rank]
         rooms = group._room, group._alike
         limits[threading.get_ident()] = 1 << 20 if mine == ALL else 0
         group._alike = mine == HEAD
-        real(self, group, x)
+        real(self, group)
         group._room, group._alike = rooms
         assert self.way == mine
 
@@ -351,7 +351,7 @@ def test_a_message_that_is_cut_short_closes_the_group_of_every_rank(left: int, p
 
 
 def test_a_head_is_read_as_it_was_written() -> None:
-    head = Head(PLAN, 12, PART, bytes(range(16)), 3, 4, 5, 6)
+    head = Head(PLAN, 12, PART, bytes(range(16)), 3, 4, 5, 6, 7, 8)
     raw = np.frombuffer(head.write() + bytes(12), np.uint8)
     assert frames.read(raw) == head and len(head.write()) == HEAD_SIZE == 64
     for wrong in (raw[:63], raw[1:], np.zeros(99, np.uint8)):

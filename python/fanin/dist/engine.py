@@ -68,7 +68,8 @@ class Engine(Protocol):
     An engine may have an operation `share(sends, receives, again)`, with which sums begin instead of `exchange`: as
     `all_to_all`, but a message may be shorter than the array of `receives` that it comes into, and each rank sends each
     other one a message; the result is how many bytes each rank sent, or more. again: this rank gives the same two lists
-    of arrays often. With `alike`, True, all arrays of `sends` are the same one.
+    of arrays often. With `alike`, True, all arrays of `sends` are the same one. With `padded`, True, all arrays of
+    `receives` have one size, the same on every rank, and those of `sends` at most that one; the result is not read.
 
     An engine whose `abort` does more than to end waits, as `MPI_Abort` does, may have `retire(reason)`: it is called
     instead where a rank closes its group, or Python ends, without an error.

@@ -14,6 +14,10 @@ Every rank gets the messages of all ranks, its own included, and decides by thes
   what is in the body, and the digest of all that ranks must agree on. The sum goes on without headers.
 - Else some rank has no plan, or another one, or is somewhere else: all ranks exchange FULL messages, which are the
   second ones of this sum on every rank. What differs is an error that names it; where nothing does the sum goes on.
+
+Some engines have messages of one size alone (`Engine.padded`). There each head has the length of its message, and of
+the one that came after it the last time. So after each exchange all ranks know the same size for the next one: the
+largest that a rank expects. A longer message sends its rest in a second exchange, of which all ranks know by the heads.
 """
 
 from __future__ import annotations
@@ -34,13 +38,16 @@ __tracebackhide__ = True  # no frames of ours in reports of pytest
 PLAN, FULL = 1, 2
 HEAD, ALL, PART = 0, 1, 2  #: what follows the head of a plan: nothing, the term, or the part that the other rank owns
 
-#: Magic, version, kind, way; bytes of the body; digest; pass, bucket, step; key.
-_HEAD = struct.Struct("<4sBBHq16sqqqq")
+#: Magic, version, kind, way; bytes of the body; digest; step, pass, bucket; length, next; key.
+_HEAD = struct.Struct("<4sBBHq16sqIIIIq")
 HEAD_SIZE = _HEAD.size
-ALIKE = HEAD_SIZE - 8  #: the bytes in which the plans of all ranks are alike: those before the key
-_PLACE = struct.Struct("<qqqq")  #: pass, bucket, step and key ..
-_PLACE_AT = HEAD_SIZE - _PLACE.size  #: .. and where they are
+ALIKE = HEAD_SIZE - 16  #: the bytes in which the plans of all ranks are alike: those before the length
+_PLACE = struct.Struct("<qIIIIq")  #: what is after the digest ..
+_PLACE_AT = HEAD_SIZE - _PLACE.size  #: .. and where it is
+_LENGTHS = struct.Struct("<II")
 _KEY = struct.Struct("<q")
+_KEY_AT = HEAD_SIZE - _KEY.size
+_NUMBERS = (1 << 32) - 1  #: of passes, before they begin anew
 _MAGIC, _VERSION = b"fan\0", 1
 NO_KEY = NO_STEP = -1
 NO_DIGEST = bytes(16)
@@ -53,7 +60,8 @@ WHOLE, WHOLE_MOST = 256 << 10, 64 << 10
 PARTS = 256 << 10
 LEAST = 960  #: bytes of a body for which there is room in any group
 
-#: Bytes of the first message over an engine without `share`; longer ones send the rest in a second.
+#: Bytes of the first message over an engine without `share`, and over one whose messages have one size where no rank
+#: knows what comes; longer ones send the rest in a second.
 FRAME = 1024
 
 
@@ -68,14 +76,23 @@ class Head(NamedTuple):
     body: int  #: bytes of a header, or of the term
     way: int = HEAD  #: what is in the body of a plan's message
     digest: bytes = NO_DIGEST
+    step: int = NO_STEP
     number: int = 0  #: of the pass
     bucket: int = 0
-    step: int = NO_STEP
+    length: int = 0  #: bytes of the longest message of this rank, and of the one that comes after it, ..
+    after: int = 0  #: .. as far as this rank knows: of engines whose messages have one size
     key: int = NO_KEY
 
     def write(self) -> bytes:
         """The head as bytes."""
-        return _HEAD.pack(_MAGIC, _VERSION, self.kind, self.way, self.body, *self[3:])
+        kind, body, way, digest, step, number, *rest = self
+        return _HEAD.pack(_MAGIC, _VERSION, kind, way, body, digest, step, number & _NUMBERS, *rest)
+
+
+class Known:
+    """What a rank may send again."""
+
+    after = 0  #: bytes of the first message that it sent after this one the last time
 
 
 def whole_of(ranks: int) -> int:
@@ -99,16 +116,27 @@ def read(raw: NDArray) -> Head:
     return head
 
 
-def place(message: memoryview, number: int, bucket: int, step: int | None, key: int | None) -> None:
-    """Write the place of a sum, and the key of this rank's term, into the message of a plan."""
+def place(
+    message: memoryview, step: int | None, number: int, bucket: int, length: int, after: int, key: int | None
+) -> None:
+    """Write the place of a sum, the lengths of messages, and the key of this rank's term, into a plan's message."""
     step = NO_STEP if step is None else step
-    _PLACE.pack_into(message, _PLACE_AT, number, bucket, step, NO_KEY if key is None else key)
+    key = NO_KEY if key is None else key
+    _PLACE.pack_into(message, _PLACE_AT, step, number & _NUMBERS, bucket, length, after, key)
 
 
 def key_of(message: memoryview) -> int | None:
     """The key in the message of a plan."""
-    (key,) = _KEY.unpack_from(message, ALIKE)
+    (key,) = _KEY.unpack_from(message, _KEY_AT)
     return None if key == NO_KEY else int(key)
+
+
+def lengths_of(message: NDArray) -> tuple[int, int]:
+    """The length of a message, and of the one after it, of which it has the head; 0 if it is none of fanin's."""
+    if message[:4].tobytes() != _MAGIC:
+        return 0, 0
+    length, after = _LENGTHS.unpack_from(message.data, ALIKE)
+    return length, after
 
 
 class ByExchange:

@@ -28,12 +28,15 @@ from fanin.errors import PeerError
 from .counters import GroupCounters, Tally
 from .engine import Engine, end_reason
 from .frames import (
+    FRAME,
     FULL,
     HEAD_SIZE,
     NO_STEP,
     ByExchange,
     CutShort,
     Head,
+    Known,
+    lengths_of,
     read,
     room_of,
 )
@@ -123,17 +126,20 @@ class Group:
         "_engine",
         "_flat",
         "_former",
+        "_last",
         "_left",
         "_levels",
         "_no_exit",
         "_nodes",
         "_nodes_text",
         "_number",
+        "_padded",
         "_passes",
         "_plans",
         "_process",
         "_room",
         "_rows",
+        "_size_of_next",
         "_step",
         "_tally",
         "_uses",
@@ -167,6 +173,9 @@ class Group:
         self._alike = getattr(engine, "alike", not hasattr(engine, "share"))
         self._room = room_of(engine.size, self._alike)
         self._rows: list[NDArray] = []  #: what the first message of each rank is received into
+        self._padded: bool = getattr(engine, "padded", False)  #: first messages of all ranks have one size
+        self._size_of_next = FRAME  #: .. that of the next ones, which all ranks know
+        self._last: Known | None = None  #: what was sent last
 
     @property
     def rank(self) -> int:
@@ -666,6 +675,8 @@ class Call(_core.Block):
         share = getattr(engine, "share", None)
         if share is None:
             sizes: Sequence[int] = self._waited(ByExchange, engine, sends, rows)
+        elif group._padded:
+            sizes = self._padded(share, sends, rows, again)
         else:
             sizes = self._waited(share, sends, rows, again)
         end = time.monotonic_ns()
@@ -679,6 +690,30 @@ class Call(_core.Block):
             tally.bytes_between += between
             tally.first_between += between
         return sizes
+
+    def _padded(
+        self, share: Callable[..., Any], sends: Sequence[NDArray], rows: Sequence[NDArray], again: bool
+    ) -> Sequence[int]:
+        """`share` of an engine whose messages have one size: the one that all ranks know, and then the rest of longer
+        ones.
+        """
+        group = self.group
+        size, group._size_of_next = group._size_of_next, FRAME
+        self._waited(share, [x[:size] for x in sends], [row[:size] for row in rows], again)
+        found = [lengths_of(rows[r] if r != group.rank else sends[r]) for r in range(len(rows))]
+        longest = min(max(length for length, _ in found), len(rows[0]))
+        if longest > size:
+            self._waited(share, [x[size:longest] for x in sends], [row[size:longest] for row in rows], again)
+        group._size_of_next = max(HEAD_SIZE, min(len(rows[0]), max(after for _, after in found) or FRAME))
+        return [longest] * len(rows)
+
+    def expect(self, known: Known | None, length: int) -> int:
+        """Note what this rank sends, and of how many bytes; return those of what it sent after it the last time."""
+        group = self.group
+        if group._last is not None:
+            group._last.after = length
+        group._last = known
+        return 0 if known is None else known.after
 
     def met(self, step: str, sends: Sequence[NDArray]) -> None:
         """All ranks have the same plan; `step`: what came with their heads, "headers" for nothing."""
@@ -713,9 +748,11 @@ class Call(_core.Block):
         """The headers of all ranks, of which this rank sends one."""
         data = np.frombuffer(_encode(header).encode(), np.uint8)
         step = NO_STEP if self.step is None else self.step
-        head = Head(FULL, len(data), number=self.number, bucket=self.bucket, step=step)
-        message = np.concatenate([np.frombuffer(head.write(), np.uint8), data])
         room = self.group._room
+        length = min(HEAD_SIZE + len(data), room)
+        self.expect(None, length)
+        head = Head(FULL, len(data), step=step, number=self.number, bucket=self.bucket, length=length)
+        message = np.concatenate([np.frombuffer(head.write(), np.uint8), data])
         begin = time.monotonic_ns()
         try:
             messages, heads = self._heads(message[:room])

@@ -61,84 +61,58 @@ def find(group: Group, name: tuple[object, ...]) -> Plan | None:
 
 def keep(group: Group, name: tuple[object, ...], leaf: Leaf, options: Options, flat: bool) -> None:
     """Keep the plan of a sum that ended well on every rank; flat: in one level."""
-    group._plans[name] = Plan(leaf, options, flat)
+    facts = "add_n", leaf, options.text, group.size, group._nodes_text
+    group._plans[name] = Plan(Layout([leaf], group.size), options, flat, facts)
     while len(group._plans) > PLANS:
         del group._plans[next(iter(group._plans))]
 
 
-class Plan:
-    """What does not change from one sum of one array a rank to the next."""
+class Agreed(frames.Known):
+    """What all ranks have agreed on once, so that the next call of its kind begins without headers."""
 
-    def __init__(self, leaf: Leaf, options: Options, flat: bool) -> None:
-        self.leaf, self.options, self.flat = leaf, options, flat
+    way = HEAD
+
+    def __init__(self, facts: tuple[object, ...]) -> None:
+        self.facts = facts
         self.sends: list[NDArray] = []  #: this rank's first messages; they and the rest are made when it is used
 
-    def prepare(self, group: Group, x: Any) -> None:
-        """Make the messages for arrays like `x`, and views of what the other ranks send."""
-        leaf, options, rank = self.leaf, self.options, group.rank
-        self.layout = Layout([leaf], group.size)
-        (segment,) = self.layout.segments
-        self.each = each = segment.itemsize
-        total, shards = segment.size * each, segment.counts()
-        self.natural = [slice(each * a, each * b) for a, b in pairwise(segment.bounds)]
-        self.way = HEAD
-        if total <= frames.whole_of(group.size):
-            self.way = ALL
-        elif self.flat and not group._alike and HEAD_SIZE + max(shards) <= group._room:
-            self.way = PART
-        self.tensor = is_tensor(x)
+    def prepare(self, group: Group) -> None:
+        """Make the messages, and views of what the other ranks send."""
+        self.open(group, 0, [0])
+
+    def open(self, group: Group, body: int, bodies: Sequence[int]) -> list[NDArray]:
+        """Make messages with bodies of so many bytes, one for all ranks or one for each; return where those of all
+        ranks lie. body: the bytes of the term.
+        """
+        rank, nodes = group.rank, group._nodes
         self.step = {HEAD: "headers", ALL: "to all", PART: "to owners"}[self.way]
-        bodies = {HEAD: [0], ALL: [total], PART: shards}[self.way]
-        facts = "add_n", leaf, options.text, group.size, group._nodes_text
-        head = Head(frames.PLAN, total, self.way, bytes.fromhex(digest(facts))).write()
+        head = Head(frames.PLAN, body, self.way, bytes.fromhex(digest(self.facts))).write()
         made = [np.frombuffer(head + bytes(n), np.uint8).copy() for n in bodies]
-        sends = made if self.way == PART else made * group.size
+        sends = made if len(made) > 1 else made * group.size
         self.written = [x.data[:HEAD_SIZE] for x in made]
+        self.length = max(map(len, made))
         self.sent = sum(map(len, sends)) - len(sends[rank])
-        nodes = group._nodes
         self.between = sum(len(x) for x, node in zip(sends, nodes, strict=True) if node != nodes[rank])
         rows = list(group._receives())
         rows[rank] = sends[rank]
         self.mine = sends[rank].data[:HEAD_SIZE]
         self.heads = [row.data[:HEAD_SIZE] for row in rows]
         self.no_keys: list[int | None] = [None] * group.size
-        self.gets = options.into in ("all", "shard", rank)
-        low, high = segment.bounds[rank : rank + 2]
-        if self.way == ALL and options.into != "shard":
-            low, high = 0, segment.size
-        self.size = each * (high - low)  #: bytes of what this rank sums
-        at = HEAD_SIZE + (each * low if self.way == ALL else 0)
-        self.terms = [typed(row[at : at + self.size], leaf.dtype) for row in rows] if self.way != HEAD else []
-        self.shape = leaf.shape if options.into != "shard" else (high - low,)
-        self.place = typed(sends[rank][HEAD_SIZE:], leaf.dtype).reshape(leaf.shape) if self.way == ALL else None
-        #: Of arrays that are no tensors.
-        self.dtype = self.place.dtype if type(self.place) is _ndarray else None
-        self.exact = options.order == "exact" and is_inexact(leaf.dtype)
-        how = {"scale": options.scale, "accumulate": "exact" if self.exact else options.accumulate}
-        self.how: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
         self.sends = sends
+        return rows
 
     def put(self, x: Any) -> None:
         """Write this rank's term into its messages."""
-        place = self.place
-        if place is not None and type(x) is _ndarray is type(place) and x.dtype == place.dtype:
-            place[...] = x
-            return
-        (flat,) = self.layout.flatten([x])
-        if place is not None:
-            self.sends[0][HEAD_SIZE:] = flat
-            return
-        for message, part in zip(self.sends, self.natural, strict=True):
-            message[HEAD_SIZE:] = flat[part]
 
-    def meet(self, call: Call, x: Any, key: int | None) -> list[int | None] | None:
-        """Send the first messages of this sum, and return the keys of all ranks; None if some rank has another plan, or
-        none.
+    def meet(self, call: Call, x: Any = None, key: int | None = None) -> list[int | None] | None:
+        """Send the first messages of this call, and return the keys of all ranks; None if some rank has not agreed on
+        the same.
         """
         if not self.sends:
-            self.prepare(call.group, x)
+            self.prepare(call.group)
+        after = call.expect(self, self.length)
         for head in self.written:
-            frames.place(head, call.number, call.bucket, call.step, key)
+            frames.place(head, call.step, call.number, call.bucket, self.length, after, key)
         if self.way != HEAD:
             self.put(x)
         sizes = call.share(self.sends, self.sent, self.between, True)
@@ -156,15 +130,75 @@ class Plan:
         call.met(self.step, self.sends)
         return [frames.key_of(head) for head in self.heads] if keyed else self.no_keys
 
-    def sum(self, call: Call, x: Any, places: Sequence[int] | None) -> Any:
-        """The sum of all terms in an order of ranks, like `x`; None if another rank gets it."""
+
+class Plan(Agreed):
+    """What does not change from one sum of one term a rank to the next. The layout has one segment."""
+
+    def __init__(self, layout: Layout, options: Options, flat: bool, facts: tuple[object, ...]) -> None:
+        super().__init__(facts)
+        self.layout, self.options, self.flat = layout, options, flat
+        (self.segment,) = layout.segments
+        self.dtype = self.segment.dtype
+        example = typed(np.empty(0, np.uint8), self.dtype)
+        self.viewed = example.dtype if type(example) is _ndarray else None  #: the dtype of arrays that are no tensors
+        self.place: Any = None  #: where a term that is an array lies in the message
+
+    def prepare(self, group: Group) -> None:
+        options, segment, rank = self.options, self.segment, group.rank
+        self.each = each = segment.itemsize
+        total, shards = segment.size * each, segment.counts()
+        self.natural = [slice(each * a, each * b) for a, b in pairwise(segment.bounds)]
+        self.way = HEAD
+        if total <= frames.whole_of(group.size):
+            self.way = ALL
+        elif self.flat and not group._alike and HEAD_SIZE + max(shards) <= group._room:
+            self.way = PART
+        #: `Sum` makes it: large messages are refused, or it has two levels.
+        self.is_general = self.way == HEAD and (getattr(group._engine, "largest", None) is not None or not self.flat)
+        low, high = segment.bounds[rank : rank + 2]
+        if self.way == ALL and options.into != "shard":
+            low, high = 0, segment.size
+        self.gets = options.into in ("all", "shard", rank)
+        self.size = each * (high - low)  #: bytes of what this rank sums
+        self.exact = options.order == "exact" and is_inexact(self.dtype)
+        how = {"scale": options.scale, "accumulate": "exact" if self.exact else options.accumulate}
+        self.how: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
+        rows = self.open(group, total, {HEAD: [0], ALL: [total], PART: shards}[self.way])
+        at = HEAD_SIZE + (each * low if self.way == ALL else 0)
+        self.terms = [typed(row[at : at + self.size], self.dtype) for row in rows] if self.way != HEAD else []
+        if len(self.layout.leaves) == 1:
+            shape = self.layout.leaves[0].shape
+            self.shape = shape if options.into != "shard" else (high - low,)
+            if self.way == ALL:
+                self.place = typed(self.sends[rank][HEAD_SIZE:], self.dtype).reshape(shape)
+
+    def flats(self, x: Any) -> list[NDArray]:
+        """A term as bytes."""
+        return self.layout.flatten([x])
+
+    def put(self, x: Any) -> None:
+        place = self.place
+        if type(x) is _ndarray is type(place) and x.dtype == place.dtype:
+            place[...] = x
+            return
+        (flat,) = self.flats(x)
+        if self.way == ALL:
+            self.sends[0][HEAD_SIZE:] = flat
+            return
+        for message, part in zip(self.sends, self.natural, strict=True):
+            message[HEAD_SIZE:] = flat[part]
+
+    def sum(self, call: Call, x: Any, places: Sequence[int] | None, whole: NDArray | None = None) -> NDArray | None:
+        """The sum of all terms in an order of ranks, as bytes; None if another rank gets it. whole: where it is made,
+        if this rank gets the whole.
+        """
         if self.way == ALL:
             if not self.gets:
                 return None
-            raw = own = _core.message_new(self.size)
+            raw = own = _core.message_new(self.size) if whole is None else whole
             terms = self.terms
         else:
-            raw, own = self.memory(call.group.rank)
+            raw, own = self.memory(call.group.rank, whole)
             terms = self.terms if self.way == PART else self.exchanged(call, x)
         if places is not None:
             terms = [terms[r] for r in places]
@@ -172,12 +206,18 @@ class Plan:
             self.fold(terms, self.elements(own))
         if self.way != ALL:
             self.back(call, raw, own)
-            if not self.gets:
-                return None
-        if self.tensor:
-            return placed(as_tensor(raw, self.leaf.dtype, self.shape), x)
+        return raw if self.gets else None
+
+    def like(self, raw: NDArray, x: Any) -> Any:
+        """A sum of arrays like one of them."""
+        if is_tensor(x):
+            return placed(as_tensor(raw, self.dtype, self.shape), x)
         made = self.elements(raw)
         return made if len(self.shape) == 1 else made.reshape(self.shape)
+
+    def elements(self, raw: NDArray) -> Any:
+        """Bytes as an array of the leaf's dtype."""
+        return typed(raw, self.dtype) if self.viewed is None else raw.view(self.viewed)
 
     def fold(self, terms: list[Any], out: Any) -> None:
         """Write the sum of terms to `out`."""
@@ -185,29 +225,26 @@ class Plan:
         if not few or not _core.exact_into(terms, out, self.options.scale):
             _core.add_n(terms, out=out, **self.how)
 
-    def elements(self, raw: NDArray) -> Any:
-        """Bytes as an array of the leaf's dtype."""
-        return typed(raw, self.leaf.dtype) if self.dtype is None else raw.view(self.dtype)
-
-    def memory(self, rank: int) -> tuple[NDArray, NDArray]:
+    def memory(self, rank: int, whole: NDArray | None) -> tuple[NDArray, NDArray]:
         """Memory for what this rank gets, and for its shard, as bytes."""
         if self.options.into not in ("all", rank):
             shard = _core.message_new(self.size)
             return shard, shard
-        whole = _core.message_new(self.natural[-1].stop)
+        if whole is None:
+            whole = _core.message_new(self.natural[-1].stop)
         return whole, whole[self.natural[rank]]
 
     def exchanged(self, call: Call, x: Any) -> list[Any]:
         """The terms of all ranks in this rank's shard, which travel."""
         rank, size = call.group.rank, call.group.size
-        (flat,) = self.layout.flatten([x])
+        (flat,) = self.flats(x)
         sends = [flat[part] for part in self.natural]
         receives = [_core.message_new(self.size if r != rank else 0) for r in range(size)]
         mine, sends[rank] = sends[rank], receives[rank]
         if size > 1:
             call.start("all_to_all", sends, receives, step="to owners")
         receives[rank] = mine
-        return [typed(raw, self.leaf.dtype) for raw in receives]
+        return [typed(raw, self.dtype) for raw in receives]
 
     def back(self, call: Call, whole: NDArray, own: NDArray) -> None:
         """Send the rounded shard to the ranks that get the sum."""

@@ -190,6 +190,14 @@ class _StoreBoard:
         return [rank for rank in range(self.size) if self.get(f"left {rank}") is not None]
 
 
+class _Shared:
+    """The memory of first messages, as tensors and as arrays."""
+
+    def __init__(self, size: int) -> None:
+        self.ours, self.theirs = np.zeros(size, np.uint8), np.empty(size, np.uint8)
+        self.sent, self.received = torch.from_numpy(self.ours), torch.from_numpy(self.theirs)
+
+
 _engines: weakref.WeakSet[TorchEngine] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_engines.clear)  # a child has none of their threads
@@ -235,6 +243,7 @@ class TorchEngine:
         self._ended = False
         self._in_header = False  #: a header is on its way: a process group that is dropped would wait for it
         self._failed = False  #: a connection was lost
+        self._shared: _Shared | None = None
         self._suspects: set[int] = set()  #: to these ranks
         store = _Store(self._pg.get_group_store())
         self._notes = _Notes(store, self._unique)
@@ -315,29 +324,29 @@ class TorchEngine:
         self._in_header = True
         return _Header(self, [work], lambda: [bytes(x.numpy()) for x in receive], keep)
 
-    alike = True  #: `share` sends all ranks the same message
+    padded = True  #: `share` has messages of one size
 
     def share(self, sends: Sequence[NDArray], receives: Sequence[NDArray], again: bool) -> _Works:
-        """A collective operation, in messages of the largest size: waits for it can be ended, unlike those point to
-        point, and it takes little longer than one of the size that is sent.
-        """
-        send, room = sends[self.rank], len(receives[0])
-        padded = np.zeros(room, np.uint8)
-        padded[: len(send)] = send
-        mine = torch.from_numpy(padded).to(self.device)
-        places = [self._tensor(x) for x in receives]
-        work = self._alive().allgather([places], [mine])
-        sizes = [room] * self.size
+        """A collective operation, in messages of one size: waits for it can be ended, unlike those point to point."""
+        each = len(receives[0])
+        if self._shared is None or len(self._shared.ours) != each * self.size:
+            self._shared = _Shared(each * self.size)
+        shared = self._shared
+        for r, send in enumerate(sends):
+            shared.ours[each * r : each * r + len(send)] = send
+        to, came = shared.sent.to(self.device), shared.received.to(self.device)
+        work = self._alive().alltoall_base(came, to, [], [])
+
+        def done() -> list[int]:
+            theirs = shared.theirs if came is shared.received else came.cpu().numpy()
+            for r, receive in enumerate(receives):
+                receive[:] = theirs[each * r : each * (r + 1)]
+            return [each] * self.size
+
         if self.device.type != "cpu":
-
-            def done() -> list[int]:
-                for host, x in zip(receives, places, strict=True):
-                    host[:] = x.cpu().numpy()
-                return sizes
-
-            return _Works(self, [work], done, (mine, places))
+            return _Works(self, [work], done, (to, came))
         self._in_header = True
-        return _Header(self, [work], lambda: sizes, (mine, places))
+        return _Header(self, [work], done, (to, came))
 
     def all_to_all(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Works:
         pg = self._alive()

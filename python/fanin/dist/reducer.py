@@ -18,7 +18,7 @@ import numpy as np
 from fanin import _core
 from fanin._checks import flag
 from fanin._interop.arrays import object_text
-from fanin._interop.classes import is_tensor
+from fanin._interop.classes import is_tensor, is_torch
 from fanin._interop.protocols import DTypeLike, NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
@@ -27,6 +27,7 @@ from fanin._words import counted, names_nearest, note, type_of
 from fanin.slots import scaled
 
 from . import sparse, sums
+from .bucket_plans import Brought, BucketPlan, brought, can_be_planned, facts_of
 from .counters import BadTerm, SumStats
 from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
@@ -46,6 +47,7 @@ from .layout import (
 )
 from .norms import Squares, merged, root, values_of
 from .options import Into, Options, Order
+from .plans import Agreed
 from .sender import Sender
 from .sums import Counted, Sent, Term
 from .wire import names_of, rounded, sent_codec
@@ -97,6 +99,7 @@ class _Bucket:
         #: Of one large leaf: a gradient that nothing else has travels from its own memory, and .grad takes the sum.
         self.is_single = len(indices) == 1 and layout.leaves[0].size * itemsize(layout.leaves[0].dtype) >= LARGE
 
+        self.every = (1 << len(indices)) - 1  #: all leaves, as bits
         self.closed = _core.EventCount()  #: the passes in which it was closed
         self.terms: list[Term] = []
         self.masks: list[int] = []  #: for each term: the leaves that it has, as bits
@@ -106,8 +109,15 @@ class _Bucket:
         self.result: NDArray | None = None  #: the array that has the memory of `total`
         self.anywhere = 0  #: the leaves that any rank has, as bits
         self.bad: list[int] | None = None  #: the first contribution with an inf or NaN, its leaf, how many elements
-        self.headers: list[Header] | None = None  #: of the last sum
+        self.headers: Sequence[Header] | None = None  #: of the last sum
+        self.plan: BucketPlan | None = None  #: of a sum whose header is that of the last one
+        self.is_planned = False  #: the last sum had one
+        self.brought: Brought | None = None  #: what this rank then brings
+        self.missed = False  #: not all ranks had the last plan
         self.kept: dict[int, Any] = {}  #: gradients that came unshared, on a rank alone
+        self.fitting: dict[
+            int, tuple[object, ...]
+        ] = {}  #: for a leaf: dtype, shape, layout, device of a tensor that fits
         self.weight: Weight | None = None  #: of the contribution at hand; None: 1
         self.rows = sparse.Noted()  #: of sparse contributions
         self.used: dict[int, _Memory] = {}  #: memory of terms that are in no running sum
@@ -155,11 +165,12 @@ class _Bucket:
     def free(self) -> None:
         """Drop all memory."""
         self.reset(keep=False)
-        self.memory = None
+        self.memory = self.plan = None
 
     def forget(self) -> None:
         """Drop the terms and the running sums, but the memory of one term."""
-        self.spare = next((one for one in (self.spare, *self.used.values()) if one is not None), None)
+        for one in self.used.values():
+            self.spare = self.spare or one
         self.used, self.partials, self.folded = {}, {}, {}
         for term in self.terms:
             term.flats = []
@@ -172,7 +183,7 @@ class _Bucket:
     def lacking(self) -> int:
         """The leaves that no contribution has a gradient of, as bits."""
         here = sum(1 << k for k, has in enumerate(self.has) if has or k in self.kept)
-        return ((1 << len(self.has)) - 1) & ~reduce(operator.or_, self.masks, here)
+        return self.every & ~reduce(operator.or_, self.masks, here)
 
     def put(self, i: int, gradient: Any, stats: bool, weight: Weight | None = None, owned: bool = False) -> int:
         """Copy the gradient of leaf i of the bucket, or keep it if it is `owned`: nothing else has it. Return how many
@@ -195,6 +206,12 @@ class _Bucket:
         if plain and gradient.dtype == place.dtype and gradient.shape == place.shape:
             place[...] = gradient
             return 0
+        facts = None
+        if not stats and is_torch(gradient):
+            facts = gradient.dtype, gradient.shape, gradient.layout, gradient.device
+            if facts == self.fitting.get(i):
+                _core.add_n([gradient], out=place)
+                return 0
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
         shape = tuple(getattr(gradient, "shape", leaf.shape))
         if shape != leaf.shape or dtype != leaf.dtype:
@@ -209,6 +226,8 @@ class _Bucket:
             raise TypeError(f"Reducer: {leaf.name}: cannot copy its gradient, {type_of(gradient)}: {e}") from e
         self.rows.note(i, leaf, gradient)
         if not stats:
+            if facts is not None and gradient.device.type == "cpu" and str(gradient.layout) == "torch.strided":
+                self.fitting[i] = facts
             return 0
         travels = rounded(place, leaf, self.wire)
         if weight is not None:
@@ -231,9 +250,7 @@ class _Bucket:
                 if not self.has[leaf]:
                     segment.leave_out(memory.places[leaf])
         self.terms.append(Term(list(memory.flats), key, self.weight))
-        self.masks.append(
-            int.from_bytes(np.packbits(np.frombuffer(self.has, np.uint8), bitorder="little").tobytes(), "little")
-        )
+        self.masks.append(self.every if not self.left else bits_of(self.has))
         if self.given is None:
             self.used[len(self.terms) - 1] = memory
         self.memory = self.given = None
@@ -300,8 +317,8 @@ class _Bucket:
         self.result = np.empty(leaf.shape, typed(sums.NOTHING, leaf.dtype).dtype)
         return {0: self.result.reshape(-1).view(np.uint8)}
 
-    def sent(self, group: Group, options: Options, kind: Kind, total: Fraction) -> Sent:
-        """The messages to the owners; `kind` and `total`: of the weights of this rank."""
+    def sent(self, group: Group, options: Options, counts: Counted | Passes) -> Sent:
+        """The messages to the owners; `counts`: the weights of this rank."""
         for i, segment in enumerate(self.layout.segments if self.terms else ()):
             last = self.terms[-1]
             if options.order == "exact" and is_inexact(segment.dtype):
@@ -311,9 +328,42 @@ class _Bucket:
                     self.partials.setdefault(i, sums.ExactSum(segment)).wait(last.flats[i], last.weight)
             elif sums.folds(options.order, segment):
                 self.fold(i, segment)
-        weigh = sums.weighed(self.terms, kind, total, options, self.partials)
+        weigh = sums.weighed(self.terms, counts, options, self.partials)
         packed = sums.packed(group, self.layout, options, self.partials)
         return Sent(self.terms, packed, weigh, self.folded, self.rows.found(self.masks))
+
+    def meet(self, call: Call, sent: Sent, own: str, ended: bool) -> Sequence[Header]:
+        """The headers of all ranks, by a plan if all have the same one. own: the digest of the reducer; ended: nothing
+        can fail on this rank any more before the sum.
+        """
+        has = f"{reduce(operator.or_, self.masks, 0):x}"
+        self.is_planned = False
+        mine = None if self.bad else brought(call, sent, has, ended)
+        if self.plan is not None:
+            headers = self.plan.meet(call, sent) if mine is not None and mine == self.brought else None
+            if headers is not None:
+                self.is_planned, self.anywhere = True, self.plan.anywhere
+                return headers
+            self.missed = True
+        self.plan, self.brought = None, mine
+        return call.meet({**sent.header, "has": has, "bad": self.bad, "ended": ended}, digest=own)
+
+    def keep_plan(self, call: Call, options: Options, before: Sequence[Header] | None, own: str) -> None:
+        """Plan a sum like this one, which ended well. After a plan that some rank did not have it is made when the
+        headers are alike twice, so that headers that change cost no message more. before: those of the sum before.
+        """
+        assert self.headers is not None
+        if self.brought is None or not can_be_planned(self.headers):
+            return
+        if self.missed and (before is None or facts_of(before) != facts_of(self.headers)):
+            return
+        self.missed = False
+        self.plan = BucketPlan(call, self.layout, options, self.headers, own)
+
+
+def bits_of(flags: bytearray) -> int:
+    """Bytes that are 0 or 1 as bits, the first one lowest."""
+    return int.from_bytes(np.packbits(np.frombuffer(flags, np.uint8), bitorder="little").tobytes(), "little")
 
 
 def bytes_of(gradient: Any, leaf: Leaf) -> NDArray | None:
@@ -392,6 +442,54 @@ class Reducer(_core.Block):
     >>> fanin.dist.threads(3, train)[2]
     (array([3., 3.]), 4.242640687119285)
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_bad",
+        "_blocks",
+        "_buckets",
+        "_closed",
+        "_collectors",
+        "_count_bad",
+        "_counted",
+        "_digest",
+        "_each",
+        "_ended",
+        "_ends",
+        "_error",
+        "_failed",
+        "_frozen",
+        "_holder",
+        "_in_block",
+        "_is_complete",
+        "_keeps",
+        "_key",
+        "_lock",
+        "_name",
+        "_options",
+        "_owners",
+        "_parts",
+        "_passes",
+        "_passing",
+        "_refused",
+        "_sender",
+        "_sends_at_end",
+        "_sent",
+        "_takers",
+        "_takes",
+        "_taking",
+        "_tensors",
+        "_timeout",
+        "_travels",
+        "_turn",
+        "_unentered",
+        "_weight",
+        "detect",
+        "group",
+        "leaves",
+        "missing",
+        "shards",
+    )
 
     @names_nearest
     def __init__(
@@ -490,6 +588,8 @@ class Reducer(_core.Block):
         self._turn = 0  # passes so far ..
         self._ended, self._sent = _core.EventCount(), _core.EventCount()  # .. that ended on this rank, and the sender's
         self._passing = False
+        self._is_complete = False  # all gradients of the pass came before it began, so that nothing can fail in it
+        self._ends: Agreed | None = None  # what the end of a pass sends
         self._error: BaseException | None = None  # by which the pass ended here
         self._failed: BaseException | None = None  # .. or its sums
         self._sender = Sender(self, "fanin.dist")
@@ -624,10 +724,9 @@ class Reducer(_core.Block):
         )
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any, owned: bool = False) -> None:
-        nonfinite, ours = 0, _inside.get() is self or _on_device_thread(gradient)
-        if self._passing and not ours:
+        nonfinite, weight = 0, self._weight
+        if self._passing and not self._is_ours(gradient):
             raise self._of_another(bucket, i)
-        weight = self._weight
         if self._passes is not None:
             weight = self._passes.weight_here(gradient)
             if self._passing:
@@ -635,11 +734,12 @@ class Reducer(_core.Block):
         if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient, weight, owned)
         with self._lock:
-            if not self._takes or (self._passing and not ours):  # it may have begun while this thread waited
+            # A pass may have begun while this thread waited.
+            if not self._takes or (self._passing and not self._is_ours(gradient)):
                 raise self._of_another(bucket, i)
             if self._taking is not None:
-                another = bucket.has[i] or (bucket.begun and bucket.weight != weight)
-                if self._each and self._key is None and another:
+                another = bucket.has[i] or (bucket.weight != weight and bucket.begun)
+                if another and self._each and self._key is None:
                     self._contribute(bucket)
                 nonfinite = self._copy(bucket, i, gradient, weight, owned)
             bucket.has[i] = 1
@@ -651,8 +751,12 @@ class Reducer(_core.Block):
         if whole and self._passing:
             bucket.closed.advance()
 
+    def _is_ours(self, gradient: Any) -> bool:
+        """Whether the pass that runs here is the reducer's."""
+        return _inside.get() is self or _on_device_thread(gradient)
+
     def _copy(self, bucket: _Bucket, i: int, gradient: Any, weight: Weight | None, owned: bool) -> int:
-        if bucket.begun and bucket.weight != weight:
+        if bucket.weight != weight and bucket.begun:
             raise ValueError(
                 f"Reducer: {bucket.layout.leaves[i].name}: a contribution has one weight: expected"
                 f" {_weight_text(bucket.weight)}, got {_weight_text(weight)}"
@@ -708,6 +812,7 @@ class Reducer(_core.Block):
 
     def _reset(self, keep: bool = True) -> None:
         self._error, self._failed, self._key, self._weight = None, None, None, None
+        self._is_complete = False
         self._counted.clear()
         for bucket in self._buckets:
             bucket.reset(keep)
@@ -723,7 +828,7 @@ class Reducer(_core.Block):
         self.group._tally.hidden_ns += sum(max(0, min(end, ended) - begin) for begin, end in self._travels)
         found: list[tuple[tuple[int, ...], BadTerm]] = []
         for bucket in self._buckets:
-            for rank, h in enumerate(bucket.headers or ()):
+            for rank, h in enumerate(() if bucket.is_planned else bucket.headers or ()):
                 if h["bad"]:
                     place, i, elements = h["bad"]
                     key = h["keys"][place]
@@ -774,6 +879,7 @@ class Reducer(_core.Block):
     def _collect(self, passes: Passes) -> _Collecting:
         """A block in which gradients of any number of passes come, on any thread; its end sums them over ranks."""
         self._each, self._name, self._taking.call = True, "accumulate", "accumulate"
+        self._ends = None
         self._passes = passes
         return _Collecting(self)
 
@@ -838,12 +944,20 @@ class Reducer(_core.Block):
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
             self._travels.append(call.data_ns)
-        if self._sends_at_end:
+        if self._sends_at_end or self._have_ended():
             return
         failed = self._until(None)
         with Call(self.group, self._name, number, len(self._buckets), self._timeout) as call:
             call.title = "pass end"
-            call.meet({}, failure=None if failed is None else failure_of(failed))
+            if self._ends is None:
+                self._ends = Agreed((call.title, call.name, self._digest))
+            if failed is not None or self._ends.meet(call) is None:
+                call.meet({}, failure=None if failed is None else failure_of(failed))
+
+    def _have_ended(self) -> bool:
+        """Whether by the last bucket the pass had ended on every rank."""
+        headers = self._buckets[-1].headers
+        return headers is not None and all(h["ended"] for h in headers)
 
     def _until(self, bucket: _Bucket | None) -> BaseException | None:
         """Wait until a bucket is closed (None: until the pass has ended), and return this rank's error."""
@@ -857,12 +971,30 @@ class Reducer(_core.Block):
             bucket.finish(self._key, alone)
         if self.detect:
             self._check_fold(bucket)
-        counts: Counted | Passes = self._passes or self._counted
-        sent = bucket.sent(self.group, self._options, counts.kind(), counts.total())
+        sent = bucket.sent(self.group, self._options, self._passes or self._counted)
         call.trace("pack", begin)
-        mine = f"{reduce(operator.or_, bucket.masks, 0):x}"
-        headers = call.meet({**sent.header, "has": mine, "bad": bucket.bad}, digest=self._digest)
-        call.compare(headers, self._parts)
+        before = bucket.headers
+        headers = bucket.meet(call, sent, self._digest, self._is_complete)
+        if not bucket.is_planned:
+            self._compare(call, bucket, headers)
+        bucket.headers = headers
+        if alone and bucket.terms:
+            bucket.total = bucket.terms[0].flats
+            bucket.used.clear()  # .grad of a tensor may become a view of it
+        elif bucket.anywhere:
+            like = self.leaves[bucket.indices[0]].array
+            places = bucket.places_of_results(self._options, self.group.rank, like)
+            if bucket.plan is not None:
+                bucket.total = bucket.plan.sum(call, sent, headers, places)
+            else:
+                bucket.total = sums.summed(call, bucket.layout, sent, list(headers), self._options, places)
+        if not bucket.is_planned:
+            bucket.keep_plan(call, self._options, before, self._digest)
+        bucket.forget()
+
+    def _compare(self, call: Call, bucket: _Bucket, headers: Sequence[Header]) -> None:
+        """Raise an error on every rank if headers of a bucket do not fit."""
+        call.compare(list(headers), self._parts)
         bucket.headers = headers
         has = [int(h["has"], 16) for h in headers]
         bucket.anywhere = reduce(operator.or_, has)
@@ -878,14 +1010,6 @@ class Reducer(_core.Block):
                 without[0],
                 name,
             )
-        if alone and bucket.terms:
-            bucket.total = bucket.terms[0].flats
-            bucket.used.clear()  # .grad of a tensor may become a view of it
-        elif bucket.anywhere:
-            like = self.leaves[bucket.indices[0]].array
-            places = bucket.places_of_results(self._options, self.group.rank, like)
-            bucket.total = sums.summed(call, bucket.layout, sent, headers, self._options, places)
-        bucket.forget()
 
     def _check_fold(self, bucket: _Bucket) -> None:
         """Raise FloatingPointError if this rank's fold overflows in the dtype as which it travels."""
@@ -1095,7 +1219,7 @@ class _Pass(_State):
         reducer._in_block = self.block
         reducer._travels = []
         reducer._divert(self)
-        if reducer._sends_at_end:
+        if reducer._sends_at_end or reducer._is_complete:
             pass
         elif here.spawn is not None:
             here.spawn(partial(self.send, "thread", ()))
@@ -1138,7 +1262,7 @@ class _Pass(_State):
             error = error or e
         ended = time.monotonic_ns()
         reducer._pass_ended(error)
-        if not self.begun or reducer._sends_at_end:
+        if not self.begun or reducer._sends_at_end or reducer._is_complete:
             self.send("end", ())
         reducer._sent.wait(self.turn)
         error = error or reducer._failed
@@ -1262,6 +1386,7 @@ class _Collecting(_State):
             error = error or e
         if error is None:
             reducer._contribute_all(None)
+            reducer._is_complete = True
             with reducer._reduced(block=True):
                 return
         with suppress(RuntimeError), reducer.group.entered(reducer._name):  # this rank raises its own error

@@ -23,7 +23,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
 from fanin.partial import Partial
 
-from . import frames, plans, sparse
+from . import plans, sparse
 from .chain import Chain, nodes_in_order
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
@@ -316,17 +316,31 @@ class Sent:
         return made if self.weigh is None else {**made, "weigh": self.weigh}
 
 
-def weighed(
-    terms: Sequence[Term], kind: Kind, total: Fraction, options: Options, partials: dict[int, ExactSum]
-) -> Header | None:
+class Counts(Protocol):
+    """What the contributions of a rank weigh."""
+
+    def kind(self) -> Kind:
+        """Whether all weights that were given are integers."""
+
+    def total(self) -> Fraction:
+        """The sum of all."""
+
+
+def weighed(terms: Sequence[Term], counts: Counts, options: Options, partials: dict[int, ExactSum]) -> Header | None:
     """`Sent.weigh`: the weights of this rank's terms, whether all that it gave are integers, what it counts, and which
     segments it sends as wide windows.
     """
+    kind = counts.kind()
     if kind == "none" and not options.mean:
         return None
     weights = [term.weight for term in terms]
     given = weights if any(w is not None for w in weights) else None
-    return {"terms": given, "kind": kind, "sum": str(total), "wide": [i for i, one in partials.items() if one.wide]}
+    return {
+        "terms": given,
+        "kind": kind,
+        "sum": str(counts.total()),
+        "wide": [i for i, one in partials.items() if one.wide],
+    }
 
 
 def divisor_of(call: Call, headers: Sequence[Header], options: Options) -> Fraction | None:
@@ -393,7 +407,7 @@ def prepare(layout: Layout, terms: list[Term], options: Options, group: Group, c
         for i, segment in enumerate(layout.segments if options.order == "exact" else ())
         if is_inexact(segment.dtype) and must_pack(terms, segment, options, group)
     }
-    weigh = weighed(terms, counted.kind(), counted.total(), options, partials)
+    weigh = weighed(terms, counted, options, partials)
     return Sent(terms, packed(group, layout, options, partials), weigh)
 
 
@@ -874,7 +888,7 @@ def add_n(
             sent = prepare(layout, terms, options, ranks, counted)
             sent.rows = rows_of_terms(layout, [x for _, _, x in present])
         else:
-            sent = Sent([], weigh=weighed([], counted.kind(), counted.total(), options, {}))
+            sent = Sent([], weigh=weighed([], counted, options, {}))
         like = like_of(present[0][2]) if present else None
         call.options = options.text
         headers = call.meet({**sent.header, "leaf": leaf, "like": like}, digest=digest(options.text))
@@ -904,8 +918,7 @@ def add_n(
 def planned(call: Call, plan: plans.Plan, x: Any, keys: list[int | None]) -> Any:
     """The sum of one array of each rank, of which all ranks have a plan; the keys that ranks gave."""
     options, group = plan.options, call.group
-    largest = getattr(group._engine, "largest", None)
-    if plan.way == frames.HEAD and (largest is not None or not plan.flat):
+    if plan.is_general:
         sent = Sent([Term(plan.layout.flatten([x]), keys[group.rank])])
         headers: list[Header] = [{"terms": 1, "keys": [key], "sizes": {}} for key in keys]
         return finish(call, plan.layout, sent, headers, options, [x])[0]
@@ -913,7 +926,8 @@ def planned(call: Call, plan: plans.Plan, x: Any, keys: list[int | None]) -> Any
     if options.order in (None, "key") and keys is not plan.no_keys:
         mine = keys_of_ranks(call, [[key] for key in keys])
         places = sorted(range(len(mine)), key=mine.__getitem__)
-    return plan.sum(call, x, places)
+    raw = plan.sum(call, x, places)
+    return None if raw is None else plan.like(raw, x)
 
 
 def weights_of(weights: Iterable[float], n: int) -> Iterator[Weight]:
