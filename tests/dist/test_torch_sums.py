@@ -407,15 +407,14 @@ def test_a_pass_limited_to_inputs_that_it_does_not_reach_takes_part_in_the_sum()
 def test_buckets_travel_while_the_pass_goes_on() -> None:
     def rank(group: Any) -> Any:
         (_, first), (_, last) = named = parameters()
-        reducer = dist.Reducer(named, group, bucket_bytes=1)
         sent = threading.Event()
-        real = reducer._sum
 
-        def noted(call: Any, bucket: Any) -> None:
-            real(call, bucket)
-            sent.set()
+        class Tells(dist.Reducer):
+            def _sum(self, call: Any, bucket: Any) -> None:
+                super()._sum(call, bucket)
+                sent.set()
 
-        reducer._sum = noted  # type: ignore[method-assign]
+        reducer = Tells(named, group, bucket_bytes=1)
         waited: list[bool] = []
         early = first * 1  # torch runs the newest operation first: `last` has its gradient before this hook
         early.register_hook(lambda g: waited.append(sent.wait()))
@@ -553,21 +552,21 @@ def test_buckets_travel_while_the_last_pass_of_a_block_runs() -> None:
         (_, first), (_, last) = named
         sent = threading.Event()
         block = fanin.torch.accumulate(named, group=group, order="rank")
-        reducer = block._reducer = dist.Reducer(named, group, order="rank", bucket_bytes=1)
+
+        class Tells(dist.Reducer):
+            def _sum(self, call: Any, bucket: Any) -> None:
+                super()._sum(call, bucket)
+                if watched and bucket is watched[0]:
+                    sent.set()
+
+        watched: list[Any] = []
+        reducer = block._reducer = Tells(named, group, order="rank", bucket_bytes=1)
         with block:
             total(named).backward()
             h = first * 1
             # The gradient of `last` comes first; the pass goes on when its bucket has been summed.
             h.register_hook(lambda g: None if sent.wait() else g)
-            bucket = next(b for b in reducer._buckets if 1 in b.indices)
-            summed = reducer._sum
-
-            def told(call: Any, one: Any) -> None:
-                summed(call, one)
-                if one is bucket:
-                    sent.set()
-
-            reducer._sum = told
+            watched += [b for b in reducer._buckets if 1 in b.indices]
             with block.last():
                 (h + last).sum().backward()
         return first.grad.tolist(), last.grad.tolist()
