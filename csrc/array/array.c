@@ -293,7 +293,7 @@ static void array_begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
     a->size = size;
     a->shape = a->dims;
     if (ndim > FAN_INLINE_NDIM)
-        a->shape = (int64_t *)(void *)(a + 1);
+        a->shape = (void *)(a + 1);
     a->strides = a->shape + ndim;
     a->writable = true;
     a->in_storage = false;
@@ -314,7 +314,7 @@ static fan_array *array_after(fan_storage *s, fan_dtype dtype, int ndim, int64_t
 {
     _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0,
                    "an array may follow its storage");
-    fan_array *a = (fan_array *)(void *)(s + 1);
+    fan_array *a = (void *)(s + 1);
     array_begin(a, dtype, ndim, size);
     a->storage = s;
     a->in_storage = true;

@@ -73,30 +73,30 @@ typedef double in_WIDE_F64;
     static void in_##NAME(char *dst, const char *src, size_t n)      \
     {                                                                \
         const T *s = (const T *)src;                                 \
-        in_##W *d = (in_##W *)(void *)dst;                           \
+        in_##W *d = (void *)dst;                                     \
         LOOP(T x = s[i]; d[i] = IN)                                  \
     }                                                                \
     static void NAME##_of_i64(char *dst, const char *src, size_t n)  \
     {                                                                \
-        const int64_t *s = (const int64_t *)(const void *)src;       \
+        const int64_t *s = (const void *)src;                        \
         T *d = (T *)dst;                                             \
         LOOP(int64_t x = s[i]; d[i] = OF_I64)                        \
     }                                                                \
     static void NAME##_of_u64(char *dst, const char *src, size_t n)  \
     {                                                                \
-        const uint64_t *s = (const uint64_t *)(const void *)src;     \
+        const uint64_t *s = (const void *)src;                       \
         T *d = (T *)dst;                                             \
         LOOP(uint64_t x = s[i]; d[i] = OF_U64)                       \
     }                                                                \
     static void NAME##_of_f64(char *dst, const char *src, size_t n)  \
     {                                                                \
-        const double *s = (const double *)(const void *)src;         \
+        const double *s = (const void *)src;                         \
         T *d = (T *)dst;                                             \
         LOOP(double x = s[i]; d[i] = OF_F64)                         \
     }                                                                \
     static void NAME##_of_c128(char *dst, const char *src, size_t n) \
     {                                                                \
-        const double *s = (const double *)(const void *)src;         \
+        const double *s = (const void *)src;                         \
         T *d = (T *)dst;                                             \
         LOOP(double x = s[2 * i]; d[i] = OF_F64)                     \
     }
@@ -106,7 +106,7 @@ REAL_LIST(REAL)
 #define COMPLEX_OUT(NAME, T, P, W, WT)                              \
     static void NAME##_of_##W(char *dst, const char *src, size_t n) \
     {                                                               \
-        const WT *s = (const WT *)(const void *)src;                \
+        const WT *s = (const void *)src;                            \
         T *d = (T *)dst;                                            \
         LOOP(d[2 * i] = (P)s[i]; d[2 * i + 1] = 0)                  \
     }
@@ -114,12 +114,12 @@ REAL_LIST(REAL)
     static void in_##NAME(char *dst, const char *src, size_t n)                \
     {                                                                          \
         const T *s = (const T *)src;                                           \
-        double *d = (double *)(void *)dst;                                     \
+        double *d = (void *)dst;                                               \
         LOOP(d[2 * i] = (double)s[2 * i]; d[2 * i + 1] = (double)s[2 * i + 1]) \
     }                                                                          \
     static void NAME##_of_c128(char *dst, const char *src, size_t n)           \
     {                                                                          \
-        const double *s = (const double *)(const void *)src;                   \
+        const double *s = (const void *)src;                                   \
         T *d = (T *)dst;                                                       \
         LOOP(d[2 * i] = (P)s[2 * i]; d[2 * i + 1] = (P)s[2 * i + 1])           \
     }                                                                          \

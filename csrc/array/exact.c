@@ -118,7 +118,7 @@ const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t le
         p = fan_nditer_whole(&j->iter, a, at, len);
     if (!p)
         return fan_nditer_elements(&j->iter, a, at, len, j->read, room);
-    low->up((float *)(void *)room, p, (size_t)len);
+    low->up((void *)room, p, (size_t)len);
     return room;
 }
 

@@ -335,7 +335,7 @@ WAYS(avx512, AVX512)
     {                                                                                        \
         size_t whole = len - len % W;                                                        \
         for (size_t i = 0; i < whole; i += W)                                                \
-            STORE(to + i, WIDEN(LOAD_HALVES((const HALVES *)(const void *)(from + 2 * i)))); \
+            STORE(to + i, WIDEN(LOAD_HALVES((const void *)(from + 2 * i))));                 \
         float16_up(to + whole, from + 2 * whole, len - whole);                               \
     }                                                                                        \
     TARGET static void float16_down_##NAME(char *to, const float *from, size_t len)          \
@@ -343,7 +343,7 @@ WAYS(avx512, AVX512)
         size_t whole = len - len % W;                                                        \
         for (size_t i = 0; i < whole; i += W) {                                              \
             FLOATS x = LOAD(from + i);                                                       \
-            STORE_HALVES((HALVES *)(void *)(to + 2 * i),                                     \
+            STORE_HALVES((void *)(to + 2 * i),                                               \
                          NARROW(ONE_NAN(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); \
         }                                                                                    \
         float16_down(to + 2 * whole, from + whole, len - whole);                             \
@@ -376,7 +376,7 @@ AVX2 static inline __m256d odd_half_avx2(__m256d sum)
 AVX2 static inline void half_term_avx2(__m256d *sum, const char *from)
 {
     for (int i = 0; i < 2; i++) {
-        __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from + 16 * i)));
+        __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const void *)(from + 16 * i)));
         sum[2 * i] = _mm256_add_pd(sum[2 * i], _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
         sum[2 * i + 1] =
             _mm256_add_pd(sum[2 * i + 1], _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
@@ -389,7 +389,7 @@ AVX2 static inline void half_done_avx2(char *to, const __m256d *sum)
         __m128 low = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i]));
         __m128 high = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i + 1]));
         __m256 x = one_nan_avx2(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1));
-        _mm_storeu_si128((__m128i *)(void *)(to + 16 * i),
+        _mm_storeu_si128((void *)(to + 16 * i),
                          _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }
 }
@@ -406,7 +406,7 @@ AVX512 static inline __m256 odd_half_avx512(__m512d sum)
 
 AVX512 static inline void half_term_avx512(__m512d *sum, const char *from)
 {
-    __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
+    __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256((const void *)from));
     sum[0] = _mm512_add_pd(sum[0], _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
     sum[1] = _mm512_add_pd(sum[1], _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
 }
@@ -415,7 +415,7 @@ AVX512 static inline void half_done_avx512(char *to, const __m512d *sum)
 {
     __m512 x = one_nan_avx512(_mm512_insertf32x8(_mm512_castps256_ps512(odd_half_avx512(sum[0])),
                                                  odd_half_avx512(sum[1]), 1));
-    _mm256_storeu_si256((__m256i *)(void *)to,
+    _mm256_storeu_si256((void *)to,
                         _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 

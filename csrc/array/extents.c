@@ -231,46 +231,15 @@ static int by_address(const void *a, const void *b)
     return (x->data > y->data) - (x->data < y->data);
 }
 
-/* bits of a digit; 8 where there are fewer arrays than a table of 11 bits has entries */
-#define DIGIT 11
-
-/* Radix sort by address: addresses of one heap differ in few digits. */
 static void flats_sort(fan_flat *all, size_t n)
 {
     fan_flat *room = NULL;
     if (n >= QSORT_BELOW && n <= UINT32_MAX)
         room = fan_alloc(n * sizeof *room);
-    if (!room) {
+    if (room)
+        fan_sort_digits(all, room, n, sizeof *all, offsetof(fan_flat, data));
+    else
         qsort(all, n, sizeof *all, by_address);
-        return;
-    }
-    uintptr_t least = UINTPTR_MAX;
-    uintptr_t most = 0;
-    for (size_t i = 0; i < n; i++) {
-        uintptr_t at = (uintptr_t)all[i].data;
-        least = fan_umin(least, at);
-        most = fan_umax(most, at);
-    }
-    const int bits = n < (size_t)1 << DIGIT ? 8 : DIGIT;
-    const size_t digits = (size_t)1 << bits;
-    fan_flat *from = all;
-    fan_flat *to = room;
-    for (int shift = 0; shift < 64 && (most - least) >> shift; shift += bits) {
-        FAN_UNINITIALIZED uint32_t ends[(1 << DIGIT) + 1];
-        memset(ends, 0, (digits + 1) * sizeof *ends);
-#define DIGIT_OF(one) (((uintptr_t)(one).data - least) >> shift & (digits - 1))
-        for (size_t i = 0; i < n; i++)
-            ends[DIGIT_OF(from[i]) + 1]++;
-        for (size_t i = 0; i < digits; i++)
-            ends[i + 1] += ends[i];
-        for (size_t i = 0; i < n; i++)
-            to[ends[DIGIT_OF(from[i])]++] = from[i];
-        fan_flat *swap = from;
-        from = to;
-        to = swap;
-    }
-    if (from != all)
-        memcpy(all, from, n * sizeof *all);
     fan_free(room);
 }
 

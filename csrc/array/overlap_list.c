@@ -67,7 +67,6 @@ static size_t stretch_run_end(const fan_stretch *s, size_t n, size_t at)
     return n;
 }
 
-#define DIGIT 11        /* bits */
 #define DISTRIBUTE 4096 /* stretches, and one run in 16, from which on digits are faster */
 
 /* stretch_meetings: returns how many pairs of sorted stretches overlap. Those that overlap
@@ -296,32 +295,6 @@ static fan_status overlaps_room(const work *w, fan_stretch **s)
     return overlaps_no_memory(w->l->n, w->err);
 }
 
-/* sort_by_digits: sorts many stretches in any order, digit by digit from the lowest. */
-static void sort_by_digits(fan_stretch *s, fan_stretch *scratch, size_t n)
-{
-    uint64_t low = s[0].from;
-    uint64_t high = low;
-    for (size_t i = 1; i < n; i++) {
-        low = fan_umin(low, s[i].from);
-        high = fan_umax(high, s[i].from);
-    }
-    for (int shift = 0; shift < 64 && (high - low) >> shift; shift += DIGIT) {
-        size_t at[1 << DIGIT] = {0};
-        size_t mask = (1 << DIGIT) - 1;
-        size_t sum = 0;
-        for (size_t i = 0; i < n; i++)
-            at[(s[i].from - low) >> shift & mask]++;
-        for (size_t d = 0; d <= mask; d++) {
-            size_t here = at[d];
-            at[d] = sum;
-            sum += here;
-        }
-        for (size_t i = 0; i < n; i++)
-            scratch[at[(s[i].from - low) >> shift & mask]++] = s[i];
-        memcpy(s, scratch, n * sizeof *s);
-    }
-}
-
 /* sort_by_runs: merges the ascending runs, of which there are often few. */
 static void sort_by_runs(fan_stretch *s, fan_stretch *scratch, size_t n)
 {
@@ -355,7 +328,7 @@ static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n)
     for (size_t at = 0; at < n && runs <= n / 16; runs++)
         at = stretch_run_end(s, n, at);
     if (n >= DISTRIBUTE && runs > n / 16)
-        sort_by_digits(s, w->scratch, n);
+        fan_sort_digits(s, w->scratch, n, sizeof *s, offsetof(fan_stretch, from));
     else
         sort_by_runs(s, w->scratch, n);
     return FAN_OK;

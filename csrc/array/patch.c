@@ -20,7 +20,7 @@ static fan_patch *patch_alloc(int ndim, int values)
     atomic_init(&p->refs, 1);
     p->ndim = ndim;
     p->values = values;
-    p->shape = (int64_t *)(void *)(p + 1);
+    p->shape = (void *)(p + 1);
     p->start = p->shape + ndim;
     p->step = p->start + ndim;
     p->extent = p->step + ndim;

@@ -247,8 +247,7 @@ static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, b
     }
     if (acc == FAN_DT_FLOAT64 || acc == FAN_DT_COMPLEX128) {
         size_t rows = (n - from) / LANES;
-        lanes_add_doubles((double *)(void *)lanes,
-                          (const double *)(const void *)(terms + from * size), rows,
+        lanes_add_doubles((void *)lanes, (const void *)(terms + from * size), rows,
                           LANES * loops->parts);
         from += rows * LANES;
     }

@@ -987,11 +987,11 @@ static fan_status build_indices(const entries *e, const grid *g, fan_array **ind
     FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &e->n, NULL, indices, err));
     FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &rows, NULL, pointers, err));
     char *index = (*indices)->data;
-    int64_t *p = (int64_t *)(void *)(*pointers)->data;
+    int64_t *p = (void *)(*pointers)->data;
     memset(p, 0, (size_t)rows * sizeof *p);
     grid_axis_of_key(e, g, 0, index, sizeof *p);
     for (int64_t k = 0; k < e->n; k++)
-        p[((int64_t *)(void *)index)[k] + 1]++;
+        p[((fan_any_i64 *)index)[k] + 1]++;
     grid_axis_of_key(e, g, 1, index, sizeof *p);
     for (int64_t r = 1; r < rows; r++)
         p[r] += p[r - 1];

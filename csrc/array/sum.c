@@ -778,7 +778,7 @@ static bool sum_fused(const sum_op *op)
 {
     if (!op->weighted || !op->fold || op->out->dtype != FAN_DT_FLOAT64)
         return false;
-    double *out = (double *)(void *)op->out->data;
+    double *out = (void *)op->out->data;
     for (int64_t i = 0; i < op->out->size; i++) {
         double sum = 0;
         for (size_t k = 0; k < op->n; k++) {
@@ -786,7 +786,7 @@ static bool sum_fused(const sum_op *op)
             double by = 1;
             if (one->weight.on)
                 by = one->weight.re;
-            sum = fma(((const double *)(const void *)one->array->data)[i], by, sum);
+            sum = fma(((const fan_any_f64 *)one->array->data)[i], by, sum);
         }
         out[i] = sum;
     }

@@ -123,8 +123,9 @@ ALWAYS void flowed(void)
 /* can_flow: whether a result is large enough to be stored past the caches. */
 ALWAYS bool can_flow(const char *dst, size_t count, size_t size, const fan_loop_options *options)
 {
+    bool wanted = options->stream && !options->raw;
     bool aligned = (uintptr_t)dst % size == 0;
-    return options->stream && !options->raw && aligned && count * size >= 1024;
+    return wanted && aligned && count * size >= 1024;
 }
 
 ALWAYS void fetch_ahead(const char *p, size_t bytes)
@@ -339,8 +340,8 @@ ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
     static void add_up_c##K(char *acc, const char *src, size_t n) \
     {                                                             \
         typedef T FAN_ANYWHERE mem;                               \
-        const mem *s = (const mem *)(const void *)src;            \
-        mem *a = (mem *)(void *)acc;                              \
+        const mem *s = (const mem *)src;                          \
+        mem *a = (mem *)acc;                                      \
         T re = a[0], im = a[1];                                   \
         for (size_t i = 0; i < n; i++) {                          \
             re += s[2 * i];                                       \
@@ -357,18 +358,17 @@ COMPLEX(twice, double)
 void fan_loops_scale_csingle(char *dst, const char *factor, size_t n);
 void fan_loops_scale_ctwice(char *dst, const char *factor, size_t n);
 #if FAN_WIDE == 16
-#define COMPLEX_FACTOR(K, T)                                           \
-    void fan_loops_scale_c##K(char *dst, const char *factor, size_t n) \
-    {                                                                  \
-        typedef T FAN_ANYWHERE mem;                                    \
-        mem *d = (mem *)(void *)dst;                                   \
-        T fr = ((const mem *)(const void *)factor)[0],                 \
-          fi = ((const mem *)(const void *)factor)[1];                 \
-        for (size_t i = 0; i < n; i++) {                               \
-            T re = d[2 * i], im = d[2 * i + 1];                        \
-            d[2 * i] = re * fr - im * fi;                              \
-            d[2 * i + 1] = re * fi + im * fr;                          \
-        }                                                              \
+#define COMPLEX_FACTOR(K, T)                                            \
+    void fan_loops_scale_c##K(char *dst, const char *factor, size_t n)  \
+    {                                                                   \
+        typedef T FAN_ANYWHERE mem;                                     \
+        mem *d = (mem *)dst;                                            \
+        T fr = ((const mem *)factor)[0], fi = ((const mem *)factor)[1]; \
+        for (size_t i = 0; i < n; i++) {                                \
+            T re = d[2 * i], im = d[2 * i + 1];                         \
+            d[2 * i] = re * fr - im * fi;                               \
+            d[2 * i + 1] = re * fi + im * fr;                           \
+        }                                                               \
     }
 COMPLEX_FACTOR(single, float)
 COMPLEX_FACTOR(twice, double)
@@ -482,7 +482,7 @@ ALWAYS size_t survey_length(const fan_stats_run *r, size_t n)
             if (!phase && m % FAN_STATS_LANES == 0 && measure_##NAME(r, src, m)) \
                 continue;                                                        \
             for (size_t i = 0; i < m; i++)                                       \
-                wide[i] = (double)((const mem *)(const void *)src)[i];           \
+                wide[i] = (double)((const mem *)src)[i];                         \
             measure_each(r, wide, m);                                            \
         }                                                                        \
     }
@@ -496,7 +496,7 @@ SURVEY_REAL(twice, double)
         typedef MEM FAN_ANYWHERE mem;                                     \
         FAN_UNINITIALIZED T wide[PIECE];                                  \
         for (size_t m; n; n -= m, src += m * sizeof(mem)) {               \
-            const mem *s = (const mem *)(const void *)src;                \
+            const mem *s = (const mem *)src;                              \
             m = n < PIECE ? n : PIECE;                                    \
             for (size_t i = 0; i < m; i++) {                              \
                 mem x = s[i];                                             \
@@ -529,7 +529,7 @@ FAN_LOW_LIST(LOW_SURVEY, )
             m = phase ? FAN_STATS_LANES - phase : PIECE;                      \
             m = left < m ? left : m;                                          \
             for (size_t i = 0; i < m; i++)                                    \
-                wide[i] = (double)((const mem *)(const void *)src)[i];        \
+                wide[i] = (double)((const mem *)src)[i];                      \
             measure_pairs(r, wide, m);                                        \
         }                                                                     \
     }
@@ -543,10 +543,10 @@ static uint64_t read_all(const char *p, size_t bytes)
     for (size_t i = 0; i + step <= bytes; i += step) {
         for (size_t q = 0; q < step; q += 64)
             __builtin_prefetch(p + i + 2 * AHEAD + q);
-        a ^= *(const mu64_w *)(const void *)(p + i);
-        b ^= *(const mu64_w *)(const void *)(p + i + FAN_WIDE);
-        c ^= *(const mu64_w *)(const void *)(p + i + 2 * FAN_WIDE);
-        d ^= *(const mu64_w *)(const void *)(p + i + 3 * FAN_WIDE);
+        a ^= *(const mu64_w *)(p + i);
+        b ^= *(const mu64_w *)(p + i + FAN_WIDE);
+        c ^= *(const mu64_w *)(p + i + 2 * FAN_WIDE);
+        d ^= *(const mu64_w *)(p + i + 3 * FAN_WIDE);
     }
     a ^= b ^ c ^ d;
     for (size_t k = 1; k < FAN_WIDE / 8; k++)

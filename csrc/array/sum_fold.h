@@ -166,6 +166,11 @@ static void OF(sum)(char *dst, fan_sources from, size_t count, const fan_loop_op
 static void OF(sum)(char *dst, fan_sources from, size_t count, const fan_loop_options *options)
 {
     static const fan_loop_options nothing;
+    static const WAY plain;
+    if (!options && count < FAN_WIDE / sizeof(NUMBER)) {
+        OF(each_plain)(dst, from, 0, count, &plain);
+        return;
+    }
     if (!options)
         options = &nothing;
     if (options->weights || options->divisor) {
@@ -258,11 +263,11 @@ static void OF(add_at)(char *dst, const int64_t *to, const char *src, const int6
 {
     typedef MEMORY FAN_ANYWHERE memory;
     for (size_t k = 0; k < n; k++) {
-        memory *d = (memory *)(void *)(dst + to[k]);
+        memory *d = (memory *)(dst + to[k]);
         const char *p = src + k * run * sizeof(memory);
         if (from)
             p = src + from[k];
-        const memory *s = (const memory *)(const void *)p;
+        const memory *s = (const memory *)p;
         if (run == 1) {
             d[0] = ONE(down)(ONE(plus)(ONE(up)(d[0]), ONE(up)(s[0])));
             continue;

@@ -299,7 +299,7 @@ ALWAYS HALF32 AT_WIDTH(floats)(F64 x)
     }                                                                            \
     ALWAYS AT_WIDTH(v##T) AT_WIDTH(in_##K)(const char *p)                        \
     {                                                                            \
-        return AT_WIDTH(up_##K)(*(const AT_WIDTH(m##MEM) *)(const void *)p);     \
+        return AT_WIDTH(up_##K)(*(const AT_WIDTH(m##MEM) *)p);                   \
     }                                                                            \
     ALWAYS AT_WIDTH(v##MEM) AT_WIDTH(down_##K)(AT_WIDTH(v##T) x)                 \
     {                                                                            \

@@ -299,8 +299,8 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
     TARGET static void add_##SIZE##_##NAME(int64_t *restrict w, const char *from, size_t n, \
                                            double by, bool first)                           \
     {                                                                                       \
-        const UINT *restrict u = (const UINT *)(const void *)from;                          \
-        const T *restrict x = (const T *)(const void *)from;                                \
+        const UINT *restrict u = (const UINT *)from;                                        \
+        const T *restrict x = (const T *)from;                                              \
         const UINT sign = (UINT)1 << (8 * sizeof(UINT) - 1);                                \
         if (first)                                                                          \
             for (size_t i = 0; i < n; i++) {                                                \
@@ -318,7 +318,7 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
 #define FACTS(NAME, TARGET, UINT, SINT, SIZE)                                          \
     TARGET static void facts_##SIZE##_##NAME(const char *from, size_t n, row_facts *f) \
     {                                                                                  \
-        const UINT *restrict u = (const UINT *)(const void *)from;                     \
+        const UINT *restrict u = (const UINT *)from;                                   \
         const UINT all = (UINT) - 1 >> 1;                                              \
         SINT high = 0, low = (SINT)all;                                                \
         for (size_t i = 0; i < n; i++) {                                               \
@@ -386,7 +386,7 @@ static inline int plane_bytes(int rest)
 
 #define PACK_PLANE(BYTES, UINT)                                   \
     if (bytes == BYTES) {                                         \
-        UINT *restrict to = (UINT *)(void *)p;                    \
+        UINT *restrict to = (UINT *)p;                            \
         for (size_t i = 0; i < n; i++) {                          \
             uint64_t none = -(uint64_t)(w[i] == FAN_ACC_NOTHING), \
                      u = (uint64_t)(w[i] >> zeros) + lift;        \
@@ -396,7 +396,7 @@ static inline int plane_bytes(int rest)
 
 #define UNPACK_PLANE(BYTES, UINT)                                                       \
     if (bytes == BYTES) {                                                               \
-        const UINT *restrict from = (const UINT *)(const void *)p;                      \
+        const UINT *restrict from = (const UINT *)p;                                    \
         for (size_t i = 0; i < n; i++)                                                  \
             w[i] = (int64_t)((done ? (uint64_t)w[i] : 0) | (uint64_t)from[i] << shift); \
     }

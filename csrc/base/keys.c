@@ -3,6 +3,7 @@
 #include "base/keys.h"
 
 #include "base/mem.h"
+#include "base/search.h"
 
 #include <assert.h>
 #include <string.h>
@@ -124,8 +125,6 @@ void fan_keys_remove(fan_keys *k, int64_t key)
 
 /* ---- their order ---- */
 
-#define DIGIT 11 /* bits */
-
 typedef struct ranked {
     uint64_t key;
     uint32_t at;
@@ -164,48 +163,20 @@ static bool keys_order_dense(const key_list *keys, uint32_t *at)
     return true;
 }
 
-enum {
-    DIGITS = 1 << DIGIT
-};
-
-static size_t digit_of(const ranked *one, int shift)
-{
-    return one->key >> shift & (DIGITS - 1);
-}
-
-/* sort_by_digit: sorts by one digit, stably; `ends` has room for DIGITS + 1. */
-static void sort_by_digit(ranked *to, const ranked *from, size_t n, int shift, size_t *ends)
-{
-    memset(ends, 0, (DIGITS + 1) * sizeof *ends);
-    for (size_t i = 0; i < n; i++)
-        ends[digit_of(&from[i], shift) + 1]++;
-    for (size_t i = 0; i < DIGITS; i++)
-        ends[i + 1] += ends[i];
-    for (size_t i = 0; i < n; i++)
-        to[ends[digit_of(&from[i], shift)]++] = from[i];
-}
-
-/* Sparse keys: radix sort, over as many digits as they differ in. */
 static bool keys_order_sparse(const key_list *keys, uint32_t *at)
 {
     size_t n = keys->n;
-    ranked *from = fan_alloc(n * sizeof *from);
-    ranked *to = fan_alloc(n * sizeof *to);
-    size_t *ends = fan_alloc((DIGITS + 1) * sizeof *ends);
-    bool good = from && to && ends;
+    ranked *all = fan_alloc(n * sizeof *all);
+    ranked *room = fan_alloc(n * sizeof *room);
+    bool good = all && room;
     for (size_t i = 0; good && i < n; i++)
-        from[i] = (ranked){(uint64_t)(key_at(keys, i) - keys->least), (uint32_t)i};
-    for (int shift = 0; good && shift < 64 && keys->span >> shift; shift += DIGIT) {
-        sort_by_digit(to, from, n, shift, ends);
-        ranked *swap = from;
-        from = to;
-        to = swap;
-    }
+        all[i] = (ranked){(uint64_t)(key_at(keys, i) - keys->least), (uint32_t)i};
+    if (good)
+        fan_sort_digits(all, room, n, sizeof *all, offsetof(ranked, key));
     for (size_t i = 0; good && i < n; i++)
-        at[i] = from[i].at;
-    fan_free(from);
-    fan_free(to);
-    fan_free(ends);
+        at[i] = all[i].at;
+    fan_free(all);
+    fan_free(room);
     return good;
 }
 
