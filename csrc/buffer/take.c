@@ -7,9 +7,9 @@
 #include "base/mem.h"
 #include "buffer/take.h"
 
-static void take_trace(const fan_take_op *op, const fan_take_slot *part)
+static void take_trace(const fan_take_slot *part)
 {
-    const fan_slot *s = &op->b->slots[part->slot];
+    const fan_slot *s = part->s;
     const fan_slot_state *state = s->state;
     fan_stream *consumer = part->consumer;
     const fan_device *d = state->device;
@@ -23,21 +23,21 @@ static void take_trace(const fan_take_op *op, const fan_take_slot *part)
                            .rules = state->rules,
                            .stream = fan_stream_handle(consumer),
                            .bytes = fan_value_bytes(&part->result)};
-    fan_slot_trace(op->b, part->slot, line);
-    fan_slot_digest(op->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, NULL, part->consumer);
+    fan_slot_trace(part->b, part->slot, line);
+    fan_slot_digest(part->b, part->slot, &part->result, FAN_DIGEST_OF_SUM, NULL, part->consumer);
 }
 
 /* Cannot fail: the slot is free: empty, if the take was `good`; what it held is returned, for
  * take_drop_slot. */
-static fan_slot_state *take_commit_slot(const fan_take_op *op, fan_take_slot *part, bool good)
+static fan_slot_state *take_commit_slot(fan_take_slot *part, bool good)
 {
-    fan_buffer *b = op->b;
+    fan_buffer *b = part->b;
     fan_slot_state *gone = NULL;
     if (good && fan_trace_on() && part->result.form != FAN_FORM_UNDEFINED)
-        take_trace(op, part);
+        take_trace(part);
     fan_slot_lock(b, part->slot);
     if (good)
-        gone = fan_slot_cut(b, &b->slots[part->slot]);
+        gone = fan_slot_cut(b, part->s);
     if (good && b->sum_stats) {
         fan_sum_stats old = b->sum_stats[part->slot];
         b->sum_stats[part->slot] = part->sum_stats;
@@ -49,10 +49,10 @@ static fan_slot_state *take_commit_slot(const fan_take_op *op, fan_take_slot *pa
 }
 
 /* Drops what the way through the take held, and what was in the slot. */
-static void take_drop_slot(const fan_take_op *op, fan_take_slot *part)
+static void take_drop_slot(fan_take_slot *part)
 {
     fan_slot_state *gone = part->gone;
-    fan_value_drop(op->b->frontend, &part->result);
+    fan_value_drop(part->b->frontend, &part->result);
     fan_sum_stats_drop(&part->sum_stats);
     fan_stream_drop(part->ready);
     fan_event_drop(part->ready_event);
@@ -63,14 +63,14 @@ static void take_drop_slot(const fan_take_op *op, fan_take_slot *part)
         fan_stream_drop(gone->capture_origin);
         gone->capture_origin = NULL;
     }
-    fan_slot_state_free(op->b, gone);
+    fan_slot_state_free(part->b, gone);
 }
 
 /* Cannot fail. The slots are free before anything is dropped: a finalizer may call the buffer. */
 static void take_commit(const fan_take_op *op, bool good, fan_value *results)
 {
     for (size_t i = 0; i < op->n && op->slots[i].claimed; i++)
-        op->slots[i].gone = take_commit_slot(op, &op->slots[i], good);
+        op->slots[i].gone = take_commit_slot(&op->slots[i], good);
     for (size_t i = 0; i < op->n; i++) {
         fan_take_slot *part = &op->slots[i];
         if (good) {
@@ -78,7 +78,7 @@ static void take_commit(const fan_take_op *op, bool good, fan_value *results)
             results[i] = part->result;
             part->result = fan_value_none();
         }
-        take_drop_slot(op, part);
+        take_drop_slot(part);
     }
 }
 
@@ -93,9 +93,12 @@ static fan_status take_begin(fan_take_op *op, fan_error *err)
         return fan_buffer_fail_memory(op->b, err);
     for (size_t i = 0; i < op->n; i++) {
         fan_take_slot *part = &op->slots[i];
+        part->op = op;
+        part->b = op->b;
         part->slot = i;
         if (options->one)
             part->slot = options->slot;
+        part->s = &op->b->slots[part->slot];
         if (options->out && options->out[i].form == FAN_FORM_DENSE)
             part->out = &options->out[i];
     }

@@ -8,7 +8,10 @@
 
 /* One slot's way through take. */
 typedef struct fan_take_slot {
+    const struct fan_take_op *op;
+    fan_buffer *b;
     size_t slot;
+    fan_slot *s;
     const fan_value *out; /* where the caller wants the sum; NULL: it has no out= */
     fan_stream *consumer; /* no hold; NULL: none */
     fan_gathered gathered;
@@ -44,6 +47,12 @@ fan_status fan_take_prepare(fan_take_op *op, fan_error *err);
 /* fan_take_carry_out: makes the sums, and orders the consumer after them. A slot whose sum fails
  * is as it was, or poisoned. */
 fan_status fan_take_carry_out(fan_take_op *op, fan_error *err);
+
+/* fan_take_place: what a message about the slot is about. */
+static inline fan_place fan_take_place(const fan_take_slot *part)
+{
+    return fan_slot_place(part->b, part->slot, -1);
+}
 
 /* fan_take_scale_fits: whether the scale is one for sums of this dtype. */
 static inline bool fan_take_scale_fits(const fan_take *options, fan_dtype dtype)

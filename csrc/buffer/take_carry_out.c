@@ -42,9 +42,9 @@ static bool take_out_overlaps_own(const fan_take_slot *part)
 }
 
 /* Whether no key is missing: nothing but the entries of the sum comes before the last of them. */
-static bool take_has_all_keys(const fan_take_op *op, const fan_take_slot *part)
+static bool take_has_all_keys(const fan_take_slot *part)
 {
-    const fan_slot_state *state = op->b->slots[part->slot].state;
+    const fan_slot_state *state = part->s->state;
     const fan_gathered *gathered = &part->gathered;
     size_t n = gathered->n - gathered->has_sum;
     if (state->keyed < 0 || n == 0)
@@ -54,11 +54,11 @@ static bool take_has_all_keys(const fan_take_op *op, const fan_take_slot *part)
 }
 
 /* Reads the slot. Changes nothing. `last`: no other slot is left that could fail. */
-static fan_take_facts take_facts(const fan_take_op *op, const fan_take_slot *part, bool last)
+static fan_take_facts take_facts(const fan_take_slot *part, bool last)
 {
-    const fan_buffer *b = op->b;
-    const fan_slot *s = &b->slots[part->slot];
-    const fan_take *options = op->options;
+    const fan_buffer *b = part->b;
+    const fan_slot *s = part->s;
+    const fan_take *options = part->op->options;
     const fan_gathered *gathered = &part->gathered;
     const fan_fold *fold = &gathered->fold;
     fan_dtype sum = fan_fold_dtype(fold);
@@ -73,8 +73,8 @@ static fan_take_facts take_facts(const fan_take_op *op, const fan_take_slot *par
                             .exact = fan_fold_is_exact(fold),
                             .takes_partial = s->spec->partial,
                             .expanded = fan_fold_expanded(fold),
-                            .whole = take_has_all_keys(op, part),
-                            .alone = op->n == 1,
+                            .whole = take_has_all_keys(part),
+                            .alone = part->op->n == 1,
                             .last = last};
     for (size_t i = 0; i < fold->n; i++) {
         fan_form form = fold->terms[i].v->form;
@@ -108,7 +108,7 @@ static fan_take_facts take_facts(const fan_take_op *op, const fan_take_slot *par
     facts.writable = facts.writable || fan_is_lent(b, NULL, value);
     if (facts.has_out || facts.scaled)
         return facts;
-    facts.overwritten = take_written_by_out(&op->outs, value);
+    facts.overwritten = take_written_by_out(&part->op->outs, value);
     if (facts.writable && !facts.objects)
         facts.reuse = fan_term_may_write(fold, 0, FAN_WRITER_TAKER);
     return facts;
@@ -146,19 +146,19 @@ fan_status fan_take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan
 }
 
 /* Takes over the result of the fold. */
-static fan_status take_end_fold(const fan_take_op *op, fan_take_slot *part, fan_error *err)
+static fan_status take_end_fold(fan_take_slot *part, fan_error *err)
 {
-    fan_slot_state *state = op->b->slots[part->slot].state;
+    fan_slot_state *state = part->s->state;
     fan_gathered *gathered = &part->gathered;
     fan_fold *fold = &gathered->fold;
     part->begun = false;
     if (part->plan.way == FAN_TAKE_COMMIT) {
-        FAN_TRY(fan_fold_commit_end(op->b, part->slot, gathered, err));
+        FAN_TRY(fan_fold_commit_end(part->b, part->slot, gathered, err));
         const fan_item *sum = gathered->sum;
         part->ready = fan_stream_hold(sum->producer);
         part->ready_event = fan_event_hold(sum->event);
         part->sum_stats = fan_sum_stats_hold(&state->sum_stats);
-        return fan_value_copy(op->b->frontend, &sum->value, &part->result, err);
+        return fan_value_copy(part->b->frontend, &sum->value, &part->result, err);
     }
     FAN_TRY(fan_fold_end(fold, err));
     part->sum_stats = fan_sum_stats_move(&fold->sum_stats);
@@ -196,7 +196,7 @@ static fan_status take_end_folds(const fan_take_op *op, size_t from, size_t to, 
             part->begun = false;
             continue;
         }
-        fan_status its = take_end_fold(op, part, first);
+        fan_status its = take_end_fold(part, first);
         fan_slot_fail(op->b, part->slot, its, first);
         if (status == FAN_OK)
             status = its;
@@ -209,22 +209,22 @@ static fan_status take_end_folds(const fan_take_op *op, size_t from, size_t to, 
     return status;
 }
 
-static fan_status take_fold(const fan_take_op *op, fan_take_slot *part, fan_error *err)
+static fan_status take_fold(fan_take_slot *part, fan_error *err)
 {
     fan_fold *fold = &part->gathered.fold;
-    if (op->batch && fan_fold_batches(fold)) {
-        FAN_TRY(fan_fold_begin(fold, op->batch, err));
+    if (part->op->batch && fan_fold_batches(fold)) {
+        FAN_TRY(fan_fold_begin(fold, part->op->batch, err));
         part->begun = true;
         return FAN_OK;
     }
-    if (op->batch)
-        fan_batch_flush(op->batch); /* the device's order is that of the slots */
+    if (part->op->batch)
+        fan_batch_flush(part->op->batch); /* the device's order is that of the slots */
     FAN_TRY(fan_fold_begin(fold, NULL, err));
-    return take_end_fold(op, part, err);
+    return take_end_fold(part, err);
 }
 
 /* A14. With stats, on a device with streams, it is measured on A first, and is ready there then. */
-static fan_status take_hand(const fan_take_op *op, fan_take_slot *part, fan_error *err)
+static fan_status take_hand(fan_take_slot *part, fan_error *err)
 {
     fan_fold *fold = &part->gathered.fold;
     const fan_term *only = &fold->terms[0];
@@ -241,36 +241,36 @@ static fan_status take_hand(const fan_take_op *op, fan_take_slot *part, fan_erro
         part->ready = fan_stream_hold(only->producer);
         part->ready_event = fan_event_hold(only->event);
     }
-    return fan_value_copy(op->b->frontend, only->v, &part->result, err);
+    return fan_value_copy(part->b->frontend, only->v, &part->result, err);
 }
 
 /* The sum is handed out: scaled, or the mean. */
-static void take_finish(const fan_take_op *op, fan_take_slot *part)
+static void take_finish(fan_take_slot *part)
 {
     fan_fold *fold = &part->gathered.fold;
     fold->finish = true;
-    fold->take = op->options;
-    fold->scale = op->options->scale;
+    fold->take = part->op->options;
+    fold->scale = part->op->options->scale;
     fold->scale.divisor = part->gathered.divisor;
 }
 
 /* Does what the plan says. */
-static fan_status take_carry_out(const fan_take_op *op, fan_take_slot *part, fan_error *err)
+static fan_status take_carry_out(fan_take_slot *part, fan_error *err)
 {
     fan_fold *fold = &part->gathered.fold;
     switch (part->plan.way) {
     case FAN_TAKE_ZERO:
-        return fan_take_zeros(op->b, part->slot, part->gathered.zero, fan_fold_dtype(fold),
+        return fan_take_zeros(part->b, part->slot, part->gathered.zero, fan_fold_dtype(fold),
                               &part->result, err);
     case FAN_TAKE_HAND:
-        return take_hand(op, part, err);
+        return take_hand(part, err);
     case FAN_TAKE_FINISH:
-        take_finish(op, part);
+        take_finish(part);
         if (part->out)
             fold->finish_dtype = part->out->dtype;
-        return take_fold(op, part, err);
+        return take_fold(part, err);
     case FAN_TAKE_COMMIT:
-        return take_fold(op, part, err);
+        return take_fold(part, err);
     case FAN_TAKE_LATE:
         part->planned_again = true;
         return FAN_OK;
@@ -279,20 +279,19 @@ static fan_status take_carry_out(const fan_take_op *op, fan_take_slot *part, fan
     }
 }
 
-static fan_status take_plan_and_sum(const fan_take_op *op, fan_take_slot *part, bool last,
-                                    fan_error *err)
+static fan_status take_plan_and_sum(fan_take_slot *part, bool last, fan_error *err)
 {
     fan_gathered *gathered = &part->gathered;
-    fan_slot_state *state = op->b->slots[part->slot].state;
+    fan_slot_state *state = part->s->state;
     FAN_TRY(fan_gathered_weigh(gathered, err));
-    fan_take_facts facts = take_facts(op, part, last);
+    fan_take_facts facts = take_facts(part, last);
     part->plan = fan_plan_take(&facts);
     gathered->fold.taker = part->consumer;
     if (part->plan.rules) /* a slot without any may have the state that is only read */
         state->rules |= part->plan.rules;
     if (part->plan.counts)
-        FAN_COUNT(op->b, copies, 1);
-    return take_carry_out(op, part, err);
+        FAN_COUNT(part->b, copies, 1);
+    return take_carry_out(part, err);
 }
 
 /* ---- the consumer's stream, the copies into out=, what is measured ---- */
@@ -312,14 +311,13 @@ static fan_stream *take_writer(const fan_slot_state *state, const fan_fold *fold
 
 /* A sum that is there already goes into out: copied, or, if it is sparse, its entries over
  * zeros. */
-static fan_status take_copy_into_out(const fan_take_op *op, const fan_take_slot *part,
-                                     fan_stream *A, fan_error *err)
+static fan_status take_copy_into_out(const fan_take_slot *part, fan_stream *A, fan_error *err)
 {
     const fan_value *out = part->out;
     fan_operand one = {.array = part->result.array, .acc = out->dtype};
     fan_job job = {.out = out->array};
-    FAN_COUNT(op->b, copies, 1);
-    FAN_COUNT(op->b, passes, 1);
+    FAN_COUNT(part->b, copies, 1);
+    FAN_COUNT(part->b, passes, 1);
     if (part->result.form == FAN_FORM_DENSE) {
         job.kind = FAN_JOB_COPY;
         job.in = &one;
@@ -339,13 +337,13 @@ static fan_status take_copy_into_out(const fan_take_op *op, const fan_take_slot 
 }
 
 /* S22, for a copy that runs on `on`; *plan orders others after it. */
-static fan_status take_order_copy(const fan_take_op *op, fan_take_slot *part, fan_stream *on,
-                                  fan_sync_fold *plan, fan_error *err)
+static fan_status take_order_copy(fan_take_slot *part, fan_stream *on, fan_sync_fold *plan,
+                                  fan_error *err)
 {
     fan_fold *fold = &part->gathered.fold;
-    const fan_slot_state *state = op->b->slots[part->slot].state;
+    const fan_slot_state *state = part->s->state;
     if (!on && part->out->device->backend->has_streams)
-        return fan_buffer_fail_memory(op->b, err);
+        return fan_buffer_fail_memory(part->b, err);
     if (on)
         FAN_TRY(fan_order_consumer(fold->taker, on, NULL, &fold->taker, err));
     fan_stream_id id = fan_stream_id_of(on);
@@ -358,16 +356,16 @@ static fan_status take_order_copy(const fan_take_op *op, fan_take_slot *part, fa
 }
 
 /* The sum goes into its out=, which is the result from then on. */
-static fan_status take_copy_out(const fan_take_op *op, fan_take_slot *part, fan_error *err)
+static fan_status take_copy_out(fan_take_slot *part, fan_error *err)
 {
-    fan_buffer *b = op->b;
-    fan_slot_state *state = b->slots[part->slot].state;
+    fan_buffer *b = part->b;
+    fan_slot_state *state = part->s->state;
     fan_value sum = part->result;
     fan_sync_fold plan = {.rules = 0};
     fan_stream *on = take_writer(state, &part->gathered.fold, part->out);
-    fan_status status = take_order_copy(op, part, on, &plan, err);
+    fan_status status = take_order_copy(part, on, &plan, err);
     if (status == FAN_OK)
-        status = take_copy_into_out(op, part, on, err);
+        status = take_copy_into_out(part, on, err);
     fan_stream_drop(part->ready);
     part->ready = on;
     FAN_TRY(status);
@@ -383,10 +381,9 @@ static fan_status take_copy_out(const fan_take_op *op, fan_take_slot *part, fan_
 
 /* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has
  * UINT64_MAX elements; zeros that went into an out are zeros. */
-static fan_status take_measure(const fan_take_op *op, fan_take_slot *part, bool sparse_into_out,
-                               fan_error *err)
+static fan_status take_measure(fan_take_slot *part, bool sparse_into_out, fan_error *err)
 {
-    const fan_sum_stats *running = &op->b->slots[part->slot].state->sum_stats;
+    const fan_sum_stats *running = &part->s->state->sum_stats;
     fan_fold *fold = &part->gathered.fold;
     const fan_value *result = &part->result;
     /* They are those of all elements of out, not of the stored ones. On the host nothing may fail
@@ -395,7 +392,7 @@ static fan_status take_measure(const fan_take_op *op, fan_take_slot *part, bool 
         if (part->out->device->backend->has_streams)
             fan_sum_stats_drop(&part->sum_stats);
         else
-            fan_sum_stats_of_out(op->b, part->out->array, &part->sum_stats);
+            fan_sum_stats_of_out(part->b, part->out->array, &part->sum_stats);
     }
     if (result->form == FAN_FORM_UNDEFINED || result->form == FAN_FORM_OBJECT) {
         fan_sum_stats_drop(&part->sum_stats);
@@ -416,22 +413,22 @@ static fan_status take_measure(const fan_take_op *op, fan_take_slot *part, bool 
     return FAN_OK;
 }
 
-static fan_status take_order(const fan_take_op *op, fan_take_slot *part, fan_error *err)
+static fan_status take_order(fan_take_slot *part, fan_error *err)
 {
-    fan_slot_state *state = op->b->slots[part->slot].state;
+    fan_slot_state *state = part->s->state;
     if (part->ordered)
         return FAN_OK;
     part->ordered = true;
     bool sparse_into_out = part->plan.copy_out && part->result.form == FAN_FORM_SPARSE;
     if (part->plan.copy_out)
-        FAN_TRY(take_copy_out(op, part, err));
+        FAN_TRY(take_copy_out(part, err));
     if (part->result.form != FAN_FORM_UNDEFINED) {
-        FAN_TRY(fan_order_hand_over(op->b, part->slot, &part->result, part->ready,
+        FAN_TRY(fan_order_hand_over(part->b, part->slot, &part->result, part->ready,
                                     part->ready_event, part->consumer, &state->rules, err));
     }
-    if (!op->b->sum_stats)
+    if (!part->b->sum_stats)
         return FAN_OK;
-    return take_measure(op, part, sparse_into_out, err);
+    return take_measure(part, sparse_into_out, err);
 }
 
 /* ---- the steps of a take ---- */
@@ -447,29 +444,28 @@ typedef enum take_step {
     TAKE_ORDER /* the others, and the copies into `out` */
 } take_step;
 
-static fan_status take_step_of_slot(const fan_take_op *op, fan_take_slot *part, take_step step,
-                                    fan_error *err)
+static fan_status take_step_of_slot(fan_take_slot *part, take_step step, fan_error *err)
 {
     fan_fold *fold = &part->gathered.fold;
     switch (step) {
     case TAKE_SUM:
-        return take_plan_and_sum(op, part, false, err);
+        return take_plan_and_sum(part, false, err);
     case TAKE_SUM_LATE:
         if (!part->planned_again)
             return FAN_OK;
-        return take_plan_and_sum(op, part, true, err);
+        return take_plan_and_sum(part, true, err);
     case TAKE_ORDER_RETURNED:
         if (part->out)
             return FAN_OK;
-        return take_order(op, part, err);
+        return take_order(part, err);
     case TAKE_WRITE_OUT:
         if (part->plan.way != FAN_TAKE_INTO_OUT)
             return FAN_OK;
-        take_finish(op, part);
+        take_finish(part);
         fold->out = part->out;
-        return take_fold(op, part, err);
+        return take_fold(part, err);
     default:
-        return take_order(op, part, err);
+        return take_order(part, err);
     }
 }
 
@@ -482,7 +478,7 @@ static fan_status take_each_slot(const fan_take_op *op, take_step step, fan_erro
     size_t ended = 0;
     for (size_t i = 0; i < op->n && status == FAN_OK; i++) {
         fan_take_slot *part = &op->slots[i];
-        status = take_step_of_slot(op, part, step, err);
+        status = take_step_of_slot(part, step, err);
         fan_slot_fail(op->b, part->slot, status, err);
         bool full = op->batch && fan_batch_bytes(op->batch) >= FAN_BATCH_BYTES;
         if (status == FAN_OK && full) {
@@ -525,7 +521,7 @@ static fan_status take_show(const fan_take_op *op, fan_error *err)
         fan_take_slot *part = &op->slots[i];
         bool written = part->plan.way == FAN_TAKE_INTO_OUT || part->plan.copy_out;
         if (!part->out) {
-            take_expose(&op->b->slots[part->slot]);
+            take_expose(part->s);
             fan_take_name_origin(part);
             FAN_TRY(options->show(options->ctx, i, &part->result, err));
         } else if (written) {
@@ -541,7 +537,7 @@ static fan_status take_check_outs_unmoved(const fan_take_op *op, fan_error *err)
     for (size_t i = 0; i < op->n; i++) {
         const fan_take_slot *part = &op->slots[i];
         if (part->out && !fan_value_unmoved(op->b, part->out)) {
-            return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(op->b, part->slot, -1),
+            return fan_fail_at(err, FAN_ERR_STATE, 0, fan_take_place(part),
                                "the memory, dtype or shape of out= was changed during the take");
         }
     }
@@ -553,7 +549,7 @@ static fan_status take_begin_batch(fan_take_op *op, fan_error *err)
 {
     bool streams = false;
     for (size_t i = 0; i < op->n; i++)
-        streams |= op->b->slots[op->slots[i].slot].state->accum != NULL;
+        streams |= op->slots[i].s->state->accum != NULL;
     if (!streams || op->n == 1 || op->b->sum_stats)
         return FAN_OK;
     op->batch = fan_batch_new();

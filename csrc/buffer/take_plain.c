@@ -589,23 +589,7 @@ static void take_plain_hand_over(fan_buffer *b, fan_span span)
         fan_free(drops.all);
 }
 
-/* Room for what is known of each slot. */
-static bool take_plain_begin(take_plain *take)
-{
-    size_t n = take->span.end - take->span.first;
-    if (take->options->mean && n > 1)
-        take->divisors = fan_alloc(n * sizeof *take->divisors);
-    if (!take->divisors)
-        return false;
-    if (!take->outs)
-        return true;
-    memset(take->inline_given, 0, sizeof take->inline_given);
-    if (n > TAKE_FEW_OUTS) {
-        take->written = fan_alloc(n * sizeof *take->written);
-        take->given = fan_calloc(n * sizeof *take->given);
-    }
-    return take->written && take->given;
-}
+/* ---- one slot with a few arrays ---- */
 
 /* Whether a slot has a few arrays, as most have: 1 to FAN_PLAIN_TERMS small ones, and nothing
  * else. */
@@ -654,6 +638,8 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
     return false;
 }
 
+/* ---- all slots of a span ---- */
+
 /* As if there had been no take. The general path reports what is wrong, if anything is. */
 static void take_plain_undo(const take_plain *take)
 {
@@ -661,6 +647,57 @@ static void take_plain_undo(const take_plain *take)
     for (size_t i = 0; i < take->span.end - take->span.first; i++) {
         fan_plain_give_up(take->b, take->results[i]);
         take->results[i] = NULL;
+    }
+}
+
+/* False: some slot is for the general path, and none is claimed. */
+static bool take_plain_claim(fan_buffer *b, fan_span span, const fan_take *options)
+{
+    for (size_t i = span.first; i < span.end; i++) {
+        bool weighs = options->mean || fan_slot_weighted(&b->slots[i]);
+        bool fits = !weighs || take_plain_fits(b, i, options);
+        if (fits && take_plain_claim_slot(b, i, options))
+            continue;
+        take_plain_give_back(b, (fan_span){span.first, i});
+        return false;
+    }
+    return true;
+}
+
+/* Room for what is known of each slot. */
+static bool take_plain_begin(take_plain *take)
+{
+    size_t n = take->span.end - take->span.first;
+    take->written = take->inline_outs;
+    take->given = take->inline_given;
+    take->nwritten = 0;
+    take->divisors = &take->inline_divisor;
+    take->calls = false;
+    take->announce = false;
+    take->scratch = NULL;
+    take->nscratch = 0;
+    if (take->options->mean && n > 1)
+        take->divisors = fan_alloc(n * sizeof *take->divisors);
+    if (!take->divisors)
+        return false;
+    if (!take->outs)
+        return true;
+    memset(take->inline_given, 0, sizeof take->inline_given);
+    if (n > TAKE_FEW_OUTS) {
+        take->written = fan_alloc(n * sizeof *take->written);
+        take->given = fan_calloc(n * sizeof *take->given);
+    }
+    return take->written && take->given;
+}
+
+static void take_plain_end(take_plain *take)
+{
+    fan_free(take->scratch);
+    if (take->divisors != &take->inline_divisor)
+        fan_free(take->divisors);
+    if (take->written != take->inline_outs) {
+        fan_free(take->written);
+        fan_free(take->given);
     }
 }
 
@@ -676,27 +713,13 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
         if (!good || results[0])
             return good;
     }
-    for (size_t i = span.first; i < span.end; i++) {
-        bool weighs = options->mean || fan_slot_weighted(&b->slots[i]);
-        bool fits = !weighs || take_plain_fits(b, i, options);
-        if (fits && take_plain_claim_slot(b, i, options))
-            continue;
-        take_plain_give_back(b, (fan_span){span.first, i});
+    if (!take_plain_claim(b, span, options))
         return false;
-    }
     take.b = b;
     take.span = span;
     take.options = options;
     take.outs = outs;
     take.results = results;
-    take.written = take.inline_outs;
-    take.given = take.inline_given;
-    take.nwritten = 0;
-    take.divisors = &take.inline_divisor;
-    take.calls = false;
-    take.announce = false;
-    take.scratch = NULL;
-    take.nscratch = 0;
     bool good = take_plain_begin(&take) && take_plain_gather(&take) && take_plain_readable(&take);
     if (good) {
         take_plain_sum(&take);
@@ -706,12 +729,6 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
     } else {
         take_plain_undo(&take);
     }
-    fan_free(take.scratch);
-    if (take.divisors != &take.inline_divisor)
-        fan_free(take.divisors);
-    if (take.written != take.inline_outs) {
-        fan_free(take.written);
-        fan_free(take.given);
-    }
+    take_plain_end(&take);
     return good;
 }

@@ -14,14 +14,13 @@
 
 /* ---- out= and scale= ---- */
 
-static fan_status take_check_out(const fan_take_op *op, const fan_take_slot *part, fan_error *err)
+static fan_status take_check_out(const fan_take_slot *part, fan_error *err)
 {
-    const fan_buffer *b = op->b;
-    const fan_slot *s = &b->slots[part->slot];
+    const fan_slot *s = part->s;
     const fan_slot_state *state = s->state;
     const fan_value *out = part->out;
     const fan_array *to = out->array;
-    fan_place place = fan_slot_place(b, part->slot, -1);
+    fan_place place = fan_take_place(part);
     char has[160];
     char wants[160];
 
@@ -66,14 +65,14 @@ static fan_status take_check_out(const fan_take_op *op, const fan_take_slot *par
     return FAN_OK;
 }
 
-static fan_status take_check_scale(const fan_take_op *op, const fan_take_slot *part, fan_error *err)
+static fan_status take_check_scale(const fan_take_slot *part, fan_error *err)
 {
-    const fan_take *options = op->options;
+    const fan_take *options = part->op->options;
     const fan_scale *scale = &options->scale;
     fan_dtype dtype = fan_fold_dtype(&part->gathered.fold);
     if (fan_take_scale_fits(options, dtype))
         return FAN_OK;
-    fan_place place = fan_slot_place(op->b, part->slot, -1);
+    fan_place place = fan_take_place(part);
     const char *name = fan_dtype_name(dtype);
     const char *article = "a";
     if (name[0] == 'i')
@@ -136,17 +135,16 @@ static fan_status late_check_parked(const fan_buffer *b, size_t slot, fan_error 
 }
 
 /* The weight of the entry with this key, or at this place. */
-static fan_status late_weight_of(const fan_take_op *op, fan_take_slot *part, size_t i, bool keyed,
-                                 fan_weight_sum *sum, fan_error *err)
+static fan_status late_weight_of(fan_take_slot *part, size_t i, bool keyed, fan_weight_sum *sum,
+                                 fan_error *err)
 {
-    const fan_buffer *b = op->b;
     fan_gathered *gathered = &part->gathered;
     fan_weight *own = &gathered->weights[i];
     int64_t key = (int64_t)i;
     if (keyed)
         key = fan_entry_key(&gathered->entries[i]);
-    fan_late_weight *late = late_find(op->options, key);
-    fan_place place = fan_slot_place(b, part->slot, -1);
+    fan_late_weight *late = late_find(part->op->options, key);
+    fan_place place = fan_take_place(part);
     char name[64];
     (void)late_name(name, sizeof name, keyed, key);
     if (late)
@@ -166,17 +164,16 @@ static fan_status late_weight_of(const fan_take_op *op, fan_take_slot *part, siz
 }
 
 /* W5: the terms get the weights of the call, which are added to *sum. */
-static fan_status late_apply(const fan_take_op *op, fan_take_slot *part, fan_weight_sum *sum,
-                             fan_error *err)
+static fan_status late_apply(fan_take_slot *part, fan_weight_sum *sum, fan_error *err)
 {
-    fan_buffer *b = op->b;
+    fan_buffer *b = part->b;
     fan_gathered *gathered = &part->gathered;
     fan_fold *fold = &gathered->fold;
-    const fan_slot_state *state = b->slots[part->slot].state;
+    const fan_slot_state *state = part->s->state;
     bool keyed = state->keyed > 0;
-    if (keyed && op->options->late_places) {
+    if (keyed && part->op->options->late_places) {
         return fan_fail_value(
-            err, fan_slot_place(b, part->slot, -1),
+            err, fan_take_place(part),
             "weights= is a list, and the contributions have keys: give a dict from "
             "keys to weights (W5)");
     }
@@ -189,7 +186,7 @@ static fan_status late_apply(const fan_take_op *op, fan_take_slot *part, fan_wei
     fan_slot_unlock(b, part->slot);
     FAN_TRY(status);
     for (size_t i = 0; i < gathered->n; i++)
-        FAN_TRY(late_weight_of(op, part, i, keyed, sum, err));
+        FAN_TRY(late_weight_of(part, i, keyed, sum, err));
     for (size_t i = 0; i < fold->n; i++) {
         fan_term *term = &fold->terms[i];
         const fan_weight *weight = &gathered->weights[term->entry];
@@ -202,11 +199,11 @@ static fan_status late_apply(const fan_take_op *op, fan_take_slot *part, fan_wei
 }
 
 /* W3: whether a mean can be taken of such a sum. */
-static fan_status mean_check_dtype(const fan_take_op *op, const fan_take_slot *part, fan_error *err)
+static fan_status mean_check_dtype(const fan_take_slot *part, fan_error *err)
 {
     const fan_fold *fold = &part->gathered.fold;
     fan_dtype dtype = fan_fold_dtype(fold);
-    fan_place place = fan_slot_place(op->b, part->slot, -1);
+    fan_place place = fan_take_place(part);
     if (dtype == FAN_DT_NONE)
         return FAN_OK;
     char kind = fan_dtype_kind(dtype);
@@ -225,17 +222,17 @@ static fan_status mean_check_dtype(const fan_take_op *op, const fan_take_slot *p
 }
 
 /* Weights of the call, and the divisor. The slot is claimed. */
-static fan_status take_weigh(const fan_take_op *op, fan_take_slot *part, fan_error *err)
+static fan_status take_weigh(fan_take_slot *part, fan_error *err)
 {
-    const fan_take *options = op->options;
-    fan_buffer *b = op->b;
-    const fan_slot *s = &b->slots[part->slot];
+    const fan_take *options = part->op->options;
+    fan_buffer *b = part->b;
+    const fan_slot *s = part->s;
     fan_gathered *gathered = &part->gathered;
     fan_weight_sum late = {.re = 0};
     if (fan_slot_weighted(s))
         late = s->weights->sum;
     if (options->late)
-        FAN_TRY(late_apply(op, part, &late, err));
+        FAN_TRY(late_apply(part, &late, err));
     fan_weight_sum over = {.re = 0};
     for (size_t i = 0; i < options->nover; i++) {
         const fan_weight one = {.on = true, .re = options->over[i]};
@@ -244,7 +241,7 @@ static fan_status take_weigh(const fan_take_op *op, fan_take_slot *part, fan_err
     bool some = gathered->fold.n || gathered->fold.state || gathered->zero;
     if (!options->mean || !some)
         return FAN_OK;
-    FAN_TRY(mean_check_dtype(op, part, err));
+    FAN_TRY(mean_check_dtype(part, err));
     gathered->divisor = fan_alloc(sizeof *gathered->divisor);
     if (!gathered->divisor)
         return fan_slot_fail_memory(b, part->slot, err);
@@ -297,10 +294,10 @@ static fan_status take_claim(fan_buffer *b, size_t slot, fan_error *err)
     return status;
 }
 
-static fan_status take_gather_slot(const fan_take_op *op, fan_take_slot *part, fan_error *err)
+static fan_status take_gather_slot(fan_take_slot *part, fan_error *err)
 {
-    fan_buffer *b = op->b;
-    const fan_take *options = op->options;
+    fan_buffer *b = part->b;
+    const fan_take *options = part->op->options;
     const fan_fold *fold = &part->gathered.fold;
     fan_slot_lock(b, part->slot);
     fan_status status = take_claim(b, part->slot, err);
@@ -311,22 +308,22 @@ static fan_status take_gather_slot(const fan_take_op *op, fan_take_slot *part, f
     /* The buffer's, unless it was redirected (S7); a slot of zeros alone has none. */
     part->consumer = options->stream;
     if (!part->consumer)
-        part->consumer = b->slots[part->slot].state->consumer;
+        part->consumer = part->s->state->consumer;
     if (!part->consumer)
         part->consumer = b->stream;
     FAN_TRY(fan_gather(b, part->slot, SIZE_MAX, true, &part->gathered, err));
     part->has_gathered = true;
     if (options->mean || options->late)
-        FAN_TRY(take_weigh(op, part, err));
+        FAN_TRY(take_weigh(part, err));
 
     bool arrays = options->scale.on || part->out;
     if (arrays && fan_fold_has(fold, FAN_FORM_OBJECT)) {
-        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, part->slot, -1),
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_take_place(part),
                            "sums objects; scale= and out= need arrays");
     }
-    FAN_TRY(take_check_scale(op, part, err));
+    FAN_TRY(take_check_scale(part, err));
     if (part->out)
-        FAN_TRY(take_check_out(op, part, err));
+        FAN_TRY(take_check_out(part, err));
     return fan_gathered_check(&part->gathered, err);
 }
 
@@ -346,7 +343,7 @@ static bool take_out_overlaps_inputs(const fan_extents *inputs, const fan_array 
     return false;
 }
 
-static void take_collect_inputs(fan_take_op *op, const fan_take_slot *part)
+static void take_collect_inputs(const fan_take_slot *part, fan_extents *inputs)
 {
     const fan_fold *fold = &part->gathered.fold;
     for (size_t i = 0; i < fold->n; i++) {
@@ -356,7 +353,7 @@ static void take_collect_inputs(fan_take_op *op, const fan_take_slot *part)
         size_t n;
         fan_array *const *arrays = fan_value_arrays(value, own, &n);
         for (size_t k = 0; k < n; k++)
-            fan_extents_put(&op->inputs, arrays[k], part->slot, dense);
+            fan_extents_put(inputs, arrays[k], part->slot, dense);
     }
 }
 
@@ -379,7 +376,7 @@ static fan_status take_collect_extents(fan_take_op *op, fan_error *err)
         const fan_take_slot *part = &op->slots[i];
         if (part->out)
             fan_extents_put(&op->outs, part->out->array, part->slot, true);
-        take_collect_inputs(op, part);
+        take_collect_inputs(part, &op->inputs);
     }
     fan_extents_sort(&op->inputs);
     fan_extents_sort(&op->outs);
@@ -410,7 +407,7 @@ static fan_status take_collect_extents(fan_take_op *op, fan_error *err)
 fan_status fan_take_prepare(fan_take_op *op, fan_error *err)
 {
     for (size_t i = 0; i < op->n; i++)
-        FAN_TRY(take_gather_slot(op, &op->slots[i], err));
+        FAN_TRY(take_gather_slot(&op->slots[i], err));
     if (op->options->late)
         FAN_TRY(late_check_used(op, err));
     if (!op->options->out)

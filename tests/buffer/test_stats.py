@@ -376,3 +376,18 @@ def test_one_sparse_gradient_whose_exact_sum_overflows_is_named() -> None:
     buf.take()
     assert (buf.stats(0).nonfinite, buf.stats(0).first_bad_key) == (1, 5)
     assert (buf.stats(1).nonfinite, buf.stats(1).first_bad_key) == (0, None)
+
+
+@pytest.mark.rule("A11")
+def test_an_exact_sum_without_a_place_for_each_element_has_no_statistics() -> None:
+    """Of one gradient with repeated indices as of two: places are numbers below 2**63."""
+    at = np.array([[0, 0, 5], [1, 1, 2]])
+    g = fanin.Sparse("coo", (at, np.ones(3)), (2**40, 2**40))
+    buf = fanin.InputBuffer([fanin.Slot(accumulate="exact")], stats=True)
+    for _ in range(2):
+        buf.add(0, g)
+        with pytest.raises(ValueError, match="2\\*\\*63 elements or more"):
+            buf.take()
+    plain = fanin.InputBuffer([fanin.Slot(accumulate="exact")])
+    plain.add(0, g)
+    assert plain.take()[0] is g
