@@ -94,7 +94,7 @@ static bool graph_blocking_captured(int device)
     for (const fan__thing *t = fan__fake.things[A_STREAM]; t && !found; t = t->next) {
         if (t->device == device && t->stream) {
             const fan_sim_queue *q = t->stream->impl;
-            found = q->blocking && fan_sim_capture_state(fan__fake.m, t->stream, NULL, NULL);
+            found = q->blocking && fan_sim_capture_state(fan__fake.m, t->stream, NULL);
         }
     }
     fan__fake_unlock();
@@ -113,7 +113,7 @@ fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, u
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
         return code;
-    *status = fan_sim_capture_state(fan__fake.m, s, &number, NULL);
+    *status = fan_sim_capture_state(fan__fake.m, s, &number);
     bool rests = (uintptr_t)handle <= 1 && graph_blocking_captured(c->device);
     fan_stream_drop(s);
     if (rests)
@@ -203,10 +203,10 @@ fan_cu_result fan_fake_StreamEndCapture(fan_cu_stream handle, fan_cu_graph *out)
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
         return code;
-    (void)fan_sim_capture_state(fan__fake.m, s, &id, NULL);
+    (void)fan_sim_capture_state(fan__fake.m, s, &id);
     struct fan_cu_graph *g = id ? graph_of(id) : NULL;
     code = fan__fake_done(fan_sim_capture_end(fan__fake.m, s, &graph, &err), &err);
-    bool ended = g && fan_sim_capture_state(fan__fake.m, s, NULL, NULL) == 0;
+    bool ended = g && fan_sim_capture_state(fan__fake.m, s, NULL) == 0;
     fan_stream_drop(s);
     if (g && ended) {
         g->graph = graph;

@@ -152,7 +152,7 @@ static void memory_run_node(fan__fake_work *w)
  * call `number` is. */
 static fan_cu_result memory_node(fan_stream *s, const char *name, int number)
 {
-    if (!fan_sim_capture_state(fan__fake.m, s, NULL, NULL))
+    if (!fan_sim_capture_state(fan__fake.m, s, NULL))
         return fan__fake_beside(number);
     fan__fake_work *w = fan__work_new(memory_run_node, 0, 0, 0);
     return fan__work_queue(s, name, w, NULL, 0, NULL, 0);

@@ -147,7 +147,7 @@ static size_t block_give_kept(fan_cuda_part *p)
 {
     size_t bytes = 0;
     bool more = true;
-    if (fan__cuda_none_captured(p, "waited for", NULL) != FAN_OK)
+    if (!fan__cuda_none_captured(p))
         return 0;
     int mode = fan__cuda_relax(p);
     while (more) {

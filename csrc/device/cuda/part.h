@@ -9,6 +9,8 @@
 #include "device/job.h"
 #include "device/kernels/args.h"
 
+#include <string.h>
+
 /* X(field, name): the kernels other than folds. */
 #define FAN__CUDA_KERNEL_LIST(X)            \
     X(any, "fan_any")                       \
@@ -220,9 +222,9 @@ fan_status fan__cuda_enter_on(const fan_stream *s, fan__cuda_scope *scope, fan_e
  * NULL. */
 fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph, fan_error *err);
 
-/* fan__cuda_none_captured: FAN_ERR_CAPTURE if a known stream of the device is captured, or the
- * legacy stream must not be used. Streams that fanin has not met are not covered. */
-fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error *err);
+/* fan__cuda_none_captured: returns false if a known stream of the device is captured, or the legacy
+ * stream must not be used. Streams that fanin has not met are not covered. */
+bool fan__cuda_none_captured(fan_cuda_part *p);
 /* fan__cuda_stream_at: a hold on the i-th known stream; *out NULL: it is being freed. false: there
  * are fewer. */
 bool fan__cuda_stream_at(fan_cuda_part *p, size_t i, fan_stream **out);
@@ -331,6 +333,12 @@ fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int6
 static inline uint64_t fan__address_of(const fan_array *a)
 {
     return (uint64_t)(uintptr_t)a->data;
+}
+/* fan__put_words: writes n words of a kernel's arguments; returns where the next ones go. */
+static inline int64_t *fan__put_words(int64_t *at, const int64_t *words, int n)
+{
+    memcpy(at, words, (size_t)n * sizeof *at);
+    return at + n;
 }
 /* fan__is_anywhere: returns whether some element's address is no multiple of its numbers' size. */
 bool fan__is_anywhere(const fan_array *a);

@@ -95,8 +95,8 @@ fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job 
 static void recorder_accesses(const fan_recording *r, fan_recording_visit visit, void *ctx)
 {
     for (size_t i = 0; i < r->n; i++) {
-        if (!visit(ctx, r->touches[i].name, r->touches[i].data, r->touches[i].bytes,
-                   r->touches[i].write))
+        const recorder_touch *t = &r->touches[i];
+        if (!visit(ctx, t->name, t->data, t->bytes, t->write))
             return;
     }
 }

@@ -278,13 +278,6 @@ static fan_status scatter_coo(const fan__launch_ctx *s, scatter_list *list, fan_
     return status;
 }
 
-/* scatter_put: writes n words; returns where the next ones go. */
-static int64_t *scatter_put(int64_t *at, const int64_t *words, int n)
-{
-    memcpy(at, words, (size_t)n * sizeof *at);
-    return at + n;
-}
-
 /* scatter_put_coo, scatter_put_rows: write the words of a format; return where the next ones go. */
 static int64_t *scatter_put_coo(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
 {
@@ -295,8 +288,8 @@ static int64_t *scatter_put_coo(fan_k_scatter *a, const fan_array *into, const f
     coo->index_size = (int32_t)fan_dtype_size(indices->dtype);
     coo->index_row = indices->strides[0];
     coo->index_step = indices->strides[1];
-    int64_t *at = scatter_put(a->words, into->shape, coo->sparse);
-    return scatter_put(at, into->strides, coo->sparse);
+    int64_t *at = fan__put_words(a->words, into->shape, coo->sparse);
+    return fan__put_words(at, into->strides, coo->sparse);
 }
 
 static int64_t *scatter_put_rows(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
@@ -364,9 +357,9 @@ fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, co
                         s->part->index);
     }
     int first = into->ndim - a.inner; /* 0 for blocks */
-    at = scatter_put(at, values->shape + 1, a.inner);
-    at = scatter_put(at, into->strides + first, a.inner);
-    scatter_put(at, values->strides + 1, a.inner);
+    at = fan__put_words(at, values->shape + 1, a.inner);
+    at = fan__put_words(at, into->strides + first, a.inner);
+    fan__put_words(at, values->strides + 1, a.inner);
     if (!coo)
         return fan__launch_threads(s, s->part->scatter, a.lanes * a.inside, &a, err);
     scatter_list list = {

@@ -288,18 +288,19 @@ fan_status fan__cuda_capture_stream(fan_device *d, uint64_t id, fan_stream **out
     return status;
 }
 
-/* stream_not_captured: refuses calls that the host must not make while s is captured, before the
- * driver is called: so the capture stays valid. */
-static fan_status stream_not_captured(fan_stream *s, const char *what, fan_error *err)
+/* stream_not_captured: refuses waits of the host while s is captured, before the driver is called:
+ * so the capture stays valid. */
+static fan_status stream_not_captured(fan_stream *s, fan_error *err)
 {
     uint64_t id;
     FAN_TRY(fan__cuda_capture_of(s, &id, NULL, err));
     if (!id)
         return FAN_OK;
-    return fan_fail_code(err, FAN_ERR_CAPTURE, 900,
-                         "stream %#llx of cuda:%d is captured and cannot be %s: do it before the "
-                         "capture, or after it",
-                         (unsigned long long)s->handle, s->device->index, what);
+    return fan_fail_code(
+        err, FAN_ERR_CAPTURE, 900,
+        "stream %#llx of cuda:%d is captured and cannot be waited for: do it before "
+        "the capture, or after it",
+        (unsigned long long)s->handle, s->device->index);
 }
 
 /* stream_is_of_another_thread: whether s is a thread's own default stream, and not this one's. */
@@ -320,25 +321,20 @@ bool fan__cuda_stream_at(fan_cuda_part *p, size_t i, fan_stream **out)
     return exists;
 }
 
-fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error *err)
+bool fan__cuda_none_captured(fan_cuda_part *p)
 {
     bool captured = false;
-    fan_error mine = {.status = FAN_OK};
     /* it covers blocking streams that fanin has not met */
     fan_stream *legacy = fan__cuda_current(&p->device);
     fan_stream *s;
     for (size_t i = 0; !captured && fan__cuda_stream_at(p, i, &s); i++) {
         /* a destroyed stream is not checked, and not refused */
         if (s && !stream_is_of_another_thread(s))
-            captured = stream_not_captured(s, what, &mine) == FAN_ERR_CAPTURE;
+            captured = stream_not_captured(s, NULL) == FAN_ERR_CAPTURE;
         fan_stream_drop(s);
     }
     fan_stream_drop(legacy);
-    if (!captured)
-        return FAN_OK;
-    if (err)
-        *err = mine;
-    return FAN_ERR_CAPTURE;
+    return !captured;
 }
 
 void fan__cuda_await_gone(fan_cuda_part *p)
@@ -348,7 +344,7 @@ void fan__cuda_await_gone(fan_cuda_part *p)
     for (size_t i = 0; i < p->nstreams; i++)
         some |= stream_is_gone(p->streams[i]);
     fan__part_unlock(p);
-    if (!some || fan__cuda_none_captured(p, "waited for", NULL) != FAN_OK)
+    if (!some || !fan__cuda_none_captured(p))
         return;
     fan_cu_result code = fan__cuda_api_of(p)->CtxSynchronize();
     if (fan__cuda_check(p, code, "cuCtxSynchronize", NULL) != FAN_OK)
@@ -383,7 +379,7 @@ fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
         fan_stream_drop(legacy);
         goto done;
     }
-    FAN_GO(stream_not_captured(s, "waited for", err));
+    FAN_GO(stream_not_captured(s, err));
     FAN_GO(fan__cuda_queue_of(s, &on, err));
     if (!FAN_FAULT(CUDA_NO_SYNC))
         status = fan__cuda_pass(p, on, err);

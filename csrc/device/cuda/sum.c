@@ -156,9 +156,7 @@ static void sum_put_weights(int64_t *words, const sum_launch *launch)
 static void sum_put_words(fan_k_any *a, const sum_launch *launch)
 {
     const fan_nditer *walk = launch->walk;
-    int64_t *at = a->words;
-    memcpy(at, walk->extent, (size_t)walk->ndim * sizeof *at);
-    at += walk->ndim;
+    int64_t *at = fan__put_words(a->words, walk->extent, walk->ndim);
     *at++ = (int64_t)launch->out->address;
     at = sum_put_strides(at, walk, launch->out);
     for (size_t k = 0; k < launch->n; k++) {
@@ -342,14 +340,9 @@ static fan_status sum_in_groups(const fan__launch_ctx *s, const fan_nditer *walk
     const fan_scale *scale = job->scale;
     sum_source out = sum_source_of(job->out, FAN_DT_NONE);
     sum_launch end = {.walk = walk, .out = &out};
-    sum_series series;
+    sum_series series = {.job = job, .room = sum_room(job, walk)};
     char factor[16] = {0};
     char divisor[8] = {0};
-    series.job = job;
-    series.room = sum_room(job, walk);
-    series.done = 0;
-    series.scratch = 0;
-    series.running.strides = NULL;
     if (scale && scale->on) {
         fan_scale_as(scale, job->in[job->n - 1].acc, factor);
         end.factor = factor;
@@ -514,23 +507,17 @@ static void reduce_add_axis(reduce_axes *a, int64_t extent, int64_t out, int64_t
     a->in[last] = in;
 }
 
-static int64_t *reduce_put_words(int64_t *at, const int64_t *words, int n)
-{
-    memcpy(at, words, (size_t)n * sizeof *at);
-    return at + n;
-}
-
 static void reduce_put_axes(reduction *r, const reduce_axes *go)
 {
     const reduce_axes *stay = &r->stay;
     int64_t *at = r->args.words;
     r->args.stay = stay->n;
     r->args.go = go->n;
-    at = reduce_put_words(at, stay->extent, stay->n);
-    at = reduce_put_words(at, stay->out, stay->n);
-    at = reduce_put_words(at, stay->in, stay->n);
-    at = reduce_put_words(at, go->extent, go->n);
-    reduce_put_words(at, go->in, go->n);
+    at = fan__put_words(at, stay->extent, stay->n);
+    at = fan__put_words(at, stay->out, stay->n);
+    at = fan__put_words(at, stay->in, stay->n);
+    at = fan__put_words(at, go->extent, go->n);
+    fan__put_words(at, go->in, go->n);
 }
 
 /* reduce_again: sets the arguments of the launch that reads the last one's results. */
@@ -598,9 +585,8 @@ static fan_status reduce_launches(const fan__launch_ctx *s, reduction *r, size_t
 static void reduce_set_axes(reduction *r, const fan_array *out, const fan_array *in)
 {
     reduce_axes *stay = &r->stay;
-    reduce_axes go;
+    reduce_axes go = {.n = 0};
     int lead = in->ndim - out->ndim;
-    go.n = 0;
     for (int i = 0; i < in->ndim; i++) {
         int64_t extent = in->shape[i];
         int axis = i - lead;
@@ -660,15 +646,12 @@ static void reduce_set_runs(fan_k_reduce *a)
 static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out,
                                   const fan_array *in, fan_error *err)
 {
-    reduction r;
-    fan_k_reduce *a = &r.args;
     if (out->size == 0)
         return FAN_OK;
     if (in->size == 0)
         return fan__cuda_zero(s, out, err);
-    memset(a, 0, sizeof *a);
-    memset(r.scratch, 0, sizeof r.scratch);
-    r.stay.n = 0;
+    reduction r = {.stay.n = 0};
+    fan_k_reduce *a = &r.args;
     a->out = fan__address_of(out);
     a->in = fan__address_of(in);
     a->anywhere = fan__is_anywhere(out) || fan__is_anywhere(in);

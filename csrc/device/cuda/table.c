@@ -146,17 +146,20 @@ static void table_free(fan_cuda *c)
     }
     (void)pthread_mutex_unlock(&opened_lock);
     for (int i = 0; i < c->count; i++) {
-        if (c->parts[i].device.backend)
-            fan_device_flush(&c->parts[i].device);
+        fan_device *d = &c->parts[i].device;
+        if (d->backend)
+            fan_device_flush(d);
     }
     for (int i = 0; i < c->count; i++) {
-        if (c->parts[i].device.backend)
-            fan_device_clear(&c->parts[i].device);
+        fan_device *d = &c->parts[i].device;
+        if (d->backend)
+            fan_device_clear(d);
     }
     for (int i = 0; i < c->count; i++) {
-        table_part_fini(&c->parts[i]);
-        fan_free(c->parts[i].image.code);
-        (void)pthread_mutex_destroy(&c->parts[i].lock);
+        fan_cuda_part *p = &c->parts[i];
+        table_part_fini(p);
+        fan_free(p->image.code);
+        (void)pthread_mutex_destroy(&p->lock);
     }
     fan_free(c->parts);
     fan_free(c);

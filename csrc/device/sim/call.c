@@ -75,7 +75,9 @@ fan_status fan__sim_enter(fan_sim *machine, const char *call, fan_error *err)
                              "%s of the simulated device failed, as planned", call);
     }
 #endif
-    (void)machine, (void)call, (void)err;
+    (void)machine;
+    (void)call;
+    (void)err;
     return FAN_OK;
 }
 

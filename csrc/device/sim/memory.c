@@ -102,13 +102,14 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
             .hi = lo + need,
         };
         arena_spoil(a, top, lo + need);
-    } else if (a->blocks[i].hi - a->blocks[i].lo > need) {
-        memmove(&a->blocks[i + 1], &a->blocks[i], (a->n - i) * sizeof *a->blocks);
-        a->n++;
-        a->blocks[i].hi = a->blocks[i].lo + need;
-        a->blocks[i + 1].lo = a->blocks[i].hi;
     }
     fan_block *b = &a->blocks[i];
+    if (b->hi - b->lo > need) { /* the rest stays free */
+        memmove(b + 1, b, (a->n - i) * sizeof *b);
+        a->n++;
+        b->hi = b->lo + need;
+        b[1].lo = b->hi;
+    }
     b->used = true;
     b->automatic = false;
     b->name = 0;

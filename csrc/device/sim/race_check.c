@@ -721,10 +721,11 @@ fan_race_check *fan_race_check_new(void)
 static void race_clear(fan_race_check *check)
 {
     for (size_t i = 0; i < check->nlanes; i++) {
-        check->lanes[i].clock.n = 0; /* keeps its memory */
-        check->lanes[i].open = FAN__NONE;
-        check->lanes[i].ops = 0;
-        check->lanes[i].count = 0;
+        fan__lane *lane = &check->lanes[i];
+        lane->clock.n = 0; /* keeps its memory */
+        lane->open = FAN__NONE;
+        lane->ops = 0;
+        lane->count = 0;
     }
     for (size_t i = 0; i < check->ndir; i++)
         fan__history_free_chunk(check, check->dir[i]);
@@ -922,42 +923,47 @@ void fan_race_check_plan(fan_race_check *check, const fan_array *a)
     } while (fan__runs_next(&r));
 }
 
+/* race_open_op: makes a new operation the latest of a lane. -1: out of memory. */
+static int race_open_op(fan_race_check *check, uint32_t at)
+{
+    fan__lane *l = &check->lanes[at];
+    /* of an operation that the history does not refer to, the place is used again */
+    if (l->open != FAN__NONE && check->ops[l->open].refs == 1)
+        return 0;
+    uint32_t new_ = check->free_op;
+    if (new_ == FAN__NONE) {
+        size_t n = check->nops + 1;
+        if (n >= FAN__NONE ||
+            fan_grow((void **)&check->ops, &check->ops_cap, n, sizeof *check->ops))
+            return -1;
+        new_ = (uint32_t)check->nops++;
+    } else {
+        check->free_op = check->ops[new_].next;
+    }
+    check->ops[new_].refs = 1;
+    check->ops[new_].op.lane = at;
+    l->ops++;
+    fan__history_drop_op(check, l->open);
+    l->open = new_;
+    return 0;
+}
+
 fan_status fan_race_check_begin(fan_race_check *check, uint32_t at, uint32_t host, const char *name,
                                 const char *call_site, uint64_t *op, fan_error *err)
 {
     assert(at < check->nlanes && host < check->nlanes);
     fan__lane *l = &check->lanes[at];
-    uint32_t new_ = l->open;
     /* An access may cut ranges that another access of the same operation then crosses: twice their
      * sum is room enough for all accesses that do not overlap themselves. */
     history_room *want = &check->want;
     history_room room = {2 * want->ranges + 4, 2 * want->reads + 4, 2 * want->crossed};
     *want = (history_room){0};
-    /* of an operation that the history does not refer to, the place is used again */
-    bool again = new_ != FAN__NONE && check->ops[new_].refs == 1;
-    bool grows = !again && check->free_op == FAN__NONE;
-    bool fits = !fan__history_reserve(check, room) && !fan__lane_room(&l->clock, (size_t)at + 1) &&
-                !fan__lane_room_to_join(check, at, host);
-    if (fits && grows) {
-        fits = check->nops + 1 < FAN__NONE && !fan_grow((void **)&check->ops, &check->ops_cap,
-                                                        check->nops + 1, sizeof *check->ops);
-    }
-    if (!fits)
+    bool fits = !fan__history_reserve(check, room) && !fan__lane_room(&l->clock, (size_t)at + 1);
+    fits = fits && !fan__lane_room_to_join(check, at, host);
+    if (!fits || race_open_op(check, at))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
-    if (!again) {
-        new_ = check->free_op;
-        if (grows)
-            new_ = (uint32_t)check->nops++;
-        else
-            check->free_op = check->ops[new_].next;
-        check->ops[new_].refs = 1;
-        check->ops[new_].op.lane = at;
-        l->ops++;
-        fan__history_drop_op(check, l->open);
-        l->open = new_;
-    }
     fan__lane_join(check, at, host);
-    fan_op *acting = &check->ops[new_].op;
+    fan_op *acting = &check->ops[l->open].op;
     *acting = (fan_op){
         .number = check->number++,
         .lane = at,
@@ -969,7 +975,7 @@ fan_status fan_race_check_begin(fan_race_check *check, uint32_t at, uint32_t hos
     fan_clock_set(&l->clock, at, acting->count); /* there is room */
     race_put_text(acting->name, sizeof acting->name, name);
     race_put_text(acting->call_site, sizeof acting->call_site, call_site);
-    *op = new_;
+    *op = l->open;
     return FAN_OK;
 }
 

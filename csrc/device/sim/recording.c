@@ -168,23 +168,19 @@ void fan__recording_drop_all(fan_sim *machine)
     }
 }
 
-int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
+int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id)
 {
     fan__sim_lock(machine);
     fan__sim_access_state(machine, OF_CAPTURES, FAN_SCHED_READ);
     const fan_sim_recording *r = fan__queue_of(s)->recording;
     uint64_t capture = 0;
-    fan_sim_graph *recorded = NULL;
     int state = 0;
     if (r) {
         capture = r->capture.id;
-        recorded = r->graph;
         state = r->capture.broken ? 2 : 1;
     }
     if (id)
         *id = capture;
-    if (graph)
-        *graph = recorded;
     fan__sim_unlock(machine);
     return state;
 }

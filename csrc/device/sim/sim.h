@@ -109,9 +109,9 @@ fan_status fan_sim_capture_begin(fan_sim *machine, fan_stream *s, int mode, fan_
 /* fan_sim_capture_end: ends the capture of s and returns its graph. */
 fan_status fan_sim_capture_end(fan_sim *machine, fan_stream *s, fan_sim_graph **out,
                                fan_error *err);
-/* fan_sim_capture_state: returns 0 none, 1 active, 2 broken; its number; its graph (no hold). out
- * pointers may be NULL. */
-int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id, fan_sim_graph **graph);
+/* fan_sim_capture_state: returns 0 none, 1 active, 2 broken; and its number, if `id` is not NULL.
+ */
+int fan_sim_capture_state(fan_sim *machine, fan_stream *s, uint64_t *id);
 fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err);
 /* fan_sim_recorder: the entries for graph trees (device/backend.h). */
 extern const fan_recorder fan_sim_recorder;

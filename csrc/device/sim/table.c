@@ -319,7 +319,7 @@ static fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
     fan_sim *machine = fan__sim_machine(s->device);
     fan__sim_access_state(machine, OF_CAPTURES, FAN_SCHED_READ);
     if (atomic_load_explicit(&machine->captures, memory_order_relaxed))
-        (void)fan_sim_capture_state(machine, s, id, NULL);
+        (void)fan_sim_capture_state(machine, s, id);
     return FAN_OK;
 }
 
@@ -635,13 +635,15 @@ static void sim_free_machine(fan_sim *machine)
         fan__recording_drop_all(machine);
         fan__queue_drop_work(machine);
         for (int i = 0; i < machine->config.devices; i++) {
-            if (machine->parts[i].device.backend)
-                fan_device_flush(&machine->parts[i].device);
+            fan_device *d = &machine->parts[i].device;
+            if (d->backend)
+                fan_device_flush(d);
         }
         for (int i = 0; i < machine->config.devices; i++) {
-            if (machine->parts[i].device.backend)
-                fan_device_clear(&machine->parts[i].device);
-            fan_arena_fini(&machine->parts[i].arena);
+            fan_sim_device_part *part = &machine->parts[i];
+            if (part->device.backend)
+                fan_device_clear(&part->device);
+            fan_arena_fini(&part->arena);
         }
     }
     for (size_t i = 0; i < machine->nqueues; i++)

@@ -128,7 +128,9 @@ static int lock_count(PyObject *at, long n)
 bool fan_ndarray_may_write(PyArrayObject *a)
 {
     bool may = PyArray_ISWRITEABLE(a);
-    PyObject *o = locked ? (PyObject *)a : NULL;
+    PyObject *o = NULL;
+    if (locked)
+        o = (PyObject *)a;
     for (; !may && o && PyArray_Check(o); o = PyArray_BASE((PyArrayObject *)o)) {
         PyObject *at = PyLong_FromVoidPtr(o);
         may = locks_of(at) > 0;

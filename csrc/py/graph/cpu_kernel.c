@@ -350,11 +350,18 @@ static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2]
     bool by_out = is_ufunc(fn) && all == reads + 1;
     PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
     PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
-    PyTuple_SET_ITEM(call, 2, by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None));
-    bool made = PyTuple_GET_ITEM(call, 2) != NULL;
+    PyObject *names = NULL;
+    if (by_out)
+        names = Py_BuildValue("(s)", "out");
+    else
+        names = Py_NewRef(Py_None);
+    PyTuple_SET_ITEM(call, 2, names);
+    bool made = names != NULL;
     for (Py_ssize_t i = 0; made && i < all; i++) {
         bool write = i >= reads;
-        Py_ssize_t at = write ? i - reads : i;
+        Py_ssize_t at = i;
+        if (write)
+            at -= reads;
         PyObject *x = argument(name, PyTuple_GET_ITEM(lists[write], at), write, at);
         PyTuple_SET_ITEM(call, i + CALL_ARGS, x);
         made = x != NULL;

@@ -316,7 +316,11 @@ PyObject *fan_graph_copied(fan_graph_tree_object *self, PyObject *array)
     Py_END_ALLOW_THREADS
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    PyObject *copy = made == a ? Py_NewRef(array) : fan_array_wrap(made, self->d);
+    PyObject *copy = NULL;
+    if (made == a)
+        copy = Py_NewRef(array);
+    else
+        copy = fan_array_wrap(made, self->d);
     fan_array_drop(made);
     return copy;
 }
@@ -420,11 +424,14 @@ static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *tree_get_recordings(PyObject *o, void *Py_UNUSED(closure))
 {
     PyObject *rows = tree_recordings(o, NULL);
-    PyObject *memory = rows ? tree_memory(o, NULL) : NULL;
-    PyObject *made = memory ? fan_call(TREES, "recordings", "(OO)", rows, memory) : NULL;
-    Py_XDECREF(rows);
-    Py_XDECREF(memory);
-    return made;
+    if (!rows)
+        return NULL;
+    PyObject *memory = tree_memory(o, NULL);
+    if (!memory) {
+        Py_DECREF(rows);
+        return NULL;
+    }
+    return fan_call(TREES, "recordings", "(NN)", rows, memory);
 }
 
 static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))

@@ -54,7 +54,7 @@ static PyObject *test_capture_state(PyObject *Py_UNUSED(module), PyObject *where
     if (s)
         m = fan_sim_of(s->device);
     if (m)
-        state = PyLong_FromLong(fan_sim_capture_state(m, s, NULL, NULL));
+        state = PyLong_FromLong(fan_sim_capture_state(m, s, NULL));
     else
         PyErr_SetString(PyExc_ValueError, "expected a stream of a simulated machine");
     fan_stream_drop(s);
