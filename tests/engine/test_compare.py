@@ -296,6 +296,22 @@ def test_files_and_traces_compare_alike(tmp_path: Path) -> None:
     assert str(fanin.compare(a, b)).startswith(f"first difference of {b} and {a}: pass 1, ")
 
 
+def test_keys_that_arrive_in_another_order_are_no_other_order_of_the_sum() -> None:
+    """Of keyed contributions the keys are the order: what differs here is the dtype in which they are summed."""
+    terms = [np.float32([x]) for x in (1, 2**-24, 0.9 * 2**-24)]
+    traces = []
+    for arrival, accumulate in (((0, 1, 2), "float32"), ((0, 2, 1), "float64")):
+        with fanin.trace(digests=True) as trace:
+            buf = fanin.InputBuffer(1, accumulate=accumulate, name="grads")
+            for key in arrival:
+                buf.add(0, terms[key], key=key)
+            buf.take()
+        traces.append(trace)
+    found = fanin.compare(*traces)
+    assert found.difference is not None
+    assert (found.difference.what, found.difference.reason) == ("sum", "value")
+
+
 def broken(change: Any) -> Any:
     def file(path: Path) -> Path:
         found = json.loads(saved(run(drawn(1)), path).read_text())
@@ -332,6 +348,10 @@ WRONG = {
     "minus": (broken(lambda f: unit(f)["records"][0].__setitem__(8, "-1")), "expected a digest of 16 hexadecimal"),
     "slot": (broken(lambda f: unit(f)["records"][0].__setitem__(6, -1)), "expected a number from 0 on"),
     "key": (broken(lambda f: unit(f)["records"][0].__setitem__(7, 1.5)), "expected an integer, got 1.5"),
+    "wide": (
+        broken(lambda f: unit(f)["records"][0].__setitem__(7, 1 << 63)),
+        "expected an integer, got 9223372036854775808",
+    ),
     "node": (broken(lambda f: unit(f)["records"][0].__setitem__(4, "y")), "its node is not among the nodes"),
     "place": (broken(lambda f: unit(f)["nodes"][0].pop()), "expected a name and a number, got 1 values"),
     "dropped": (broken(lambda f: digests(f)["ranks"][0].update(dropped=3)), "3 lines did not fit and are lost"),
