@@ -312,6 +312,19 @@ def test_keys_that_arrive_in_another_order_are_no_other_order_of_the_sum() -> No
     assert (found.difference.what, found.difference.reason) == ("sum", "value")
 
 
+def test_a_pass_that_fails_before_a_node_runs_is_compared() -> None:
+    def failed(x: float) -> Any:
+        node = fanin.Node(lambda g: g, edges=[(fanin.Leaf(np.zeros(2)), 0)], name="low")
+        with fanin.trace(digests=True) as trace, pytest.raises(ValueError, match="expected a gradient of shape"):
+            fanin.backward([(node, 0, np.full(3, x)), (node, 0, np.ones(2))])
+        assert not [line for line in trace.lines if line.kind == "node"]
+        return trace
+
+    assert fanin.compare(failed(1), failed(1))
+    found = fanin.compare(failed(1), failed(2))
+    assert found.difference is not None and found.difference.what == "contribution"
+
+
 def broken(change: Any) -> Any:
     def file(path: Path) -> Path:
         found = json.loads(saved(run(drawn(1)), path).read_text())
