@@ -325,6 +325,38 @@ def test_a_pass_that_fails_before_a_node_runs_is_compared() -> None:
     assert found.difference is not None and found.difference.what == "contribution"
 
 
+def test_a_sum_that_one_run_alone_took_is_missing() -> None:
+    def added(take: bool) -> Any:
+        with fanin.trace(digests=True) as trace:
+            buf = fanin.InputBuffer(1, name="grads")
+            buf.add(0, np.ones(2))
+            if take:
+                buf.take()
+        return trace
+
+    for runs in ((True, False), (False, True)):
+        found = fanin.compare(*map(added, runs))
+        assert found.difference is not None
+        assert (found.difference.what, found.difference.reason) == ("sum", "missing")
+
+
+def test_nodes_that_were_made_in_another_order_are_named_by_run() -> None:
+    def summed(names: tuple[str, str]) -> Any:
+        leaf = fanin.Leaf(np.zeros(2), name="w")
+        factors = {"left": 1 / 3, "right": 1e17, "last": -1e17}
+        made = {
+            name: fanin.Node(lambda g, name=name: g * factors[name], edges=[(leaf, 0)], name=name)
+            for name in (*names, "last")
+        }
+        with fanin.trace(digests=True) as trace:
+            fanin.backward([(made[name], 0, np.ones(2)) for name in factors])
+        return trace
+
+    a, b = summed(("left", "right")), summed(("right", "left"))
+    assert "the 2nd is edge 0 of node left, not edge 0 of node right" in str(fanin.compare(a, b))
+    assert "the 2nd is edge 0 of node right, not edge 0 of node left" in str(fanin.compare(b, a))
+
+
 def broken(change: Any) -> Any:
     def file(path: Path) -> Path:
         found = json.loads(saved(run(drawn(1)), path).read_text())
