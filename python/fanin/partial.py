@@ -264,8 +264,8 @@ def _index_of(place: Place, shape: Extents) -> object:
             continue
         index += [None] * (along - v)
         v = along + 1
-        stop: int | None = start + extents[along] * step
-        index.append(slice(start, None if stop is not None and (stop < 0 or stop > n) else stop, step))
+        stop = start + extents[along] * step
+        index.append(slice(start, stop if 0 <= stop <= n else None, step))
     return tuple(index + [None] * (len(extents) - v))
 
 

@@ -233,6 +233,20 @@ def test_a_lone_one_is_handed_to_a_slot_that_takes_it() -> None:
 
 
 @pytest.mark.rule("P3")
+@pytest.mark.parametrize(
+    "at", [s_[:2], s_[1:3], s_[1], s_[::2, 1:], s_[3:0:-2], s_[::-1, ::-1], s_[None, 2, ..., None], s_[4:4], s_[..., 2],
+           Diagonal(), Diagonal(1), Diagonal(-2, 1, 0)]
+)  # fmt: skip
+def test_a_partial_that_the_core_makes_names_its_place(at: Any) -> None:
+    numbers = np.arange(15, dtype=np.float32).reshape(5, 3)
+    whole = fanin.tape.read_at(numbers, at)
+    buf = fanin.InputBuffer([fanin.Slot(partial=True)])
+    buf.add(0, Partial(whole, at, (5, 3)), copy=True)
+    [again] = buf.take()
+    assert fanin.tape.read_at(numbers, again.at).tolist() == again.values.tolist() == whole.tolist()
+
+
+@pytest.mark.rule("P3")
 def test_a_node_says_by_its_slot_that_it_takes_partial_sums() -> None:
     found: list[Any] = []
     for slots in ([fanin.Slot(partial=True)], [None]):

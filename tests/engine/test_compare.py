@@ -296,6 +296,67 @@ def test_files_and_traces_compare_alike(tmp_path: Path) -> None:
     assert str(fanin.compare(a, b)).startswith(f"first difference of {b} and {a}: pass 1, ")
 
 
+def test_keys_that_arrive_in_another_order_are_no_other_order_of_the_sum() -> None:
+    """Of keyed contributions the keys are the order: what differs here is the dtype in which they are summed."""
+    terms = [np.float32([x]) for x in (1, 2**-24, 0.9 * 2**-24)]
+    traces = []
+    for arrival, accumulate in (((0, 1, 2), "float32"), ((0, 2, 1), "float64")):
+        with fanin.trace(digests=True) as trace:
+            buf = fanin.InputBuffer(1, accumulate=accumulate, name="grads")
+            for key in arrival:
+                buf.add(0, terms[key], key=key)
+            buf.take()
+        traces.append(trace)
+    found = fanin.compare(*traces)
+    assert found.difference is not None
+    assert (found.difference.what, found.difference.reason) == ("sum", "value")
+
+
+def test_a_pass_that_fails_before_a_node_runs_is_compared() -> None:
+    def failed(x: float) -> Any:
+        node = fanin.Node(lambda g: g, edges=[(fanin.Leaf(np.zeros(2)), 0)], name="low")
+        with fanin.trace(digests=True) as trace, pytest.raises(ValueError, match="expected a gradient of shape"):
+            fanin.backward([(node, 0, np.full(3, x)), (node, 0, np.ones(2))])
+        assert not [line for line in trace.lines if line.kind == "node"]
+        return trace
+
+    assert fanin.compare(failed(1), failed(1))
+    found = fanin.compare(failed(1), failed(2))
+    assert found.difference is not None and found.difference.what == "contribution"
+
+
+def test_a_sum_that_one_run_alone_took_is_missing() -> None:
+    def added(take: bool) -> Any:
+        with fanin.trace(digests=True) as trace:
+            buf = fanin.InputBuffer(1, name="grads")
+            buf.add(0, np.ones(2))
+            if take:
+                buf.take()
+        return trace
+
+    for runs in ((True, False), (False, True)):
+        found = fanin.compare(*map(added, runs))
+        assert found.difference is not None
+        assert (found.difference.what, found.difference.reason) == ("sum", "missing")
+
+
+def test_nodes_that_were_made_in_another_order_are_named_by_run() -> None:
+    def summed(names: tuple[str, str]) -> Any:
+        leaf = fanin.Leaf(np.zeros(2), name="w")
+        factors = {"left": 1 / 3, "right": 1e17, "last": -1e17}
+        made = {
+            name: fanin.Node(lambda g, name=name: g * factors[name], edges=[(leaf, 0)], name=name)
+            for name in (*names, "last")
+        }
+        with fanin.trace(digests=True) as trace:
+            fanin.backward([(made[name], 0, np.ones(2)) for name in factors])
+        return trace
+
+    a, b = summed(("left", "right")), summed(("right", "left"))
+    assert "the 2nd is edge 0 of node left, not edge 0 of node right" in str(fanin.compare(a, b))
+    assert "the 2nd is edge 0 of node right, not edge 0 of node left" in str(fanin.compare(b, a))
+
+
 def broken(change: Any) -> Any:
     def file(path: Path) -> Path:
         found = json.loads(saved(run(drawn(1)), path).read_text())
@@ -332,6 +393,10 @@ WRONG = {
     "minus": (broken(lambda f: unit(f)["records"][0].__setitem__(8, "-1")), "expected a digest of 16 hexadecimal"),
     "slot": (broken(lambda f: unit(f)["records"][0].__setitem__(6, -1)), "expected a number from 0 on"),
     "key": (broken(lambda f: unit(f)["records"][0].__setitem__(7, 1.5)), "expected an integer, got 1.5"),
+    "wide": (
+        broken(lambda f: unit(f)["records"][0].__setitem__(7, 1 << 63)),
+        "expected an integer, got 9223372036854775808",
+    ),
     "node": (broken(lambda f: unit(f)["records"][0].__setitem__(4, "y")), "its node is not among the nodes"),
     "place": (broken(lambda f: unit(f)["nodes"][0].pop()), "expected a name and a number, got 1 values"),
     "dropped": (broken(lambda f: digests(f)["ranks"][0].update(dropped=3)), "3 lines did not fit and are lost"),
