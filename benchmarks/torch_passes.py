@@ -153,7 +153,22 @@ def siamese(torch: Any, dtype: Any) -> Made:
     return model, loss
 
 
-MODELS = (perceptron, residual, unet, encoder, small_encoder, lstm, cell, ode, tied, experts, messages, siamese)
+#: By the words of the table in docs/torch.md.
+MODELS: dict[str, Callable[[Any, Any], Made]] = {
+    "an MLP of 256-512-512-10": perceptron,
+    "four residual blocks": residual,
+    "a U-Net of three convolutions": unet,
+    "a transformer encoder of width 128": encoder,
+    ".. of width 16": small_encoder,
+    "an LSTM of two layers": lstm,
+    "a GRU cell, 48 steps": cell,
+    "a layer in 32 steps of a differential equation": ode,
+    "an embedding tied to the output": tied,
+    "four experts": experts,
+    "message passing": messages,
+    "one network on six inputs": siamese,
+}
+CHAINS = {"-x": lambda x: -x, "x + 1": lambda x: x + 1, "relu": lambda x: x.relu()}
 
 
 def chain(torch: Any, one: Callable[[Any], Any]) -> Made:
@@ -200,30 +215,49 @@ def error_of(torch: Any, backward: Callable[[Any], None]) -> float:
     return float((w.grad.double() - exact).norm() / exact.norm())
 
 
+def ratio_of(one: Result) -> str:
+    """How many times as long as torch, by medians."""
+    return f"{1 / one['rows'][OURS]['ratio']:.2f}"
+
+
+def own_time(one: Result) -> str:
+    return f"{one['rows'][OWN]['median'] / 1e3:.2f} ms"
+
+
 def results(quick: bool) -> Iterator[Result]:
-    """us for each pass backward."""
+    """us for each pass backward. At the end the rows of the table in docs/torch.md are printed."""
     torch = peer("torch")
     if torch is None:
         return
     import fanin.torch
 
     threads, rounds = torch.get_num_threads(), 3 if quick else 60
+    table: list[tuple[str, ...]] = []
     try:
         torch.set_num_threads(1)
         with pinned() as where:
-            for model in MODELS:
+            for words, model in MODELS.items():
+                pair = []
                 for dtype in (torch.float32, torch.bfloat16):
                     torch.manual_seed(0)
                     name = f"{model.__name__.replace('_', ' ')}, {str(dtype).removeprefix('torch.')}"
-                    yield compared(f"a pass of torch's: {name}, core {where}", model(torch, dtype), 1.25, rounds)
-            for name, one in (("-x", lambda x: -x), ("x + 1", lambda x: x + 1), ("relu", torch.relu)):
-                yield compared(f"a chain of 2,000 x {name}, core {where}", chain(torch, one), 1.6, rounds)
+                    one = compared(f"a pass of torch's: {name}, core {where}", model(torch, dtype), 1.25, rounds)
+                    pair.append(one)
+                    yield one
+                table.append((words, *map(ratio_of, pair), own_time(pair[-1])))
+            for name, operation in CHAINS.items():
+                one = compared(f"a chain of 2,000 x {name}, core {where}", chain(torch, operation), 1.6, rounds)
+                table.append((f"a chain of 2,000 `{name}`", ratio_of(one), "", ""))
+                yield one
             w = torch.randn(4096).bfloat16().requires_grad_()
             factors = torch.randn(USES, 4096).bfloat16()
-            yield compared(
+            one = compared(
                 f"a bfloat16 weight of 4,096 numbers, used {USES} times, core {where}",
                 (w, lambda: sum((w * f).float().sum() for f in factors)), 1.25, rounds,
                 error={OWN: error_of(torch, torch.Tensor.backward), OURS: error_of(torch, fanin.torch.backward)},
             )  # fmt: skip
+            table.append((f"a weight of 4,096 numbers that is used {USES} times", "", ratio_of(one), own_time(one)))
+            yield one
     finally:
         torch.set_num_threads(threads)
+    print(*(f"| {' | '.join(row)} |" for row in table), sep="\n")

@@ -166,3 +166,22 @@ def test_a_fused_optimizer_updates_the_same_elements(name: str, reduced: Any, la
         return getattr(torch.optim, name)([p], lr=0.01, fused=True)
 
     assert torch.equal(train(layout, make, reduced), train(layout, make, None))
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 1, 1), (6, 1, 3, 3), (1, 5, 1, 1)])
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("into", ["grad", "main_grad"])
+def test_strides_of_axes_of_one_element_are_the_parameters_too(shape: Any, passes: int, into: str) -> None:
+    """torch's fused steps and DDP compare strides by number, also where they make no difference."""
+    p = torch.nn.Parameter(torch.randn(shape).to(memory_format=torch.channels_last))
+    x = torch.randn(2, shape[1], 4, 4)
+    q = torch.nn.Parameter(p.detach().clone(memory_format=torch.preserve_format))
+    with ft.accumulate([p], into=into):
+        for _ in range(passes):
+            torch.nn.functional.conv2d(x, p).square().sum().backward()
+    for _ in range(passes):
+        torch.nn.functional.conv2d(x, q).square().sum().backward()
+    sum_ = getattr(p, into)
+    assert p.stride() == q.grad.stride() == sum_.stride()
+    assert torch.equal(sum_, q.grad)
+    assert not sum_._is_view()

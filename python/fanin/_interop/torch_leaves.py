@@ -327,11 +327,14 @@ def laid_out(total: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """A sum with the strides of the parameter's gradient: itself, or a copy."""
     if total.layout != torch.strided or total.shape != p.shape:
         return total
-    if total.is_contiguous() and p.is_contiguous():
-        return total
     strides = gradient_strides(p)
     if total.stride() == strides:
         return total
+    if total.is_contiguous() and p.is_contiguous():  # only strides of axes of one element differ
+        if type(total) is not torch.Tensor or total.is_inference():
+            return total
+        with torch.no_grad():
+            return total.as_strided_(p.shape, strides)
     with torch.no_grad():
         return torch.empty_strided(p.shape, strides, dtype=total.dtype, device=total.device).copy_(total)
 
