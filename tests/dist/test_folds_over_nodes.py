@@ -120,7 +120,7 @@ def test_nodes_are_in_the_order_of_their_terms_or_there_is_none() -> None:
 
 @pytest.mark.parametrize(("largest", "heads_and_data"), [(1 << 31, 2 + 7 + 1), (10_000, 2 + 2 + 2)])
 def test_a_fold_whose_messages_may_be_too_large_has_one_level(largest: int, heads_and_data: int) -> None:
-    """In two levels the first node sends seven pieces and one sum; in one level a rank sends both ranks of the other."""
+    """In two levels the first node sends seven pieces and a sum; in one a rank sends both ranks of the other node."""
 
     def rank(group: Group) -> Any:
         group._engine.largest = largest  # type: ignore[attr-defined]
