@@ -118,6 +118,19 @@ def test_nodes_are_in_the_order_of_their_terms_or_there_is_none() -> None:
     assert chain.nodes_in_order(nodes, []) == ()
 
 
+@pytest.mark.parametrize(("largest", "heads_and_data"), [(1 << 31, 2 + 7 + 1), (10_000, 2 + 2 + 2)])
+def test_a_fold_whose_messages_may_be_too_large_has_one_level(largest: int, heads_and_data: int) -> None:
+    """In two levels the first node sends seven pieces and a sum; in one a rank sends both ranks of the other node."""
+
+    def rank(group: Group) -> Any:
+        group._engine.largest = largest  # type: ignore[attr-defined]
+        total = dist.add_n([np.ones(1024, "f4")] * 2, group, "key")
+        return total[0], group.counters.messages_between
+
+    found = dist.threads(4, rank, nodes=2, timeout=None)[0]
+    assert found == (8.0, heads_and_data)
+
+
 def explained(group: Group) -> str:
     w = fanin.Leaf(np.zeros(4096, "f4"), name="w")
     reducer = Reducer([w], group, order="key")
