@@ -92,7 +92,7 @@ static int64_t budget_weak_int(const fan_plain_kind *kind, const fan_entry *one)
     return number;
 }
 
-/* Whether an entry goes on with a run of Python's ints and bools. */
+/* Whether an entry continues a run of Python's ints and bools. */
 static bool budget_int_run_add(fan_int_run *run, const fan_plain_kind *kind, const fan_entry *one)
 {
     if (one->general)

@@ -1,6 +1,6 @@
 /* digest: the digests of gradients and sums in a trace (array/digest.h).
  *
- * On the host the digest is taken at once. On a device with streams nobody may wait while a pass
+ * On the host the digest is taken at once. On a device with streams no thread may wait while a pass
  * runs, since a wait would hide the race that is looked for: a copy is queued on the stream where
  * the value is ready, and its bytes are read when the trace ends (fan_digests_settle). */
 #ifndef FAN_BUFFER_DIGEST_H

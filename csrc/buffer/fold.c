@@ -1072,7 +1072,7 @@ static int64_t commit_sum(fan_gathered *gathered, fan_sum_stats *old)
     return 1;
 }
 
-/* Locked. Cannot fail: what the slot knows of its sum. */
+/* Locked. Cannot fail: the slot's fields about its sum. */
 static void commit_state(const fan_gathered *gathered)
 {
     const fan_fold *fold = &gathered->fold;

@@ -1,5 +1,5 @@
-/* plain: what each step of plain entries (plain.h) asks: may this memory be written, has it its
- * value, is it unchanged; and how their sums are counted. */
+/* plain: the facts that each step of plain entries (plain.h) needs: may this memory be written, has
+ * it its value, is it unchanged; and how their sums are counted. */
 #include "buffer/plain.h"
 
 size_t fan_plain_scratch(const fan_list *list, size_t n, fan_dtype acc, bool stats)

@@ -1,5 +1,5 @@
-/* slot: a slot is locked, claimed and let go; its contributions are what they were; the state of a
- * pass is begun, freed, poisoned; a call enters a slot. */
+/* slot: a slot is locked, claimed and released; its contributions are what they were; the state of
+ * a pass is begun, freed, poisoned; a call enters a slot. */
 #include "array/convert.h"
 #include "array/digest.h"
 #include "array/nditer.h"

@@ -219,7 +219,7 @@ static fan_status target_record(fan_buffer *b, const fan_target *t, fan_event **
     return status;
 }
 
-/* Locked: nobody knows what the running sum is. */
+/* Locked: the value of the running sum is unknown. */
 static void target_poison(fan_slot_state *state, const char *why)
 {
     if (!state->poison)

@@ -119,7 +119,7 @@ typedef struct fan_frontend {
      * same size, dtype and shape. Called whenever it is about to be read. Calls no other code.
      * NULL: memory never moves. */
     bool (*is_unchanged)(const fan_value *v);
-    /* clear_error: forgets the exception behind an FAN_ERR_EXTERN that is not reported to anybody.
+    /* clear_error: forgets the exception behind an FAN_ERR_EXTERN that is not reported.
      * May be NULL. */
     void (*clear_error)(void);
     /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_ERR_EXTERN

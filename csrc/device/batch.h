@@ -34,8 +34,7 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
                                    const fan_scale *scale, fan_sparse **out, fan_error *err);
 /* fan_device_sparse_reduce: fan_sparse_reduce for parts and `out` on device d, ordered by s. On a
  * device with streams it copies the parts to the host (blocks), sums there and uploads: the order
- * of the entries is the order of the
- * sum. */
+ * of the entries is the order of the sum. */
 fan_status fan_device_sparse_reduce(fan_device *d, fan_stream *s, const fan_sparse *from,
                                     fan_dtype dtype, const fan_array *out, fan_error *err);
 

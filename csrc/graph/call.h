@@ -4,11 +4,11 @@
  *   none                  warm up      T9    replay   T11    record                 T16
  *   warm-up               warm up      T10   warm up  T10    warm up                T10
  *   recording             warm up      T9    replay   T11    record                 T16
- *   execution             warm up*     T8    replay   T11    at the root T12, else record*   T15,
- * T16
+ *   execution             warm up*     T8    replay   T11    from root, or record*  T12, T15, T16
  *
+ *   from root: the path ends, if it can, and the call continues at the root
  *   * the pool's block table is put back first, because a replay does not update it (pool.h,
- * Checkpoints)
+ *     Checkpoints)
  *
  * Before that, in any state: a path of an earlier step has ended (T1, T4, T12), and so has one
  * without live outputs (T2, T4). A function runs eagerly if it writes into an operand that is

@@ -26,7 +26,7 @@ typedef struct graph_function {
     /* the report of its last run, or of the recording replayed; NULL: none */
     PyObject *form;
     PyObject *forms;      /* a dict: recording -> its form; NULL: none has one */
-    PyObject *all_roles;  /* bytes: */
+    PyObject *all_roles;  /* the bytes that `roles` points into */
     const uint8_t *roles; /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
     bool keeps;              /* outputs are not the function's own objects */
