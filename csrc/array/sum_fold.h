@@ -118,7 +118,8 @@ ALONE void OF(few)(char *dst, fan_sources from, size_t count, const WAY *way)
         return;
     }
 #endif
-    OF(each_plain)(dst, from, 0, count, way);
+    WAY now = {.start = way->start, .factor = way->factor, .scaled = way->scaled, .raw = way->raw};
+    OF(each_of)(dst, from, 0, count, &now);
 }
 
 ALONE void OF(sum_with)(char *dst, fan_sources from, size_t count, const fan_loop_options *options)
