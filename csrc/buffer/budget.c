@@ -487,10 +487,11 @@ static void budget_plain_sum(fan_buffer *b, size_t slot, size_t n, const budget_
     if (fan_slot_weighted(&b->slots[slot])) {
         fan_plain_fold_weighted(b, slot, n, NULL, NULL, to->data);
         fan_slot_weights_drop_plain(&b->slots[slot], entries, n);
-    } else if (to->wide)
+    } else if (to->wide) {
         fan_plain_fold_wide(b, list, n, acc, to->data);
-    else
+    } else {
         fan_plain_fold(b, list, n, acc, NULL, to->data, NULL, NULL);
+    }
     size_t parked = n - (list->summed > 0);
     fan_plain_count(b, list, n, first, false, to->wide);
     fan_list_unpark(b, list, parked);
