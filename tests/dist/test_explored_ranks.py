@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -318,20 +319,23 @@ def test_a_rank_that_goes_on_where_another_has_forgotten_the_plan_is_found(monke
 
 def test_buckets_that_are_sent_as_they_become_ready_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, put = Reducer.__init__, Reducer._put
+    ready: weakref.WeakKeyDictionary[Any, tuple[list[Any], Any]] = weakref.WeakKeyDictionary()
 
     def made(self: Any, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
-        self.ready, self.some = [], _core.EventCount()
+        ready[self] = [], _core.EventCount()
 
     def noted(self: Any, bucket: Any, i: int, gradient: Any, owned: bool) -> None:
         put(self, bucket, i, gradient, owned)
-        self.ready.append(bucket)
-        self.some.advance()
+        buckets, some = ready[self]
+        buckets.append(bucket)
+        some.advance()
 
     def in_order_of_readiness(self: Any, number: int) -> None:
+        buckets, some = ready[self]
         for k in range(len(self._buckets)):
-            self.some.wait(k + 1)
-            bucket = self.ready[k]
+            some.wait(k + 1)
+            bucket = buckets[k]
             with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
                 self._sum(call, bucket)
 
