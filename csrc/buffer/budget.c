@@ -6,6 +6,7 @@
 #include "buffer/fold.h"
 #include "buffer/plain.h"
 #include "buffer/slot.h"
+#include "buffer/stats.h"
 #include "buffer/weights.h"
 
 #include <string.h>
@@ -50,7 +51,9 @@ static fan_status budget_sum(fan_gathered *gathered, fan_error *err)
     if (fan_fold_slot(fold)->spec->exact) {
         if (fold->n)
             fan_fold_decide(fold);
-        FAN_TRY(fan_fold_absorb(fold, &gathered->like, err));
+        size_t nonfinite;
+        FAN_TRY(fan_fold_find_nonfinite(fold, &nonfinite, err)); /* before anything is done */
+        FAN_TRY(fan_fold_absorb(fold, &gathered->like, nonfinite, err));
     }
     if (fold->n > 1) {
         fan_status status = fan_gathered_weigh(gathered, err);

@@ -8,7 +8,6 @@
 #include "base/mem.h"
 #include "buffer/fold_job.h"
 #include "buffer/order.h"
-#include "buffer/stats.h"
 #include "buffer/slot.h"
 #include "buffer/weights.h"
 
@@ -215,19 +214,6 @@ static void exact_count(const fan_fold *fold, fan_array *const *numbers)
         FAN_COUNT(fold->b, bytes_read, fan_dense_bytes(numbers[i]));
 }
 
-/* The term that first brought an inf or a NaN, fold->n: none has one; those of dense terms alone.
- */
-static fan_status find_first_nonfinite(const fan_fold *fold, size_t *found, fan_error *err)
-{
-    for (*found = 0; *found < fold->n; ++*found) {
-        bool finite;
-        FAN_TRY(fan_fold_term_is_finite(fold, &fold->terms[*found], &finite, err));
-        if (!finite)
-            return FAN_OK;
-    }
-    return FAN_OK;
-}
-
 /* A state without a sum; NULL: no memory. Dense terms alone come here. */
 static fan_exact_state *exact_state_new(const fan_fold *fold)
 {
@@ -259,15 +245,11 @@ done:
     return status;
 }
 
-fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err)
+fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, size_t nonfinite, fan_error *err)
 {
     fan_slot_state *state = fan_fold_slot(fold)->state;
-    size_t nonfinite = fold->n;
     if (fold->n == 0)
         return FAN_OK;
-    /* first: nothing is done yet where this fails */
-    if (fold->b->sum_stats && !state->sum_stats.has_nonfinite)
-        FAN_TRY(find_first_nonfinite(fold, &nonfinite, err));
     for (size_t i = 0; i < fold->n; i++) {
         const fan_term *term = &fold->terms[i];
         FAN_TRY(fan_slot_check_unmoved(fold->b, fold->slot, term->v, term->key, err));

@@ -226,7 +226,8 @@ fan_status fan_fold_exact(fan_fold *fold, fan_error *err);
 fan_status fan_fold_exact_merged(const fan_fold *fold, const fan_value *value, fan_sparse **out,
                                  fan_error *err);
 /* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a
- * new or a wider one where it must be. FAN_ERR_NOMEM: nothing happened. */
-fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, fan_error *err);
+ * new or a wider one where it must be. nonfinite: of fan_fold_find_nonfinite. FAN_ERR_NOMEM:
+ * nothing happened. */
+fan_status fan_fold_absorb(fan_fold *fold, const fan_like *like, size_t nonfinite, fan_error *err);
 
 #endif

@@ -217,6 +217,20 @@ fan_status fan_fold_term_is_finite(const fan_fold *fold, const fan_term *term, b
     return fan_interrupt_end(&interrupt, status);
 }
 
+fan_status fan_fold_find_nonfinite(const fan_fold *fold, size_t *found, fan_error *err)
+{
+    *found = fold->n;
+    if (!fold->b->sum_stats || stats_state(fold)->sum_stats.has_nonfinite)
+        return FAN_OK;
+    for (size_t i = 0; i < fold->n && *found == fold->n; i++) {
+        bool finite;
+        FAN_TRY(fan_fold_term_is_finite(fold, &fold->terms[i], &finite, err));
+        if (!finite)
+            *found = i;
+    }
+    return FAN_OK;
+}
+
 /* The job of fan_fold_collect_stats on a device: the result, and after it the terms that could be
  * the first with an inf or a NaN. */
 static fan_status stats_measure_result(fan_fold *fold, const fan_value *result, fan_error *err)

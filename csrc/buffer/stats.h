@@ -25,6 +25,9 @@ fan_status fan_fold_collect_stats(fan_fold *fold, const fan_value *result, fan_e
  * it. No lock is held. */
 fan_status fan_fold_term_is_finite(const fan_fold *fold, const fan_term *t, bool *finite,
                                    fan_error *err);
+/* fan_fold_find_nonfinite: the number of the term that first brought an inf or a NaN; fold->n: none
+ * did, an earlier one is known, or the buffer has no statistics. */
+fan_status fan_fold_find_nonfinite(const fan_fold *fold, size_t *found, fan_error *err);
 /* fan_sum_stats_of_out: after a sparse sum with these statistics was written into `out` on the
  * host: they become those of all its elements. Cannot fail. */
 void fan_sum_stats_of_out(const fan_buffer *b, const fan_array *out, fan_sum_stats *sum_stats);

@@ -44,7 +44,7 @@ def entry(group: Group) -> Any:
 
 def test_groups_leave_no_entry_with_atexit() -> None:
     entries = dist.threads(2, entry, timeout=None)
-    closed, lost = Group(Alone()), Group(Alone())  # type: ignore[arg-type]
+    closed, lost = Group(Alone(), timeout=None), Group(Alone(), timeout=None)  # type: ignore[arg-type]
     entries += [entry(closed), entry(lost)]
     assert entries[-1]() is not None, "atexit has it"
     closed.close()
@@ -55,9 +55,9 @@ def test_groups_leave_no_entry_with_atexit() -> None:
 
 @pytest.mark.parametrize("engine", [Alone, Retires])
 def test_an_engine_is_aborted_at_an_error_and_retires_without_one(engine: Any) -> None:
-    with Group(engine()) as closed:
+    with Group(engine(), timeout=None) as closed:
         pass
-    failed = Group(engine())
+    failed = Group(engine(), timeout=None)
     with pytest.raises(ValueError, match="spilt"), failed:
         raise ValueError("spilt")
     word = "retire" if engine is Retires else "abort"
@@ -73,7 +73,7 @@ class Prints(Retires):
         print("retire:", reason)
     def abort(self, reason):
         print("abort:", reason)
-group = Group(Prints())
+group = Group(Prints(), timeout=None)
 """
 
 

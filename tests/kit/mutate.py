@@ -166,7 +166,7 @@ NEAR = {
     + ["engine/sim/test_leaf_circles.py"],
     "engine/explain": ["engine/test_detect_and_explain.py"],
     "engine/workers": ["engine/sim/test_workers.py"],
-    "engine/backward": [
+    "engine/pass": [
         "engine/test_large_graphs.py",
         "engine/sim/test_workers.py",
         "engine/sim/test_captured_passes.py",

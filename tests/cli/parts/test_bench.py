@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -137,7 +138,16 @@ def test_two_levels_of_ranks_send_one_sum_for_a_node_if_it_is_exact() -> None:
         assert inside.sent == pytest.approx((2 if each == 1 else 2.5) * (1 << 26) * 7 / 8)
         assert outside.sent == pytest.approx(2.5 * (1 << 23) * 7 / 8 + 7 * 8)
     assert list(ranks.sums("exact", 1 << 26, 8, 1)) == ["flat"]
-    assert all(list(ranks.sums(order, 1 << 26, 64, 8)) == ["flat"] for order in ("key", "rank"))
+
+
+def test_two_levels_of_ranks_send_one_running_sum_from_node_to_node_in_the_other_orders() -> None:
+    for order, each in itertools.product(("key", "rank"), (1, 8)):
+        header, inside, outside, back = ranks.sums(order, 1 << 26, 64, each)["two levels"][-4:]
+        assert (header.messages, inside.messages, back.messages) == (63, 14, 14)
+        terms = each if order == "key" else 1
+        assert inside.sent == pytest.approx((terms + 1) * (1 << 26) * 7 / 8, rel=0.2)
+        assert outside.sent < 2.5 * (1 << 23), "no more than a ring of nodes sends"
+    assert all(list(ranks.sums(order, 1 << 26, 8, 8)) == ["flat"] for order in ("key", "rank"))
 
 
 def test_a_rank_with_several_contributions_sends_all_in_the_order_of_keys_and_one_sum_in_that_of_ranks() -> None:
