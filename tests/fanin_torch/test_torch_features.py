@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from kit.torch_group import group_alone
+
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -51,12 +53,8 @@ def same(make: Callable[[Callable[..., None]], list[Any]]) -> None:
 @pytest.fixture
 def alone(tmp_path: Any) -> Iterator[None]:
     """A process group of this process."""
-    dist = pytest.importorskip("torch.distributed")
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with group_alone(tmp_path):
+        yield
 
 
 @pytest.mark.parametrize(

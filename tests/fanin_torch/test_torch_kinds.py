@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 from dist.test_gloo import on_processes
 from fanin import dist
 from kit.support import ROOT
+from kit.torch_group import group_alone
 
 torch = pytest.importorskip("torch")
 ft = pytest.importorskip("fanin.torch")
@@ -548,15 +550,9 @@ RUNS: dict[str, tuple[Callable[[list[Made]], None], int]] = {
 @pytest.fixture
 def process_group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     """A group of this process, for the kinds that need one."""
-    distributed = torch.distributed
-    if not KINDS[request.getfixturevalue("kind")].group:
+    needed = KINDS[request.getfixturevalue("kind")].group
+    with group_alone(tmp_path) if needed else contextlib.nullcontext():
         yield
-        return
-    if not distributed.is_available() or not distributed.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
 
 
 def check(kind: str, operation: str, earlier: bool) -> None:

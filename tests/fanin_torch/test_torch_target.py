@@ -15,6 +15,7 @@ import pytest
 
 import fanin
 from kit.ctrl_c import stopped
+from kit.torch_group import group_alone
 
 pytestmark = [
     pytest.mark.partners,
@@ -264,11 +265,7 @@ def test_checkpoints_reach_targets() -> None:
 
 
 def test_a_replica_within_no_sync_lends_its_sums(tmp_path: Any) -> None:
-    dist = torch.distributed
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
+    with group_alone(tmp_path):
 
         class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
             def __init__(self) -> None:
@@ -287,8 +284,6 @@ def test_a_replica_within_no_sync_lends_its_sums(tmp_path: Any) -> None:
                 replica(x).sum().backward()
         ours, model.w.grad = model.w.grad, None
         assert torch.equal(ours, plain(model.w, xs))
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("rounds", [50, pytest.param(1_000, marks=pytest.mark.slow)])

@@ -19,6 +19,7 @@ import fanin
 from kit import hooks
 from kit.ctrl_c import stopped
 from kit.prepared import run_prepared
+from kit.torch_group import group_alone
 
 pytestmark = [
     pytest.mark.partners,
@@ -740,11 +741,7 @@ def test_what_is_set_within_the_block_is_told() -> None:
 
 
 def test_a_replica_that_would_not_be_synchronised_is_told(tmp_path: Any) -> None:
-    dist = torch.distributed
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
+    with group_alone(tmp_path):
         model = torch.nn.Linear(2, 2)
         replica = torch.nn.parallel.DistributedDataParallel(model)
         with (
@@ -757,8 +754,6 @@ def test_a_replica_that_would_not_be_synchronised_is_told(tmp_path: Any) -> None
             for _ in range(2):
                 replica(torch.ones(1, 2)).sum().backward()
         assert model.bias.grad.tolist() == [2.0, 2.0]
-    finally:
-        dist.destroy_process_group()
 
 
 # What a gradient shares
@@ -1058,8 +1053,7 @@ def test_sums_have_the_dtype_that_a_parameter_wants_for_its_gradients(own: str, 
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_sharded_is_refused(tmp_path: Any) -> None:
     tensor, fsdp = pytest.importorskip("torch.distributed.tensor"), pytest.importorskip("torch.distributed.fsdp")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
+    with group_alone(tmp_path):
         mesh = torch.distributed.init_device_mesh("cpu", (1,))
         leaf = torch.nn.Parameter(tensor.distribute_tensor(torch.ones(4), mesh))
         flat = fsdp.FullyShardedDataParallel(torch.nn.Linear(3, 4), device_id=torch.device("cpu"))
@@ -1069,8 +1063,6 @@ def test_what_is_sharded_is_refused(tmp_path: Any) -> None:
         ):
             with pytest.raises(RuntimeError, match=rf"^accumulate: .*{what}"):
                 fanin.torch.accumulate(parameters)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 # What fails
