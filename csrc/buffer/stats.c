@@ -196,8 +196,9 @@ static fan_status stats_of_result(const fan_fold *fold, const fan_value *value, 
     return fan_interrupt_end(&interrupt, status);
 }
 
-fan_status fan_fold_term_is_finite(const fan_fold *fold, const fan_term *term, bool *finite,
-                                   fan_error *err)
+/* Whether a term on the host brought no inf or NaN (D35); true of terms elsewhere. */
+static fan_status stats_term_is_finite(const fan_fold *fold, const fan_term *term, bool *finite,
+                                       fan_error *err)
 {
     const fan_value *value = term->v;
     fan_interrupt interrupt;
@@ -224,7 +225,7 @@ fan_status fan_fold_find_nonfinite(const fan_fold *fold, size_t *found, fan_erro
         return FAN_OK;
     for (size_t i = 0; i < fold->n && *found == fold->n; i++) {
         bool finite;
-        FAN_TRY(fan_fold_term_is_finite(fold, &fold->terms[i], &finite, err));
+        FAN_TRY(stats_term_is_finite(fold, &fold->terms[i], &finite, err));
         if (!finite)
             *found = i;
     }
@@ -303,7 +304,7 @@ fan_status fan_fold_collect_stats(fan_fold *fold, const fan_value *result, fan_e
         const fan_term *term = &fold->terms[i];
         bool finite = false;
         if (!summed)
-            FAN_TRY(fan_fold_term_is_finite(fold, term, &finite, err));
+            FAN_TRY(stats_term_is_finite(fold, term, &finite, err));
         if (finite)
             continue;
         fan_sum_stats_blame(figures, term->key);

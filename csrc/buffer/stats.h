@@ -20,13 +20,10 @@ size_t fan_fold_first_suspect(const fan_fold *fold);
 /* fan_fold_collect_stats: what the pass of the sum could not measure: reads the result once more,
  * and its terms if it is not finite. On a device with streams this is queued on A. */
 fan_status fan_fold_collect_stats(fan_fold *fold, const fan_value *result, fan_error *err);
-/* fan_fold_term_is_finite: whether a term on the host brought no inf or NaN (D35), read while other
- * threads of the frontend may run; true of terms elsewhere. Nothing was lost where the user ended
- * it. No lock is held. */
-fan_status fan_fold_term_is_finite(const fan_fold *fold, const fan_term *t, bool *finite,
-                                   fan_error *err);
-/* fan_fold_find_nonfinite: the number of the term that first brought an inf or a NaN; fold->n: none
- * did, an earlier one is known, or the buffer has no statistics. */
+/* fan_fold_find_nonfinite: the number of the term on the host that first brought an inf or a NaN
+ * (D35), read while other threads of the frontend may run; fold->n: none did, an earlier one is
+ * known, or the buffer has no statistics. Nothing was lost where the user ended it. No lock is
+ * held. */
 fan_status fan_fold_find_nonfinite(const fan_fold *fold, size_t *found, fan_error *err);
 /* fan_sum_stats_of_out: after a sparse sum with these statistics was written into `out` on the
  * host: they become those of all its elements. Cannot fail. */
