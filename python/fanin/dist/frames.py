@@ -48,7 +48,7 @@ _LENGTHS = struct.Struct("<II")
 _KEY = struct.Struct("<q")
 _KEY_AT = HEAD_SIZE - _KEY.size
 _NUMBERS = (1 << 32) - 1  #: of passes, before they begin anew
-_MAGIC, _VERSION = b"fan\0", 1
+_MAGIC, _VERSION = b"fan\0", 2
 NO_KEY = NO_STEP = -1
 NO_DIGEST = bytes(16)
 
