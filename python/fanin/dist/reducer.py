@@ -115,9 +115,8 @@ class _Bucket:
         self.brought: Brought | None = None  #: what this rank then brings
         self.missed = False  #: not all ranks had the last plan
         self.kept: dict[int, Any] = {}  #: gradients that came unshared, on a rank alone
-        self.fitting: dict[
-            int, tuple[object, ...]
-        ] = {}  #: for a leaf: dtype, shape, layout, device of a tensor that fits
+        #: For a leaf: dtype, shape, layout, device of a tensor that fits.
+        self.fitting: dict[int, tuple[object, ...]] = {}
         self.weight: Weight | None = None  #: of the contribution at hand; None: 1
         self.rows = sparse.Noted()  #: of sparse contributions
         self.used: dict[int, _Memory] = {}  #: memory of terms that are in no running sum
