@@ -40,6 +40,7 @@ def lives() -> dict[str, Work]:
     eight = [np.ones(16, "f4") for _ in range(8)]
     buf = fanin.InputBuffer(1, budget=float("inf"))
     full = fanin.InputBuffer(1, budget=0)
+    exact, long = fanin.InputBuffer(1, budget=0, accumulate="exact"), np.ones(4096, "f4")
     many, slots, gradients = fanin.InputBuffer(SLOTS), list(range(SLOTS)), [np.ones(16, "f4") for _ in range(SLOTS)]
     add, take, make = buf.add, buf.take, fanin.InputBuffer
     transposed = [np.ones((8, 4), "f4").T for _ in range(2)]
@@ -78,6 +79,10 @@ def lives() -> dict[str, Work]:
     def add_into_sum(times: int) -> None:
         for _ in range(times):
             full.add(0, a)
+
+    def add_into_exact_sum(times: int) -> None:
+        for _ in range(times):
+            exact.add(0, long)
 
     def add_and_take(times: int) -> None:
         for _ in range(times):
@@ -136,6 +141,7 @@ def lives() -> dict[str, Work]:
         "buf.add(0, a, weight=w)": one_weighted_add,
         "(clear after weights)": clear,
         "buf.add(0, a), budget=0": add_into_sum,
+        "buf.add of 4,096 numbers, exact, budget=0": add_into_exact_sum,
         "buf.add, buf.take()": add_and_take,
         "buf.add twice, buf.take()": adds_and_take(a, b),
         "buf.add(weight=) twice, buf.take()": weighted_adds_and_take,
