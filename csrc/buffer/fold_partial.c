@@ -86,10 +86,11 @@ static fan_status partial_reals(const fan_array *a, fan_array **out, fan_error *
         *out = fan_array_hold((fan_array *)a);
         return FAN_OK;
     }
-    if (a->ndim == FAN_MAX_NDIM)
+    if (a->ndim == FAN_MAX_NDIM) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "a partial complex sum has at most %d axes: give x.dense()",
                         FAN_MAX_NDIM - 1);
+    }
     bool single = a->dtype == FAN_DT_COMPLEX64;
     fan_dtype real = FAN_DT_FLOAT64;
     if (single)
