@@ -400,9 +400,10 @@ fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
     fan_status status = d->backend->wait(s, e, err);
     if (status == FAN_OK) {
         fan__device_lock(d);
-        if (first != UINT64_MAX)
+        if (first != UINT64_MAX) {
             /* out of memory: s's clock stays lower, which is safe */
             (void)fan_clock_join(&s->clock, &e->clock);
+        }
         fan__device_unlock(d);
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
         fan__device_trace(FAN_TRACE_WAIT, d, s, other, e->id, 0);
