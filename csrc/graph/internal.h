@@ -368,9 +368,10 @@ fan_status fan__tree_view(fan_storage *st, const fan_array *like, fan_array **ou
 static inline int fan__tree_operand_of(const fan_tree_run *run, const fan_array *a,
                                        fan_array *const *given)
 {
-    for (size_t i = 0; i < run->args->n; i++)
+    for (size_t i = 0; i < run->args->n; i++) {
         if (given[i] && given[i]->storage == a->storage)
             return (int)i;
+    }
     return -1;
 }
 /* fan__tree_keep_operands: after an eager run: copies operands that are outputs, and views of them,
