@@ -52,9 +52,10 @@ static int bytes_of(const int64_t *state, const void *status, int64_t *bytes)
     int code;
     if (state[BYTE_SIZE] == sizeof(int))
         code = ((count_fn_of_ints *)pointer(state[COUNT]))(status, (int)state[BYTE], &count);
-    else
+    else {
         code =
             ((count_fn_of_pointers *)pointer(state[COUNT]))(status, pointer(state[BYTE]), &count);
+    }
     *bytes = count;
     return code;
 }
