@@ -7,7 +7,7 @@
  *   sparse      skip        skip A2  into new A3 / fresh A4   merge A5 / COO A7  object
  *   object      skip        skip A2  object                   object             object
  *
- * "Into" needs the operand to be reusable: no other code can see or still uses its memory.
+ * "Into" needs the operand to be reusable: no other code can reach or still uses its memory.
  * fan_reusable returns that, and, if not, why. A worked case: the caller adds `g` and keeps it; `g`
  * is dense and writable, but neither made by us, nor donated, nor provably unshared: fresh (A7).
  * The sum is ours from then on and every later fold is in place (A6).

@@ -125,7 +125,8 @@ static fan_status check_dtype(const add_check *check, fan_error *err)
     return FAN_OK;
 }
 
-/* An object that lists no memory of its own could be used on a stream without anyone knowing. */
+/* Refuses an object on a device with streams that lists no memory of its own: no rule could order
+ * its uses. */
 static fan_status check_parts(const add_check *check, const fan_device *want, fan_error *err)
 {
     const fan_value *value = check->value;
@@ -388,7 +389,7 @@ static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_cont
     return FAN_OK;
 }
 
-/* What a reservation needs room for. */
+/* The sizes that a reservation allocates room for. */
 typedef struct add_room {
     fan_slot_state *state; /* the slot's, or a new one */
     int64_t *shape;        /* that the contribution fixes; NULL: it fixes none */

@@ -1,15 +1,15 @@
 /* digest: the digests of gradients and sums in a trace (array/digest.h).
  *
  * On the host the digest is taken at once. On a device with streams no thread may wait while a pass
- * runs, since a wait would hide the race that is looked for: a copy is queued on the stream where
- * the value is ready, and its bytes are read when the trace ends (fan_digests_settle). */
+ * runs, since a wait would hide the race that the digest is to find: a copy is queued on the stream
+ * where the value is ready, and its bytes are read when the trace ends (fan_digests_settle). */
 #ifndef FAN_BUFFER_DIGEST_H
 #define FAN_BUFFER_DIGEST_H
 
 #include "base/trace.h"
 #include "buffer/value.h"
 
-/* What a line of kind DIGEST is about, in its `how`. */
+/* The subject of a line of kind DIGEST, in its `how`. */
 enum {
     FAN_DIGEST_CONTRIBUTION = 'c',
     FAN_DIGEST_SUM = 's',
@@ -23,8 +23,8 @@ enum {
  * reason in its label. Cannot fail. */
 void fan_digest_fill(const fan_value *v, fan_stream *on, uint64_t known, fan_trace_line *line);
 
-/* fan_digests_hold, _drop: count the traces whose lines may ask for digests. The last drop forgets
- * all of them. */
+/* fan_digests_hold, _drop: count the traces whose lines may need digests. The last drop forgets all
+ * of them. */
 void fan_digests_hold(void);
 void fan_digests_drop(void);
 /* fan_digests_settle: reads what was copied, and frees the copies. Blocks; call it without locks.

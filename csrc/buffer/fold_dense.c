@@ -158,7 +158,7 @@ static fan_status dense_run(fan_fold *fold, dense_sum *sum, fan_error *err)
     if (!job.stats && !job.stats_out)
         return FAN_OK;
     figures->valid = true;
-    if (fold->plan.expanded && sum->out->size) /* each element stands for several */
+    if (fold->plan.expanded && sum->out->size) /* each element repeats along an axis */
         figures->multiplicity = (uint64_t)(fold->terms[0].v->array->size / sum->out->size);
     return FAN_OK;
 }

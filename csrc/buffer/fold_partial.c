@@ -188,7 +188,7 @@ done:
     return status;
 }
 
-/* What `to` holds before any term is added. */
+/* Fills `to` with its values before the first term. */
 static fan_status partial_begin(fan_fold *fold, partial_sum *sum, const fan_array *to,
                                 fan_error *err)
 {
@@ -349,8 +349,8 @@ done:
     return status;
 }
 
-/* What is summed already, into `to`, which begins as a sum of its own dtype does: no zero of the
- * old one stands for an element that no term has reached. */
+/* Converts the sum so far into `to`, which begins as a sum of its own dtype does: an element that
+ * no term has reached is not copied. */
 static fan_status partial_convert(fan_fold *fold, partial_sum *sum, const fan_array *to,
                                   fan_error *err)
 {

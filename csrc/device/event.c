@@ -278,7 +278,7 @@ static void event_clock_read(const fan_event *e, event_clock *l)
     bool still = e->recording == 0;
     bool recorded = e->stream && still;
     /* The clock of a captured event is valid only inside its graph: a stream that joins a capture
-     * leaves its earlier work behind. */
+     * is no longer ordered after its earlier work. */
     bool has_clock = e->count != UINT64_MAX && !e->capture;
     l->never = !e->stream && still;
     l->any = recorded && has_clock && fan_clock_copy(&l->clock, &e->clock) == 0;

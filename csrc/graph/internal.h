@@ -1,4 +1,4 @@
-/* internal: what a tree is made of. Callers hold the tree's lock unless the comment says
+/* internal: the parts of a tree. Callers hold the tree's lock unless the comment states
  * otherwise. */
 #ifndef FAN_GRAPH_INTERNAL_H
 #define FAN_GRAPH_INTERNAL_H
@@ -45,7 +45,7 @@ typedef struct fan_tree_output {
 /* Per function; with these, a call that fits none runs eagerly */
 #define FAN_TREE_RECORDINGS 2048
 
-/* What is known of an operand of a signature. */
+/* The facts about an operand of a signature. */
 typedef struct fan_tree_operand_facts {
     bool demoted; /* it moved too often, and is copied */
     bool written; /* the function writes into it */

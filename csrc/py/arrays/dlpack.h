@@ -56,15 +56,15 @@ typedef struct fan_dl_tensor {
     uint64_t byte_offset; /* element 0 is at data + byte_offset */
 } fan_dl_tensor;
 
-/* What a capsule named "dltensor" holds. */
+/* The contents of a capsule named "dltensor". */
 typedef struct fan_dl_managed {
     fan_dl_tensor tensor;
     void *ctx;
     void (*deleter)(struct fan_dl_managed *self); /* may be NULL */
 } fan_dl_managed;
 
-/* What a capsule named "dltensor_versioned" holds. The fields before `tensor` are the same in every
- * version. */
+/* The contents of a capsule named "dltensor_versioned". The fields before `tensor` are the same in
+ * every version. */
 typedef struct fan_dl_versioned {
     uint32_t major;
     uint32_t minor;

@@ -113,7 +113,7 @@ PyObject *fan_hooks_remove(node_object *owner, PyObject *hook)
 
 /* ---- what functions and hooks return ---- */
 
-/* What value_text returns. */
+/* The result of value_text. */
 typedef struct fan_value_label {
     char text[256];
 } fan_value_label;
