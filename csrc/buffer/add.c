@@ -345,8 +345,8 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
     return current;
 }
 
-/* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes in the
- * place of that of the buffer, and which is current where the legacy stream would be. Unlocked: it
+/* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes
+ * instead of the buffer's, and which is current where the legacy stream would be. Unlocked: it
  * calls the driver. */
 static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_contribution *c,
                                       fan_add_streams *with, fan_error *err)

@@ -203,8 +203,8 @@ typedef struct fan_take {
     bool integral;
     bool real;
     bool mean; /* W3: the sums are divided by the sum of their weights */
-    /* of a mean: numbers whose exact sum divides in the place of the weights' sum; NULL: none. At
-     * most FAN_DIVISOR_PARTS */
+    /* of a mean: numbers whose exact sum divides instead of the weights' sum; NULL: none. At most
+     * FAN_DIVISOR_PARTS */
     const double *over;
     size_t nover;
     /* W5: weights of contributions that still wait, by key; without keys by place of arrival.

@@ -19,16 +19,16 @@ enum {
 
 /* fan_digest_fill: writes digest, bytes and label of a line, or `event`, the number of a digest
  * that is read later. `on`: where the value is ready; NULL: the current stream of its device.
- * `known`: its digest; 0: unknown. What has no digest (objects, what is recorded) has 0, and the
- * reason in its label. Cannot fail. */
+ * `known`: its digest; 0: unknown. Objects and recorded values have no digest: 0, and the reason in
+ * the label. Cannot fail. */
 void fan_digest_fill(const fan_value *v, fan_stream *on, uint64_t known, fan_trace_line *line);
 
 /* fan_digests_hold, _drop: count the traces whose lines may need digests. The last drop forgets all
  * of them. */
 void fan_digests_hold(void);
 void fan_digests_drop(void);
-/* fan_digests_settle: reads what was copied, and frees the copies. Blocks; call it without locks.
- * What cannot be read any more has no digest. */
+/* fan_digests_settle: reads what was copied, and frees the copies. Blocks; call it without locks. A
+ * copy that can no longer be read has no digest. */
 void fan_digests_settle(void);
 /* fan_digest_later: returns the digest with this number; 0: it is not read yet, or could not be. */
 uint64_t fan_digest_later(uint64_t number);

@@ -5,7 +5,7 @@
  * over memory. So they are not made values: an entry is the object and the address of its first
  * element, computed once at the add. Size and kind are checked there, too: what could not be summed
  * here is not parked as a plain entry, but for one large array alone, which a chain without fan-in
- * takes as it came. What they have in common is their kind (value.h); the geometry of its memory is
+ * takes as it came. Their common properties are their kind (value.h); the geometry of its memory is
  * in list.h, with the entries themselves. The plan is the constant one: no stream waits, and the
  * sum is dense, into the first entry (A6) or into fresh memory.
  *

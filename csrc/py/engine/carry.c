@@ -604,7 +604,8 @@ void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *li
     fan_exception_put(live);
 }
 
-/* gradient_memory: of what is no array of fanin's or NumPy's, whatever its import says. */
+/* gradient_memory: writes the bytes and the address of a gradient that is no array of fanin's or
+ * NumPy's to a line of the trace, as its import reads them; 0 if the import fails. */
 static void gradient_memory(void *gradient, fan_trace_line *line)
 {
     PyObject *live = fan_exception_take();
