@@ -105,8 +105,8 @@
 /* Recordings on the CPU. */
 #define FAN_RECORDING_FAULTS(X) \
     X(KERNEL_NOT_REPLAYED) /* the last kernel of a recording is not replayed */
-/* The footprints that the search of host orders uses (device/sim): one kind left out at a time, in the order of the
- * kinds. */
+/* The footprints that the search of host orders uses (device/sim): one kind left out at a time, in
+ * the order of the kinds. */
 #define FAN_SEARCH_FAULTS(X) \
     X(USER_OF_ANOTHER_MACHINE) /* a stream of another machine may be a user of memory */ \
     X(STREAM_STAYS_OPEN) /* a stream may be used after the block of its machine */ \
@@ -173,9 +173,11 @@
     X(API_RELEASE_LOCKED) /* the releases at the end of a call run while the thread has the interpreter's lock */ \
     X(API_DROP_AT_ONCE) /* drop calls a release at once, whatever lock the thread has */
 #define FAN_FAULTS(X) \
-    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_WAY_FAULTS(X) FAN_PARTIAL_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) \
-    FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) \
-    FAN_API_FAULTS(X) FAN_DIGEST_FAULTS(X)
+    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_WAY_FAULTS(X) \
+    FAN_PARTIAL_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) \
+    FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) FAN_RECORDING_FAULTS(X) \
+    FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) FAN_API_FAULTS(X) \
+    FAN_DIGEST_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name) FAN_FAULT_##name,

@@ -223,7 +223,7 @@ fan_dtype_fit fan_accum_dtype_fit(fan_dtype declared, fan_dtype wish, fan_dtype 
     *seen = fan_dtype_set_add(*seen, dtype, weak);
     if (fan_dtype_set_promote(*seen) == FAN_DT_NONE)
         return FAN_DTYPE_FIT_APART;
-    /* What holds each contribution's dtype holds their promotion. */
+    /* A dtype that holds each contribution's dtype holds their promotion. */
     assert(fan_accum_dtype_of(*seen, wish) != FAN_DT_NONE);
     return FAN_DTYPE_FIT_EXACT;
 }

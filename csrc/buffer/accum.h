@@ -7,7 +7,7 @@
  *   sparse      skip        skip A2  into new A3 / fresh A4   merge A5 / COO A7  object
  *   object      skip        skip A2  object                   object             object
  *
- * "Into" needs the operand to be reusable: no other code can see or still uses its memory.
+ * "Into" needs the operand to be reusable: no other code can reach or still uses its memory.
  * fan_reusable returns that, and, if not, why. A worked case: the caller adds `g` and keeps it; `g`
  * is dense and writable, but neither made by us, nor donated, nor provably unshared: fresh (A7).
  * The sum is ours from then on and every later fold is in place (A6).
@@ -150,8 +150,8 @@ fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak);
  * float8, or the empty set. */
 fan_dtype fan_dtype_set_promote(fan_dtype_set s);
 
-/* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` when `wish` (FAN_DT_NONE:
- * none) was asked for; FAN_DT_NONE if wish cannot hold d. */
+/* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` with `accumulate=wish`
+ * (FAN_DT_NONE: none); FAN_DT_NONE if wish cannot hold d. */
 fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish);
 /* fan_accum_dtype_of: the same of a sum of what has these dtypes; FAN_DT_NONE where they have no
  * promotion. */

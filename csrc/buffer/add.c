@@ -125,7 +125,8 @@ static fan_status check_dtype(const add_check *check, fan_error *err)
     return FAN_OK;
 }
 
-/* An object that lists no memory of its own could be used on a stream without anyone knowing. */
+/* Refuses an object on a device with streams that lists no memory of its own: no rule could order
+ * its uses. */
 static fan_status check_parts(const add_check *check, const fan_device *want, fan_error *err)
 {
     const fan_value *value = check->value;
@@ -344,8 +345,8 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
     return current;
 }
 
-/* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes in the
- * place of that of the buffer, and which is current where the legacy stream would be. Unlocked: it
+/* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes
+ * instead of the buffer's, and which is current where the legacy stream would be. Unlocked: it
  * calls the driver. */
 static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_contribution *c,
                                       fan_add_streams *with, fan_error *err)
@@ -388,7 +389,7 @@ static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_cont
     return FAN_OK;
 }
 
-/* What a reservation needs room for. */
+/* The sizes that a reservation allocates room for. */
 typedef struct add_room {
     fan_slot_state *state; /* the slot's, or a new one */
     int64_t *shape;        /* that the contribution fixes; NULL: it fixes none */

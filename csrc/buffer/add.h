@@ -6,8 +6,7 @@
 #include "buffer/plan.h"
 #include "buffer/internal.h"
 
-/* What the check found out about a contribution, under the lock: what it must become, and where it
- * goes. */
+/* The result of a contribution's check, under the lock: its conversion, and where it goes. */
 typedef struct fan_check_result {
     fan_conversion to;
     fan_dtype_set seen;   /* the dtypes that the slot has seen, this one's included */
@@ -49,7 +48,7 @@ typedef struct fan_add_op {
     bool reserved; /* fan_add_reserve went through: it counts in its slot */
     /* An earlier contribution of the same call is already on its way into this slot. A take of the
      * slot waits until that one is parked, so this one must not wait for the take: neither would
-     * ever go on. */
+     * ever end. */
     bool follows;
     /* the contribution before it in one call; NULL: it is the first */
     const struct fan_add_op *previous;

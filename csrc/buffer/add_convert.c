@@ -10,7 +10,7 @@
 #include "buffer/fold_job.h"
 #include "buffer/slot.h"
 
-/* One conversion. What its steps make is the caller's, also after a failure half-way. */
+/* One conversion. The results of its steps are the caller's, also after a failure half-way. */
 typedef struct add_conversion {
     fan_buffer *b;
     const fan_slot_spec *spec;

@@ -4,7 +4,7 @@
 
 #include "buffer/internal.h"
 
-/* What a contribution must become before it is parked. */
+/* The conversions of a contribution before it is parked. */
 typedef struct fan_conversion {
     bool reduce;        /* A9: sum it to the declared shape */
     bool whole;         /* a partial one is made dense first (P5) */
@@ -14,8 +14,8 @@ typedef struct fan_conversion {
     fan_device *device; /* the device that it will be on; NULL: it does not matter */
 } fan_conversion;
 
-/* fan_add_convert: *out becomes the contribution as `to` says, in memory of its own where it is
- * copied or changed; made in the order of `on` (NULL: on the host). */
+/* fan_add_convert: *out becomes the contribution converted by `to`, in memory of its own where it
+ * is copied or changed; made in the order of `on` (NULL: on the host). */
 fan_status fan_add_convert(fan_buffer *b, size_t slot, const fan_contribution *contribution,
                            const fan_conversion *to, fan_stream *on, fan_value *out,
                            fan_error *err);

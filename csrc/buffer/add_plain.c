@@ -6,7 +6,7 @@
  *   one        either of the two, and a copy before it, or a weight beside it
  *   many       all into their sums, or all parked, or none
  *
- * Whatever is not for this path goes to add.c, and nothing has happened before. */
+ * All other contributions go to add.c, and nothing has happened before. */
 #include "array/extents.h"
 #include "array/sum.h"
 #include "buffer/fold.h"
@@ -107,7 +107,7 @@ typedef struct add_in_place {
 } add_in_place;
 
 /* add_in_place_fits: whether one more of this kind can be added into the sum, which is the first of
- * the slot's list, with nothing behind it (A6), and complete up to `key`. With an automatic budget
+ * the slot's list, with nothing after it (A6), and complete up to `key`. With an automatic budget
  * they wait until some can be summed together. */
 static bool add_in_place_fits(const fan_buffer *b, size_t slot, const fan_plain_kind *kind,
                               const char *data, int64_t key)
@@ -254,8 +254,8 @@ static void *add_plain_copy(fan_buffer *b, const fan_plain_kind *kind, fan_entry
     return copy;
 }
 
-/* The copy that a contribution asks for, which *one is then, with the caller's hold in *copy; NULL:
- * it asks for none. false: it is for the general path. */
+/* The copy, if the contribution's copy= requires one: *one becomes it, and *copy is the caller's
+ * hold; else NULL. Returns false if the contribution is for the general path. */
 static inline __attribute__((always_inline)) bool add_plain_copy_if_asked(
     fan_buffer *b, const fan_plain_kind *kind, fan_entry *one, void **copy)
 {

@@ -153,8 +153,8 @@ static const fan_patch *budget_patch(const fan_entry *one)
     return one->item->value.patch;
 }
 
-/* Locked: whether the partial gradients among the first n entries reach each element once. Looked
- * at only where they have as many elements as the whole, so that adds which never get there stay
+/* Locked: whether the partial gradients among the first n entries reach each element once. Computed
+ * only where they have as many elements as the whole, so that adds which never get there stay
  * cheap. */
 static bool budget_partial_covers(const fan_list *list, size_t n)
 {
@@ -183,7 +183,7 @@ static bool budget_partial_covers(const fan_list *list, size_t n)
 }
 
 /* Locked: whether a prefix waits because it has partial gradients, no dense one, and elements that
- * none of them reaches: a sum of these does not say which elements were reached (P1). */
+ * none of them reaches: their sum does not record which elements were reached (P1). */
 static bool budget_partial_waits(const fan_slot *s, size_t m)
 {
     const fan_list *list = s->list;

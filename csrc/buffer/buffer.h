@@ -17,8 +17,7 @@
 
 typedef struct fan_buffer fan_buffer;
 
-/* What a slot was declared to be. What is not declared is fixed by the first gradient of each
- * pass. */
+/* The declaration of a slot. The first gradient of each pass fixes what is not declared. */
 typedef struct fan_slot_spec {
     bool has_shape;
     int ndim;
@@ -89,7 +88,7 @@ typedef struct fan_buffer_config {
     bool create_graph;
     bool stats;       /* fan_buffer_stats may be called */
     const char *name; /* NULL: "InputBuffer" */
-    /* of a call whose user sees one sum and no slots: messages name none */
+    /* of a call that makes one sum and has no slots for its user: messages name none */
     bool hides_slots;
     bool of_node; /* the engine's own: passes write the digests of what it gets */
     const fan_frontend *frontend;
@@ -204,8 +203,8 @@ typedef struct fan_take {
     bool integral;
     bool real;
     bool mean; /* W3: the sums are divided by the sum of their weights */
-    /* of a mean: numbers whose exact sum divides in the place of the weights' sum; NULL: none. At
-     * most FAN_DIVISOR_PARTS */
+    /* of a mean: numbers whose exact sum divides instead of the weights' sum; NULL: none. At most
+     * FAN_DIVISOR_PARTS */
     const double *over;
     size_t nover;
     /* W5: weights of contributions that still wait, by key; without keys by place of arrival.
@@ -215,7 +214,7 @@ typedef struct fan_take {
     bool late_places; /* keys of late are places in the order of arrival */
     bool writable;
     /* show: called with each sum once it is made and its consumer is ordered, before any `out` is
-     * written and anything is let go. sum NULL: the sum of this slot will be written into its
+     * written and any reference is dropped. sum NULL: the sum of this slot will be written into its
      * `out`. `slot`: 0 where `one` is set. If it fails, the take fails and no sum is lost. May run
      * code of the user. NULL: no call. */
     fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
@@ -259,7 +258,7 @@ int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *
 /* fan_buffer_abandon: garbage collection: drops every object; the buffer is empty. */
 void fan_buffer_abandon(fan_buffer *b);
 
-/* What a slot looks like now, for explain. Pointers live until the next call on the buffer. */
+/* The present state of a slot, for explain. Pointers live until the next call on the buffer. */
 typedef struct fan_item_view {
     int64_t key;
     fan_form form;

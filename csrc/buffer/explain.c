@@ -1,4 +1,4 @@
-/* explain: what a slot looks like now, and what its next sum would do; expect and ready. */
+/* explain: the present state of a slot, and what its next sum would do; expect and ready. */
 #include "base/fault.h"
 #include "buffer/slot.h"
 #include "buffer/fold_job.h"

@@ -135,7 +135,7 @@ static fan_status fold_gather_item(const fan_fold *fold, const fan_item *item, f
         term->own = fan_dtype_set_promote(item->own);
     term->number = item->number;
     FAN_TRY(fan_slot_unchanged(fold->b, fold->slot, value, term->key, hash, fold->may_end, err));
-    /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
+    /* The caller may have changed its indices since: no sum reads or writes out of bounds. */
     bool sparse = value->form == FAN_FORM_SPARSE;
     if (sparse && value->device == fan_cpu() && !item->owned)
         return fan_sparse_check(value->sparse, err);
@@ -302,7 +302,7 @@ fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err)
     return fan_slot_fail_int(fold->b, fold->slot, key, gathered->unfit, sum, err);
 }
 
-/* A10: a fold at add ends in the dtypes up to its last term. A zero behind it counts from the next
+/* A10: a fold at add ends in the dtypes up to its last term. A zero after it counts from the next
  * term on: among numbers without a dtype of their own it would narrow the sum. */
 static void fold_leave_zeros(fan_gathered *gathered, size_t m)
 {
@@ -591,7 +591,7 @@ static fan_status fold_combine_failed(const fan_fold *fold, const fan_term *term
                                       fan_error *err)
 {
     fan_place place = fan_slot_place(fold->b, fold->slot, term->key);
-    if (status == FAN_ERR_EXTERN) { /* the frontend has the exception; this says where */
+    if (status == FAN_ERR_EXTERN) { /* the frontend has the exception; this adds the place */
         return fan_fail_at(err, FAN_ERR_EXTERN, 0, place,
                            "this contribution was not added to those before it");
     }
@@ -705,7 +705,7 @@ static fan_status fold_with_objects(fan_fold *fold, fan_error *err)
     return status;
 }
 
-/* Makes the sum that fold->plan says. */
+/* Makes the sum by fold->plan. */
 static fan_status fold_body(fan_fold *fold, fan_error *err)
 {
     fold->rules |= fold->plan.rules;
@@ -1044,7 +1044,7 @@ static void commit_plain_sum(fan_gathered *gathered, const fan_entry *only)
 }
 
 /* Locked. Cannot fail: makes the item of the sum, if there is a sum. Returns how many contributions
- * it is of, as fan_list.summed says it; *old: as commit_made_sum returns it. */
+ * it is of, as fan_list.summed counts them; *old: as commit_made_sum returns it. */
 static int64_t commit_sum(fan_gathered *gathered, fan_sum_stats *old)
 {
     const fan_fold *fold = &gathered->fold;

@@ -158,7 +158,7 @@ static fan_status dense_run(fan_fold *fold, dense_sum *sum, fan_error *err)
     if (!job.stats && !job.stats_out)
         return FAN_OK;
     figures->valid = true;
-    if (fold->plan.expanded && sum->out->size) /* each element stands for several */
+    if (fold->plan.expanded && sum->out->size) /* each element repeats along an axis */
         figures->multiplicity = (uint64_t)(fold->terms[0].v->array->size / sum->out->size);
     return FAN_OK;
 }
@@ -350,8 +350,8 @@ void fan_plain_fold_wide(fan_buffer *b, const fan_list *list, size_t n, fan_dtyp
     plain_sum_end(b, left);
 }
 
-/* A sum that is wider already, rounded into `out`. What follows it is added where it is, but for
- * the last runs. */
+/* Rounds a sum that is wider already into `out`. The entries after it are added where it is, but
+ * for the last runs. */
 static void plain_round_wide(const fan_list *list, size_t n, fan_dtype acc, const fan_scale *scale,
                              char *out)
 {

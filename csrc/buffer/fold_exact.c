@@ -417,8 +417,9 @@ static void exact_products_free(exact_products *p)
     fan_free(p->in);
 }
 
-/* What is left of a window once a part of it is taken away: *left: some number that is not 0. Of an
- * inf or a NaN, which is in the first part, nothing is left; and -0.0 adds nothing. */
+/* Fills `minus` with the numbers that, added to the window, take `part` away from it: -x of each
+ * finite x, else -0.0, which adds nothing. *left: whether one of them is not 0. An inf or a NaN
+ * stays in the first part alone. */
 static void exact_take_away(fan_array *part, fan_array *minus, bool first, bool *left)
 {
     double *x = (double *)(void *)part->data;

@@ -64,7 +64,7 @@ typedef struct fan_fold {
     fan_event *early; /* an event that a planted fault records too early */
 } fan_fold;
 
-/* What a fold or a take is made of: the entries it sums, and what they have in common. */
+/* The input of a fold or a take: the entries it sums, and what they have in common. */
 typedef struct fan_gathered {
     fan_fold fold;
     fan_entry *entries; /* copies: what arrives meanwhile moves the list */
@@ -81,7 +81,7 @@ typedef struct fan_gathered {
     const fan_value *zero; /* the first symbolic zero */
     size_t zero_entry;     /* .. and which of the entries it is */
     fan_like like;
-    /* those of all that was gathered: fold.seen, and zeros behind the last term of a fold at add */
+    /* those of all that was gathered: fold.seen, and zeros after the last term of a fold at add */
     fan_dtype_set seen;
     /* the range of the Python ints in the sum, and 0 */
     int64_t weak_lo;
@@ -149,7 +149,7 @@ fan_dtype fan_fold_last(const fan_fold *fold);
  * all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *fold);
 
-/* What writes into the memory of a term. */
+/* The operations that write into the memory of a term. */
 typedef enum fan_writer {
     FAN_WRITER_SUM, /* the fold, in one pass */
     /* the fold, dense and sparse terms one by one: each prefix in the dtype of its own */

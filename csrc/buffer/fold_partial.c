@@ -86,10 +86,11 @@ static fan_status partial_reals(const fan_array *a, fan_array **out, fan_error *
         *out = fan_array_hold((fan_array *)a);
         return FAN_OK;
     }
-    if (a->ndim == FAN_MAX_NDIM)
+    if (a->ndim == FAN_MAX_NDIM) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "a partial complex sum has at most %d axes: give x.dense()",
                         FAN_MAX_NDIM - 1);
+    }
     bool single = a->dtype == FAN_DT_COMPLEX64;
     fan_dtype real = FAN_DT_FLOAT64;
     if (single)
@@ -187,7 +188,7 @@ done:
     return status;
 }
 
-/* What `to` holds before any term is added. */
+/* Fills `to` with its values before the first term. */
 static fan_status partial_begin(fan_fold *fold, partial_sum *sum, const fan_array *to,
                                 fan_error *err)
 {
@@ -348,8 +349,8 @@ done:
     return status;
 }
 
-/* What is summed already, into `to`, which begins as a sum of its own dtype does: no zero of the
- * old one stands for an element that no term has reached. */
+/* Converts the sum so far into `to`, which begins as a sum of its own dtype does: an element that
+ * no term has reached is not copied. */
 static fan_status partial_convert(fan_fold *fold, partial_sum *sum, const fan_array *to,
                                   fan_error *err)
 {

@@ -88,8 +88,8 @@ typedef struct mixed {
 /* The terms up to and with the first dense one, into memory that is no term's. */
 static fan_status mixed_begin_fresh(fan_fold *fold, mixed *sum, fan_error *err)
 {
-    /* What is sparse before the first dense term is summed by itself; where it has no entry the
-     * dense value stays as it is (D12). */
+    /* The sparse terms before the first dense one are summed by themselves; where they have no
+     * entry the dense value stays as it is (D12). */
     FAN_TRY(fan_fold_copy(fold, "copy", sum->cur, fold->terms[sum->lead].v->array, err));
     sum->next = sum->lead + 1;
     if (!sum->lead)

@@ -40,8 +40,8 @@ typedef struct fan_like {
     int64_t key;
 } fan_like;
 
-/* What a slot with accumulate="exact" has summed so far. A fold waits until the contributions take
- * more memory than its window. */
+/* The sum so far of a slot with accumulate="exact". A fold waits until the contributions take more
+ * memory than its window. */
 typedef struct fan_exact_state {
     fan_window *sum;
     fan_like like;
@@ -78,7 +78,7 @@ typedef struct fan_slot_state {
     fan_detached left; /* the list of a slot that was emptied, for fan_slot_state_free */
     /* of the sum so far: the first entry of the list where list->summed is not 0, and `exact` */
     fan_dtype_set summed_seen; /* the dtypes of what is in it, zeros too (folder) */
-    /* .. up to its last term: zeros behind a lone one widen it only when it meets another
+    /* .. up to its last term: zeros after a lone one widen it only when a second term is added
      * (folder) */
     fan_dtype_set value_seen;
     /* the range of the Python ints in it, and 0 (folder) */
@@ -133,7 +133,7 @@ extern fan_slot_state fan_slot_state_none;
 #define FAN_LOCKS 16
 #define FAN_INLINE_SLOTS 4
 
-/* What is counted of one buffer. Read while others count. */
+/* The counters of one buffer. Read while other threads count. */
 typedef struct fan_counter_store {
 #define X(name) atomic_uint_fast64_t name;
     FAN_COUNTER_LIST(X)

@@ -22,8 +22,8 @@ static void slot_undeclare(fan_buffer *b, size_t i)
     fan_free(own);
 }
 
-/* What a slot declares, in one block: shape and name behind it. Holds what it names. NULL: no
- * memory. */
+/* The declaration of a slot, in one block, with its shape and name at the end. Holds what it names.
+ * NULL: no memory. */
 static fan_slot_spec *slot_spec_copy(const fan_frontend *frontend, const fan_slot_spec *spec,
                                      fan_dtype accumulate, bool exact)
 {
@@ -202,7 +202,7 @@ static fan_status buffer_name(fan_buffer *b, const char *given, fan_error *err)
     return FAN_OK;
 }
 
-/* What a buffer with locks and slots is made of besides. */
+/* Initializes the rest of a buffer that has its locks and slots. */
 static fan_status buffer_init(fan_buffer *b, const fan_buffer_config *config, fan_error *err)
 {
     b->id = atomic_fetch_add(&next_buffer, 1);
@@ -376,7 +376,7 @@ int64_t fan_buffer_shown_slot(const fan_buffer *b, size_t slot)
     return fan_slot_place(b, slot, -1).slot;
 }
 
-/* The slot is empty, and free for whatever comes next. */
+/* Leaves the slot empty and free for the next use. */
 static fan_status slot_clear(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];

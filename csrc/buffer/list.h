@@ -1,8 +1,8 @@
 /* list: the contributions that wait in one slot, by key or by arrival. A data structure, without
  * buffers, budgets or takes.
  *
- * Keys that come out of order move what is behind them as long as that is little; else the list is
- * by arrival for the time being, beside a set of the keys that are in it, until a reader calls
+ * Keys that come out of order move the entries after them as long as these are few; else the list
+ * is by arrival for the time being, beside a set of the keys that are in it, until a reader calls
  * fan_list_sort.
  *
  * In this order: the kind of plain contributions and the geometry of their memory; items and
@@ -171,7 +171,7 @@ typedef struct fan_list {
     uint64_t rules;    /* by which that sum was made; where `summed` is 0 they mean nothing */
     size_t alone;      /* how many of those parked were the buffer's alone at the last check */
     size_t recheck_at; /* and the length of the list from which on that is checked again */
-    /* how many of the n are undefined; while a take has the slot they are behind the others */
+    /* how many of the n are undefined; while a take has the slot they are after the others */
     size_t undefined;
     /* where the sum goes, NULL: the only entry is handed through; set while a take has the slot */
     char *out;
@@ -258,7 +258,7 @@ static inline bool fan_list_insert(fan_list *list, const fan_entry *one)
         return fan_list_put(list, one);
     if (one->key >= 0 && list->n && list->entries[list->n - 1].key >= one->key)
         return fan_list_put(list, one);
-    list->entries[list->n++] = *one; /* behind all others, as mostly */
+    list->entries[list->n++] = *one; /* after all others, as mostly */
     list->undefined += !one->object;
     return true;
 }
@@ -280,12 +280,12 @@ static inline void fan_list_sort(fan_list *list)
     if (list->unsorted)
         fan__list_sort(list);
 }
-/* fan_list_undefined_last: the undefined entries go behind the others, which keep their order. */
+/* fan_list_undefined_last: moves the undefined entries to the end; the others keep their order. */
 void fan_list_undefined_last(fan_list *list);
 /* fan_list_by_key: undoes that. */
 void fan_list_by_key(fan_list *list);
 
-/* What a list held, and its memory on the heap. */
+/* The former contents of a list, and its memory on the heap. */
 typedef struct fan_detached {
     fan_entry inline_entries[FAN_LIST_INLINE];
     fan_entry *heap; /* NULL: the entries are in `inline_entries` */

@@ -135,8 +135,8 @@ fan_status fan_order_wait_terms(fan_fold *fold, fan_error *err)
     return FAN_OK;
 }
 
-/* order_flush: an event that is recorded on s now is behind all sums on s: also those that wait in
- * the batch. */
+/* order_flush: an event that is recorded on s now comes after all sums on s: also those that wait
+ * in the batch. */
 static void order_flush(const fan_fold *fold, const fan_stream *s)
 {
     if (FAN_FAULT(BATCH_NOT_EXCLUSIVE) || !fold->batch)

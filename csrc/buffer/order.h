@@ -32,7 +32,7 @@ fan_status fan_order_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_even
  * `bit`. A refusal by S7 names the slot. */
 fan_status fan_order_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *e, uint64_t bit,
                           fan_error *err);
-/* fan_order_consumer: S7: which stream consumes in the place of s what is ready on t with event e
+/* fan_order_consumer: S7: the stream that consumes, instead of s, what is ready on t with event e
  * (NULL: none yet). It is t where t is captured, s is in no capture and redirection is on; else s.
  * *out is not held. s and t may be NULL. */
 fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, fan_stream **out,

@@ -5,7 +5,7 @@
  * over memory. So they are not made values: an entry is the object and the address of its first
  * element, computed once at the add. Size and kind are checked there, too: what could not be summed
  * here is not parked as a plain entry, but for one large array alone, which a chain without fan-in
- * takes as it came. What they have in common is their kind (value.h); the geometry of its memory is
+ * takes as it came. Their common properties are their kind (value.h); the geometry of its memory is
  * in list.h, with the entries themselves. The plan is the constant one: no stream waits, and the
  * sum is dense, into the first entry (A6) or into fresh memory.
  *
@@ -16,9 +16,9 @@
  *   take   take_plain.c  claimed; where does each sum go? is what will be read unchanged? summed;
  *                        handed over
  *
- * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call
- * needs more than a sum; the entries stay in its list, and fan_gather makes values of them for each
- * sum.
+ * A slot with plain entries gets a state (slot.h) as soon as another contribution is added, or a
+ * call needs more than a sum; the entries stay in its list, and fan_gather makes values of them for
+ * each sum.
  *
  * No lock is taken here. Plain entries are for a frontend whose interpreter lets one thread in at a
  * time, as Python's GIL does, and leaves the interpreter only while jobs run and while a thread
@@ -203,8 +203,8 @@ void fan_plain_give_up(const fan_buffer *b, void *object);
  * the result is allocated and before fan_plain_unchanged. An array of ours is never passed to it:
  * it could keep a reference to memory that we write later. */
 bool fan_plain_has_value(const fan_buffer *b, const fan_entry *one, bool handed);
-/* fan_plain_has_values: the same of the first n entries, where the kind asks for it. `first`: the
- * first of them is handed out or written. */
+/* fan_plain_has_values: the same of the first n entries, if the kind requires the check. `first`:
+ * the first of them is handed out or written. */
 static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *list, size_t n,
                                         bool first)
 {

@@ -1,4 +1,4 @@
-/* plan: what one add, one fold, one take or one target will do, decided before anything is touched.
+/* plan: what one add, one fold, one take or one target will do, decided before anything is changed.
  *
  * The question: given what a slot holds and what the call wants, which stream waits for which, what
  * is recorded, in which memory and in which dtype does the result lie, and by which rules?
@@ -24,7 +24,7 @@
  *
  * What can go wrong: a step that decides again, by itself, and a little differently. So nothing
  * outside of sync, accum and this file sets a rule's bit, each field is read by the code that
- * carries the plan out, and explain() and the trace print the plan that ran. A test looks after all
+ * carries the plan out, and explain() and the trace print the plan that ran. A test keeps all
  * three.
  *
  * Everything here is a pure function of its arguments: no allocation, no device call, no
@@ -218,9 +218,9 @@ typedef struct fan_take_plan {
  *   one      no array is made or changed                     HAND (A14)
  *   any      whatever else                                   FINISH
  *
- * "In place": arrays, not exact, neither scaled nor for an out=. To COMMIT needs no wider dtype
- * for the sum of arrays, a term that is not sparse, a dense one where some are partial (a sum of
- * partial ones does not say which elements were reached), and no writer of an expanded sum. HAND
+ * "In place": arrays, not exact, neither scaled nor for an out=. To COMMIT needs no wider dtype for
+ * the sum of arrays, a term that is not sparse, a dense one where some are partial (a sum of
+ * partial ones does not record which elements were reached), and no writer of an expanded sum. HAND
  * needs a taker that takes partial ones where the only term is one (P3).
  *
  * Inline: of plain entries (plain.h) most facts are constants. */

@@ -112,8 +112,8 @@ fan_status fan_buffer_fail_memory(const fan_buffer *b, fan_error *err);
 
 /* ---- traces and statistics ---- */
 
-/* fan_slot_trace: a line of the trace about this slot, of which the caller fills in what the step
- * knows. */
+/* fan_slot_trace: a line of the trace about this slot, of which the caller fills in the step's
+ * fields. */
 void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line);
 /* fan_slot_digest: writes the line of a digest, where a trace has such lines and no pass is at work
  * here, which writes its own: of the contribution with this key (-1: none), or, FAN_DIGEST_OF_SUM,
@@ -125,7 +125,7 @@ void fan_slot_digest(const fan_buffer *b, size_t slot, const fan_value *v, int64
 
 /* fan_sum_stats_hold: a copy with holds of its own. */
 fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *sum_stats);
-/* fan_sum_stats_move: the statistics, which leaves nothing behind. */
+/* fan_sum_stats_move: returns the statistics, and empties *sum_stats. */
 fan_sum_stats fan_sum_stats_move(fan_sum_stats *sum_stats);
 /* fan_sum_stats_drop: unlocked. */
 void fan_sum_stats_drop(fan_sum_stats *sum_stats);

@@ -2,7 +2,7 @@
 #include "buffer/order.h"
 #include "buffer/take.h"
 
-/* What the slot holds, as a value of its own, in the order of the consumer. */
+/* Copies the slot's contents to a value of its own, in the order of the consumer. */
 static fan_status snapshot_sum(fan_gathered *gathered, fan_stream *consumer, fan_value *out,
                                fan_error *err)
 {

@@ -407,7 +407,7 @@ static fan_status stats_read(const fan_buffer *b, size_t slot, fan_sum_stats *fi
     return FAN_OK;
 }
 
-/* What was read stays, if the slot's last sum is still the same. */
+/* Keeps what was read, if the slot's last sum is still the same. */
 static void stats_keep_read(fan_buffer *b, size_t slot, const fan_sum_stats *figures)
 {
     fan_sum_stats had = {.valid = false};

@@ -1,5 +1,5 @@
-/* stats: what is known of a sum beside its value, for buffers made with stats=True; for others
- * nothing happens here.
+/* stats: figures of a sum beside its value, for buffers made with stats=True; for others nothing
+ * happens here.
  *
  * On the CPU the pass that sums measures too. On a device with streams it writes the statistics
  * into memory of the device, in the order of A, and only the thread that reads them waits. Each sum

@@ -113,7 +113,7 @@ fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bo
     return plan;
 }
 
-/* What was queued on A last made the value: it is ready there. */
+/* The last work queued on A made the value: it is ready there. */
 static fan_sync_fold ready_on_accum(fan_sync_slot slot)
 {
     fan_sync_fold plan = {.slot = slot};

@@ -25,7 +25,7 @@
  *
  * Everything here is a pure function of its arguments: no allocation, no device call, no lock.
  * Plans are what to do; order.c does it. Each wait, record and mark is a plan bit, so that a proof
- * can leave it out and see what it is for. */
+ * can leave it out and find what it is for. */
 #ifndef FAN_BUFFER_SYNC_H
 #define FAN_BUFFER_SYNC_H
 
@@ -36,7 +36,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A stream as the rules see it: two numbers that are never reused. device 0 is every device without
+/* A stream in the rules: two numbers that are never reused. device 0 is every device without
  * streams; stream 0: none. */
 typedef struct fan_stream_id {
     uint64_t device;
@@ -97,7 +97,7 @@ enum {
 uint64_t fan_plan_bits(const char *word);
 const char *fan_plan_word(int index);
 
-/* What a slot remembers. All zero: no gradient yet. */
+/* The state of a slot's streams. All zero: no gradient yet. */
 typedef struct fan_sync_slot {
     fan_stream_id consumer;
     fan_stream_id accum;

@@ -65,7 +65,8 @@ static inline bool fan_take_scale_fits(const fan_take *options, fan_dtype dtype)
     return options->real && (kind == 'f' || options->integral);
 }
 
-/* fan_take_name_origin: the sum is of the kind of the contribution that says so (D15). */
+/* fan_take_name_origin: sets the kind of the sum: that of the contribution that decides it
+ * (D15). */
 static inline void fan_take_name_origin(fan_take_slot *part)
 {
     if (part->result.form == FAN_FORM_UNDEFINED || part->result.form == FAN_FORM_ZERO)

@@ -1,7 +1,7 @@
 /* take_carry_out: the sums of a take are made, and the consumer is ordered after them (S18, S19,
  * S22, A14, D11, D21).
  *
- * In this order: a slot's facts and plan; what the plan says; the consumer's stream, the copies
+ * In this order: a slot's facts and plan; the plan carried out; the consumer's stream, the copies
  * into out=, what is measured; and the steps, each for all slots before the next one begins. */
 #include "array/nditer.h"
 #include "base/fault.h"
@@ -114,7 +114,7 @@ static fan_take_facts take_facts(const fan_take_slot *part, bool last)
     return facts;
 }
 
-/* ---- what it says is done ---- */
+/* ---- the plan carried out ---- */
 
 fan_status fan_take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum,
                           fan_value *out, fan_error *err)
@@ -254,7 +254,7 @@ static void take_finish(fan_take_slot *part)
     fold->scale.divisor = part->gathered.divisor;
 }
 
-/* Does what the plan says. */
+/* Carries the plan out. */
 static fan_status take_carry_out(fan_take_slot *part, fan_error *err)
 {
     fan_fold *fold = &part->gathered.fold;

@@ -6,7 +6,7 @@
  *          3. sum     4. order: no stream has anything to do with plain entries
  *          5. hand over
  *
- * Whatever is not for this path goes to take.c, and nothing has happened before. */
+ * All other calls go to take.c, and nothing has happened before. */
 #include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
@@ -21,7 +21,7 @@
 #define TAKE_FEW_OUTS 8
 #define TAKE_FAR 500 /* slots that no near cache holds */
 
-/* What divides a sum, as one number of the parts of its accumulation dtype. */
+/* The divisor of a sum, as one number of the parts of its accumulation dtype. */
 typedef struct take_divisor {
     _Alignas(8) char number[8];
 } take_divisor;
@@ -183,7 +183,7 @@ static bool take_keys_whole(const fan_list *list)
     const fan_entry *entries = list->entries;
     if (fan_list_keyed(list) < 0)
         return true;
-    /* the undefined ones are behind the others */
+    /* the undefined ones are after the others */
     int64_t last = entries[fan_list_defined(list) - 1].key;
     if (last < entries[list->n - 1].key)
         last = entries[list->n - 1].key;
@@ -217,8 +217,8 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
     return fan_plan_take(&facts).way;
 }
 
-/* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the
- * caller's; and list->out. NULL: it is for the general path. */
+/* Returns the object that the sum is written into, or is already: the first entry, or a fresh one,
+ * whose hold is the caller's. Sets list->out. NULL: it is for the general path. */
 static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan_take *options,
                                      size_t n, fan_dtype acc, bool weighted)
 {
@@ -410,8 +410,8 @@ static void *take_plain_out(const take_plain *take, size_t k)
     return take->results[take->written[k].owner - take->span.first];
 }
 
-/* Asks the libraries whether what will be read has its value, and tells those that count writes.
- * They may run arbitrary code. */
+/* Checks with the libraries that what will be read has its value, and reports the writes to those
+ * that count them. They may run arbitrary code. */
 static bool take_plain_ask(const take_plain *take)
 {
     for (size_t i = take->span.first; take->calls && i < take->span.end; i++) {
@@ -529,8 +529,8 @@ static void take_plain_sum(take_plain *take)
 
 /* ---- 5. hand over ----
  *
- * The slots are empty and free. What they held is dropped last, when the buffer is ready for
- * whatever a finalizer calls. */
+ * The slots are empty and free. What they held is dropped last, when the buffer is ready for any
+ * call of a finalizer. */
 
 /* References to drop after all slots are released. If this list cannot grow, drop immediately: a
  * call back into a slot that is still claimed is then refused. */
@@ -664,7 +664,7 @@ static bool take_plain_claim(fan_buffer *b, fan_span span, const fan_take *optio
     return true;
 }
 
-/* Room for what is known of each slot. */
+/* Room for the facts of each slot. */
 static bool take_plain_begin(take_plain *take)
 {
     size_t n = take->span.end - take->span.first;

@@ -32,7 +32,7 @@ static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, co
         return facts;
     if (fan_weight_multiplies(&item->weight)) /* what is added to it would be multiplied, too */
         return facts;
-    /* A running sum that earlier targets have seen is lent again (D34). */
+    /* A running sum that earlier targets were lent is lent again (D34). */
     fan_term term = {.v = &item->value,
                      .producer = item->producer,
                      .owned = item->owned,
@@ -134,7 +134,7 @@ static fan_status target_scratch(const fan_slot_spec *spec, fan_dtype acc, fan_t
     return fan_device_run(t->device, t->producer, &job, err);
 }
 
-/* What a target that has begun is given. Where this fails it is done with. */
+/* Fills in a target that has begun. If this fails, the target has ended. */
 static fan_status target_fill(fan_buffer *b, fan_dtype acc, fan_target *t, fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];

@@ -37,9 +37,9 @@ typedef struct fan_value {
     size_t nparts;
 } fan_value;
 
-/* What the plain contributions of one slot (plain.h) have in common: host arrays of one shape and
- * order of axes, or numbers. Their memory is gap-free, or, of rows of a larger array, has gaps of
- * one size along one axis. */
+/* The common properties of the plain contributions of one slot (plain.h): host arrays of one shape
+ * and order of axes, or numbers. Their memory is gap-free, or, of rows of a larger array, has gaps
+ * of one size along one axis. */
 #define FAN_PLAIN_NDIM 4
 typedef struct fan_plain_kind {
     fan_dtype dtype;
@@ -51,7 +51,7 @@ typedef struct fan_plain_kind {
     /* an immutable number: the frontend makes an object of what its sum is written into */
     bool scalar;
     bool weak;   /* as in fan_value */
-    bool inside; /* the value itself, of at most 8 bytes, is in the place of its address */
+    bool inside; /* the value itself, of at most 8 bytes, is stored instead of its address */
     /* of its axes in memory, and its gaps (fan_plain_order); 0: C order, without gaps */
     uint32_t order;
     int64_t shape[FAN_PLAIN_NDIM];
@@ -75,7 +75,7 @@ typedef struct fan_plain_frontend {
      * or be written. May call its library. */
     bool (*is_detached)(void *object);
     /* is_unique: whether the buffer has the only reference to the object, weak ones counted, as far
-     * as Python knows. */
+     * as Python's counts show. */
     bool (*is_unique)(void *object);
     /* unshared: whether the buffer's hold on the array is the only one, and its memory cannot be
      * reached otherwise. */
@@ -102,10 +102,10 @@ typedef struct fan_frontend {
     /* unshared: whether the hold of the buffer on the object is the only one, and its memory cannot
      * be reached otherwise. */
     bool (*unshared)(void *object);
-    /* alone: whether only the buffer keeps the object and its memory alive, as far as can be seen
-     * without a call. v: the value that it is held as; NULL: it is parked as a plain entry. A
-     * guess: it decides when something is summed, never what. Calls no other code: a lock may be
-     * held. */
+    /* alone: whether only the buffer keeps the object and its memory alive, as far as reference
+     * counts show without a call. v: the value that it is held as; NULL: it is parked as a plain
+     * entry. A guess: it decides when something is summed, never what. Calls no other code: a lock
+     * may be held. */
     bool (*alone)(void *object, const fan_value *v);
     /* lent: whether the memory is the lender's again once the sum is taken: such a contribution is
      * copied where others are handed through (A14). v as in alone. NULL: none is. */
@@ -119,8 +119,7 @@ typedef struct fan_frontend {
      * same size, dtype and shape. Called whenever it is about to be read. Calls no other code.
      * NULL: memory never moves. */
     bool (*is_unchanged)(const fan_value *v);
-    /* clear_error: forgets the exception behind an FAN_ERR_EXTERN that is not reported.
-     * May be NULL. */
+    /* clear_error: clears the exception of an FAN_ERR_EXTERN that is not reported. May be NULL. */
     void (*clear_error)(void);
     /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_ERR_EXTERN
      * with the cause kept by the frontend. */
@@ -211,7 +210,7 @@ bool fan_int_run_add(fan_int_run *r, const fan_value *v, int64_t number);
 /* fan_int_run_put: the same of a Python scalar of this dtype at `data`. */
 bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data);
 /* fan_int_run_leaves: whether the sum of the run, in dtype d, is no longer what it was: it does not
- * fit, and what comes next, NULL for nothing, is no integer that would go on counting modulo
+ * fit, and what comes next, NULL for nothing, is no integer that would continue the count modulo
  * 2^bits. `scale` NULL: none. */
 bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale,
                         fan_dtype d);

@@ -75,7 +75,7 @@ static int weight_parts_of(uint64_t *limbs, double *parts)
     return n;
 }
 
-/* The divisor of a sum with `whole` in the place of its integers; *imaginary: the other part. */
+/* The divisor of a sum with `whole` instead of its integers; *imaginary: the other part. */
 static void divisor_of_limbs(const fan_weight_sum *sum, int64_t whole, fan_divisor *out,
                              double *imaginary)
 {

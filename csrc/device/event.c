@@ -278,7 +278,7 @@ static void event_clock_read(const fan_event *e, event_clock *l)
     bool still = e->recording == 0;
     bool recorded = e->stream && still;
     /* The clock of a captured event is valid only inside its graph: a stream that joins a capture
-     * leaves its earlier work behind. */
+     * is no longer ordered after its earlier work. */
     bool has_clock = e->count != UINT64_MAX && !e->capture;
     l->never = !e->stream && still;
     l->any = recorded && has_clock && fan_clock_copy(&l->clock, &e->clock) == 0;
@@ -400,9 +400,10 @@ fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
     fan_status status = d->backend->wait(s, e, err);
     if (status == FAN_OK) {
         fan__device_lock(d);
-        if (first != UINT64_MAX)
+        if (first != UINT64_MAX) {
             /* out of memory: s's clock stays lower, which is safe */
             (void)fan_clock_join(&s->clock, &e->clock);
+        }
         fan__device_unlock(d);
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
         fan__device_trace(FAN_TRACE_WAIT, d, s, other, e->id, 0);

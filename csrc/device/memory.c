@@ -70,8 +70,8 @@ static void memory_record_users(fan_memory *m)
 
 #define BEHIND 8
 
-/* The streams with an event that has not passed, and the earliest such: later ones of theirs need
- * no query. (Memory is examined in turns, not always oldest first.) */
+/* The streams with an event that has not passed, and the earliest such: later events of these
+ * streams need no query. (Memory is examined in turns, not always oldest first.) */
 typedef struct memory_behind {
     struct {
         uint64_t stream;

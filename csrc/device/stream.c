@@ -1,5 +1,4 @@
-/* Devices, streams, the current streams of a thread, and the lines that traces get of their work.
- */
+/* Devices, streams, the current streams of a thread, and the lines of their work in traces. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "device/stream.h"

@@ -146,9 +146,10 @@ static fan_status reach_all(fan_pass *pass, reached *found, fan_error *err)
             if (next && next->number >= node->number)
                 found->down = false;
         }
-        if (found->slots >= UINT32_MAX || pass->nedges >= UINT32_MAX)
+        if (found->slots >= UINT32_MAX || pass->nedges >= UINT32_MAX) {
             return fan_fail(err, FAN_ERR_OVERFLOW, "a pass has at most %u slots and edges",
                             UINT32_MAX - 1);
+        }
     }
     return FAN_OK;
 }

@@ -207,9 +207,9 @@ typedef struct fan_pass_step {
     uint32_t after; /* the step that gives the last of its gradients; UINT32_MAX: the roots */
     bool runs;      /* false: its sums are only captured (E8) */
 } fan_pass_step;
-/* fan_pass_order: instead of fan_pass_seed: writes the steps of one thread, as many as
- * fan_pass_at says there are nodes, in their order (E2). The pass cannot run afterwards.
- * FAN_ERR_STATE: the graph has a cycle. */
+/* fan_pass_order: instead of fan_pass_seed: writes the steps of one thread, one for each node that
+ * fan_pass_at counts, in their order (E2). The pass cannot run afterwards. FAN_ERR_STATE: the graph
+ * has a cycle. */
 fan_status fan_pass_order(fan_pass *pass, fan_pass_step *steps, fan_error *err);
 
 /* The calls of walk(), instead of fan_pass_run.

@@ -124,17 +124,19 @@ static fan_status check_circle(waiting *me, fan_error *err)
         wait = find_circle(me);
     if (!wait)
         return FAN_OK;
-    if (wait == me)
+    if (wait == me) {
         return fan_fail(
             err, FAN_ERR_STATE,
             "a gradient comes to this leaf from within its own accumulation, on another worker");
+    }
     (void)fan_fail(err, FAN_ERR_STATE, "this gradient comes from within the accumulation of %s",
                    leaf_name(wait->claim, name, sizeof name));
     if (!err)
         return FAN_ERR_STATE;
-    for (wait = wait->from; wait; wait = wait->from)
+    for (wait = wait->from; wait; wait = wait->from) {
         fan_append(err->text, sizeof err->text, ", for which that of %s waits",
                    leaf_name(wait->claim, name, sizeof name));
+    }
     fan_append(err->text, sizeof err->text, ": none of them would end");
     return FAN_ERR_STATE;
 }
@@ -229,10 +231,10 @@ fan_status fan_leaf_claim_begin(fan_leaf_claim *claim, const fan_frontend *front
 
     fan_mutex_lock(&claim->lock);
     while (claim->thread && status == FAN_OK && !FAN_FAULT(LEAF_UNCLAIMED)) {
-        if (claim->thread == thread)
+        if (claim->thread == thread) {
             status = fan_fail(err, FAN_ERR_STATE,
                               "a gradient comes to this leaf from within its own accumulation");
-        else if (!here.claim)
+        } else if (!here.claim)
             status = waits_add(&here, claim, err);
         if (status == FAN_OK)
             status = claim_wait(claim, frontend, err);

@@ -23,9 +23,10 @@ fan_status fan_node_freed(const fan_node *node, fan_error *err)
 {
     char name[128];
     node->ops->text(node, name, sizeof name);
-    if (node->freed_by == FAN_FREED_BY_USER)
+    if (node->freed_by == FAN_FREED_BY_USER) {
         return fan_fail(err, FAN_ERR_STATE,
                         "%s was freed by fanin.free(): its function is gone (E10)", name);
+    }
     return fan_fail(
         err, FAN_ERR_STATE,
         "%s was freed by pass %llu: its function is gone; give that pass keep_graph=True (E10)",

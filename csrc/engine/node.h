@@ -1,6 +1,6 @@
 /* node: the nodes of a graph, and their edges.
  *
- * A node stands for an operation of the forward computation. It receives gradients in its slots,
+ * A node represents an operation of the forward computation. It receives gradients in its slots,
  * one for each output of the operation, and returns one along each edge, one for each input. It
  * holds the nodes after it, never those before.
  *

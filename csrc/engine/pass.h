@@ -102,7 +102,7 @@ typedef struct fan_stream_list {
     size_t cap;
 } fan_stream_list;
 
-/* What one of the caller's streams waits for at the end of the pass (S20). */
+/* The event that one of the caller's streams waits for at the end of the pass (S20). */
 typedef struct fan_pass_tail {
     fan_stream *caller; /* held */
     fan_stream_list streams;

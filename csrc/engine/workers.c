@@ -478,10 +478,11 @@ fan_status fan__pass_workers_next(fan_pass_worker *worker, fan_error *err)
     worker->now = FAN_NOWHERE;
     if (status == FAN_OK)
         status = take_or_wait(worker, err);
-    if (status == FAN_OK && workers->forked && worker->now == FAN_NOWHERE)
+    if (status == FAN_OK && workers->forked && worker->now == FAN_NOWHERE) {
         status = fan_fail(err, FAN_ERR_STATE,
                           "a fork inside of a pass of several workers: the child process has only "
                           "the thread that forked, so the pass cannot continue here");
+    }
     if (workers->ready || workers->ready_there)
         start = wake_others(worker);
     fan__pass_workers_unlock(workers);

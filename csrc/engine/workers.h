@@ -10,7 +10,7 @@
  * engine. A slot's sum is guarded by the lock of its buffer, a leaf by its claim (leaf.h).
  *
  * Title: On demand. A worker that takes a node while another one is ready wakes a waiting worker or
- * starts a helper. So a chain never has a second thread, whatever `workers` says.
+ * starts a helper. So a chain never has a second thread, whatever `workers` is.
  *
  * Title: A device's worker. The caller runs the nodes of the first device, helper 1 those of the
  * second, and so on, round robin; devices are ordered by their nodes. Captured work is the

@@ -1,4 +1,4 @@
-/* internal: what a tree is made of. Callers hold the tree's lock unless the comment says
+/* internal: the parts of a tree. Callers hold the tree's lock unless the comment states
  * otherwise. */
 #ifndef FAN_GRAPH_INTERNAL_H
 #define FAN_GRAPH_INTERNAL_H
@@ -45,7 +45,7 @@ typedef struct fan_tree_output {
 /* Per function; with these, a call that fits none runs eagerly */
 #define FAN_TREE_RECORDINGS 2048
 
-/* What is known of an operand of a signature. */
+/* The facts about an operand of a signature. */
 typedef struct fan_tree_operand_facts {
     bool demoted; /* it moved too often, and is copied */
     bool written; /* the function writes into it */
@@ -368,9 +368,10 @@ fan_status fan__tree_view(fan_storage *st, const fan_array *like, fan_array **ou
 static inline int fan__tree_operand_of(const fan_tree_run *run, const fan_array *a,
                                        fan_array *const *given)
 {
-    for (size_t i = 0; i < run->args->n; i++)
+    for (size_t i = 0; i < run->args->n; i++) {
         if (given[i] && given[i]->storage == a->storage)
             return (int)i;
+    }
     return -1;
 }
 /* fan__tree_keep_operands: after an eager run: copies operands that are outputs, and views of them,

@@ -14,9 +14,10 @@ fan_status fan_tree_new(fan_device *device, const fan_tree_options *options, fan
     char text[32];
     fan_status status;
     *out = NULL;
-    if (!device->backend->recorder)
+    if (!device->backend->recorder) {
         return fan_fail(err, FAN_ERR_TYPE, "GraphTree: %s cannot record",
                         fan_device_text(device, text, sizeof text));
+    }
     fan_tree *tree = fan_calloc(sizeof *tree);
     if (!tree)
         return fan__tree_no_memory(err);
@@ -96,17 +97,18 @@ fan_status fan_tree_close(fan_tree *tree, const char *call_site, fan_error *err)
 {
     char why[128];
     fan_status status = FAN_OK;
-    if (fan__tree_is_mine(tree))
+    if (fan__tree_is_mine(tree)) {
         return fan_fail(err, FAN_ERR_STATE,
                         "the graph tree cannot be closed while one of its functions runs");
+    }
     snprintf(why, sizeof why, "this is memory of a graph tree that was closed at %s", call_site);
     bool locked = fan__tree_lock(tree);
     if (tree->fork_invalid)
         tree->closed = true; /* nothing can be freed */
-    else if (tree->depth)
+    else if (tree->depth) {
         status =
             fan_fail(err, FAN_ERR_STATE, "the graph tree cannot be closed while a step is open");
-    else if (!tree->closed)
+    } else if (!tree->closed)
         close_all(tree, why);
     fan__tree_unlock(tree, locked);
     fan_device_poll(tree->device);
@@ -178,19 +180,21 @@ static fan_status warm_again_locked(fan_tree *tree, fan_error *err)
         return fan_fail(err, FAN_ERR_STATE, "the graph tree is closed");
     tree->warmings++;
     /* functions that have no recordings evict their signatures at their next call */
-    for (const fan_tree_node *node = tree->nodes; node; node = node->next)
+    for (const fan_tree_node *node = tree->nodes; node; node = node->next) {
         if (!node->signature->evicted)
             fan__tree_evict_old(node->signature->function);
+    }
     fan__tree_give_back(tree);
     return FAN_OK;
 }
 
 fan_status fan_tree_warm_again(fan_tree *tree, fan_error *err)
 {
-    if (fan__tree_is_mine(tree))
+    if (fan__tree_is_mine(tree)) {
         return fan_fail(err, FAN_ERR_STATE,
                         "warm_again: the recordings of a graph tree stay while one of its "
                         "functions runs: call it outside of functions");
+    }
     bool locked = fan__tree_lock(tree);
     fan_status status = warm_again_locked(tree, err);
     fan__tree_unlock(tree, locked);
@@ -220,9 +224,10 @@ static uint64_t alive_bytes(const fan_tree *tree)
 {
     uint64_t bytes = 0;
     fan_tree_at at = {.node = tree->current};
-    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+    for (fan_tree_block *block; (block = fan__tree_next(&at));) {
         if (fan__tree_block_lives(block) && !fan_storage_ended(block->storage))
             bytes += (block->bytes + FAN_GRAPH_ALIGN - 1) & -(uint64_t)FAN_GRAPH_ALIGN;
+    }
     return bytes;
 }
 
@@ -238,9 +243,10 @@ void fan_tree_get_stats(fan_tree *tree, fan_tree_stats *out)
     out->in_use = replayed ? alive_bytes(tree) : fan_graph_pool_in_use(&tree->pool);
     out->high_water = tree->pool.high_water;
     out->closed = tree->closed;
-    for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next)
+    for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next) {
         if (tree->recorder->bytes)
             out->driver_bytes += tree->recorder->bytes(node->recording);
+    }
     fan__tree_unlock(tree, locked);
 }
 
@@ -268,7 +274,7 @@ void fan_tree_visit_memory(fan_tree *tree,
                            void *ctx)
 {
     bool locked = fan__tree_lock(tree);
-    for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next)
+    for (const fan_tree_node *node = listed_nodes(tree); node; node = node->next) {
         for (size_t i = 0; i < node->used.n; i++) {
             const fan_graph_range *range = &node->used.at[i];
             bool owns = false;
@@ -276,5 +282,6 @@ void fan_tree_visit_memory(fan_tree *tree,
                 owns |= node->blocks[k]->offset == range->lo;
             visit(ctx, node->number, range->lo, range->hi, owns);
         }
+    }
     fan__tree_unlock(tree, locked);
 }

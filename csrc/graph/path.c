@@ -232,9 +232,10 @@ void fan__tree_step_ended(fan_tree *tree, const char *call_site)
 
 fan_tree_children *fan__tree_place(fan_tree_node *node, const fan_tree_signature *signature)
 {
-    for (size_t i = 0; i < node->nplaces; i++)
+    for (size_t i = 0; i < node->nplaces; i++) {
         if (node->places[i].signature == signature)
             return &node->places[i];
+    }
     return NULL;
 }
 
@@ -251,12 +252,14 @@ static void place_remove(fan_tree_node *node, const fan_tree_signature *signatur
 /* signature_forget: true if no recording of the signature is left; then removes its places. */
 static bool signature_forget(fan_tree *tree, const fan_tree_signature *signature)
 {
-    for (const fan_tree_node *node = tree->nodes; node; node = node->next)
+    for (const fan_tree_node *node = tree->nodes; node; node = node->next) {
         if (node->signature == signature)
             return false;
-    for (const fan_tree_node *node = tree->current; node; node = node->parent)
+    }
+    for (const fan_tree_node *node = tree->current; node; node = node->parent) {
         if (node->signature == signature)
             return false;
+    }
     for (fan_tree_node *node = tree->nodes; node; node = node->next)
         place_remove(node, signature);
     for (fan_tree_node *node = tree->current; node; node = node->parent)
@@ -293,9 +296,10 @@ static bool is_needed(const fan_tree *tree, const fan_tree_node *node)
         gone = gone->parent;
     if (!gone->signature || FAN_FAULT(TREE_GONE_STAYS))
         return true;
-    for (size_t i = 0; i < node->nplaces; i++)
+    for (size_t i = 0; i < node->nplaces; i++) {
         if (node->places[i].n)
             return true;
+    }
     return fan__tree_on_path(tree, node);
 }
 
@@ -356,9 +360,10 @@ fan_status fan__tree_end_path(fan_tree *tree, const fan_stream *caller, fan_erro
     for (fan_tree_block *block; (block = fan__tree_next(&at));)
         FAN_TRY(fan__tree_wait_users(tree, block, caller, err));
     bool poisons = recorder->poison && (recorder->always_poisons || fan_get_debug());
-    if (poisons && tree->reach)
+    if (poisons && tree->reach) {
         FAN_TRY(recorder->poison(tree->device, tree->origin, tree->arena->data, (size_t)tree->reach,
                                  err));
+    }
     fan__tree_leave_path(tree);
     return FAN_OK;
 }
@@ -390,9 +395,10 @@ void fan__tree_leave_path(fan_tree *tree)
 static bool newer_at(const fan_tree *tree, const fan_tree_block *block)
 {
     fan_tree_at at = {.node = tree->current};
-    for (fan_tree_block *newer; (newer = fan__tree_next(&at)) && newer->node != block->node;)
+    for (fan_tree_block *newer; (newer = fan__tree_next(&at)) && newer->node != block->node;) {
         if (newer->listed && newer->offset == block->offset)
             return true;
+    }
     return false;
 }
 

@@ -42,11 +42,12 @@ fan_status fan_graph_pool_alloc(fan_graph_pool *pool, uint64_t bytes, uint64_t *
     need -= need % FAN_GRAPH_ALIGN;
     while (i < taken->n && taken->at[i].lo - lo < need)
         lo = taken->at[i++].hi;
-    if (need > pool->bytes - lo)
+    if (need > pool->bytes - lo) {
         return fan_fail(err, FAN_ERR_DEVICE_NOMEM,
                         "no room for %llu bytes in the graph tree's %llu, of which %llu are in use",
                         (unsigned long long)bytes, (unsigned long long)pool->bytes,
                         (unsigned long long)fan_graph_pool_in_use(pool));
+    }
     if (fan_grow((void **)&taken->at, &taken->cap, taken->n + 1, sizeof *taken->at))
         return fan_fail_memory(err);
     memmove(&taken->at[i + 1], &taken->at[i], (taken->n - i) * sizeof *taken->at);

@@ -156,11 +156,12 @@ static fan_status check_form(const fan_tree_run *run, fan_error *err)
     const fan_tree_signature *signature = run->signature;
     const fan_tree_result *result = run->result;
     size_t nkeep = run->function->nkeep;
-    if (nkeep && nkeep != SIZE_MAX && nkeep != result->n)
+    if (nkeep && nkeep != SIZE_MAX && nkeep != result->n) {
         return fan_fail(
             err, FAN_ERR_VALUE,
             "%s returned %zu output%s, but keep= has %zu: give one for each, or one bool for all",
             run->function->name, result->n, FAN_PLURAL(result->n), nkeep);
+    }
     bool same = signature->nout == result->n && signature->form == result->form;
     if (same || !signature->warm)
         return FAN_OK;
@@ -192,11 +193,12 @@ static fan_status check_own(const fan_tree_run *run, fan_array *const *given, fa
                             run->function->name, i);
         }
         bool copied = run->operands[operand].placement == FAN_PLACE_COPY;
-        if (copied && !fan_array_same_view(output, given[operand]))
+        if (copied && !fan_array_same_view(output, given[operand])) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: output %zu is a view of operand %d, which is copied: return a "
                             "copy, or give the operand the role static",
                             run->function->name, i, operand);
+        }
     }
     return FAN_OK;
 }
@@ -563,9 +565,10 @@ static fan_status stage_one(const fan_tree *tree, const fan_array *a, fan_array 
     int64_t lo = 0;
     int64_t bytes = (int64_t)fan_dtype_size(a->dtype);
     fan_array *flat;
-    if (!staged_strides(a, strides))
+    if (!staged_strides(a, strides)) {
         return fan_device_array(tree->device, tree->origin, a->dtype, a->ndim, a->shape, a, out,
                                 err);
+    }
     for (int k = 0; k < a->ndim; k++) {
         int64_t reach = strides[k] * (a->shape[k] - 1);
         bytes += llabs(reach);
@@ -613,9 +616,10 @@ static fan_status capture(fan_tree_scope *scope, fan_tree_node *node, fan_array 
     }
     fan_error why = {0};
     status = recorder->end(tree->device, tree->origin, &node->recording, &why);
-    if (status == FAN_ERR_CAPTURE)
+    if (status == FAN_ERR_CAPTURE) {
         return fan_fail_code(err, status, why.code, "%s cannot be recorded: %s",
                              scope->run->function->name, why.text);
+    }
     if (err)
         *err = why;
     return status;

@@ -27,11 +27,12 @@ static fan_status check_pair(const fan_tree_run *run, size_t i, size_t k, fan_er
         return FAN_OK;
     if (k == i || !in[k] || fan_array_disjoint(in[i], in[k]))
         return FAN_OK;
-    if (added)
+    if (added) {
         return fan_fail(err, FAN_ERR_VALUE,
                         "%s: operands %zu and %zu share memory, and operand %zu is added into "
                         "(accumulate): pass a copy of operand %zu",
                         name, i, k, i, k);
+    }
     return fan_fail(err, FAN_ERR_VALUE,
                     "%s: operands %zu and %zu share memory; the function writes into operand %zu, "
                     "but operand %zu is a copy made before it runs: give operand %zu the role "
@@ -50,9 +51,10 @@ static bool is_written(const fan_tree_run *run, size_t i)
 
 fan_status fan__tree_check_overlap(const fan_tree_run *run, fan_error *err)
 {
-    for (size_t i = 0; i < run->args->n; i++)
+    for (size_t i = 0; i < run->args->n; i++) {
         for (size_t k = 0; k < run->args->n && is_written(run, i); k++)
             FAN_TRY(check_pair(run, i, k, err));
+    }
     return FAN_OK;
 }
 
@@ -64,9 +66,10 @@ static fan_status check_moved(const fan_tree_run *run, fan_tree_node *node, fan_
         fan_tree_operand *operand = &node->operands[k];
         if (!operand->staged || operand->checked == run->args->in[k]->data)
             continue;
-        for (size_t i = 0; i < node->n; i++)
+        for (size_t i = 0; i < node->n; i++) {
             if (is_written(run, i))
                 FAN_TRY(check_pair(run, i, k, err));
+        }
         operand->checked = run->args->in[k]->data;
     }
     return FAN_OK;
@@ -171,9 +174,10 @@ static fan_status view_once(const fan_array *a, const fan_array *like, fan_array
     }
     fan_array_reach(like, &lo, &hi);
     int64_t bytes = hi - lo;
-    if (bytes / (int64_t)fan_dtype_size(like->dtype) < count)
+    if (bytes / (int64_t)fan_dtype_size(like->dtype) < count) {
         return fan_array_view(a->storage, a->data + lo, FAN_DT_UINT8, 1, &bytes, &step, a->writable,
                               out, err);
+    }
     return fan_array_view(a->storage, a->data, a->dtype, a->ndim, shape, a->strides, a->writable,
                           out, err);
 }
@@ -207,9 +211,10 @@ static fan_status stage_batch(const fan_tree *tree, fan_job *copies, size_t n, f
     }
     if (batched)
         FAN_TRY(device->backend->run_many(device, tree->origin, copies, n, states, err));
-    for (size_t k = 0; k < n; k++)
+    for (size_t k = 0; k < n; k++) {
         if (states[k] == FAN_JOB_PENDING)
             FAN_TRY(fan_device_run(device, tree->origin, &copies[k], err));
+    }
     return FAN_OK;
 }
 
@@ -314,10 +319,11 @@ fan_status fan_tree_copied(fan_tree *tree, fan_array *a, fan_array **out, fan_er
         *out = fan_array_hold(a);
         return FAN_OK;
     }
-    if (fan__tree_is_mine(tree))
+    if (fan__tree_is_mine(tree)) {
         return fan_fail(err, FAN_ERR_STATE,
                         "an output of a graph tree cannot be copied while one of its functions "
                         "runs: end the step outside of functions");
+    }
     fan_stream *caller = fan_stream_current(tree->device);
     uint64_t capture = 0;
     fan_status status = FAN_OK;
@@ -325,10 +331,11 @@ fan_status fan_tree_copied(fan_tree *tree, fan_array *a, fan_array **out, fan_er
         FAN_GO(fan_stream_capture(caller, &capture, err));
     else if (tree->device->backend->has_streams)
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream"));
-    if (capture)
+    if (capture) {
         FAN_GO(fan_fail(err, FAN_ERR_CAPTURE,
                         "an output of a graph tree cannot be copied while the current stream is "
                         "captured: end the step before the capture begins"));
+    }
     fan_tree_run run = {.tree = tree, .caller = caller};
     FAN_GO(keep_copy(&run, caller, a, out, err));
     if (caller)

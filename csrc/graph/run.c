@@ -46,17 +46,20 @@ static fan_status step_begin_locked(fan_tree *tree, fan_error *err)
 
 fan_status fan_tree_step_begin(fan_tree *tree, fan_error *err)
 {
-    if (step_depth && step_tree != tree)
+    if (step_depth && step_tree != tree) {
         return fan_fail(err, FAN_ERR_STATE,
                         "a step of another graph tree is open on this thread: end it first, "
                         "because outputs of one tree may end while the other still replays");
-    if (fan__tree_is_mine(tree))
+    }
+    if (fan__tree_is_mine(tree)) {
         return fan_fail(
             err, FAN_ERR_STATE,
             "a step cannot begin in a function of its graph tree: the function runs inside a step");
-    if (is_calling)
+    }
+    if (is_calling) {
         return fan_fail(err, FAN_ERR_STATE,
                         "a step cannot begin in a function of another graph tree");
+    }
     bool locked = fan__tree_lock(tree);
     fan_status status = step_begin_locked(tree, err);
     fan__tree_unlock(tree, locked);
@@ -192,17 +195,19 @@ static fan_status place_operands(fan_tree_run *run, fan_error *err)
         if (placement <= FAN_PLACE_COPY)
             continue;
         bool added = placement == FAN_PLACE_ADD;
-        if (added && ours)
+        if (added && ours) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: operand %zu is added into (accumulate), but it is memory of the "
                             "graph tree, which the end of the step takes back: pass memory of your "
                             "own",
                             run->function->name, i);
-        if (!a->writable && (added || run->signature->facts[i].written))
+        }
+        if (!a->writable && (added || run->signature->facts[i].written)) {
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: operand %zu is read-only, and the function writes into it: pass a "
                             "writable array",
                             run->function->name, i);
+        }
         operand->data = a->data;
     }
     return FAN_OK;
@@ -212,9 +217,10 @@ static fan_status place_operands(fan_tree_run *run, fan_error *err)
  * args->n: none. */
 static size_t writes_copied(const fan_tree_run *run)
 {
-    for (size_t i = 0; i < run->args->n; i++)
+    for (size_t i = 0; i < run->args->n; i++) {
         if (run->signature->facts[i].written && run->operands[i].placement == FAN_PLACE_COPY)
             return i;
+    }
     return run->args->n;
 }
 
@@ -232,9 +238,10 @@ static fan_tree_fit fit_of(const fan_tree_run *run, const fan_tree_node *node, s
             return FAN_TREE_FIT_OPERAND;
         return FAN_TREE_FIT_STATIC;
     }
-    for (size_t k = 0; k < node->ndead; k++)
+    for (size_t k = 0; k < node->ndead; k++) {
         if (fan__tree_block_lives(node->dead[k]) && !FAN_FAULT(TREE_ALIVE_FITS))
             return FAN_TREE_FIT_ALIVE;
+    }
     return FAN_TREE_FIT_FITS;
 }
 
@@ -292,9 +299,10 @@ static bool path_repeats(const fan_tree_run *run)
 static bool path_is_dead(const fan_tree *tree)
 {
     fan_tree_at at = {.node = tree->current};
-    for (fan_tree_block *block; (block = fan__tree_next(&at));)
+    for (fan_tree_block *block; (block = fan__tree_next(&at));) {
         if (fan__tree_block_lives(block))
             return false;
+    }
     return tree->path != FAN_TREE_NONE;
 }
 
@@ -359,17 +367,17 @@ static void report_moved(const fan_tree_run *run, fan_tree_report *report)
 
 static void report_eager(const fan_tree_run *run, fan_tree_report *report)
 {
-    if (report->rules & FAN_T(6))
+    if (report->rules & FAN_T(6)) {
         snprintf(report->reason, sizeof report->reason,
                  "it writes into operand %zu, which is copied: give it the role static or "
                  "accumulate",
                  writes_copied(run));
-    else if (run->function->recordings >= FAN_TREE_RECORDINGS)
+    } else if (run->function->recordings >= FAN_TREE_RECORDINGS) {
         snprintf(report->reason, sizeof report->reason,
                  "it has %d recordings, and none fits: call functions in the same order in each "
                  "step, and do not let steps of several threads overlap (a tree for each thread)",
                  FAN_TREE_RECORDINGS);
-    else
+    } else
         report_moved(run, report);
 }
 
@@ -380,10 +388,11 @@ static void report_recording(const fan_tree_run *run, fan_tree_report *report)
     if (run->plan.demote)
         demoted = "; it keeps moving, and is copied from now on";
     fan_append(report->reason, sizeof report->reason, "%s", fan_tree_fit_words(run->plan.why));
-    if (fan_tree_fit_moved(run->plan.why))
+    if (fan_tree_fit_moved(run->plan.why)) {
         fan_append(report->reason, sizeof report->reason, ": operand %zu at %p, not %p%s",
                    found->which, (void *)run->args->in[found->which]->data,
                    found->child->operands[found->which].data, demoted);
+    }
 }
 
 /* report_plan: what the call does, and why. */
@@ -431,10 +440,11 @@ static void warn_of_plan(const fan_tree_run *run)
         bool full = run->function->recordings >= FAN_TREE_RECORDINGS;
         warn_eager(run, full ? FAN_TREE_WARN_RECORDINGS : FAN_TREE_WARN_MOVES);
     }
-    if (plan->warn_repeats)
+    if (plan->warn_repeats) {
         warn(run, FAN_TREE_WARN_REPEATS,
              "runs again and again in one step while outputs of earlier calls are alive, so each "
              "call is recorded anew: end the step, delete outputs, or copy them with keep=True");
+    }
     if (plan->demote) {
         char text[FAN_TREE_REASON];
         snprintf(text, sizeof text,
@@ -443,11 +453,12 @@ static void warn_of_plan(const fan_tree_run *run)
                  run->found.which, run->tree->options.limit);
         warn(run, FAN_TREE_WARN_DEMOTED, text);
     }
-    if (run->evicted)
+    if (run->evicted) {
         warn(run, FAN_TREE_WARN_SIGNATURES,
              "is called with more combinations of shapes, dtypes and keys than are kept, and drops "
              "the recordings of the least recently used one: pad to fewer shapes, and pass what "
              "changes as an array");
+    }
 }
 
 /* ---- carry out ---- */
@@ -523,15 +534,17 @@ static bool is_recorded_size(const fan_tree_run *run, char *reason)
     int64_t extent = first_extent(run->args, &which);
     if (!function->nonly)
         return true;
-    for (size_t i = 0; i < function->nonly; i++)
+    for (size_t i = 0; i < function->nonly; i++) {
         if (function->only[i] == extent)
             return true;
+    }
     if (extent < 0)
         snprintf(reason, FAN_TREE_REASON, "only= names sizes, and no operand has a first axis");
-    else
+    else {
         snprintf(reason, FAN_TREE_REASON,
                  "the first axis of operand %zu has the size %lld, which only= does not name",
                  which, (long long)extent);
+    }
     return false;
 }
 
@@ -563,9 +576,10 @@ static fan_status make_recording(fan_tree_run *run, fan_error *err)
             return replay(run, again.child, err);
         }
     }
-    if (run->plan.why == FAN_TREE_FIT_ALIVE)
+    if (run->plan.why == FAN_TREE_FIT_ALIVE) {
         run->keep_dead =
             fan__tree_place(tree->current, run->signature)->alive >= tree->options.limit;
+    }
     FAN_TRY(fan__tree_record(run, err));
     if (!run->wrote)
         return FAN_OK;
@@ -610,14 +624,16 @@ static fan_status check_call(const fan_tree_run *run, fan_error *err)
     FAN_TRY(fan__tree_check_fork(run->tree, err));
     if (run->tree->closed)
         return fan_fail(err, FAN_ERR_STATE, "%s: its graph tree is closed", function->name);
-    if (run->tree->depth == 0)
+    if (run->tree->depth == 0) {
         return fan_fail(err, FAN_ERR_STATE,
                         "%s is called outside of a step, which ends the life of its outputs: use "
                         "`with tree.step():` around the calls of one iteration",
                         function->name);
-    if (function->nroles && function->nroles != args->n)
+    }
+    if (function->nroles && function->nroles != args->n) {
         return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu",
                         function->name, args->n, FAN_PLURAL(args->n), function->nroles);
+    }
     for (size_t i = 0; i < args->n; i++) {
         const fan_array *a = args->in[i];
         if (!a || !fan_storage_ended(a->storage))

@@ -82,7 +82,7 @@ typedef struct fan_tree_args {
 
 #define FAN_TREE_REASON 320
 
-/* What a call did, and why. */
+/* The outcome of a call, and its reason. */
 typedef struct fan_tree_report {
     fan_tree_outcome outcome;
     uint32_t rules;

@@ -83,12 +83,14 @@ static fan_status read_function(verify_state *v, fan_error *err)
     if (!v->gave)
         return fan__tree_no_memory(err);
     v->ngave = made->n;
-    for (size_t i = 0; i < made->n; i++)
+    for (size_t i = 0; i < made->n; i++) {
         if (made->at[i])
             FAN_TRY(read_host(v->run, made->at[i], &v->gave[i], err));
-    for (size_t i = 0; i < v->n; i++)
+    }
+    for (size_t i = 0; i < v->n; i++) {
         if (v->before[i])
             FAN_TRY(read_host(v->run, v->run->args->in[i], &v->after[i], err));
+    }
     return FAN_OK;
 }
 
@@ -141,15 +143,17 @@ static fan_status differ(verify_state *v, const fan_array *is, const fan_array *
     size_t count = 0;
     size_t first = 0;
     fan_status status = read_host(v->run, is, &here, err);
-    for (size_t k = elements; status == FAN_OK && k-- > 0;)
+    for (size_t k = elements; status == FAN_OK && k-- > 0;) {
         if (memcmp(here->data + k * size, was->data + k * size, size) != 0) {
             first = k;
             count++;
         }
-    if (count)
+    }
+    if (count) {
         snprintf(v->why, sizeof v->why,
                  "%s differs in %zu of %zu element%s, the first is element %zu", name, count,
                  elements, FAN_PLURAL(elements), first);
+    }
     fan_array_drop(here);
     return status;
 }
@@ -168,17 +172,18 @@ static fan_status compare(verify_state *v, fan_error *err)
     const fan_tree_run *run = v->run;
     const fan_tree_result *is = run->result;
     char name[64];
-    if (is->n != v->ngave)
+    if (is->n != v->ngave) {
         snprintf(v->why, sizeof v->why,
                  "it returns %zu output%s now, and returned %zu when it was recorded", v->ngave,
                  FAN_PLURAL(v->ngave), is->n);
+    }
     for (size_t k = 0; !v->why[0] && k < is->n; k++) {
         const fan_array *gave = v->gave[k];
         snprintf(name, sizeof name, "output %zu", k);
-        if (!is->at[k] != !gave)
+        if (!is->at[k] != !gave) {
             snprintf(v->why, sizeof v->why, "%s is %s now, and was %s when it was recorded", name,
                      kind_of(gave), kind_of(is->at[k]));
-        else if (gave)
+        } else if (gave)
             FAN_TRY(differ(v, is->at[k], gave, name, err));
     }
     for (size_t i = 0; !v->why[0] && i < v->n; i++) {
@@ -196,10 +201,11 @@ static fan_status fail_different(const verify_state *v, const fan_tree_node *nod
     char cause[512] = "";
     if (body->cause)
         body->cause(body->ctx, node->number, cause, sizeof cause);
-    if (!cause[0])
+    if (!cause[0]) {
         snprintf(cause, sizeof cause,
                  "The result depends on something that is no operand (a number, a branch, a "
                  "counter, random numbers)");
+    }
     return fan_fail(err, FAN_ERR_CAPTURE,
                     "%s: the function as it is gives something else than the replay of recording "
                     "%d: %s. %s: pass it as an operand, an array where it changes often, or as "

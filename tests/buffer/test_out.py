@@ -111,6 +111,7 @@ def test_the_fast_path_runs_unless_an_out_is_still_read() -> None:
     assert allocations(a, b, to=out) == 0
     assert allocations(a, b, to=a) == 0, "in place"
     assert allocations(a, b, to=b) == 0, "into the second"
+    assert allocations(a, b, to=None) == 0, "into a new array"
     out_of_place = (a + memory[:8]).tolist()
     assert allocations(a, memory[:8], to=memory[4:12]) > 0
     assert memory.tolist() == [1] * 4 + out_of_place + [1] * 4

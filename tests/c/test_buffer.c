@@ -227,6 +227,21 @@ static void others_run_while_a_large_gradient_is_hashed(void)
     }
 }
 
+static void others_run_while_a_large_gradient_is_copied(void)
+{
+    fan_error err = {0};
+    for (int64_t n = LARGE - 1; n <= LARGE; n++) {
+        fan_buffer *b = make_leaving(UINT64_MAX, false, false);
+        fan_contribution c = {.value = gradient(1, n), .key = 0, .copy = true};
+        times = 0;
+        CHECK_OK(fan_buffer_add(b, 0, &c, &err));
+        CHECK_INT(times, n == LARGE);
+        fan_value_drop(&leaving, &c.value);
+        CHECK_INT(took(b, 1), 0);
+        fan_buffer_free(b);
+    }
+}
+
 /* adds: how often others were let in by an add of x. */
 static unsigned adds(fan_buffer *b, double x, int64_t key)
 {
@@ -316,6 +331,7 @@ int main(void)
     errors_leave_it_as_it_was();
     allocations_fail();
     others_run_while_a_large_gradient_is_hashed();
+    others_run_while_a_large_gradient_is_copied();
     others_run_while_an_exact_sum_looks_for_an_inf();
     what_moves_while_others_run_is_not_read();
     CHECK(held == 0);

@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -605,6 +606,19 @@ def test_a_forked_child_uses_a_buffer_that_a_thread_of_its_parent_was_in(forks: 
 
 
 # The other calls
+
+
+@pytest.mark.parametrize("slot", [1, 2**63])
+@pytest.mark.parametrize(
+    "called",
+    [lambda b, slot: b.ready(slot), lambda b, slot: b.expect(slot, 1), lambda b, slot: b.stats(slot)],
+    ids=["ready", "expect", "stats"],
+)
+def test_a_question_about_a_slot_that_is_not_there_is_refused(called: Callable[[Buffer, int], Any], slot: int) -> None:
+    b = Buffer(1)
+    with pytest.raises(Failed, match=f"no slot {slot}; it has 1") as e:
+        called(b, slot)
+    assert e.value.status == c_api.INDEX
 
 
 @pytest.mark.rule("A16")

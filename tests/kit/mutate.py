@@ -142,7 +142,7 @@ NEAR = {
     ]
     + ["buffer/test_stats.py"],
     "buffer/batch": ["buffer/sim/test_batches.py", "buffer/sim/test_many.py", "faults/test_device_calls.py"],
-    "buffer/explain": ["buffer/sim/test_explain.py"],
+    "buffer/explain": ["buffer/sim/test_explain.py", "capi/test_c_buffer.py"],
     "buffer/take": ["buffer/sim/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"]
     + ["buffer/test_stats.py", "buffer/sim/test_stats_devices.py", "buffer/sim/test_many.py"]
     + ["buffer/parts/test_doors.py"],

@@ -1,4 +1,4 @@
-"""Comments, docstrings and pages name no missing file."""
+"""Comments, docstrings and pages name no missing file, and the head of a C file names its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.support import ROOT
+from kit.support import CSRC, ROOT
 
 pytestmark = pytest.mark.tools
 
@@ -33,6 +33,9 @@ ELSEWHERE = {
 }
 #: .. such as FILE.py, X.h and name.c.
 EXAMPLE = re.compile(r"(?:.*/)?(?:\w|[A-Z]+|name|hidden|test_x)\.\w+")
+
+#: The comment at the top of a file of C, which begins with the file's name; before it, switches of formatter and libc.
+HEAD = re.compile(r"(?:(?://|#define )[^\n]*\n)*/\* (?:([a-z]\w*): )?")
 
 
 def sources() -> list[str]:
@@ -93,3 +96,38 @@ def test_a_planted_name_of_a_missing_file_is_found(path: str, source: str) -> No
 def test_code_and_examples_name_any_file() -> None:
     assert not missing_files("a.c", 'include("gone.c") /* X.h, name.c, path/of/x.c */', set())
     assert not missing_files("a.py", 'open("gone.md")  # FILE.py\n', set())
+
+
+def head_is_wrong(path: Path, source: str) -> bool:
+    """Whether a file of C begins without a comment, or with another name; a source beside its header needs no name."""
+    head = HEAD.match(source)
+    if not head:
+        return True
+    name = head[1]
+    return name != path.stem if path.suffix == ".h" else name not in (path.stem, None)
+
+
+def test_each_file_of_c_begins_with_what_it_is_for() -> None:
+    paths = [*CSRC.rglob("*.h"), *CSRC.rglob("*.c")]
+    assert len(paths) > 250
+    assert not [path for path in paths if head_is_wrong(path, path.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("a.h", "#ifndef A_H\n/* a: what. */\n"),
+        ("a.h", "/* b: what. */\n"),
+        ("a.h", "/* What. */\n"),
+        ("a.c", '#include "a.h"\n/* What. */\n'),
+        ("a.c", "/* b: what. */\n"),
+    ],
+)
+def test_a_planted_file_without_a_head_is_found(name: str, source: str) -> None:
+    assert head_is_wrong(Path(name), source)
+
+
+def test_a_head_may_stand_below_switches() -> None:
+    assert not head_is_wrong(Path("a.h"), "// clang-format Language: Cpp\n/* a: what. */\n")
+    assert not head_is_wrong(Path("a.c"), "#define _GNU_SOURCE\n/* What. */\n")
+    assert not head_is_wrong(Path("a.c"), "/* a: what. */\n")

@@ -30,7 +30,7 @@ static uint64_t sum_rows_of(const fan_stats_out *out)
     return fan__address_of(out->words) + sizeof(fan_device_stats);
 }
 
-/* What a launch with statistics has measured. */
+/* The statistics that a launch has measured. */
 typedef struct sum_measured {
     int64_t rows;   /* that it wrote */
     int64_t size;   /* elements */

@@ -1,5 +1,5 @@
-/* What calls on a machine share, in this order: names of objects and footprints, the checks at the
- * start of each call, the text of a race, holds of a machine. */
+/* The common parts of calls on a machine, in this order: names of objects and footprints, the
+ * checks at the start of each call, the text of a race, holds of a machine. */
 #include "base/fault.h"
 #include "device/memory.h"
 #include "device/sim/machine.h"

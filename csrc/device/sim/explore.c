@@ -279,7 +279,7 @@ void fan_explore_sample(fan_explore *search, uint64_t seed)
     }
 }
 
-/* explore_is_over: the search has seen all orders, or as many as it may. */
+/* explore_is_over: the search has run all orders, or as many as it may. */
 static bool explore_is_over(const fan_explore *search)
 {
     if (!search->started)

@@ -214,9 +214,10 @@ fan_status fan_sim_array(fan_sim *machine, int device, fan_dtype dtype, int ndim
         *fan__host_clock(machine) += fan__sim_copy_us(machine, bytes);
     }
     fan__sim_unlock(machine);
-    if (init && machine->config.run_work)
+    if (init && machine->config.run_work) {
         /* at once: no other call has this memory yet, and its earlier users have passed */
         fan_array_copy(a, init);
+    }
     *out = a;
     return FAN_OK;
 }

@@ -19,9 +19,10 @@ fan_status fan__queue_host(fan_sim *machine, size_t host, uint64_t actor, fan_er
         return FAN_OK;
     uint32_t *lane = &machine->host_lane[host];
     FAN_TRY(fan_race_check_lane(machine->race_check, FAN_SIM_OWNER(-1, actor), lane, err));
-    if (fan_race_check_host(machine->race_check, *lane) != FAN_OK)
+    if (fan_race_check_host(machine->race_check, *lane) != FAN_OK) {
         /* the lane stays unused */
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread");
+    }
     machine->has_lane[host] = true;
     return FAN_OK;
 }

@@ -44,17 +44,21 @@ fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *sh
  * fan_api_name. */
 // clang-format off
 #define FAN_API_LIST(X) \
-    /* value.c */ X(empty) X(like) X(share) X(wrap) X(may_write) X(drop) X(of_managed) X(to_managed) \
-    /* buffer.c */ X(buffer_new) X(buffer_free) X(buffer_add) X(buffer_add_value) X(buffer_add_many) X(buffer_expect) \
-    X(buffer_ready) X(buffer_take) X(buffer_take_one) X(buffer_target) X(target_end) X(buffer_clear) X(buffer_stats) \
-    X(buffer_counters) X(buffer_explain) X(buffer_of_python) X(buffer_to_python) X(buffer_snapshot) \
-    /* engine.c */ X(leaf_new) X(leaf_grad) X(backward) X(grad) X(function_new) X(node_new) X(to_python) X(of_python) \
-    /* stream.c */ X(overlap) X(event_record) X(event_free) X(stream_wait) X(stream_sync) X(value_read)
+    /* value.c */ X(empty) X(like) X(share) X(wrap) X(may_write) X(drop) X(of_managed) \
+        X(to_managed) \
+    /* buffer.c */ X(buffer_new) X(buffer_free) X(buffer_add) X(buffer_add_value) \
+        X(buffer_add_many) X(buffer_expect) X(buffer_ready) X(buffer_take) X(buffer_take_one) \
+        X(buffer_target) X(target_end) X(buffer_clear) X(buffer_stats) X(buffer_counters) \
+        X(buffer_explain) X(buffer_of_python) X(buffer_to_python) X(buffer_snapshot) \
+    /* engine.c */ X(leaf_new) X(leaf_grad) X(backward) X(grad) X(function_new) X(node_new) \
+        X(to_python) X(of_python) \
+    /* stream.c */ X(overlap) X(event_record) X(event_free) X(stream_wait) X(stream_sync) \
+        X(value_read)
 /* .. of the simulated machine */
 #define FAN_API_MACHINE_LIST(X) \
-    /* sim/machine.c */ X(machine_new) X(machine_entered) X(machine_free) X(machine_enter) X(machine_leave) \
-    X(machine_stream) X(machine_array) X(machine_launch) X(machine_synchronize) X(machine_races) X(machine_spawn) \
-    X(machine_join)
+    /* sim/machine.c */ X(machine_new) X(machine_entered) X(machine_free) X(machine_enter) \
+        X(machine_leave) X(machine_stream) X(machine_array) X(machine_launch) \
+        X(machine_synchronize) X(machine_races) X(machine_spawn) X(machine_join)
 // clang-format on
 #define X(name) __typeof__(*((const fanin_api *)0)->name) fan_api_##name;
 FAN_API_LIST(X)

@@ -245,12 +245,13 @@ static fan_status value_wrap(void *data, fanin_dtype given, int ndim, const int6
     }
     *w = (wrapped){.release = NULL};
     fan_status status = fan_array_view(st, data, dtype, ndim, shape, strides, false, out, err);
-    if (status == FAN_OK)
+    if (status == FAN_OK) {
         *w = (wrapped){
             .end.run = wrapped_release,
             .release = release,
             .ctx = ctx,
         };
+    }
     fan_storage_drop(st);
     return status;
 }

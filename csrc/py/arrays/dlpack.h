@@ -56,15 +56,15 @@ typedef struct fan_dl_tensor {
     uint64_t byte_offset; /* element 0 is at data + byte_offset */
 } fan_dl_tensor;
 
-/* What a capsule named "dltensor" holds. */
+/* The contents of a capsule named "dltensor". */
 typedef struct fan_dl_managed {
     fan_dl_tensor tensor;
     void *ctx;
     void (*deleter)(struct fan_dl_managed *self); /* may be NULL */
 } fan_dl_managed;
 
-/* What a capsule named "dltensor_versioned" holds. The fields before `tensor` are the same in every
- * version. */
+/* The contents of a capsule named "dltensor_versioned". The fields before `tensor` are the same in
+ * every version. */
 typedef struct fan_dl_versioned {
     uint32_t major;
     uint32_t minor;
@@ -220,8 +220,8 @@ void fan_release_library_array(void *ctx);
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim,
                        const int64_t *shape, const int64_t *strides);
 /* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on
- * its memory, all the streams that used it (Lifetime). What fails here is shown by
- * sys.unraisablehook: the object must not be lost. */
+ * its memory, all the streams that used it (Lifetime). Failures are reported to sys.unraisablehook:
+ * the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v);
 /* fan_dl_order: work that is queued on `on` from now on runs after what was queued on `from`. */
 fan_status fan_dl_order(fan_stream *on, fan_stream *from, fan_error *err);

@@ -1,4 +1,4 @@
-/* unboxed: arrays of the core that pass from node to node without a Python object around them.
+/* objects: arrays of the core that pass from node to node without a Python object around them.
  *
  * The engine and plain entries of buffers carry `void *`: an object, or, with the lowest bit set, a
  * fan_array on the CPU. Any thread may take and drop holds of the latter, without the interpreter.

@@ -92,9 +92,10 @@ static int check_kinds(const fan_decl *d, PyObject **values)
         expected = text;
         KIND_LIST(X)
 #undef X
-        if (expected)
+        if (expected) {
             return fan_set_error(PyExc_TypeError, "%s(): %s: expected %s, got %s", d->call,
                                  d->names[i], expected, FAN_TYPE_TEXT(o));
+        }
         bool flag = d->kinds[i] == 'f' || d->kinds[i] == 'F';
         if (o && flag && PyArray_IsScalar(o, Bool))
             values[i] = PyObject_IsTrue(o) ? Py_True : Py_False;

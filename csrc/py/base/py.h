@@ -105,7 +105,7 @@
 
 #define FAN_FREELIST 8
 #define FAN_CALL_SITES 64
-/* What a place in a code object is called (call_site.c). */
+/* The name of a place in a code object (call_site.c). */
 typedef struct fan_call_site_known {
     PyObject *code; /* held; NULL: there is none here */
     int at;         /* its instruction */

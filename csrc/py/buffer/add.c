@@ -1,4 +1,4 @@
-/* buffer_add: InputBuffer.add: a plain contribution (buffer/plain.h) in one call of the core;
+/* add: InputBuffer.add: a plain contribution (buffer/plain.h) in one call of the core;
  * every other gradient becomes a value first, or an error.
  *
  * First a gradient as a value, and its add; then plain contributions; last the method, of which

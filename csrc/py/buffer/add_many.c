@@ -1,4 +1,4 @@
-/* buffer_many: InputBuffer.add_many.
+/* add_many: InputBuffer.add_many.
  *
  * The arguments; the general path, of any gradients; the path of plain ones; the method. */
 #include "py/buffer/buffer_object.h"

@@ -37,7 +37,7 @@ static int add_one(fan_buffer *core, PyObject *array, int64_t key, const fan_wei
     return bad;
 }
 
-/* What is summed, as tuples of our own; NULL: not given. */
+/* The contributions to sum, as tuples of our own; NULL: not given. */
 typedef struct operands {
     PyObject *items;
     PyObject *keys;

@@ -36,7 +36,7 @@ static int rows_read(PyObject *o, fan_value *rows)
     return -1;
 }
 
-/* rows_refuse: the error of a number that no row has, in the place of the core's. */
+/* rows_refuse: the error of a number that no row has, instead of the core's. */
 static void rows_refuse(int64_t bad, const int64_t *ids, int64_t numbers)
 {
     if (bad < 0)

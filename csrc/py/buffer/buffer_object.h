@@ -79,7 +79,7 @@ int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out);
 /* fan_slot_of_add: fan_slot_arg of an add; the message for an array has the call as it is right. */
 int fan_slot_of_add(const buffer_object *self, PyObject *o, const char *call, size_t *out);
 
-/* What is gathered of the slots before the core's buffer is made. */
+/* The declarations of the slots, gathered before the core's buffer is made. */
 typedef struct fan_slot_specs {
     size_t n;
     fan_slot_spec *specs; /* NULL: nothing declared */

@@ -560,8 +560,8 @@ static int last_write(PyObject *shared, PyObject *edge)
     return status;
 }
 
-/* plain_arrive: what torch gets in the place of a gradient that is a plain contribution. NULL
- * without an exception: it is another one, or the only one of its slot. */
+/* plain_arrive: what torch gets instead of a gradient that is a plain contribution. NULL without an
+ * exception: it is another one, or the only one of its slot. */
 static PyObject *plain_arrive(PyObject *shared, PyObject *edge, PyObject *gradient)
 {
     PyObject *places = PyTuple_GET_ITEM(shared, PLACES);
@@ -590,7 +590,7 @@ static PyObject *plain_arrive(PyObject *shared, PyObject *edge, PyObject *gradie
     return Py_NewRef(Py_None);
 }
 
-/* edge_arrive: what torch gets in the place of a gradient. */
+/* edge_arrive: what torch gets instead of a gradient. */
 static PyObject *edge_arrive(PyObject *shared, PyObject *edge, PyObject *gradient)
 {
     PyObject *goes_on = plain_arrive(shared, edge, gradient);

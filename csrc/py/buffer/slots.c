@@ -1,4 +1,4 @@
-/* buffer_slots: the declarations of a buffer's slots, and the argument that names a slot.
+/* slots: the declarations of a buffer's slots, and the argument that names a slot.
  *
  * First slot=; then one declaration, from an example array or a fanin.Slot; then all of a buffer;
  * last what add reads of them. */

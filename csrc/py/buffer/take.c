@@ -1,4 +1,4 @@
-/* buffer_take: InputBuffer.take: of plain contributions (buffer/plain.h) in one call of the core;
+/* take: InputBuffer.take: of plain contributions (buffer/plain.h) in one call of the core;
  * else by values.
  *
  * First the general path: out=, the export of the sums, the method; then the path of plain

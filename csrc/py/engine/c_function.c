@@ -49,9 +49,10 @@ int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
     bool has_streams = v.device && v.device->backend->has_streams;
     if (v.form == FAN_FORM_DENSE && !has_streams)
         fan_c_show(fan_array_hold(v.array), out);
-    else
+    else {
         bad = fan_set_error(PyExc_TypeError, "%s takes arrays on the CPU, got %s", text_of(n).text,
                             FAN_TYPE_TEXT(o));
+    }
     fan_value_release(&v);
     return bad;
 }
@@ -71,9 +72,10 @@ __attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fani
         text = err->text;
     else if (status == FANIN_ERR_NOMEM)
         return fan_no_memory();
-    if (core == FAN_ERR_EXTERN)
+    if (core == FAN_ERR_EXTERN) {
         return fan_set_error(PyExc_SystemError, "%s: its function returned %d without an exception",
                              text_of(n).text, (int)status);
+    }
     (void)fan_fail(&failed, core, "%s: %.500s", text_of(n).text, text);
     return fan_check(core, &failed);
 }
@@ -84,11 +86,12 @@ static int call_function(const function_object *f, const fan_node *n, const fani
 {
     FAN_UNINITIALIZED fanin_error err;
     /* a recording cannot contain its work */
-    if (fan_storage_redirected() && fan_recording_here())
+    if (fan_storage_redirected() && fan_recording_here()) {
         return fan_set_error(
             fan_state_get()->capture_error,
             "%s: a node's function in C cannot be recorded: a replay would not run it again",
             text_of(n).text);
+    }
     void *left = NULL;
     if (f->flags & FANIN_LONG)
         left = fan_allow_threads_begin();
@@ -147,10 +150,11 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
     FAN_UNINITIALIZED fanin_value on_stack[VALUES_ON_STACK];
     fanin_value *values = on_stack;
     size_t all = (size_t)f->inputs + ngradients;
-    if (n && ngradients != f->gradients)
+    if (n && ngradients != f->gradients) {
         return fan_set_error(PyExc_ValueError,
                              "%s returned an invalid number of gradients: expected %u, got %u",
                              fan_node_name(n).text, ngradients, f->gradients);
+    }
     if (all > VALUES_ON_STACK) {
         values = fan_alloc(all * sizeof *values);
         if (!values)
@@ -193,9 +197,10 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
 {
     const function_object *f = function_cast(o);
     Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-    if ((kwnames && PyTuple_GET_SIZE(kwnames)) || n != (Py_ssize_t)f->inputs)
+    if ((kwnames && PyTuple_GET_SIZE(kwnames)) || n != (Py_ssize_t)f->inputs) {
         return PyErr_Format(PyExc_TypeError, "a function in C takes %u sums by position, got %zd",
                             f->inputs, n);
+    }
     void **sums = fan_calloc(((size_t)f->inputs + f->gradients) * sizeof *sums);
     if (!sums)
         return PyErr_NoMemory();
@@ -212,23 +217,26 @@ PyObject *fan_function_new(const fanin_function *given)
     fanin_function f;
     if (given)
         size = given->struct_size;
-    if (size != sizeof f)
+    if (size != sizeof f) {
         return PyErr_Format(
             PyExc_ValueError,
             "function_new: struct_size: expected sizeof(fanin_function), %zu, got %zu", sizeof f,
             size);
+    }
     f = *given;
-    if (f.reserved)
+    if (f.reserved) {
         return PyErr_Format(PyExc_ValueError, "function_new: reserved: expected 0, got %u",
                             f.reserved);
+    }
     bool counts = f.inputs > 0 && f.inputs <= INT32_MAX && f.gradients <= INT32_MAX;
     bool known_flags = !(f.flags & ~FANIN_LONG);
-    if (!f.call || !counts || !known_flags)
+    if (!f.call || !counts || !known_flags) {
         return PyErr_Format(
             PyExc_ValueError,
             "function_new: expected a function of 1 input at least and known flags, got %s, %u "
             "inputs, %u gradients, flags %u",
             f.call ? "one" : "NULL", f.inputs, f.gradients, f.flags);
+    }
     function_object *self = PyObject_New(function_object, fan_state_get()->function_type);
     if (!self)
         return NULL;

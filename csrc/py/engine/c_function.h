@@ -42,7 +42,7 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
 static inline void fan_c_show(fan_array *a, fanin_value *out)
 {
     *out = (fanin_value){.dtype = FANIN_BOOL};
-    if (a)
+    if (a) {
         *out = (fanin_value){.array = (fanin_array *)(void *)a,
                              .data = a->data,
                              .shape = a->shape,
@@ -51,6 +51,7 @@ static inline void fan_c_show(fan_array *a, fanin_value *out)
                              .dtype = (fanin_dtype)a->dtype,
                              .ndim = a->ndim,
                              .contiguous = fan_array_in_c_order(a)};
+    }
 }
 static inline fan_array *fan_c_array(const fanin_value *v)
 {

@@ -190,12 +190,13 @@ static void buffer_free(void *buffer)
 static void producer_text(const void *source, char *buf, size_t size)
 {
     const fan_producer *producer = source;
-    if (producer->node)
+    if (producer->node) {
         PyOS_snprintf(buf, size, "%s%s returned an invalid gradient at index %u",
                       fan_from_hook(producer), fan_node_name(producer->node).text, producer->index);
-    else
+    } else {
         PyOS_snprintf(buf, size, "%s was given an invalid gradient at index %u", producer->call,
                       producer->index);
+    }
 }
 
 /* add_between: P is what is current where the gradient was made, unless producer->stream names it;
@@ -603,7 +604,8 @@ void fan_digest(void *object, fan_stream *on, uint64_t known, fan_trace_line *li
     fan_exception_put(live);
 }
 
-/* gradient_memory: of what is no array of fanin's or NumPy's, whatever its import says. */
+/* gradient_memory: writes the bytes and the address of a gradient that is no array of fanin's or
+ * NumPy's to a line of the trace, as its import reads them; 0 if the import fails. */
 static void gradient_memory(void *gradient, fan_trace_line *line)
 {
     PyObject *live = fan_exception_take();
@@ -663,9 +665,10 @@ static fan_status pick(void *schedule, const fan_pass *pass, size_t *place, fan_
         found = (PyObject *)fan_node_object(n) == one;
         *place = at;
     }
-    if (one && !found)
+    if (one && !found) {
         PyErr_Format(PyExc_ValueError, "schedule: expected one of the %zd ready nodes, got %R",
                      PyTuple_GET_SIZE(ready), one);
+    }
     Py_XDECREF(one);
     Py_XDECREF(ready);
     return status_of(!found, err);

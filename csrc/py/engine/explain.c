@@ -213,9 +213,10 @@ static PyObject *note_of_node(const fan_node *n, uint32_t ran, uint32_t all)
         PyOS_snprintf(number, sizeof number, "%s %llu", word, (unsigned long long)n->number);
     if (!number[0] && !call_site)
         return PyUnicode_FromFormat("in %s: %u of %u nodes had run", name.text, ran, all);
-    if (!call_site)
+    if (!call_site) {
         return PyUnicode_FromFormat("in %s (%s): %u of %u nodes had run", name.text, number, ran,
                                     all);
+    }
     if (number[0])
         fan_append(number, sizeof number, ", ");
     return PyUnicode_FromFormat("in %s (%smade at %U): %u of %u nodes had run", name.text, number,

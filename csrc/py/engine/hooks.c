@@ -70,15 +70,17 @@ static int hooks_replace(PyObject **hooks, Py_ssize_t at, PyObject *hook)
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot)
 {
     PyObject *type = fan_lazy(&fan_state_get()->hook_type, "fanin._engine", "HookHandle");
-    if (!PyCallable_Check(fn))
+    if (!PyCallable_Check(fn)) {
         return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s",
                             FAN_TYPE_TEXT(fn));
-    if (when == FAN_HOOK_POST && fan_node_is_boxed(owner))
+    }
+    if (when == FAN_HOOK_POST && fan_node_is_boxed(owner)) {
         return PyErr_Format(PyExc_ValueError,
                             "%s: register_posthook: a hook after the node gets its sums, which the "
                             "function of a node with boxed=True may have dropped: give "
                             "boxed=False, or register_prehook",
                             fan_node_name(&owner->node).text);
+    }
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     if (!type || !fan_node_more(owner))
         return NULL;
@@ -111,7 +113,7 @@ PyObject *fan_hooks_remove(node_object *owner, PyObject *hook)
 
 /* ---- what functions and hooks return ---- */
 
-/* What value_text returns. */
+/* The result of value_text. */
 typedef struct fan_value_label {
     char text[256];
 } fan_value_label;
@@ -126,18 +128,19 @@ __attribute__((noinline, cold)) static void refuse_number(PyObject *result, cons
         who = name.text;
     if (result == Py_None)
         advice = ": does it lack a return?";
-    if (PyTuple_Check(result) || PyList_Check(result))
+    if (PyTuple_Check(result) || PyList_Check(result)) {
         PyErr_Format(PyExc_ValueError,
                      "%s returned an invalid number of gradients: expected %u, got %zd", who,
                      expected, PySequence_Fast_GET_SIZE(result));
-    else if (expected == 0)
+    } else if (expected == 0) {
         PyErr_Format(PyExc_ValueError,
                      "%s returned an invalid number of gradients: expected 0, got %s", who,
                      FAN_TYPE_TEXT(result));
-    else
+    } else {
         PyErr_Format(PyExc_TypeError,
                      "%s returned an invalid number of gradients: expected a tuple of %u, got %s%s",
                      who, expected, FAN_TYPE_TEXT(result), advice);
+    }
 }
 
 int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients,
@@ -234,15 +237,16 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
         PyArray_Descr *dtype = NULL;
         if (objects)
             dtype = PyArray_DESCR((PyArrayObject *)is);
-        if (dtype && fan_dtype_of_descr(dtype) == FAN_DT_NONE)
+        if (dtype && fan_dtype_of_descr(dtype) == FAN_DT_NONE) {
             bad = fan_set_error(fan_state_get()->dtype_error,
                                 "%s returned an invalid gradient%s: expected %s, got an array of "
                                 "dtype %S: x.astype(..)",
                                 who, at, before.text, (PyObject *)dtype);
-        else
+        } else {
             bad = fan_set_error(PyExc_ValueError,
                                 "%s returned an invalid gradient%s: expected %s, got %s", who, at,
                                 before.text, value_text(is, &b).text);
+        }
     }
     fan_value_release(&a);
     fan_value_release(&b);
@@ -444,9 +448,10 @@ static int replace_all(const node_object *self, void **sums, PyObject *to)
     uint32_t n = self->node.inputs;
     char who[192], at[24];
     PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_name(&self->node).text);
-    if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n)
+    if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n) {
         return fan_set_error(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n,
                              FAN_PLURAL(n), FAN_TYPE_TEXT(to));
+    }
     int bad = 0;
     for (uint32_t k = 0; k < n && !bad; k++) {
         PyOS_snprintf(at, sizeof at, " at index %u", k);

@@ -339,9 +339,10 @@ static int claim(leaf_object *self)
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
     fan_status status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
-    if (status == FAN_ERR_STATE)
+    if (status == FAN_ERR_STATE) {
         return fan_set_error(PyExc_RuntimeError, "%s: %s", fan_node_name(&self->base.node).text,
                              err.text);
+    }
     return fan_check(status, &err);
 }
 
@@ -471,10 +472,10 @@ static int update_wide(leaf_object *self)
     PyObject *grad = Py_XNewRef(self->grad);
     fan_leaf_form form;
     int bad = form_of(self, grad, &form);
-    if (!bad && form == FAN_LEAF_DENSE)
+    if (!bad && form == FAN_LEAF_DENSE) {
         bad = fan_drop_result(
             fan_node_sum(&self->base, 0, now, NULL, (fan_node_sum_options){.out = grad}));
-    else if (!bad)
+    } else if (!bad)
         Py_XSETREF(self->grad, Py_XNewRef(fan_given(now)));
     Py_DECREF(now);
     Py_XDECREF(grad);
@@ -565,22 +566,24 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
             "%s: grad: expected an array that can be added to in place, got %s%s: set %s", name,
             FAN_TYPE_TEXT(value), PyArray_Check(value) ? " of objects" : "", advice);
     }
-    if (PyArray_Check(value) && !fan_ndarray_may_write((PyArrayObject *)value))
+    if (PyArray_Check(value) && !fan_ndarray_may_write((PyArrayObject *)value)) {
         return fan_set_error(
             PyExc_ValueError,
             "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()", name);
+    }
     if (v->form != FAN_FORM_DENSE)
         return 0;
     const fan_region region = fan_region_of(v->array);
     fan_verdict overlap = FAN_OVERLAP_DISJOINT;
     if (FAN_CHECK(fan_overlap_itself(&region, 0, NULL, NULL, &overlap, &err)) < 0)
         return -1;
-    if (overlap != FAN_OVERLAP_DISJOINT)
+    if (overlap != FAN_OVERLAP_DISJOINT) {
         return fan_set_error(PyExc_ValueError,
                              "%s: grad: expected an array whose elements have memory of their own, "
                              "got %s that overlaps "
                              "itself: set a copy of it",
                              name, FAN_TYPE_TEXT(value));
+    }
     return 0;
 }
 
@@ -593,14 +596,16 @@ static int check_value(const fan_slot_spec *spec, const fan_value *v, const char
     if (ndim >= 0 && spec->has_shape) {
         size_t bytes = (size_t)ndim * sizeof *shape;
         bool same = ndim == spec->ndim && (!ndim || memcmp(shape, spec->shape, bytes) == 0);
-        if (!same)
+        if (!same) {
             return fan_set_error(PyExc_ValueError, "%s: grad: expected %s, got %s", name,
                                  fan_shape_text(spec->ndim, spec->shape, wants, sizeof wants),
                                  fan_shape_text(ndim, shape, has, sizeof has));
+        }
     }
-    if (ndim >= 0 && spec->dtype != FAN_DT_NONE && v->dtype != spec->dtype)
+    if (ndim >= 0 && spec->dtype != FAN_DT_NONE && v->dtype != spec->dtype) {
         return fan_set_error(PyExc_ValueError, "%s: grad: expected %s, got %s", name,
                              fan_dtype_name(spec->dtype), fan_dtype_name(v->dtype));
+    }
     if (!spec->device || !v->device || v->device == spec->device)
         return 0;
     fan_device_text(spec->device, wants, sizeof wants);
@@ -666,16 +671,18 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
         value = NULL;
     if (check_kernel(self, "sets") < 0)
         return -1;
-    if (self->accumulate)
+    if (self->accumulate) {
         return fan_set_error(PyExc_AttributeError,
                              "%s has no .grad: its accumulate= function takes the gradients",
                              fan_node_name(&self->base.node).text);
-    if (value && self->divert)
+    }
+    if (value && self->divert) {
         return fan_set_error(PyExc_RuntimeError,
                              "%s: grad: a fanin.dist.Reducer collects its gradients now, and what "
                              "is set here would be no sum over ranks: set it before or after the "
                              "pass",
                              fan_node_name(&self->base.node).text);
+    }
     if (value && check_grad(self, value) < 0)
         return -1;
     if (self->wide)
@@ -778,9 +785,10 @@ static int declare_slot(leaf_object *self, const leaf_args *a)
 static int make_wide(leaf_object *self, PyObject *accumulate)
 {
     const fan_slot_spec *spec = spec_of(self);
-    if (spec->dtype == FAN_DT_NONE)
+    if (spec->dtype == FAN_DT_NONE) {
         return fan_set_error(PyExc_TypeError,
                              "accumulate: only an array's gradients are summed in another dtype");
+    }
     fan_device *where = spec->device ? spec->device : fan_cpu();
     char device[32];
     PyObject *pair =
@@ -833,11 +841,12 @@ static int fill_in(leaf_object *self, const leaf_args *a)
         spec->dtype = dtype;
     if (spec->dtype != FAN_DT_NONE)
         kind = fan_dtype_kind(spec->dtype);
-    if (kind != 'f' && kind != 'c')
+    if (kind != 'f' && kind != 'c') {
         return fan_set_error(PyExc_ValueError,
                              "Leaf(): expected a gradient of real or complex floats, got %s: "
                              "convert it, x.astype(float), or give grad_dtype=",
                              fan_dtype_name(spec->dtype));
+    }
 
     /* where the sums go */
     bool calls = is_function(a->accumulate);
@@ -846,10 +855,11 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     else if (a->accumulate && make_wide(self, a->accumulate) < 0)
         return -1;
     self->outside = requires_grad(self->array);
-    if (self->outside && self->wide)
+    if (self->outside && self->wide) {
         return fan_set_error(PyExc_ValueError, "accumulate: the gradient of a tensor that requires "
                                                "one is its own .grad, in its dtype: give "
                                                "x.detach(), and read leaf.grad");
+    }
     self->arrays = has_dtype && !calls && !self->outside;
     return 0;
 }
@@ -858,18 +868,21 @@ static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
 {
     const leaf_args a = {fan_given(values[0]), fan_given(values[1]), fan_given(values[2]),
                          fan_given(values[3]), fan_given(values[4]), fan_given(values[5])};
-    if (!a.array == !a.like)
+    if (!a.array == !a.like) {
         return PyErr_Format(
             PyExc_TypeError,
             "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
-    if (a.array && (PyList_Check(a.array) || PyTuple_Check(a.array)))
+    }
+    if (a.array && (PyList_Check(a.array) || PyTuple_Check(a.array))) {
         return PyErr_Format(PyExc_TypeError,
                             "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
                             Py_TYPE(a.array)->tp_name);
-    if (a.like && !is_function(a.accumulate))
+    }
+    if (a.like && !is_function(a.accumulate)) {
         return PyErr_Format(
             PyExc_TypeError,
             "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
+    }
     leaf_object *self = PyObject_GC_New(leaf_object, type);
     if (!self)
         return NULL;

@@ -213,11 +213,12 @@ static int declare_other(node_more *more, PyObject *slots, const char *name)
     int single = is_single(slots);
     if (single < 0)
         return -1;
-    if (single)
+    if (single) {
         return fan_refuse(
             PyExc_TypeError,
             "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
             Py_TYPE(slots)->tp_name);
+    }
     PyObject *list = PySequence_List(slots);
     if (!list)
         return -1;
@@ -253,10 +254,11 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
         fan_error_context_push(&w);
         if (!arrays)
             bad = declare_other(more, slots, name.text);
-        if (!bad && !is_count(more->slots.n, *inputs))
+        if (!bad && !is_count(more->slots.n, *inputs)) {
             bad =
                 fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu",
                            expected, FAN_PLURAL(expected), more->slots.n);
+        }
         fan_error_context_pop(&w);
     }
     if (!bad)
@@ -477,9 +479,10 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
         bad = fan_slot_index(which, "slot of an edge", &i);
         out_of_range = !bad && i >= (int64_t)to->node.inputs;
     }
-    if (out_of_range)
+    if (out_of_range) {
         bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R",
                          index, to->node.inputs - 1, fan_node_name(&to->node).text, which);
+    }
     fan_error_context_pop(&w);
     *slot = (uint32_t)i;
     if (bad)
@@ -513,10 +516,11 @@ static int link_edges(node_object *self, PyObject *edges)
 {
     PyObject *all = NULL;
     if (!PyList_CheckExact(edges) && !PyTuple_CheckExact(edges)) {
-        if (fan_node_arg(edges))
+        if (fan_node_arg(edges)) {
             return fan_set_error(PyExc_TypeError,
                                  "edges: expected a sequence, got %s: give [(node, slot)]",
                                  FAN_TYPE_TEXT(edges));
+        }
         if (fan_sequence_arg(edges, "edges", &all) < 0)
             return -1;
         edges = all;
@@ -572,11 +576,12 @@ int fan_node_set_name(node_object *self, PyObject *name)
 static int set_group(node_object *self, PyObject *group)
 {
     bool by_value = PyLong_Check(group) || PyFloat_Check(group);
-    if (by_value || PyTuple_Check(group) || PyBytes_Check(group))
+    if (by_value || PyTuple_Check(group) || PyBytes_Check(group)) {
         return fan_set_error(PyExc_TypeError,
                              "group must be a str or an object shared by the nodes (compared by "
                              "identity), got %s",
                              FAN_TYPE_TEXT(group));
+    }
     node_more *more = fan_node_more(self);
     if (!more)
         return -1;
@@ -609,18 +614,20 @@ static int inputs_arg(PyObject *given, uint32_t *inputs)
     if (!given)
         return 0;
     int64_t n = fan_small_index(given);
-    if (PyList_Check(given) || PyTuple_Check(given))
+    if (PyList_Check(given) || PyTuple_Check(given)) {
         return fan_set_error(
             PyExc_TypeError,
             "Node: inputs: expected a number of gradients, got %s: edges are given "
             "by name, Node(fn, edges=[(node, slot)])",
             FAN_TYPE_TEXT(given));
+    }
     if (n < 0 && fan_index(given, "inputs", NULL, &n) < 0)
         return -1;
-    if (n < 1 || n >= INT32_MAX)
+    if (n < 1 || n >= INT32_MAX) {
         return fan_set_error(PyExc_ValueError,
                              "inputs: expected a number of gradients from 1 to %d, got %R",
                              INT32_MAX - 1, given);
+    }
     *inputs = (uint32_t)n;
     return 0;
 }
@@ -629,19 +636,21 @@ static int inputs_arg(PyObject *given, uint32_t *inputs)
  * afterwards (a subclass may have registered one before Node.__init__). */
 static int set_boxed(node_object *self, PyObject *fn)
 {
-    if (fan_is_function(fn))
+    if (fan_is_function(fn)) {
         return fan_set_error(PyExc_TypeError,
                              "%s: boxed: a function in C gets its sums by address, not in a list: "
                              "give boxed=False",
                              fan_node_name(&self->node).text);
+    }
     node_more *more = fan_node_more(self);
     if (!more)
         return -1;
-    if (more->hooks[FAN_HOOK_POST])
+    if (more->hooks[FAN_HOOK_POST]) {
         return fan_set_error(PyExc_ValueError,
                              "%s: boxed: a hook after the node gets its sums: remove it, or give "
                              "boxed=False",
                              fan_node_name(&self->node).text);
+    }
     more->boxed = true;
     return 0;
 }
@@ -649,12 +658,14 @@ static int set_boxed(node_object *self, PyObject *fn)
 static int fill_in(node_object *self, PyObject *const *a)
 {
     PyObject *release = fan_given(a[RELEASE]);
-    if (!PyCallable_Check(a[FN]))
+    if (!PyCallable_Check(a[FN])) {
         return fan_set_error(PyExc_TypeError, "fn: expected a function, got %s",
                              FAN_TYPE_TEXT(a[FN]));
-    if (release && !PyCallable_Check(release))
+    }
+    if (release && !PyCallable_Check(release)) {
         return fan_set_error(PyExc_TypeError, "release: expected a function, got %s",
                              FAN_TYPE_TEXT(release));
+    }
     if (fan_given(a[NAME]) && fan_node_set_name(self, a[NAME]) < 0)
         return -1;
 
@@ -674,9 +685,10 @@ static int fill_in(node_object *self, PyObject *const *a)
         return -1;
     if (fan_is_function(a[FN])) {
         uint32_t takes = ((function_object *)a[FN])->inputs;
-        if (inputs && inputs != takes)
+        if (inputs && inputs != takes) {
             return fan_set_error(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
                                  fan_node_name(&self->node).text, takes, inputs);
+        }
         inputs = takes;
     }
     if (!inputs)
@@ -724,13 +736,15 @@ static int link_edge(node_object *self, const fanin_edge *edge, size_t i)
         return 0;
     }
     node_object *to = fan_node_arg((PyObject *)edge->next);
-    if (!to)
+    if (!to) {
         return fan_set_error(PyExc_TypeError,
                              "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
                              fan_node_name(&self->node).text, i);
-    if (edge->slot >= to->node.inputs)
+    }
+    if (edge->slot >= to->node.inputs) {
         return fan_set_error(PyExc_IndexError, "%s: edge %zu: expected a slot from 0 to %u, got %u",
                              fan_node_name(&self->node).text, i, to->node.inputs - 1, edge->slot);
+    }
     fan_node_link(&self->node, &to->node, edge->slot);
     return 0;
 }
@@ -865,9 +879,10 @@ static PyObject *node_needs(PyObject *o, PyObject *which)
     int64_t i = 0;
     if (fan_index(which, "edge", PyExc_IndexError, &i) < 0)
         return NULL;
-    if (i >= (int64_t)n->nedges)
+    if (i >= (int64_t)n->nedges) {
         return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld", fan_node_name(n).text,
                             n->nedges, FAN_PLURAL(n->nedges), (long long)i);
+    }
     return PyBool_FromLong(fan_pass_needs(n, (uint32_t)i));
 }
 
@@ -944,10 +959,11 @@ static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
 static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
     const node_more *more = node_cast(o)->more;
-    if (value != Py_None)
+    if (value != Py_None) {
         return fan_set_error(
             PyExc_TypeError,
             "grad: expected None, which forgets the sums that retain_grad() has kept");
+    }
     if (!more || !more->kept)
         return 0;
     PyObject *kept = more->kept;
@@ -986,9 +1002,10 @@ static PyObject *node_sum_into(PyObject *o, PyObject *out_buffers)
     if (!more)
         return NULL;
     if (!PyTuple_Check(out_buffers) ||
-        PyTuple_GET_SIZE(out_buffers) != (Py_ssize_t)node_cast(o)->node.inputs)
+        PyTuple_GET_SIZE(out_buffers) != (Py_ssize_t)node_cast(o)->node.inputs) {
         return PyErr_Format(PyExc_TypeError, "_sum_into: expected a tuple of %u arrays",
                             node_cast(o)->node.inputs);
+    }
     Py_XSETREF(more->out_buffers, Py_NewRef(out_buffers));
     Py_RETURN_NONE;
 }
@@ -1045,9 +1062,10 @@ PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
 static PyObject *node_subclass_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
                                    PyObject *Py_UNUSED(named))
 {
-    if (type == fan_state_get()->node_type)
+    if (type == fan_state_get()->node_type) {
         return PyErr_Format(PyExc_TypeError,
                             "Node.__new__(Node) is not supported: call Node(fn, ..)");
+    }
     node_object *self = (node_object *)type->tp_alloc(type, 0);
     if (self)
         fan_node_init(&self->node, &node_ops, 1);
@@ -1057,9 +1075,10 @@ static PyObject *node_subclass_new(PyTypeObject *type, PyObject *Py_UNUSED(args)
 static int node_init(PyObject *o, PyObject *args, PyObject *named)
 {
     PyObject *values[PARAMETERS];
-    if (node_cast(o)->node.begun)
+    if (node_cast(o)->node.begun) {
         return fan_set_error(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run",
                              Py_TYPE(o)->tp_name);
+    }
     node_cast(o)->node.begun = true;
     if (fan_parse_tuple(&node_new_decl, args, named, values) < 0)
         return -1;

@@ -36,15 +36,16 @@ __attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, con
     int bad = 0;
     fan_error_context_push(&w);
     bool is_index = PyIndex_Check(slot) && !fan_is_array(slot);
-    if (!is_index && strcmp(what, "root") == 0)
+    if (!is_index && strcmp(what, "root") == 0) {
         bad = fan_refuse(PyExc_TypeError,
                          "slot: expected an integer, got %s: give (node, slot, gradient)",
                          FAN_TYPE_TEXT(slot));
-    else if (i < 0)
+    } else if (i < 0)
         bad = fan_slot_index(slot, "slot", &i);
-    if (!bad && i >= (int64_t)n->node.inputs)
+    if (!bad && i >= (int64_t)n->node.inputs) {
         bad = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %u of %s, got %lld",
                          n->node.inputs - 1, fan_node_name(&n->node).text, (long long)i);
+    }
     fan_error_context_pop(&w);
     *out = (uint32_t)i;
     return bad;
@@ -70,11 +71,12 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
     char shape[160], device[32];
     if (spec)
         spec += slot;
-    if (!spec || !spec->has_shape)
+    if (!spec || !spec->has_shape) {
         return PyErr_Format(PyExc_ValueError,
                             "%s: root %zu (%s, slot %u): the slot declares no shape: give its "
                             "gradient, (node, slot, gradient)",
                             parts->config.call, index, name.text, slot);
+    }
     npy_intp dims[FAN_MAX_NDIM];
     bool one_element = true;
     for (int i = 0; i < spec->ndim; i++) {
@@ -83,7 +85,7 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
             one_element = false;
     }
     fan_device *where = spec->device ? spec->device : fan_cpu();
-    if (!one_element || where != fan_cpu())
+    if (!one_element || where != fan_cpu()) {
         return PyErr_Format(
             PyExc_ValueError,
             "%s: root %zu (%s, slot %u): the default gradient, one, is for one element on the CPU, "
@@ -91,6 +93,7 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
             parts->config.call, index, name.text, slot,
             fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
             fan_device_text(where, device, sizeof device));
+    }
     fan_dtype dtype = FAN_DT_FLOAT64;
     if (spec->dtype != FAN_DT_NONE)
         dtype = spec->dtype;
@@ -120,9 +123,10 @@ static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, P
     }
     if (usual)
         *out = PySequence_Tuple(o);
-    else
+    else {
         *out = fan_call("fanin._mistakes", "roots_or_inputs", "(ssOO)", parts->config.call, what, o,
                         fan_or_none(fan_node_arg(first)));
+    }
     if (!*out)
         return -1;
     return 0;
@@ -208,20 +212,23 @@ static int pass_read_workers(pass_parts *parts, PyObject *const *a)
         PyOS_snprintf(named, sizeof named, "%s: workers", c->call);
         if (fan_index(workers, named, NULL, &n) < 0)
             return -1;
-        if (!is_count_of_workers(n))
+        if (!is_count_of_workers(n)) {
             return fan_set_error(PyExc_ValueError,
                                  "%s: expected a number of threads from 1 to %d, got %R", named,
                                  FAN_WORKERS_MOST, workers);
+        }
     }
     const char *reason = NULL;
     if (c->schedule)
         reason = "schedule= picks the next node of one worker";
-    else if (c->create_graph)
+    else if (c->create_graph) {
         reason = "create_graph=True numbers the new nodes in the order of their creation, and the "
                  "order of later sums depends on these numbers";
-    if (n > 1 && reason)
+    }
+    if (n > 1 && reason) {
         return fan_set_error(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
                              reason, (long long)n);
+    }
     /* a graph tree's function has one; the bits are the same */
     c->workers = (uint32_t)n;
     if (fan_wants_handles(NULL))
@@ -266,12 +273,13 @@ static int pass_read_inputs(pass_parts *parts)
         if (read_node(parts, "input", i, item, 2, &to, &wanted->slot) < 0)
             return -1;
         wanted->node = &to->node;
-        if (!c->capture && !to->node.ops->leaf)
+        if (!c->capture && !to->node.ops->leaf) {
             return fan_set_error(
                 PyExc_TypeError,
                 "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) "
                 "returns that of any node",
                 c->call, i, fan_node_name(&to->node).text);
+        }
     }
     return 0;
 }
@@ -339,9 +347,10 @@ static int parse(pass_parts *parts, PyObject *const *a)
     size_t nwanted = 0;
     if (c->limited)
         nwanted = (size_t)PyTuple_GET_SIZE(parts->inputs);
-    if (c->limited && !nwanted)
+    if (c->limited && !nwanted) {
         return fan_set_error(PyExc_ValueError,
                              "%s: inputs: expected at least one, or None for all leaves", c->call);
+    }
     c->roots = fan_calloc(nroots * sizeof *c->roots);
     c->wanted = fan_calloc(nwanted * sizeof *c->wanted);
     if (!c->roots || !c->wanted)
@@ -421,10 +430,11 @@ static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
     PyObject *reducer = a[FAN_PASS_REDUCER];
     if (!fan_given(reducer))
         return fan_none_unless(backward_run(a) < 0);
-    if (a[FAN_PASS_CREATE_GRAPH] == Py_True)
+    if (a[FAN_PASS_CREATE_GRAPH] == Py_True) {
         return PyErr_Format(
             PyExc_ValueError,
             "backward: a pass with reducer= cannot record itself (create_graph=True)");
+    }
     if (!PyObject_HasAttrString(reducer, "_reduced")) {
         return PyErr_Format(PyExc_TypeError,
                             "backward: reducer: expected a fanin.dist.Reducer, got %s",
@@ -467,10 +477,11 @@ static PyObject *leaf_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
     leaf_object *leaf = leaf_of_arg(a[0]);
     if (!leaf)
         return NULL;
-    if (leaf->divert)
+    if (leaf->divert) {
         return PyErr_Format(PyExc_RuntimeError,
                             "%s: another fanin.dist.Reducer takes its gradients now",
                             fan_node_name(&leaf->base.node).text);
+    }
     if (a[2] != Py_None && !PyDict_Check(a[2]))
         return PyErr_Format(PyExc_TypeError, "expected a dict, got %s", FAN_TYPE_TEXT(a[2]));
     leaf->divert = PyTuple_Pack(4, a[1], a[2], a[3], a[4]);

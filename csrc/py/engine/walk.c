@@ -168,10 +168,11 @@ static PyObject *walk_next(PyObject *o)
     walk_object *self = walk_cast(o);
     if (walk_check_idle(self) < 0 || !self->pass)
         return NULL;
-    if (self->now)
+    if (self->now) {
         return PyErr_Format(PyExc_RuntimeError,
                             "walk: give() the gradients of %s before the next node",
                             fan_node_name(&self->now->node).text);
+    }
     PyObject *pair = NULL;
     self->busy = true;
     if (walk_depth_add(self) == 0)
@@ -241,9 +242,10 @@ static PyObject *walk_give(PyObject *o, PyObject *result)
     walk_object *self = walk_cast(o);
     if (walk_check_idle(self) < 0)
         return NULL;
-    if (!self->now)
+    if (!self->now) {
         return PyErr_Format(PyExc_RuntimeError,
                             "walk: no node waits for gradients: call next() first");
+    }
     self->busy = true;
     int bad = walk_depth_add(self);
     if (!bad)
@@ -334,10 +336,11 @@ static PyObject *walk_explain(PyObject *o, PyObject *const *a)
     const fan_node *only = NULL;
     if (given) {
         const node_object *node = fan_node_arg(given);
-        if (!node)
+        if (!node) {
             return PyErr_Format(PyExc_TypeError,
                                 "explain: expected a fanin.Node, a fanin.Leaf or None, got %s",
                                 FAN_TYPE_TEXT(given));
+        }
         only = &node->node;
     }
     if (self->pass)

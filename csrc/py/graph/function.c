@@ -1,4 +1,4 @@
-/* graph_function: a function of a graph tree: converts operands and results between Python and the
+/* function: a function of a graph tree: converts operands and results between Python and the
  * core.
  *
  * Sections: the body, which the core calls back: it runs the Python function and reads its result;

@@ -1,4 +1,4 @@
-/* graph_pipeline: the call of a pipeline of a graph tree (fanin.graph.pipelines, whose class is
+/* pipeline: the call of a pipeline of a graph tree (fanin.graph.pipelines, whose class is
  * derived from this one): pieces, which are functions of the tree, and host parts between them.
  *
  * Sections: what passes between parts; the two forms, a list and a generator function; the call,

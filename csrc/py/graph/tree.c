@@ -1,4 +1,4 @@
-/* graph_tree: fanin.GraphTree: made and freed; its steps, which are objects of their own; then its
+/* tree: fanin.GraphTree: made and freed; its steps, which are objects of their own; then its
  * methods: functions, close, pictures, statistics. */
 #include "py/graph/tree_object.h"
 #include "py/arrays/arrays.h"

@@ -1,6 +1,6 @@
 /* requests: persistent requests of an MPI library, which comes as addresses of its functions
- * (dist/mpi.py): one call starts them and looks at them for a while, where Python would need a call
- * for each look at each. */
+ * (dist/mpi.py): one call starts them and polls them for a while, where Python would need a call
+ * for each poll of each. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 
@@ -52,14 +52,15 @@ static int bytes_of(const int64_t *state, const void *status, int64_t *bytes)
     int code;
     if (state[BYTE_SIZE] == sizeof(int))
         code = ((count_fn_of_ints *)pointer(state[COUNT]))(status, (int)state[BYTE], &count);
-    else
+    else {
         code =
             ((count_fn_of_pointers *)pointer(state[COUNT]))(status, pointer(state[BYTE]), &count);
+    }
     *bytes = count;
     return code;
 }
 
-/* look: looks once at each request that is not complete; *missing: how many are not. */
+/* look: polls each request that is not complete once; *missing: how many are not. */
 static int look(const int64_t *state, int64_t *left, int64_t *sizes, int64_t *missing)
 {
     test_fn *test = (test_fn *)pointer(state[TEST]);

@@ -7,9 +7,9 @@
  * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be
  * another array's the moment after. Each has an owner, a capsule that holds the machine; keeping a
  * view, or a view of it, keeps that owner: so once the kernel is through, an owner that still has
- * other references shows a view that was kept, and that is an error. What was kept is mapped as
- * long as it is kept; only its bytes may belong to others. The views in the traceback of a kernel
- * that raised show what was there then.
+ * other references shows a view that was kept, and that is an error. The memory of a kept view
+ * stays mapped as long as the view; only its bytes may belong to others. The views in the traceback
+ * of a kernel that raised show what was there then.
  *
  * In order: a kernel's memory; kept views; the views of a kernel that raised; the run; the
  * launch. */
@@ -147,7 +147,7 @@ static void redirect_parts(PyObject *raised, PyObject *view, const PyObject *byt
 #define CONTEXTS 100
 
 /* end_views: a kernel raised, and the frames of its traceback have its views: they show from now on
- * what was there then, and no other array's bytes. What was made of them elsewhere keeps their
+ * what was there then, and no other array's bytes. Views of them that other code made keep their
  * memory mapped (Kept views). */
 static void end_views(const fan_kernel *k, PyObject *args)
 {

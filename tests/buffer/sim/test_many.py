@@ -136,21 +136,27 @@ def test_the_trace_line_of_a_launch_names_its_slots_and_their_buffer() -> None:
     assert [x.buffer for x in t.picture().slices if x.name == line.label] == ["grads"]
 
 
-def test_large_sums_go_alone_and_too_many_bytes_of_results_in_rounds(a_world: Any) -> None:
+def test_large_sums_go_alone(a_world: Any) -> None:
     w = a_world("fake")
     s = w.stream()
     buf = fanin.InputBuffer(5, stream=s)
     for _ in range(2):
         buf.add_many(range(5), [w.array(np.ones(n, np.float32)) for n in (8, 8, 1 << 19, 8, 8)], stream=s)
     assert w.launches(buf.take) == 2  # 6 MiB are read and written for the one
-    with Machine(memory=1 << 28) as m:
+
+
+@pytest.mark.parametrize("due", ["at the take", "at an add"])
+@pytest.mark.parametrize("mib, rounds", [(24, [3, 3]), (32, [2, 2, 2])])  # of 72 MiB, and of 64
+def test_results_of_64_mib_fill_a_round(due: str, mib: int, rounds: list[int]) -> None:
+    with Machine(memory=1 << 29) as m:
         s = m.stream()
-        buf = fanin.InputBuffer(5, stream=s, budget=1 << 40)
-        for _ in range(2):
-            buf.add_many(range(5), [m.empty(24 << 20, "int8")] * 5, stream=s)
+        buf = fanin.InputBuffer(6, stream=s, budget=1 << 40 if due == "at the take" else 0)
+        gradients = [m.empty(mib << 20, "int8")] * 6
         with fanin.trace() as t:
+            for _ in range(2):
+                buf.add_many(range(6), gradients, stream=s)
             buf.take()
-        assert [line.count for line in t.lines if line.kind == "kernel"] == [3, 2]  # 72 MiB, 48 MiB
+        assert [line.count for line in t.lines if line.kind == "kernel"] == rounds
 
 
 # Bits
