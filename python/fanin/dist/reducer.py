@@ -181,8 +181,19 @@ class _Bucket:
 
     def lacking(self) -> int:
         """The leaves that no contribution has a gradient of, as bits."""
-        here = sum(1 << k for k, has in enumerate(self.has) if has or k in self.kept)
-        return self.every & ~reduce(operator.or_, self.masks, here)
+        if not self.left or len(self.kept) == len(self.has):
+            return 0
+        has = bytearray(self.has)
+        for i in self.kept:
+            has[i] = 1
+        return self.every & ~reduce(operator.or_, self.masks, bits_of(has))
+
+    def put_plain(self, i: int, gradient: Any) -> bool:
+        """Copy the gradient of leaf i of the bucket, if it is an array that needs no more; return whether it was."""
+        memory = self.memory
+        if memory is None or not self.is_open or self.has[i] or self.weight is not None or i in self.kept:
+            return False
+        return _core.copy_plain(gradient, memory.places[i])
 
     def put(self, i: int, gradient: Any, stats: bool, weight: Weight | None = None, owned: bool = False) -> int:
         """Copy the gradient of leaf i of the bucket, or keep it if it is `owned`: nothing else has it. Return how many
@@ -200,11 +211,9 @@ class _Bucket:
             self.given = bytes_of(gradient, leaf)
             if self.given is not None:
                 return 0
-        place = self.take_memory().places[i]
-        plain = type(gradient) is type(place) is np.ndarray and not stats
-        if plain and gradient.dtype == place.dtype and gradient.shape == place.shape:
-            place[...] = gradient
+        if not stats and self.put_plain(i, gradient):
             return 0
+        place = self.take_memory().places[i]
         facts = None
         if not stats and is_torch(gradient):
             facts = gradient.dtype, gradient.shape, gradient.layout, gradient.device
@@ -242,7 +251,7 @@ class _Bucket:
             if not alone:
                 self.put(i, self.kept.pop(i), False)
             self.has[i] = 1
-            self.left -= 1
+        self.left = self.has.count(0)
         memory = _Memory([self.given], []) if self.given is not None else self.take_memory()
         for segment in self.layout.segments if self.left and not alone else ():
             for leaf, _, _ in segment.places:
@@ -449,6 +458,7 @@ class Reducer(_core.Block):
         "_buckets",
         "_closed",
         "_collectors",
+        "_copies",
         "_count_bad",
         "_counted",
         "_digest",
@@ -466,7 +476,6 @@ class Reducer(_core.Block):
         "_lock",
         "_name",
         "_options",
-        "_owners",
         "_parts",
         "_passes",
         "_passing",
@@ -556,11 +565,16 @@ class Reducer(_core.Block):
         self._digest = digest(self._parts)
         mine = weakref.ref(self)  # a reference in a cycle would keep its memory and its thread until a collection
         takers = {i: (partial(_put_of, mine, b, k), b, k) for b in made for k, i in enumerate(b.indices)}
-        self._takers = [(leaf, *takers[i]) for i, leaf in enumerate(self.leaves)]
         #: For a leaf alone in its bucket: the same for a gradient that nothing else has.
-        self._owners = {i: partial(take, owned=True) for i, (take, b, _) in takers.items() if b.is_single}
+        owners = {i: partial(take, owned=True) for i, (take, b, _) in takers.items() if b.is_single}
+        #: Of each leaf of fanin what takes its sums, and what takes them from a rank alone.
+        self._takers = [
+            (leaf, (take, None, k, owners.get(i)), (take, b.kept, k, None))
+            for i, leaf, (take, b, k) in ((i, leaf, takers[i]) for i, leaf in enumerate(self.leaves))
+            if isinstance(leaf, _core.Leaf)
+        ]
         self._collectors = [
-            leaf.collector(takers[i][0], self._owners.get(i))
+            leaf.collector(takers[i][0], owners.get(i))
             for i, leaf in enumerate(self.leaves)
             if not isinstance(leaf, _core.Leaf)
         ]
@@ -570,6 +584,7 @@ class Reducer(_core.Block):
         as_it_is = wire is None and wire_out is None
         self._keeps = self.group.size == 1 and plain and as_it_is
         self._key: int | None = None
+        self._copies = self._taking is None and not (detect or stats)  # most gradients are copied, and that is all
         self._unentered = False  # accumulate() was called, and not entered
         self._weight: Weight | None = None  # of the contribution at hand, or of the next one; None: 1
         self._counted = Counted()  # the weights of the contributions to the next sum
@@ -683,12 +698,7 @@ class Reducer(_core.Block):
                 " that to end first"
             )
         self._takes = True
-        for leaf, take, bucket, i in self._takers:
-            if isinstance(leaf, _core.Leaf):
-                # With an earlier gradient it would be added, from memory that is not in a cache.
-                keeps = self._keeps and self._weight is None and leaf.grad is None
-                own = None if keeps else self._owners.get(bucket.indices[i])
-                _core.leaf_divert(leaf, take, bucket.kept if keeps else None, i, own)
+        _core.leaves_divert(self._takers, self._keeps and self._weight is None)
         if self._taking:
             self._taking.begin(self._collectors)
 
@@ -698,9 +708,7 @@ class Reducer(_core.Block):
             return
         with self._lock:
             self._takes = False
-        for leaf, take, _, _ in self._takers:
-            if isinstance(leaf, _core.Leaf):
-                _core.leaf_undivert(leaf, take)
+        _core.leaves_undivert(self._takers)
         if self._taking:
             self._taking.end()
         del self._holder["now"]
@@ -723,18 +731,20 @@ class Reducer(_core.Block):
         )
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any, owned: bool = False) -> None:
-        nonfinite, weight = 0, self._weight
-        if self._passing and not self._is_ours(gradient):
+        nonfinite, weight, ours = 0, self._weight, _inside.get() is self or _on_device_thread(gradient)
+        if self._passing and not ours:
             raise self._of_another(bucket, i)
         if self._passes is not None:
             weight = self._passes.weight_here(gradient)
             if self._passing:
                 self._passes.freeze("a gradient came in last()")
-        if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
+        if self._copies and weight is None and bucket.put_plain(i, gradient):
+            pass
+        elif self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient, weight, owned)
         with self._lock:
             # A pass may have begun while this thread waited.
-            if not self._takes or (self._passing and not self._is_ours(gradient)):
+            if not self._takes or (self._passing and not ours):
                 raise self._of_another(bucket, i)
             if self._taking is not None:
                 another = bucket.has[i] or (bucket.weight != weight and bucket.begun)
@@ -749,10 +759,6 @@ class Reducer(_core.Block):
             whole = not bucket.left
         if whole and self._passing:
             bucket.closed.advance()
-
-    def _is_ours(self, gradient: Any) -> bool:
-        """Whether the pass that runs here is the reducer's."""
-        return _inside.get() is self or _on_device_thread(gradient)
 
     def _copy(self, bucket: _Bucket, i: int, gradient: Any, weight: Weight | None, owned: bool) -> int:
         if bucket.weight != weight and bucket.begun:
@@ -824,10 +830,13 @@ class Reducer(_core.Block):
 
     def _made(self, ended: int) -> list[Any]:
         """For each leaf the sum of the pass, which came to its end at the time `ended`, or None."""
-        self.group._tally.hidden_ns += sum(max(0, min(end, ended) - begin) for begin, end in self._travels)
+        if self._travels:
+            self.group._tally.hidden_ns += sum(max(0, min(end, ended) - begin) for begin, end in self._travels)
         found: list[tuple[tuple[int, ...], BadTerm]] = []
         for bucket in self._buckets:
-            for rank, h in enumerate(() if bucket.is_planned else bucket.headers or ()):
+            if bucket.is_planned or bucket.headers is None:
+                continue
+            for rank, h in enumerate(bucket.headers):
                 if h["bad"]:
                     place, i, elements = h["bad"]
                     key = h["keys"][place]
@@ -836,23 +845,34 @@ class Reducer(_core.Block):
         self._bad = min(found, key=operator.itemgetter(0))[1] if found else None
         made: list[Any] = [None] * len(self.leaves)
         for bucket in self._buckets:
-            flats, layout = bucket.total, bucket.layout
-            if flats is None or self._options.into not in ("all", "shard", self.group.rank):
+            if bucket.total is None or self._options.into not in ("all", "shard", self.group.rank):
                 continue
-            like = [self.leaves[i].array for i in bucket.indices]
-            if self._options.into == "shard":
-                pieces = layout.shards(flats, self.group.rank, like)
-            elif bucket.result is not None:
-                pieces, bucket.result, bucket.total = [bucket.result], None, None  # .grad takes the only reference
-            else:
-                pieces = layout.unflatten(flats, like)
-                for i, gradient in bucket.kept.items():
-                    pieces[i] = gradient
+            pieces = self._pieces(bucket, bucket.total)
+            if bucket.anywhere == bucket.every:
+                for index, piece in zip(bucket.indices, pieces, strict=True):
+                    made[index] = piece
+                continue
             anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
             for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
                 if has == "1":
                     made[index] = piece
         return made
+
+    def _pieces(self, bucket: _Bucket, flats: list[NDArray]) -> list[Any]:
+        """Of each leaf of a bucket the sum, or this rank's shard of it."""
+        if bucket.result is not None:
+            pieces, bucket.result, bucket.total = [bucket.result], None, None  # .grad takes the only reference
+            return pieces
+        kept = bucket.kept
+        if len(kept) == len(bucket.indices):
+            return [kept[i] for i in range(len(kept))]
+        like = [self.leaves[i].array for i in bucket.indices]
+        if self._options.into == "shard":
+            return bucket.layout.shards(flats, self.group.rank, like)
+        pieces = bucket.layout.unflatten(flats, like)
+        for i, gradient in kept.items():
+            pieces[i] = gradient
+        return pieces
 
     def _check_reached(self) -> None:
         """At the end of a pass: ValueError if no leaf has a gradient, or a tensor has none in a fanin.backward."""
@@ -936,13 +956,15 @@ class Reducer(_core.Block):
         """Sum all buckets, in their order on every rank; then agree that no rank failed, which is known of a small one
         alone.
         """
+        at_end = self._sends_at_end or self._is_complete
         for bucket in self._buckets:
             failed = self._until(bucket)
             with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
-            self._travels.append(call.data_ns)
+            if not at_end:
+                self._travels.append(call.data_ns)
         if self._sends_at_end or self._have_ended():
             return
         failed = self._until(None)
@@ -979,7 +1001,8 @@ class Reducer(_core.Block):
         bucket.headers = headers
         if alone and bucket.terms:
             bucket.total = bucket.terms[0].flats
-            bucket.used.clear()  # .grad of a tensor may become a view of it
+            if len(bucket.kept) < len(bucket.has):
+                bucket.used.clear()  # .grad may become a view of it
         elif bucket.anywhere:
             like = self.leaves[bucket.indices[0]].array
             places = bucket.places_of_results(self._options, self.group.rank, like)
@@ -1235,7 +1258,10 @@ class _Pass(_State):
         if not self.sends(who):
             return
         try:
-            with recording(rings):
+            if rings:
+                with recording(rings):
+                    self.reducer._send(self.number)
+            else:
                 self.reducer._send(self.number)
         except BaseException as e:
             self.reducer._failed = e
@@ -1293,23 +1319,19 @@ class _Pass(_State):
         if reducer._options.into == "shard":
             reducer.shards, self.made = made, None
             return
-        for i, leaf in enumerate(reducer.leaves):
-            try:  # a hook that raises keeps no other leaf from its sum
-                if isinstance(leaf, _core.Leaf) and made[i] is not None:
-                    _core.leaf_accumulate(leaf, made, i)
-                elif made[i] is not None:
-                    total, made[i] = made[i], None
-                    leaf.accumulate(total)
-            except BaseException as e:
-                note(e, f"backward: {leaf.name or f'leaf {i}'} was accumulated")
-                self.errors.append(e)
+        first = 0
+        while failed := _core.leaves_accumulate(reducer.leaves, made, first):
+            i, error = failed
+            note(error, f"backward: {reducer.leaves[i].name or f'leaf {i}'} was accumulated")
+            self.errors.append(error)
+            first = i + 1  # a hook that raises keeps no other leaf from its sum
         self.made = None
         if self.errors:
-            first = next((one for one in self.errors if not isinstance(one, Exception)), self.errors[0])  # Ctrl-C first
+            main = next((one for one in self.errors if not isinstance(one, Exception)), self.errors[0])  # Ctrl-C first
             for one in self.errors:
-                if one is not first:
-                    note(first, f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
-            raise first
+                if one is not main:
+                    note(main, f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
+            raise main
 
 
 class _Contribution(_State):
