@@ -265,6 +265,15 @@ class Layout:
                 made[leaf] = piece if len(shape) == 1 else piece.reshape(shape)
         return made
 
+    def arrays(self, flats: Sequence[NDArray]) -> list[Any]:
+        """.. each an ndarray, or a tensor of a dtype that no ndarray has."""
+        made: list[Any] = [None] * len(self.leaves)
+        for segment, raw in zip(self.segments, flats, strict=True):
+            flat = typed(raw, segment.dtype)
+            for leaf, start, stop in segment.places:
+                made[leaf] = flat[start:stop].reshape(self.leaves[leaf].shape)
+        return made
+
     def shards(self, flats: Sequence[NDArray], rank: int, like: Sequence[Any]) -> list[Any]:
         """Of each leaf the elements that a rank owns, with one axis."""
         made: list[Any] = [None] * len(self.leaves)

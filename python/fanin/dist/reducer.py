@@ -30,7 +30,7 @@ from . import sparse, sums
 from .bucket_plans import Brought, BucketPlan, brought, can_be_planned, facts_of
 from .counters import BadTerm, SumStats
 from .explain import explain
-from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
+from .group import Call, Group, Header, TimeLimit, Use, failure_of, limit_of
 from .group import group as group_of
 from .layout import (
     Layout,
@@ -129,9 +129,9 @@ class _Bucket:
         self.given: NDArray | None = None  #: bytes of the only gradient, which nothing else has
         self.memory: _Memory | None = None
         if not self.is_single:  # else there may be no copy
-            self.take_memory()
-        self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
-        self.left = len(self.indices)  #: how many it lacks
+            self.memory, self.spare = self.spare or self.new_memory(), None
+        self.left = n = len(self.indices)  #: how many leaves it lacks
+        self.has = bytearray(n)  #: those of which it has a gradient
         self.weight = None
 
     def take_memory(self) -> _Memory:
@@ -153,12 +153,16 @@ class _Bucket:
         """Forget all contributions, and all memory but that of one; unless `keep`, that too: what was interrupted may
         have it still.
         """
-        self.forget()
+        if self.terms:
+            self.forget()
+            self.terms, self.masks = [], []
         self.spare = self.memory or self.spare if keep else None
-        self.terms, self.masks, self.total, self.result, self.anywhere = [], [], None, None, 0
-        self.bad = None
-        self.kept.clear()
-        self.rows = sparse.Noted()
+        self.total = self.result = self.bad = None
+        self.anywhere = 0
+        if self.kept:
+            self.kept.clear()
+        if self.rows.rows:
+            self.rows = sparse.Noted()
         self.start()
 
     def free(self) -> None:
@@ -340,6 +344,25 @@ class _Bucket:
         packed = sums.packed(group, self.layout, options, self.partials)
         return Sent(self.terms, packed, weigh, self.folded, self.rows.found(self.masks))
 
+    def again(self, call: Call, plan: BucketPlan, reducer: Reducer) -> bool:
+        """Make the sum of one contribution of each rank as the last one was made; return whether all ranks can."""
+        plain = plan.plain
+        if plain is None or not plain.sends or plain.is_general or self.left or self.terms or self.kept:
+            return False
+        if self.weight is not None or self.bad or self.rows.rows:
+            return False
+        term = self.take_memory().flats[0] if self.given is None else self.given
+        keys = plain.meet(call, [term], reducer._key)
+        if keys is None:
+            self.plan, self.missed = None, True
+            return False
+        self.is_open, self.is_planned, self.anywhere = False, True, plan.anywhere
+        self.headers = headers = plan.headers_of(keys)
+        like = reducer.leaves[self.indices[0]].array
+        place = self.places_of_results(reducer._options, call.group.rank, like).get(0) if self.is_single else None
+        self.total = plan.of_terms(call, plain, term, headers, place)
+        return True
+
     def meet(self, call: Call, sent: Sent, own: str, ended: bool) -> Sequence[Header]:
         """The headers of all ranks, by a plan if all have the same one. own: the digest of the reducer; ended: nothing
         can fail on this rank any more before the sum.
@@ -366,7 +389,7 @@ class _Bucket:
         if self.missed and (before is None or facts_of(before) != facts_of(self.headers)):
             return
         self.missed = False
-        self.plan = BucketPlan(call, self.layout, options, self.headers, own)
+        self.plan = BucketPlan(call, self.layout, options, self.headers, own, self.brought)
 
 
 def bits_of(flags: bytearray) -> int:
@@ -453,6 +476,7 @@ class Reducer(_core.Block):
 
     __slots__ = (
         "__weakref__",
+        "_are_arrays",
         "_bad",
         "_blocks",
         "_buckets",
@@ -584,6 +608,7 @@ class Reducer(_core.Block):
         as_it_is = wire is None and wire_out is None
         self._keeps = self.group.size == 1 and plain and as_it_is
         self._key: int | None = None
+        self._are_arrays = all(type(leaf.array) is np.ndarray for leaf in self.leaves)
         self._copies = self._taking is None and not (detect or stats)  # most gradients are copied, and that is all
         self._unentered = False  # accumulate() was called, and not entered
         self._weight: Weight | None = None  # of the contribution at hand, or of the next one; None: 1
@@ -832,31 +857,38 @@ class Reducer(_core.Block):
         """For each leaf the sum of the pass, which came to its end at the time `ended`, or None."""
         if self._travels:
             self.group._tally.hidden_ns += sum(max(0, min(end, ended) - begin) for begin, end in self._travels)
-        found: list[tuple[tuple[int, ...], BadTerm]] = []
+        self._bad = None
         for bucket in self._buckets:
-            if bucket.is_planned or bucket.headers is None:
-                continue
-            for rank, h in enumerate(bucket.headers):
-                if h["bad"]:
-                    place, i, elements = h["bad"]
-                    key = h["keys"][place]
-                    term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
-                    found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
-        self._bad = min(found, key=operator.itemgetter(0))[1] if found else None
+            if not bucket.is_planned:
+                self._bad = self._first_bad()
+                break
+        if self._options.into not in ("all", "shard", self.group.rank):
+            return [None] * len(self.leaves)
+        first = self._buckets[0]
+        if len(self._buckets) == 1 and first.total is not None and first.anywhere == first.every:
+            return self._pieces(first, first.total)[::-1]  # it has the leaves from the last one to the first
         made: list[Any] = [None] * len(self.leaves)
         for bucket in self._buckets:
-            if bucket.total is None or self._options.into not in ("all", "shard", self.group.rank):
+            if bucket.total is None:
                 continue
             pieces = self._pieces(bucket, bucket.total)
-            if bucket.anywhere == bucket.every:
-                for index, piece in zip(bucket.indices, pieces, strict=True):
-                    made[index] = piece
-                continue
             anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
             for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
                 if has == "1":
                     made[index] = piece
         return made
+
+    def _first_bad(self) -> BadTerm | None:
+        """The first contribution of the pass with an inf or NaN."""
+        found: list[tuple[tuple[int, ...], BadTerm]] = []
+        for bucket in self._buckets:
+            for rank, h in enumerate(() if bucket.is_planned else bucket.headers or ()):
+                if h["bad"]:
+                    place, i, elements = h["bad"]
+                    key = h["keys"][place]
+                    term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
+                    found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
+        return min(found, key=operator.itemgetter(0))[1] if found else None
 
     def _pieces(self, bucket: _Bucket, flats: list[NDArray]) -> list[Any]:
         """Of each leaf of a bucket the sum, or this rank's shard of it."""
@@ -865,21 +897,29 @@ class Reducer(_core.Block):
             return pieces
         kept = bucket.kept
         if len(kept) == len(bucket.indices):
-            return [kept[i] for i in range(len(kept))]
-        like = [self.leaves[i].array for i in bucket.indices]
+            return list(map(kept.__getitem__, range(len(kept))))
         if self._options.into == "shard":
+            like = [self.leaves[i].array for i in bucket.indices]
             return bucket.layout.shards(flats, self.group.rank, like)
-        pieces = bucket.layout.unflatten(flats, like)
+        if self._are_arrays:
+            pieces = bucket.layout.arrays(flats)
+        else:
+            pieces = bucket.layout.unflatten(flats, [self.leaves[i].array for i in bucket.indices])
         for i, gradient in kept.items():
             pieces[i] = gradient
         return pieces
 
     def _check_reached(self) -> None:
         """At the end of a pass: ValueError if no leaf has a gradient, or a tensor has none in a fanin.backward."""
+        for bucket in self._buckets:
+            if bucket.closed.value < self._turn:
+                break
+        else:  # every leaf has its gradient
+            return
         lack: list[int] = []
         for bucket in self._buckets:
-            if bucket.closed.value < self._turn:  # else every leaf has its gradient
-                lacking = bucket.lacking()
+            lacking = bucket.lacking()
+            if lacking:
                 lack += (i for k, i in enumerate(bucket.indices) if lacking >> k & 1)
         tensors = [] if self._in_block else [i for i in lack if not isinstance(self.leaves[i], _core.Leaf)]
         if tensors:
@@ -987,6 +1027,11 @@ class Reducer(_core.Block):
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
+        plan = bucket.plan
+        if plan is not None and plan.whole == (call.name, self._is_complete) and self._has_one():
+            call.trace("pack", begin)
+            if bucket.again(call, plan, self):
+                return
         alone = self._keeps and not bucket.terms and bucket.weight is None
         if bucket.begun:
             bucket.finish(self._key, alone)
@@ -1013,6 +1058,10 @@ class Reducer(_core.Block):
         if not bucket.is_planned:
             bucket.keep_plan(call, self._options, before, self._digest)
         bucket.forget()
+
+    def _has_one(self) -> bool:
+        """Whether this rank brings one contribution, which has no weight."""
+        return self._passes is None and self._counted.weights == [None]
 
     def _compare(self, call: Call, bucket: _Bucket, headers: Sequence[Header]) -> None:
         """Raise an error on every rank if headers of a bucket do not fit."""
@@ -1154,12 +1203,13 @@ class _State(_core.Block):
     If Ctrl-C ended `_begin`, or `_end` before the sum was made, the group is closed: the other ranks wait for the sum.
     """
 
+    begun = False  #: `_begin` is complete
+    ending = False  #: `_end` has begun ..
+    finished = False  #: .. the sum is made ..
+    over = False  #: .. and all is undone
+
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
-        self.begun = False  #: `_begin` is complete
-        self.ending = False  #: `_end` has begun ..
-        self.finished = False  #: .. the sum is made ..
-        self.over = False  #: .. and all is undone
 
     def finish(self, error: BaseException | None) -> None:
         """The end of all ranks' sum, with or without an error of this rank, which is raised."""
@@ -1207,15 +1257,16 @@ class _State(_core.Block):
 class _Pass(_State):
     """A pass: the gradients of its leaves are summed over ranks while it runs."""
 
+    turn = 0  #: the reducer's number for it
+    number = 0  #: the group's
+    made: list[Any] | None = None  #: the sums that are not added to .grad yet
+
     def __init__(self, reducer: Reducer, block: bool, weight: float | None = None) -> None:
-        super().__init__(reducer)
+        self.reducer = reducer
         self.block = block  #: a `with` block of the reducer
         self.weight = weight  #: of fanin.backward(weight=)
-        self.use = reducer.group.entered("Reducer" if block else "backward")
-        self.turn = 0  #: the reducer's number for it
-        self.number = 0  #: the group's
+        self.use = Use(reducer.group, "Reducer" if block else "backward")
         self.senders: dict[str, object] = {}  #: "now": what sends
-        self.made: list[Any] | None = None  #: the sums that are not added to .grad yet
         self.errors: list[BaseException] = []  #: of leaves' hooks after accumulation
 
     def _begin(self) -> None:
