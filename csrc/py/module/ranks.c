@@ -3,6 +3,7 @@
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 
+#include "base/thread.h"
 #include "base/trace.h"
 
 #include <sched.h>
@@ -75,6 +76,11 @@ static PyObject *copy_plain(PyObject *Py_UNUSED(module), PyObject *const *a)
     PyArrayObject *to = (PyArrayObject *)a[1];
     if (PyArray_DESCR(from) != PyArray_DESCR(to) || !PyArray_SAMESHAPE(from, to))
         Py_RETURN_FALSE;
+    if (fan_thread_get_hooks()) { /* a step of an explored schedule */
+        if (fan_sched_enter_or_raise() < 0)
+            return NULL;
+        fan_sched_access(FAN_THING_HOST_MEMORY, 0, FAN_SCHED_WRITE);
+    }
     bool flat = PyArray_IS_C_CONTIGUOUS(from) && PyArray_IS_C_CONTIGUOUS(to);
     bool owned = PyDataType_REFCHK(PyArray_DESCR(to)) || !PyArray_ISWRITEABLE(to);
     if (flat && !owned && PyArray_NBYTES(to) <= FEW_BYTES)

@@ -185,7 +185,7 @@ class _Bucket:
 
     def lacking(self) -> int:
         """The leaves that no contribution has a gradient of, as bits."""
-        if not self.left or len(self.kept) == len(self.has):
+        if not self.left or len(self.kept) == len(self.has) or self.every in self.masks:
             return 0
         has = bytearray(self.has)
         for i in self.kept:
@@ -215,13 +215,18 @@ class _Bucket:
             self.given = bytes_of(gradient, leaf)
             if self.given is not None:
                 return 0
-        if not stats and self.put_plain(i, gradient):
+        if not stats and type(gradient) is np.ndarray and self.put_plain(i, gradient):
             return 0
         place = self.take_memory().places[i]
         facts = None
         if not stats and is_torch(gradient):
             facts = gradient.dtype, gradient.shape, gradient.layout, gradient.device
             if facts == self.fitting.get(i):
+                try:
+                    if _core.copy_plain(gradient.numpy(), place):
+                        return 0
+                except (RuntimeError, TypeError):  # a view with torch's negative bit; a dtype that NumPy has not
+                    pass
                 _core.add_n([gradient], out=place)
                 return 0
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
@@ -744,7 +749,8 @@ class Reducer(_core.Block):
             self._taking.check()
 
     def _of_another(self, bucket: _Bucket, i: int) -> RuntimeError:
-        if isinstance(self._holder.get("now"), _Collecting) and not self._takes:
+        now = self._holder.get("now")
+        if isinstance(now, _Collecting) and now.last is not None and not self._takes:
             return RuntimeError(
                 f"accumulate: {bucket.layout.leaves[i].name} got a gradient after last(), whose end has summed all"
                 " gradients: run this pass before it, or in another block"
@@ -756,8 +762,8 @@ class Reducer(_core.Block):
         )
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any, owned: bool = False) -> None:
-        nonfinite, weight, ours = 0, self._weight, _inside.get() is self or _on_device_thread(gradient)
-        if self._passing and not ours:
+        nonfinite, weight, ours = 0, self._weight, _inside.get() is self
+        if self._passing and not ours and not _on_device_thread(gradient):
             raise self._of_another(bucket, i)
         if self._passes is not None:
             weight = self._passes.weight_here(gradient)
@@ -769,7 +775,7 @@ class Reducer(_core.Block):
             nonfinite = self._copy(bucket, i, gradient, weight, owned)
         with self._lock:
             # A pass may have begun while this thread waited.
-            if not self._takes or (self._passing and not ours):
+            if not self._takes or (self._passing and not ours and not _on_device_thread(gradient)):
                 raise self._of_another(bucket, i)
             if self._taking is not None:
                 another = bucket.has[i] or (bucket.weight != weight and bucket.begun)
@@ -1291,7 +1297,10 @@ class _Pass(_State):
         reducer._counted.add(reducer._weight)
         reducer._in_block = self.block
         reducer._travels = []
-        reducer._divert(self)
+        if reducer._is_complete:  # what has diverted the leaves hands them over: no gradient is to come
+            reducer._holder["now"] = self
+        else:
+            reducer._divert(self)
         if reducer._sends_at_end or reducer._is_complete:
             pass
         elif here.spawn is not None:
@@ -1450,17 +1459,17 @@ class _Collecting(_State):
             if error is not None:
                 raise error
             return
-        try:
-            reducer._undivert(self)
-            if self.begun:
-                reducer._check_grads()
-        except RuntimeError as e:  # .grad was set in the block
-            error = error or e
         if error is None:
-            reducer._contribute_all(None)
-            reducer._is_complete = True
-            with reducer._reduced(block=True):
-                return
+            try:
+                with reducer._lock:
+                    reducer._takes = False
+                reducer._contribute_all(None)
+                reducer._is_complete = True
+                with reducer._reduced(block=True):  # it ends what this has diverted ..
+                    return
+            finally:
+                reducer._undivert(self)  # .. unless it was refused
+        reducer._undivert(self)
         with suppress(RuntimeError), reducer.group.entered(reducer._name):  # this rank raises its own error
             reducer._fail(error)
         raise error
