@@ -123,8 +123,9 @@ class Agreed(frames.Known):
         for head, came in zip(self.heads, sizes, strict=True):
             if came < HEAD_SIZE:
                 raise call.unreadable()
-            if head != mine:
-                if head[: frames.ALIKE] != mine[: frames.ALIKE]:
+            theirs = head.tobytes()  # which are compared at once, and those of a memoryview one by one
+            if theirs != mine:
+                if theirs[: frames.ALIKE] != mine[: frames.ALIKE]:
                     return None
                 keyed = True
             if came < expected:
