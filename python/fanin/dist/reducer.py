@@ -222,8 +222,9 @@ class _Bucket:
         if not stats and is_torch(gradient):
             facts = gradient.dtype, gradient.shape, gradient.layout, gradient.device
             if facts == self.fitting.get(i):
+                tensor: Any = gradient
                 try:
-                    if _core.copy_plain(gradient.numpy(), place):
+                    if _core.copy_plain(tensor.numpy(), place):
                         return 0
                 except (RuntimeError, TypeError):  # a view with torch's negative bit; a dtype that NumPy has not
                     pass
