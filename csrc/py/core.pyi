@@ -906,28 +906,27 @@ def order_steps(
 ) -> list[tuple[Node | Leaf, int, bool]]:  # step
     """The nodes of a pass in their order: (node, the step after which it is ready or -1, whether its function runs)."""
 
-def leaf_divert(
-    leaf: Leaf,
-    fn: Callable[[Any], object],
-    kept: dict[int, Any] | None,
-    i: int,
-    own: Callable[[Any], object] | None,
-    /,
-) -> None:
-    """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it.
-    An error if the leaf has another function already. A sum without other references goes to `own` instead, if there is
-    one, and the pass has no reference to it then; else, with the leaf's strides and the dtype of its gradients, it
-    becomes kept[i] if there is none, without a call.
+def leaves_divert(takers: list[tuple[Leaf, tuple[Any, ...], tuple[Any, ...]]], keeps: bool, /) -> None:
+    """Call functions with each pass's sums for leaves, after their hooks, in place of accumulation and of the hooks
+    after it. An error if a leaf has a function already.
+
+    Of each leaf there are two tuples (fn, kept, i, own); the second one counts if `keeps`, and it has no `.grad` yet. A
+    sum without other references goes to `own`, if it is not None, and the pass has no reference to it then; else, with
+    the leaf's strides and the dtype of its gradients, it becomes kept[i] of a dict, if there is none, without a call.
+    Every other one goes to `fn`.
     """
 
-def leaf_undivert(leaf: Leaf, fn: Callable[[Any], object], /) -> None:
-    """Accumulate again, if the leaf has this function."""
+def leaves_undivert(takers: list[tuple[Leaf, tuple[Any, ...], tuple[Any, ...]]], /) -> None:
+    """Accumulate again in each leaf that has one of these functions."""
 
 def leaf_dtype(leaf: Leaf, /) -> str | None:
     """The dtype of the leaf's gradients: its array's, or that of `grad_dtype`; None if it declares none."""
 
-def leaf_accumulate(leaf: Leaf, sums: list[Any], i: int, /) -> None:
-    """Add sums[i], which becomes None, to the leaf's `.grad`, and run the hooks that run after that."""
+def leaves_accumulate(leaves: list[Any], sums: list[Any], first: int, /) -> tuple[int, BaseException] | None:
+    """Add each sum that is not None, from the one with the number `first` on, to the `.grad` of its leaf, and run the
+    hooks that run after that; each becomes None in the list before. What is no `Leaf` has a method `accumulate`. After
+    an error, the number of its leaf and the error; the leaves after it are left.
+    """
 
 # walk.c
 def walk(
@@ -1882,6 +1881,9 @@ def trace_bucket(label: str, group: int, number: int, bucket: int, begin_ns: int
 
 def tracing() -> bool:
     """Whether a trace records this thread."""
+
+def copy_plain(from_: Any, to: Any, /) -> bool:
+    """Copy an ndarray into another of the same dtype and shape; return whether they are such."""
 
 def yield_thread() -> None:
     """Let other threads and processes use this core. Unlike os.sched_yield before Python 3.12, it releases the GIL."""

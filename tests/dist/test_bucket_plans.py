@@ -16,7 +16,7 @@ from fanin import dist
 from fanin.dist.bucket_plans import OfTerms
 from fanin.dist.frames import ALL, FRAME, HEAD, HEAD_SIZE, PART
 from fanin.dist.group import Call, Group
-from fanin.dist.reducer import Reducer
+from fanin.dist.reducer import Reducer, _Bucket
 from kit.planned import Padded, wrong_reducers, wrongs
 
 SIZES = {ALL: 100, PART: 20_000, HEAD: 40_000}
@@ -52,6 +52,51 @@ def test_buckets_in_two_levels_with_plans_have_the_bits_of_one_process() -> None
 def test_a_term_in_the_wrong_place_of_a_bucket_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OfTerms, "flats", lambda self, x: [x[0][::-1].copy()])
     assert all(dist.threads(2, wrong_reducers, timeout=None))
+
+
+def test_a_sum_of_what_ranks_brought_before_that_is_another_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the law comes to the short way of a bucket."""
+    real = _Bucket.again
+
+    def turned(self: _Bucket, *args: Any) -> bool:
+        done = real(self, *args)
+        if done and self.total is not None:
+            self.total = [x[::-1].copy() for x in self.total]
+        return done
+
+    monkeypatch.setattr(_Bucket, "again", turned)
+    assert all(dist.threads(2, wrong_reducers, timeout=None))
+
+
+def test_a_bucket_that_brings_something_else_than_before_does_not_go_the_short_way() -> None:
+    def rank(group: Group) -> Any:
+        leaves = [fanin.Leaf(np.zeros(4), name=f"w{i}") for i in range(2)]
+        reducer = Reducer(leaves, group, missing="skip")
+        found = []
+
+        def one(has: tuple[int, ...], weight: float | None = None, before: bool = False) -> None:
+            roots = [(leaves[i], 0, np.ones(4)) for i in has]
+            if before:
+                with reducer.accumulate():
+                    fanin.backward(roots)
+            fanin.backward(roots, reducer=reducer, weight=weight)
+            found.append([None if w.grad is None else float(w.grad[0]) for w in leaves])
+            for w in leaves:
+                w.grad = None
+
+        for _ in range(3):
+            one((0, 1))
+        one((0, 1), weight=3.0)
+        one((0, 1))
+        one((1,) if group.rank else (0, 1))
+        one((0, 1))
+        one((0, 1), before=True)
+        one((0, 1))
+        return found
+
+    whole = [2.0, 2.0]
+    expected = [*[whole] * 3, [6.0, 6.0], whole, [1.0, 2.0], whole, [4.0, 4.0], whole]
+    assert dist.threads(2, rank, timeout=None) == [expected] * 2
 
 
 @pytest.mark.partners

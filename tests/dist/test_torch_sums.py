@@ -1010,6 +1010,37 @@ def test_a_gradient_that_comes_after_the_end_of_the_block_is_an_error() -> None:
     on_ranks(rank, 1)
 
 
+def test_a_block_takes_gradients_once_and_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fanin._interop.torch_leaves import Taking
+
+    begins: list[object] = []
+    begin = Taking.begin
+    monkeypatch.setattr(Taking, "begin", lambda self, *args: (begins.append(self), begin(self, *args))[1])
+
+    def rank(group: Any) -> Any:
+        named = parameters()
+        for _ in range(3):
+            with fanin.torch.accumulate(named, group=group):
+                total(named).backward()
+        total(named).backward()
+        return named[0][1].grad.tolist()
+
+    assert on_ranks(rank, 2) == [[7.0] * 3] * 2
+    assert len(begins) == 2 * 3
+
+
+def test_a_block_whose_sum_is_refused_lets_gradients_reach_grad_again() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        with pytest.raises(RuntimeError, match="is closed"), fanin.torch.accumulate(named, group=group):
+            total(named).backward()
+            group.close()
+        total(named).backward()
+        return named[0][1].grad.tolist()
+
+    assert on_ranks(rank, 1) == [[1.0] * 3]
+
+
 def test_a_block_that_is_dropped_lets_gradients_reach_grad_again() -> None:
     def rank(group: Any) -> Any:
         named = parameters()

@@ -23,7 +23,9 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "int32", "bo
 def sizes_of(ranks: int, dtype: str) -> list[int]:
     """Numbers of elements around the blocks that ranks own, and around each way that a term travels."""
     each = itemsize(dtype)
-    return [1, 257, whole_of(ranks) // each, whole_of(ranks) // each + 1, PARTS // each + 300]
+    of_one_size = PARTS // ranks  # of messages of one size, as over Gloo
+    limits = [limit // each + more for limit in (whole_of(ranks), of_one_size) for more in (0, 1)]
+    return [1, 257, *dict.fromkeys(limits), PARTS // each + 300]
 
 
 def terms_of(dtype: str, size: int, ranks: int) -> list[Any]:

@@ -46,7 +46,7 @@ typedef struct leaf_object {
     PyObject *array;      /* None: with like= */
     PyObject *grad;       /* NULL: None */
     PyObject *accumulate; /* a function; NULL: none */
-    PyObject *divert;     /* where the sums go meanwhile, as leaf_divert has it; NULL: to .grad */
+    PyObject *divert;     /* where the sums go meanwhile, as leaves_divert has it; NULL: to .grad */
     PyObject *wide;       /* an InputBuffer that sums over passes; NULL: none */
     PyObject *wide_slots; /* .. its declarations */
     bool stale;           /* .. `grad` lacks its newest sums */

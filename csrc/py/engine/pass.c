@@ -472,31 +472,55 @@ static leaf_object *leaf_of_arg(PyObject *o)
     return NULL;
 }
 
-static PyObject *leaf_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
+/* divert_one: `taker` is (leaf, to, keeping), as leaves_divert has it: 0, or -1 with an exception.
+ */
+static int divert_one(PyObject *taker, bool keeps)
 {
-    leaf_object *leaf = leaf_of_arg(a[0]);
+    leaf_object *leaf = leaf_of_arg(PyTuple_GET_ITEM(taker, 0));
     if (!leaf)
-        return NULL;
+        return -1;
     if (leaf->divert) {
-        return PyErr_Format(PyExc_RuntimeError,
-                            "%s: another fanin.dist.Reducer takes its gradients now",
-                            fan_node_name(&leaf->base.node).text);
+        return fan_set_error(PyExc_RuntimeError,
+                             "%s: another fanin.dist.Reducer takes its gradients now",
+                             fan_node_name(&leaf->base.node).text);
     }
-    if (a[2] != Py_None && !PyDict_Check(a[2]))
-        return PyErr_Format(PyExc_TypeError, "expected a dict, got %s", FAN_TYPE_TEXT(a[2]));
-    leaf->divert = PyTuple_Pack(4, a[1], a[2], a[3], a[4]);
-    if (!leaf->divert)
-        return NULL;
+    PyObject *to = PyTuple_GET_ITEM(taker, 1);
+    if (keeps) {
+        /* with an earlier gradient it would be added, from memory that is not in a cache */
+        PyObject *grad = fan_leaf_grad_now(leaf);
+        if (PyErr_Occurred())
+            return -1;
+        if (!grad)
+            to = PyTuple_GET_ITEM(taker, 2);
+        Py_XDECREF(grad);
+    }
+    leaf->divert = Py_NewRef(to);
+    return 0;
+}
+
+static PyObject *leaves_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    if (!PyList_Check(a[0]))
+        return PyErr_Format(PyExc_TypeError, "expected a list, got %s", FAN_TYPE_TEXT(a[0]));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(a[0]); i++)
+        if (divert_one(PyList_GET_ITEM(a[0], i), a[1] == Py_True) < 0)
+            return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *leaf_undivert(PyObject *Py_UNUSED(m), PyObject *const *a)
+static PyObject *leaves_undivert(PyObject *Py_UNUSED(m), PyObject *takers)
 {
-    leaf_object *leaf = leaf_of_arg(a[0]);
-    if (!leaf)
-        return NULL;
-    if (leaf->divert && PyTuple_GET_ITEM(leaf->divert, 0) == a[1])
-        Py_CLEAR(leaf->divert);
+    if (!PyList_Check(takers))
+        return PyErr_Format(PyExc_TypeError, "expected a list, got %s", FAN_TYPE_TEXT(takers));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(takers); i++) {
+        PyObject *taker = PyList_GET_ITEM(takers, i);
+        leaf_object *leaf = leaf_of_arg(PyTuple_GET_ITEM(taker, 0));
+        if (!leaf)
+            return NULL;
+        PyObject *to = leaf->divert;
+        if (to == PyTuple_GET_ITEM(taker, 1) || to == PyTuple_GET_ITEM(taker, 2))
+            Py_CLEAR(leaf->divert);
+    }
     Py_RETURN_NONE;
 }
 
@@ -537,28 +561,52 @@ static void digest_reduced(leaf_object *leaf)
     Py_XDECREF(gradient);
 }
 
-static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
+/* accumulate_sum: takes the reference to the sum, the only one of which may become .grad itself
+ * (L3): 0, or -1 with an exception. */
+static int accumulate_sum(PyObject *o, PyObject *taken)
 {
-    leaf_object *leaf = leaf_of_arg(a[0]);
-    Py_ssize_t i = PyLong_AsSsize_t(a[2]);
-    void *sum = NULL;
+    void *sum = taken;
     void *hooks = NULL;
-    if (leaf && !PyErr_Occurred())
-        sum = Py_XNewRef(PyList_GetItem(a[1], i));
-    if (!sum || fan_hooks_of_node(&leaf->base, &hooks) < 0) {
-        Py_XDECREF((PyObject *)sum);
-        return NULL;
+    int bad = -1;
+    if (!fan_node_arg(o)) { /* a tensor's */
+        PyObject *none = PyObject_CallMethodOneArg(o, fan_state_get()->str_accumulate, taken);
+        Py_DECREF(taken);
+        return fan_drop_result(none);
     }
-    /* the only reference may become .grad itself (L3) */
-    PyList_SetItem(a[1], i, Py_NewRef(Py_None));
-    int bad = fan_leaf_accumulate(leaf, &sum, false, (fan_weight){.on = false});
+    leaf_object *leaf = leaf_of_arg(o);
+    if (leaf && fan_hooks_of_node(&leaf->base, &hooks) == 0)
+        bad = fan_leaf_accumulate(leaf, &sum, false, (fan_weight){.on = false});
     if (!bad)
         digest_reduced(leaf);
     if (!bad)
         bad = fan_hooks_accumulated(&leaf->base, hooks);
     Py_XDECREF((PyObject *)sum);
     Py_XDECREF((PyObject *)hooks);
-    return fan_none_unless(bad);
+    return bad;
+}
+
+static PyObject *leaves_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    int64_t i;
+    if (fan_index(a[2], "first", PyExc_ValueError, &i) < 0)
+        return NULL;
+    bool fits = PyList_Check(a[0]) && PyList_Check(a[1]);
+    if (!fits || PyList_GET_SIZE(a[0]) != PyList_GET_SIZE(a[1]))
+        return PyErr_Format(PyExc_ValueError, "expected lists of leaves and their sums");
+    for (; i < PyList_GET_SIZE(a[1]) && i < PyList_GET_SIZE(a[0]); i++) {
+        PyObject *sum = Py_NewRef(PyList_GET_ITEM(a[1], i));
+        PyObject *leaf = Py_NewRef(PyList_GET_ITEM(a[0], i));
+        (void)PyList_SetItem(a[1], i, Py_NewRef(Py_None));
+        int bad = 0;
+        if (sum == Py_None)
+            Py_DECREF(sum);
+        else
+            bad = accumulate_sum(leaf, sum);
+        Py_DECREF(leaf);
+        if (bad < 0)
+            return Py_BuildValue("(LN)", (long long)i, fan_exception_take());
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)

@@ -1,10 +1,13 @@
 /* ranks: functions of the core for fanin.dist besides windows (window.c): lines of a bucket in the
- * trace, and a yield. */
+ * trace, a copy, and a yield. */
 #include "py/base/args.h"
+#include "py/arrays/arrays.h"
 
+#include "base/thread.h"
 #include "base/trace.h"
 
 #include <sched.h>
+#include <string.h>
 
 /* send_bytes: the number of bytes for a rank; -1 with an exception. */
 static int64_t send_bytes(PyObject *sends, Py_ssize_t rank)
@@ -61,6 +64,30 @@ static PyObject *trace_bucket(PyObject *Py_UNUSED(module), PyObject *const *a)
 static PyObject *tracing(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     return PyBool_FromLong(fan_trace_on());
+}
+
+#define FEW_BYTES (1 << 14) /* NumPy copies more without the GIL */
+
+static PyObject *copy_plain(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    if (!PyArray_CheckExact(a[0]) || !PyArray_CheckExact(a[1]))
+        Py_RETURN_FALSE;
+    PyArrayObject *from = (PyArrayObject *)a[0];
+    PyArrayObject *to = (PyArrayObject *)a[1];
+    if (PyArray_DESCR(from) != PyArray_DESCR(to) || !PyArray_SAMESHAPE(from, to))
+        Py_RETURN_FALSE;
+    if (fan_thread_get_hooks()) { /* a step of an explored schedule */
+        if (fan_sched_enter_or_raise() < 0)
+            return NULL;
+        fan_sched_access(FAN_THING_HOST_MEMORY, 0, FAN_SCHED_WRITE);
+    }
+    bool flat = PyArray_IS_C_CONTIGUOUS(from) && PyArray_IS_C_CONTIGUOUS(to);
+    bool owned = PyDataType_REFCHK(PyArray_DESCR(to)) || !PyArray_ISWRITEABLE(to);
+    if (flat && !owned && PyArray_NBYTES(to) <= FEW_BYTES)
+        memmove(PyArray_DATA(to), PyArray_DATA(from), (size_t)PyArray_NBYTES(to));
+    else if (PyArray_CopyInto(to, from) < 0)
+        return NULL;
+    Py_RETURN_TRUE;
 }
 
 static PyObject *yield_thread(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

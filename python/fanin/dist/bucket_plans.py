@@ -81,7 +81,9 @@ def facts_of(headers: Sequence[Header]) -> list[tuple[object, ...]]:
 class BucketPlan:
     """The plan of a bucket, made of the headers of a sum that ended well on every rank."""
 
-    def __init__(self, call: Call, layout: Layout, options: Options, headers: Sequence[Header], own: str) -> None:
+    def __init__(
+        self, call: Call, layout: Layout, options: Options, headers: Sequence[Header], own: str, mine: Brought
+    ) -> None:
         group = call.group
         self.layout, self.options, self.headers = layout, options, list(headers)
         facts = call.name, call.bucket, own, facts_of(headers), group.size, group._nodes_text
@@ -92,13 +94,18 @@ class BucketPlan:
             levels = levels_for(group, layout.segments[0], options)
             self.plain = OfTerms(layout, options, len(levels) == 1, facts)
         self.agreed = self.plain or Agreed(facts)
+        whole = Brought(call.name, 1, f"{(1 << len(layout.leaves)) - 1:x}", None, mine.ended)
+        #: Of a sum to which this rank brings one contribution of all leaves: its call, and whether that has ended.
+        self.whole = (call.name, mine.ended) if self.plain and mine == whole else None
 
     def meet(self, call: Call, sent: Sent) -> Sequence[Header] | None:
         """The headers of all ranks, for which first messages stand; None if some rank has another plan, or none."""
         key = sent.terms[0].key if len(sent.terms) == 1 else None
         keys = self.agreed.meet(call, [self.term(sent)] if self.plain else None, key)
-        if keys is None:
-            return None
+        return None if keys is None else self.headers_of(keys)
+
+    def headers_of(self, keys: list[int | None]) -> Sequence[Header]:
+        """The headers of all ranks with their keys."""
         if keys is self.agreed.no_keys:
             return self.headers
         return [{**h, "keys": [k] * h["terms"]} for h, k in zip(self.headers, keys, strict=True)]
@@ -113,9 +120,15 @@ class BucketPlan:
         plan = self.plain
         if plan is None or plan.is_general:
             return Sum(call, self.layout, sent, list(headers), self.options, places).run()
+        return self.of_terms(call, plan, self.term(sent), headers, places.get(0))
+
+    def of_terms(
+        self, call: Call, plan: OfTerms, term: NDArray, headers: Sequence[Header], place: NDArray | None
+    ) -> list[NDArray]:
+        """.. of the term that each rank brings."""
         turn = None
         if self.order == "key" and headers is not self.headers:
             keys = keys_of_ranks(call, [h["keys"] for h in headers])
             turn = sorted(range(len(keys)), key=keys.__getitem__)
-        total = plan.sum(call, [self.term(sent)], turn, places.get(0))
+        total = plan.sum(call, [term], turn, place)
         return [NOTHING if total is None else total]

@@ -255,13 +255,23 @@ class Layout:
             size = segment.itemsize
             for leaf, start, stop in segment.places:
                 x, shape = like[leaf], self.leaves[leaf].shape
-                if is_tensor(x):
+                flat = whole.get(type(x))
+                if flat is None and is_tensor(x):
                     made[leaf] = placed(as_tensor(raw[start * size : stop * size], segment.dtype, shape), x)
                     continue
-                if type(x) not in whole:
-                    whole[type(x)] = wrapped(raw, segment.dtype, x)
-                piece = whole[type(x)][start:stop]
-                made[leaf] = placed(piece if len(shape) == 1 else piece.reshape(shape), x)
+                if flat is None:
+                    flat = whole[type(x)] = typed(raw, segment.dtype)
+                piece = flat[start:stop]
+                made[leaf] = piece if len(shape) == 1 else piece.reshape(shape)
+        return made
+
+    def arrays(self, flats: Sequence[NDArray]) -> list[Any]:
+        """.. each an ndarray, or a tensor of a dtype that no ndarray has."""
+        made: list[Any] = [None] * len(self.leaves)
+        for segment, raw in zip(self.segments, flats, strict=True):
+            flat = typed(raw, segment.dtype)
+            for leaf, start, stop in segment.places:
+                made[leaf] = flat[start:stop].reshape(self.leaves[leaf].shape)
         return made
 
     def shards(self, flats: Sequence[NDArray], rank: int, like: Sequence[Any]) -> list[Any]:

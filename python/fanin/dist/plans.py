@@ -6,7 +6,9 @@ what the caller gives: type, dtype and shape of the array, and the options. Each
 ones above PLANS; then it sends its header, and so do the others, who know no less for it (frames.py).
 
     size of the array                    what travels
-    at most `frames.body_of(ranks)`      the array, to every rank: each folds all terms itself, in the same order
+    at most `frames.whole_of(ranks)`     the array, to every rank: each folds all terms itself, in the same order
+      (of messages of one size: all
+      for which they have room)
     more                                 a head without a body; then terms to owners, and the sum back (sums.py)
 
 Both have the same bits, since a fold's result hangs on the terms of an element alone.
@@ -121,8 +123,9 @@ class Agreed(frames.Known):
         for head, came in zip(self.heads, sizes, strict=True):
             if came < HEAD_SIZE:
                 raise call.unreadable()
-            if head != mine:
-                if head[: frames.ALIKE] != mine[: frames.ALIKE]:
+            theirs = head.tobytes()  # which are compared at once, and those of a memoryview one by one
+            if theirs != mine:
+                if theirs[: frames.ALIKE] != mine[: frames.ALIKE]:
                     return None
                 keyed = True
             if came < expected:
@@ -149,7 +152,9 @@ class Plan(Agreed):
         total, shards = segment.size * each, segment.counts()
         self.natural = [slice(each * a, each * b) for a, b in pairwise(segment.bounds)]
         self.way = HEAD
-        if total <= frames.whole_of(group.size):
+        # A message of one size takes longer than a copy of all that there is room for.
+        whole = group._room - HEAD_SIZE if group._padded else frames.whole_of(group.size)
+        if total <= whole:
             self.way = ALL
         elif self.flat and not group._alike and HEAD_SIZE + max(shards) <= group._room:
             self.way = PART

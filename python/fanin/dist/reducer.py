@@ -30,7 +30,7 @@ from . import sparse, sums
 from .bucket_plans import Brought, BucketPlan, brought, can_be_planned, facts_of
 from .counters import BadTerm, SumStats
 from .explain import explain
-from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
+from .group import Call, Group, Header, TimeLimit, Use, failure_of, limit_of
 from .group import group as group_of
 from .layout import (
     Layout,
@@ -129,9 +129,9 @@ class _Bucket:
         self.given: NDArray | None = None  #: bytes of the only gradient, which nothing else has
         self.memory: _Memory | None = None
         if not self.is_single:  # else there may be no copy
-            self.take_memory()
-        self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
-        self.left = len(self.indices)  #: how many it lacks
+            self.memory, self.spare = self.spare or self.new_memory(), None
+        self.left = n = len(self.indices)  #: how many leaves it lacks
+        self.has = bytearray(n)  #: those of which it has a gradient
         self.weight = None
 
     def take_memory(self) -> _Memory:
@@ -153,12 +153,16 @@ class _Bucket:
         """Forget all contributions, and all memory but that of one; unless `keep`, that too: what was interrupted may
         have it still.
         """
-        self.forget()
+        if self.terms:
+            self.forget()
+            self.terms, self.masks = [], []
         self.spare = self.memory or self.spare if keep else None
-        self.terms, self.masks, self.total, self.result, self.anywhere = [], [], None, None, 0
-        self.bad = None
-        self.kept.clear()
-        self.rows = sparse.Noted()
+        self.total = self.result = self.bad = None
+        self.anywhere = 0
+        if self.kept:
+            self.kept.clear()
+        if self.rows.rows:
+            self.rows = sparse.Noted()
         self.start()
 
     def free(self) -> None:
@@ -181,8 +185,19 @@ class _Bucket:
 
     def lacking(self) -> int:
         """The leaves that no contribution has a gradient of, as bits."""
-        here = sum(1 << k for k, has in enumerate(self.has) if has or k in self.kept)
-        return self.every & ~reduce(operator.or_, self.masks, here)
+        if not self.left or len(self.kept) == len(self.has) or self.every in self.masks:
+            return 0
+        has = bytearray(self.has)
+        for i in self.kept:
+            has[i] = 1
+        return self.every & ~reduce(operator.or_, self.masks, bits_of(has))
+
+    def put_plain(self, i: int, gradient: Any) -> bool:
+        """Copy the gradient of leaf i of the bucket, if it is an array that needs no more; return whether it was."""
+        memory = self.memory
+        if memory is None or not self.is_open or self.has[i] or self.weight is not None or i in self.kept:
+            return False
+        return _core.copy_plain(gradient, memory.places[i])
 
     def put(self, i: int, gradient: Any, stats: bool, weight: Weight | None = None, owned: bool = False) -> int:
         """Copy the gradient of leaf i of the bucket, or keep it if it is `owned`: nothing else has it. Return how many
@@ -200,15 +215,19 @@ class _Bucket:
             self.given = bytes_of(gradient, leaf)
             if self.given is not None:
                 return 0
-        place = self.take_memory().places[i]
-        plain = type(gradient) is type(place) is np.ndarray and not stats
-        if plain and gradient.dtype == place.dtype and gradient.shape == place.shape:
-            place[...] = gradient
+        if not stats and type(gradient) is np.ndarray and self.put_plain(i, gradient):
             return 0
+        place = self.take_memory().places[i]
         facts = None
         if not stats and is_torch(gradient):
             facts = gradient.dtype, gradient.shape, gradient.layout, gradient.device
             if facts == self.fitting.get(i):
+                tensor: Any = gradient
+                try:
+                    if _core.copy_plain(tensor.numpy(), place):
+                        return 0
+                except (RuntimeError, TypeError):  # a view with torch's negative bit; a dtype that NumPy has not
+                    pass
                 _core.add_n([gradient], out=place)
                 return 0
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
@@ -242,7 +261,7 @@ class _Bucket:
             if not alone:
                 self.put(i, self.kept.pop(i), False)
             self.has[i] = 1
-            self.left -= 1
+        self.left = self.has.count(0)
         memory = _Memory([self.given], []) if self.given is not None else self.take_memory()
         for segment in self.layout.segments if self.left and not alone else ():
             for leaf, _, _ in segment.places:
@@ -331,6 +350,25 @@ class _Bucket:
         packed = sums.packed(group, self.layout, options, self.partials)
         return Sent(self.terms, packed, weigh, self.folded, self.rows.found(self.masks))
 
+    def again(self, call: Call, plan: BucketPlan, reducer: Reducer) -> bool:
+        """Make the sum of one contribution of each rank as the last one was made; return whether all ranks can."""
+        plain = plan.plain
+        if plain is None or not plain.sends or plain.is_general or self.left or self.terms or self.kept:
+            return False
+        if self.weight is not None or self.bad or self.rows.rows:
+            return False
+        term = self.take_memory().flats[0] if self.given is None else self.given
+        keys = plain.meet(call, [term], reducer._key)
+        if keys is None:
+            self.plan, self.missed = None, True
+            return False
+        self.is_open, self.is_planned, self.anywhere = False, True, plan.anywhere
+        self.headers = headers = plan.headers_of(keys)
+        like = reducer.leaves[self.indices[0]].array
+        place = self.places_of_results(reducer._options, call.group.rank, like).get(0) if self.is_single else None
+        self.total = plan.of_terms(call, plain, term, headers, place)
+        return True
+
     def meet(self, call: Call, sent: Sent, own: str, ended: bool) -> Sequence[Header]:
         """The headers of all ranks, by a plan if all have the same one. own: the digest of the reducer; ended: nothing
         can fail on this rank any more before the sum.
@@ -357,7 +395,7 @@ class _Bucket:
         if self.missed and (before is None or facts_of(before) != facts_of(self.headers)):
             return
         self.missed = False
-        self.plan = BucketPlan(call, self.layout, options, self.headers, own)
+        self.plan = BucketPlan(call, self.layout, options, self.headers, own, self.brought)
 
 
 def bits_of(flags: bytearray) -> int:
@@ -444,11 +482,13 @@ class Reducer(_core.Block):
 
     __slots__ = (
         "__weakref__",
+        "_are_arrays",
         "_bad",
         "_blocks",
         "_buckets",
         "_closed",
         "_collectors",
+        "_copies",
         "_count_bad",
         "_counted",
         "_digest",
@@ -466,7 +506,6 @@ class Reducer(_core.Block):
         "_lock",
         "_name",
         "_options",
-        "_owners",
         "_parts",
         "_passes",
         "_passing",
@@ -556,11 +595,16 @@ class Reducer(_core.Block):
         self._digest = digest(self._parts)
         mine = weakref.ref(self)  # a reference in a cycle would keep its memory and its thread until a collection
         takers = {i: (partial(_put_of, mine, b, k), b, k) for b in made for k, i in enumerate(b.indices)}
-        self._takers = [(leaf, *takers[i]) for i, leaf in enumerate(self.leaves)]
         #: For a leaf alone in its bucket: the same for a gradient that nothing else has.
-        self._owners = {i: partial(take, owned=True) for i, (take, b, _) in takers.items() if b.is_single}
+        owners = {i: partial(take, owned=True) for i, (take, b, _) in takers.items() if b.is_single}
+        #: Of each leaf of fanin what takes its sums, and what takes them from a rank alone.
+        self._takers = [
+            (leaf, (take, None, k, owners.get(i)), (take, b.kept, k, None))
+            for i, leaf, (take, b, k) in ((i, leaf, takers[i]) for i, leaf in enumerate(self.leaves))
+            if isinstance(leaf, _core.Leaf)
+        ]
         self._collectors = [
-            leaf.collector(takers[i][0], self._owners.get(i))
+            leaf.collector(takers[i][0], owners.get(i))
             for i, leaf in enumerate(self.leaves)
             if not isinstance(leaf, _core.Leaf)
         ]
@@ -570,6 +614,8 @@ class Reducer(_core.Block):
         as_it_is = wire is None and wire_out is None
         self._keeps = self.group.size == 1 and plain and as_it_is
         self._key: int | None = None
+        self._are_arrays = all(type(leaf.array) is np.ndarray for leaf in self.leaves)
+        self._copies = self._taking is None and not (detect or stats)  # most gradients are copied, and that is all
         self._unentered = False  # accumulate() was called, and not entered
         self._weight: Weight | None = None  # of the contribution at hand, or of the next one; None: 1
         self._counted = Counted()  # the weights of the contributions to the next sum
@@ -683,12 +729,7 @@ class Reducer(_core.Block):
                 " that to end first"
             )
         self._takes = True
-        for leaf, take, bucket, i in self._takers:
-            if isinstance(leaf, _core.Leaf):
-                # With an earlier gradient it would be added, from memory that is not in a cache.
-                keeps = self._keeps and self._weight is None and leaf.grad is None
-                own = None if keeps else self._owners.get(bucket.indices[i])
-                _core.leaf_divert(leaf, take, bucket.kept if keeps else None, i, own)
+        _core.leaves_divert(self._takers, self._keeps and self._weight is None)
         if self._taking:
             self._taking.begin(self._collectors)
 
@@ -698,9 +739,7 @@ class Reducer(_core.Block):
             return
         with self._lock:
             self._takes = False
-        for leaf, take, _, _ in self._takers:
-            if isinstance(leaf, _core.Leaf):
-                _core.leaf_undivert(leaf, take)
+        _core.leaves_undivert(self._takers)
         if self._taking:
             self._taking.end()
         del self._holder["now"]
@@ -711,7 +750,8 @@ class Reducer(_core.Block):
             self._taking.check()
 
     def _of_another(self, bucket: _Bucket, i: int) -> RuntimeError:
-        if isinstance(self._holder.get("now"), _Collecting) and not self._takes:
+        now = self._holder.get("now")
+        if isinstance(now, _Collecting) and now.last is not None and not self._takes:
             return RuntimeError(
                 f"accumulate: {bucket.layout.leaves[i].name} got a gradient after last(), whose end has summed all"
                 " gradients: run this pass before it, or in another block"
@@ -723,18 +763,20 @@ class Reducer(_core.Block):
         )
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any, owned: bool = False) -> None:
-        nonfinite, weight = 0, self._weight
-        if self._passing and not self._is_ours(gradient):
+        nonfinite, weight, ours = 0, self._weight, _inside.get() is self
+        if self._passing and not ours and not _on_device_thread(gradient):
             raise self._of_another(bucket, i)
         if self._passes is not None:
             weight = self._passes.weight_here(gradient)
             if self._passing:
                 self._passes.freeze("a gradient came in last()")
-        if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
+        if self._copies and weight is None and bucket.put_plain(i, gradient):
+            pass
+        elif self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient, weight, owned)
         with self._lock:
             # A pass may have begun while this thread waited.
-            if not self._takes or (self._passing and not self._is_ours(gradient)):
+            if not self._takes or (self._passing and not ours and not _on_device_thread(gradient)):
                 raise self._of_another(bucket, i)
             if self._taking is not None:
                 another = bucket.has[i] or (bucket.weight != weight and bucket.begun)
@@ -749,10 +791,6 @@ class Reducer(_core.Block):
             whole = not bucket.left
         if whole and self._passing:
             bucket.closed.advance()
-
-    def _is_ours(self, gradient: Any) -> bool:
-        """Whether the pass that runs here is the reducer's."""
-        return _inside.get() is self or _on_device_thread(gradient)
 
     def _copy(self, bucket: _Bucket, i: int, gradient: Any, weight: Weight | None, owned: bool) -> int:
         if bucket.weight != weight and bucket.begun:
@@ -824,7 +862,31 @@ class Reducer(_core.Block):
 
     def _made(self, ended: int) -> list[Any]:
         """For each leaf the sum of the pass, which came to its end at the time `ended`, or None."""
-        self.group._tally.hidden_ns += sum(max(0, min(end, ended) - begin) for begin, end in self._travels)
+        if self._travels:
+            self.group._tally.hidden_ns += sum(max(0, min(end, ended) - begin) for begin, end in self._travels)
+        self._bad = None
+        for bucket in self._buckets:
+            if not bucket.is_planned:
+                self._bad = self._first_bad()
+                break
+        if self._options.into not in ("all", "shard", self.group.rank):
+            return [None] * len(self.leaves)
+        first = self._buckets[0]
+        if len(self._buckets) == 1 and first.total is not None and first.anywhere == first.every:
+            return self._pieces(first, first.total)[::-1]  # it has the leaves from the last one to the first
+        made: list[Any] = [None] * len(self.leaves)
+        for bucket in self._buckets:
+            if bucket.total is None:
+                continue
+            pieces = self._pieces(bucket, bucket.total)
+            anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
+            for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
+                if has == "1":
+                    made[index] = piece
+        return made
+
+    def _first_bad(self) -> BadTerm | None:
+        """The first contribution of the pass with an inf or NaN."""
         found: list[tuple[tuple[int, ...], BadTerm]] = []
         for bucket in self._buckets:
             for rank, h in enumerate(() if bucket.is_planned else bucket.headers or ()):
@@ -833,33 +895,38 @@ class Reducer(_core.Block):
                     key = h["keys"][place]
                     term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
                     found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
-        self._bad = min(found, key=operator.itemgetter(0))[1] if found else None
-        made: list[Any] = [None] * len(self.leaves)
-        for bucket in self._buckets:
-            flats, layout = bucket.total, bucket.layout
-            if flats is None or self._options.into not in ("all", "shard", self.group.rank):
-                continue
+        return min(found, key=operator.itemgetter(0))[1] if found else None
+
+    def _pieces(self, bucket: _Bucket, flats: list[NDArray]) -> list[Any]:
+        """Of each leaf of a bucket the sum, or this rank's shard of it."""
+        if bucket.result is not None:
+            pieces, bucket.result, bucket.total = [bucket.result], None, None  # .grad takes the only reference
+            return pieces
+        kept = bucket.kept
+        if len(kept) == len(bucket.indices):
+            return list(map(kept.__getitem__, range(len(kept))))
+        if self._options.into == "shard":
             like = [self.leaves[i].array for i in bucket.indices]
-            if self._options.into == "shard":
-                pieces = layout.shards(flats, self.group.rank, like)
-            elif bucket.result is not None:
-                pieces, bucket.result, bucket.total = [bucket.result], None, None  # .grad takes the only reference
-            else:
-                pieces = layout.unflatten(flats, like)
-                for i, gradient in bucket.kept.items():
-                    pieces[i] = gradient
-            anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
-            for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
-                if has == "1":
-                    made[index] = piece
-        return made
+            return bucket.layout.shards(flats, self.group.rank, like)
+        if self._are_arrays:
+            pieces = bucket.layout.arrays(flats)
+        else:
+            pieces = bucket.layout.unflatten(flats, [self.leaves[i].array for i in bucket.indices])
+        for i, gradient in kept.items():
+            pieces[i] = gradient
+        return pieces
 
     def _check_reached(self) -> None:
         """At the end of a pass: ValueError if no leaf has a gradient, or a tensor has none in a fanin.backward."""
+        for bucket in self._buckets:
+            if bucket.closed.value < self._turn:
+                break
+        else:  # every leaf has its gradient
+            return
         lack: list[int] = []
         for bucket in self._buckets:
-            if bucket.closed.value < self._turn:  # else every leaf has its gradient
-                lacking = bucket.lacking()
+            lacking = bucket.lacking()
+            if lacking:
                 lack += (i for k, i in enumerate(bucket.indices) if lacking >> k & 1)
         tensors = [] if self._in_block else [i for i in lack if not isinstance(self.leaves[i], _core.Leaf)]
         if tensors:
@@ -936,13 +1003,15 @@ class Reducer(_core.Block):
         """Sum all buckets, in their order on every rank; then agree that no rank failed, which is known of a small one
         alone.
         """
+        at_end = self._sends_at_end or self._is_complete
         for bucket in self._buckets:
             failed = self._until(bucket)
             with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
-            self._travels.append(call.data_ns)
+            if not at_end:
+                self._travels.append(call.data_ns)
         if self._sends_at_end or self._have_ended():
             return
         failed = self._until(None)
@@ -965,6 +1034,11 @@ class Reducer(_core.Block):
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
+        plan = bucket.plan
+        if plan is not None and plan.whole == (call.name, self._is_complete) and self._has_one():
+            call.trace("pack", begin)
+            if bucket.again(call, plan, self):
+                return
         alone = self._keeps and not bucket.terms and bucket.weight is None
         if bucket.begun:
             bucket.finish(self._key, alone)
@@ -979,7 +1053,8 @@ class Reducer(_core.Block):
         bucket.headers = headers
         if alone and bucket.terms:
             bucket.total = bucket.terms[0].flats
-            bucket.used.clear()  # .grad of a tensor may become a view of it
+            if len(bucket.kept) < len(bucket.has):
+                bucket.used.clear()  # .grad may become a view of it
         elif bucket.anywhere:
             like = self.leaves[bucket.indices[0]].array
             places = bucket.places_of_results(self._options, self.group.rank, like)
@@ -990,6 +1065,10 @@ class Reducer(_core.Block):
         if not bucket.is_planned:
             bucket.keep_plan(call, self._options, before, self._digest)
         bucket.forget()
+
+    def _has_one(self) -> bool:
+        """Whether this rank brings one contribution, which has no weight."""
+        return self._passes is None and self._counted.weights == [None]
 
     def _compare(self, call: Call, bucket: _Bucket, headers: Sequence[Header]) -> None:
         """Raise an error on every rank if headers of a bucket do not fit."""
@@ -1131,12 +1210,13 @@ class _State(_core.Block):
     If Ctrl-C ended `_begin`, or `_end` before the sum was made, the group is closed: the other ranks wait for the sum.
     """
 
+    begun = False  #: `_begin` is complete
+    ending = False  #: `_end` has begun ..
+    finished = False  #: .. the sum is made ..
+    over = False  #: .. and all is undone
+
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
-        self.begun = False  #: `_begin` is complete
-        self.ending = False  #: `_end` has begun ..
-        self.finished = False  #: .. the sum is made ..
-        self.over = False  #: .. and all is undone
 
     def finish(self, error: BaseException | None) -> None:
         """The end of all ranks' sum, with or without an error of this rank, which is raised."""
@@ -1184,15 +1264,16 @@ class _State(_core.Block):
 class _Pass(_State):
     """A pass: the gradients of its leaves are summed over ranks while it runs."""
 
+    turn = 0  #: the reducer's number for it
+    number = 0  #: the group's
+    made: list[Any] | None = None  #: the sums that are not added to .grad yet
+
     def __init__(self, reducer: Reducer, block: bool, weight: float | None = None) -> None:
-        super().__init__(reducer)
+        self.reducer = reducer
         self.block = block  #: a `with` block of the reducer
         self.weight = weight  #: of fanin.backward(weight=)
-        self.use = reducer.group.entered("Reducer" if block else "backward")
-        self.turn = 0  #: the reducer's number for it
-        self.number = 0  #: the group's
+        self.use = Use(reducer.group, "Reducer" if block else "backward")
         self.senders: dict[str, object] = {}  #: "now": what sends
-        self.made: list[Any] | None = None  #: the sums that are not added to .grad yet
         self.errors: list[BaseException] = []  #: of leaves' hooks after accumulation
 
     def _begin(self) -> None:
@@ -1217,7 +1298,10 @@ class _Pass(_State):
         reducer._counted.add(reducer._weight)
         reducer._in_block = self.block
         reducer._travels = []
-        reducer._divert(self)
+        if reducer._is_complete:  # what has diverted the leaves hands them over: no gradient is to come
+            reducer._holder["now"] = self
+        else:
+            reducer._divert(self)
         if reducer._sends_at_end or reducer._is_complete:
             pass
         elif here.spawn is not None:
@@ -1235,7 +1319,10 @@ class _Pass(_State):
         if not self.sends(who):
             return
         try:
-            with recording(rings):
+            if rings:
+                with recording(rings):
+                    self.reducer._send(self.number)
+            else:
                 self.reducer._send(self.number)
         except BaseException as e:
             self.reducer._failed = e
@@ -1293,23 +1380,19 @@ class _Pass(_State):
         if reducer._options.into == "shard":
             reducer.shards, self.made = made, None
             return
-        for i, leaf in enumerate(reducer.leaves):
-            try:  # a hook that raises keeps no other leaf from its sum
-                if isinstance(leaf, _core.Leaf) and made[i] is not None:
-                    _core.leaf_accumulate(leaf, made, i)
-                elif made[i] is not None:
-                    total, made[i] = made[i], None
-                    leaf.accumulate(total)
-            except BaseException as e:
-                note(e, f"backward: {leaf.name or f'leaf {i}'} was accumulated")
-                self.errors.append(e)
+        first = 0
+        while failed := _core.leaves_accumulate(reducer.leaves, made, first):
+            i, error = failed
+            note(error, f"backward: {reducer.leaves[i].name or f'leaf {i}'} was accumulated")
+            self.errors.append(error)
+            first = i + 1  # a hook that raises keeps no other leaf from its sum
         self.made = None
         if self.errors:
-            first = next((one for one in self.errors if not isinstance(one, Exception)), self.errors[0])  # Ctrl-C first
+            main = next((one for one in self.errors if not isinstance(one, Exception)), self.errors[0])  # Ctrl-C first
             for one in self.errors:
-                if one is not first:
-                    note(first, f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
-            raise first
+                if one is not main:
+                    note(main, f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
+            raise main
 
 
 class _Contribution(_State):
@@ -1377,17 +1460,17 @@ class _Collecting(_State):
             if error is not None:
                 raise error
             return
-        try:
-            reducer._undivert(self)
-            if self.begun:
-                reducer._check_grads()
-        except RuntimeError as e:  # .grad was set in the block
-            error = error or e
         if error is None:
-            reducer._contribute_all(None)
-            reducer._is_complete = True
-            with reducer._reduced(block=True):
-                return
+            try:
+                with reducer._lock:
+                    reducer._takes = False
+                reducer._contribute_all(None)
+                reducer._is_complete = True
+                with reducer._reduced(block=True):  # it ends what this has diverted ..
+                    return
+            finally:
+                reducer._undivert(self)  # .. unless it was refused
+        reducer._undivert(self)
         with suppress(RuntimeError), reducer.group.entered(reducer._name):  # this rank raises its own error
             reducer._fail(error)
         raise error
