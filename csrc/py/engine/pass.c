@@ -472,8 +472,8 @@ static leaf_object *leaf_of_arg(PyObject *o)
     return NULL;
 }
 
-/* divert_one: `taker` is (leaf, to, keeping), as leaves_divert has it: 0, or -1 with an exception.
- */
+/* divert_one: `taker` is (leaf, to, keeping), as for leaves_divert. Returns 0, or -1 with an
+ * exception. */
 static int divert_one(PyObject *taker, bool keeps)
 {
     leaf_object *leaf = leaf_of_arg(PyTuple_GET_ITEM(taker, 0));
@@ -502,9 +502,10 @@ static PyObject *leaves_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     if (!PyList_Check(a[0]))
         return PyErr_Format(PyExc_TypeError, "expected a list, got %s", FAN_TYPE_TEXT(a[0]));
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(a[0]); i++)
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(a[0]); i++) {
         if (divert_one(PyList_GET_ITEM(a[0], i), a[1] == Py_True) < 0)
             return NULL;
+    }
     Py_RETURN_NONE;
 }
 
@@ -561,8 +562,8 @@ static void digest_reduced(leaf_object *leaf)
     Py_XDECREF(gradient);
 }
 
-/* accumulate_sum: takes the reference to the sum, the only one of which may become .grad itself
- * (L3): 0, or -1 with an exception. */
+/* accumulate_sum: takes the reference `taken`; the only one to a sum may become .grad itself (L3).
+ * Returns 0, or -1 with an exception. */
 static int accumulate_sum(PyObject *o, PyObject *taken)
 {
     void *sum = taken;
