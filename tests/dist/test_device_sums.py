@@ -1,0 +1,446 @@
+"""Sums of arrays on a device that are made there: the bits of the host's way, and waits of streams that no order lacks.
+
+Ranks are threads, on the simulated device, and on the CUDA backend with the fake driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import dist
+from fanin.dist import device_sums, layout
+from fanin.dist.device_sums import Trip, Where
+from fanin.dist.group import Group
+from fanin.dist.layout import is_inexact, itemsize, typed
+from fanin.dist.threads import ThreadEngine, World, _Queued
+from fanin.sim import Array, Machine, Report, explore
+from kit.sample import every, sizes
+from kit.world import world
+
+pytestmark = pytest.mark.threads
+
+FLOATS = ("float32", "bfloat16", "float8_e4m3fn", "float64", "float16", "float8_e5m2", "complex64", "complex128")
+OTHERS = ("int32", "uint8", "bool")
+#: How many arrays each of up to four ranks brings.
+COUNTS = ((1, 1, 1, 1), (2, 1, 3, 1), (3, 3, 2, 3))
+SIZES = (1000, 3)
+
+
+def on_ranks(w: Any, n: int, fn: Callable[[Group], Any], nodes: Any = 1) -> list[Any]:
+    """The results of fn(group) on ranks that are threads, of the machine where there is one."""
+    ranks = partial(dist.threads, n, fn, nodes=nodes, timeout=None)
+    if w.kind != "sim":
+        return ranks()
+    made = w.machine.spawn(ranks)
+    w.machine.join()
+    return made.result
+
+
+def values(dtype: str, size: int, number: int) -> Any:
+    """Numbers of many magnitudes, the same for the same number."""
+    rng = np.random.default_rng([size, number])
+    x = typed(np.zeros(size * itemsize(dtype), np.uint8), dtype)
+    wide = rng.standard_normal(size) * 2.0 ** rng.integers(-5, 5, size)
+    if dtype.startswith("complex"):
+        wide = wide + 1j * rng.standard_normal(size)
+    elif not is_inexact(dtype):
+        wide = np.abs(wide)
+    x[...] = wide.astype(x.dtype)
+    return x
+
+
+def options_of(dtype: str, counts: Sequence[int]) -> list[dict[str, Any]]:
+    """Options of a sum. Lists have an item for each array of all ranks."""
+    n, total = len(counts), sum(counts)
+    turned = list(range(total))[::-1]
+    made: list[dict[str, Any]] = [{}, {"order": "key", "keys": turned}, {"order": "rank", "into": "shard"}]
+    if is_inexact(dtype):
+        weights = [0.5 + k for k in range(total)]
+        made += [{"order": "key", "scale": 1 / 3, "into": n - 1}, {"order": "rank", "scale": 1 / 3}]
+        made += [{"order": "key", "weights": weights}, {"order": "rank", "weights": weights, "mean": True}]
+    return made
+
+
+def of_rank(options: dict[str, Any], counts: Sequence[int], rank: int) -> dict[str, Any]:
+    """The options that one rank gives: its part of each list."""
+    first = sum(counts[:rank])
+    return {k: x[first : first + counts[rank]] if isinstance(x, list) else x for k, x in options.items()}
+
+
+def on_host(x: Any) -> Any:
+    return x.numpy() if isinstance(x, Array) else x
+
+
+def summed(group: Group, dtype: str, counts: Sequence[int], put: Callable[[Any], Any] = np.asarray) -> list[Any]:
+    """The bytes of the sums of all cases, each made twice."""
+    found = []
+    first = sum(counts[: group.rank])
+    for size in SIZES:
+        mine = [put(values(dtype, size, first + k)) for k in range(counts[group.rank])]
+        for options in options_of(dtype, counts):
+            for _ in range(2):
+                total = dist.add_n(mine, group, **of_rank(options, counts, group.rank))
+                found.append(None if total is None else (total.shape, on_host(total).tobytes()))
+    return found
+
+
+def on_device_of(w: Any, dtype: str, counts: Sequence[int], group: Group) -> tuple[list[Any], int, int]:
+    """`summed` of arrays on a device; the sums that were made there, and those with a plan."""
+    with fanin.stream(w.stream()):
+        made = summed(group, dtype, counts, w.array)
+    return made, group.counters.on_device, group.counters.planned
+
+
+def law(w: Any, n: int, dtype: str) -> list[str]:
+    """The cases whose bits on the device are other than the host's."""
+    wrong = []
+    for counts in COUNTS:
+        counts = counts[:n]
+        host = dist.threads(n, partial(summed, dtype=dtype, counts=counts), timeout=None)
+
+        for r, (sums, on_device, planned) in enumerate(on_ranks(w, n, partial(on_device_of, w, dtype, counts))):
+            wrong += [f"{counts}, rank {r}, sum {k}" for k, x in enumerate(sums) if x != host[r][k]]
+            if on_device != len(sums):
+                wrong.append(f"{counts}, rank {r}: {on_device} of {len(sums)} sums on the device")
+            plans = sum("weights" not in o for o in options_of(dtype, counts)) * len(SIZES) * (max(counts) == 1)
+            if planned != plans:
+                wrong.append(f"{counts}, rank {r}: {planned} sums had a plan, {plans} should")
+    return wrong
+
+
+# ---------------------------------------------------------------- the law
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["sim", "fake"])
+@pytest.mark.parametrize("dtype", every(3, [*FLOATS, *OTHERS]))
+def test_sums_on_a_device_have_the_bits_of_those_on_the_host(kind: str, n: int, dtype: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    with world(kind, 1) as w:
+        assert law(w, n, dtype) == []
+
+
+def test_terms_of_ranks_in_another_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Trip.to_owners
+    monkeypatch.setattr(Trip, "to_owners", lambda self, *args: real(self, *args)[::-1])
+    with world("sim", 1) as w:
+        assert law(w, 3, "float32") != []
+
+
+def test_a_sum_that_goes_through_the_host_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_sums, "agreed", lambda call, headers: False)
+    monkeypatch.setattr(layout.Layout, "flatten", lambda self, arrays: flat_on_host(arrays))
+    with world("sim", 1) as w:
+        assert any("on the device" in text for text in law(w, 2, "float32"))
+
+
+def flat_on_host(arrays: Sequence[Any]) -> list[Any]:
+    return [on_host(x).reshape(-1).view(np.uint8) for x in arrays]
+
+
+# ---------------------------------------------------------------- shapes, and what goes another way
+
+
+def ended(fn: Callable[[], Any]) -> Any:
+    """What a call returns, or its error as [type, text, rank]."""
+    try:
+        return fn()
+    except Exception as e:
+        return [type(e).__name__, str(e), getattr(e, "rank", None)]
+
+
+@pytest.mark.parametrize("kind", ["sim", "fake"])
+def test_arrays_with_gaps_without_axes_and_without_elements(kind: str) -> None:
+    def rank(group: Group) -> Any:
+        with fanin.stream(w.stream()):
+            x = w.array(np.arange(600.0).reshape(20, 30) * (1 + group.rank))
+            arrays = [x.T, x[::2, 1:9], x[3, 4], x[:0], x[2:3].reshape(30)]
+            return [dist.add_n([a], group).numpy().tolist() for a in arrays], group.counters.on_device
+
+    x = np.arange(600.0).reshape(20, 30) * 6
+    right = [a.tolist() for a in (x.T, x[::2, 1:9], x[3, 4], x[:0], x[2])]
+    with world(kind, 1) as w:
+        assert on_ranks(w, 3, rank) == [(right, 5)] * 3
+
+
+def test_a_sum_is_ready_on_the_current_stream_and_arrays_may_be_written_after_the_call() -> None:
+    def rank(group: Group) -> Any:
+        s = w.stream()
+        with fanin.stream(s):
+            x = w.array(np.ones(600))
+            w.fill(s, x, 1 + group.rank)
+            total = dist.add_n([x], group)
+            w.fill(s, x, 100)  # before the other rank's copy has run
+            w.launch(s, lambda v: np.multiply(v, 2, out=v), writes=[total], name="double")
+            return set(total.numpy().tolist())
+
+    for seed in range(5):
+        with world("sim", 1, seed) as w:
+            assert on_ranks(w, 2, rank) == [{6.0}] * 2
+
+
+def test_counters_have_the_bytes_that_travel_between_devices() -> None:
+    def rank(group: Group) -> Any:
+        with fanin.stream(w.stream()):
+            arrays = [w.array(np.ones(1024, "f4")) for _ in range(1 + group.rank)]
+            before = group.counters.bytes_sent
+            dist.add_n(arrays, group, "key")
+            after = group.counters
+            return after.bytes_sent - before, after.sums
+
+    with world("sim", 1) as w:
+        first, second = on_ranks(w, 2, rank)
+    # a half of each array to the other rank, and a half of the sum; what is left are headers
+    assert 2 * 2048 < first[0] < 2 * 2048 + 600 and 3 * 2048 < second[0] < 3 * 2048 + 600
+    assert first[1] == second[1] == 1
+
+
+def refusals() -> dict[str, tuple[Callable[[Any, Group], Any], str]]:
+    """Calls on two ranks of arrays that cannot be summed on their device, and what rank 1's error says."""
+
+    def array(w: Any, group: Group, device: int = 0) -> Any:
+        return w.array(np.ones(300, "f4"), device)
+
+    def elsewhere(w: Any, group: Group) -> Any:
+        return dist.add_n([array(w, group) if group.rank else np.ones(300, "f4")], group)
+
+    def nothing(w: Any, group: Group) -> Any:
+        return dist.add_n([array(w, group)] if group.rank else [], group)
+
+    def two_devices(w: Any, group: Group) -> Any:
+        return dist.add_n([array(w, group, group.rank)], group)
+
+    def several(w: Any, group: Group) -> Any:
+        return dist.add_n([array(w, group), array(w, group, 1)], group)
+
+    def mixed(w: Any, group: Group) -> Any:
+        return dist.add_n([array(w, group), np.ones(300, "f4")], group)
+
+    def exact(w: Any, group: Group) -> Any:
+        return dist.add_n([array(w, group)], group, "exact")
+
+    def narrow(w: Any, group: Group) -> Any:
+        return dist.add_n([array(w, group)], group, wire="bfloat16")
+
+    here = "do not travel between ranks in this call: give x.numpy()"
+    brings = "none that are summed there: give x.numpy()"
+    return {
+        "an ndarray on a rank": (elsewhere, brings),
+        "no array on a rank": (nothing, brings),
+        "another device on each rank": (two_devices, brings),
+        "two devices on a rank": (several, here),
+        "an ndarray beside an array": (mixed, here),
+        "an exact sum": (exact, here),
+        "a narrow dtype on the way": (narrow, here),
+    }
+
+
+@pytest.mark.parametrize("case", refusals())
+def test_what_cannot_be_summed_on_its_device_is_an_error_on_every_rank_and_the_next_sum_works(case: str) -> None:
+    call, text = refusals()[case]
+
+    def rank(group: Group) -> Any:
+        with fanin.stream(w.stream()):
+            found = ended(lambda: call(w, group))
+            total = dist.add_n([w.array(np.ones(300, "f4"))], group)
+            return found, set(total.numpy().tolist())
+
+    with world("sim", 2) as w:
+        sums = on_ranks(w, 2, rank)
+    assert [total for _, total in sums] == [{2.0}] * 2
+    for found, _ in sums:
+        assert found[0] in ("PeerError", "TypeError") and text in found[1], found
+
+
+def test_two_levels_are_an_error_that_names_the_remedy() -> None:
+    def rank(group: Group) -> Any:
+        return ended(lambda: dist.add_n([w.array(np.ones(3))], group))
+
+    with world("sim", 1) as w:
+        for found in on_ranks(w, 4, rank, nodes=2):
+            assert "give x.numpy()" in found[1]
+
+
+def test_sums_of_ndarrays_and_of_arrays_on_a_device_do_not_share_a_plan() -> None:
+    def rank(group: Group) -> Any:
+        with fanin.stream(w.stream()):
+            here, there = np.full(300, 1.0 + group.rank), w.array(np.full(300, 10.0 + group.rank))
+            found = []
+            for x in (here, there, here, there):
+                total = dist.add_n([x], group)
+                found.append(float(on_host(total)[0]))
+            return found, group.counters.planned, group.counters.on_device
+
+    with world("sim", 1) as w:
+        assert on_ranks(w, 2, rank) == [([3.0, 21.0, 3.0, 21.0], 2, 2)] * 2
+
+
+def test_a_plan_that_one_rank_has_forgotten_is_made_again() -> None:
+    def rank(group: Group) -> Any:
+        with fanin.stream(w.stream()):
+            x, found = w.array(np.ones(300)), []
+            for turn in range(4):
+                if turn == 2 and group.rank == 1:
+                    group._plans.clear()
+                found.append(float(dist.add_n([x], group).numpy()[0]))
+            return found, group.counters.planned
+
+    with world("sim", 1) as w:
+        assert on_ranks(w, 2, rank) == [([2.0] * 4, 2)] * 2
+
+
+def test_a_rank_that_fails_amid_a_sum_on_a_device_is_named_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _Queued.copy
+
+    def copy(self: _Queued, *args: Any) -> None:
+        if self.rank == 1:
+            raise OSError("planted")
+        real(self, *args)
+
+    monkeypatch.setattr(_Queued, "copy", copy)
+
+    def rank(group: Group) -> Any:
+        return ended(lambda: dist.add_n([w.array(np.ones(600))], group)), group.closed
+
+    with world("sim", 1) as w:
+        found = on_ranks(w, 2, rank)
+    for (name, text, _), closed in found:
+        assert name == "PeerError" and "rank 1 failed: OSError: planted" in text and closed
+
+
+# ---------------------------------------------------------------- orders of threads and streams
+
+#: The waits of a transport with a queue of its own.
+WAITS = ("queue_for_caller", "queue_for_sender", "caller_for_queue", "caller_for_receivers")
+
+
+class QueuedEngine(ThreadEngine):
+    """Its copies run on a stream of their own, as NCCL's do."""
+
+    def __init__(self, world: World, rank: int, machine: Machine) -> None:
+        super().__init__(world, rank)
+        self.own = machine.stream(name=f"queue of {rank}")
+
+    def queue(self, stream: Any) -> Any:
+        return self.own
+
+
+def stream_ordered(real: Callable[..., Any]) -> Callable[..., Any]:
+    """`Where.empty` by an allocator as torch's: memory is given again while work on its stream still runs."""
+    memory: dict[Any, Any] = {}
+
+    def empty(self: Where, shape: Any, dtype: Any = None) -> Any:
+        key = self.stream.handle, shape, str(dtype)
+        if key not in memory:
+            memory[key] = real(self, shape, dtype)
+        return memory[key]
+
+    return empty
+
+
+def trained(machine: Machine, group: Group, each: int, into: Any) -> list[Any]:
+    """Make arrays by kernels, sum them, and write to them, and to the sum, after the call; twice. Return the sums."""
+    s, kept = machine.stream(name=f"rank {group.rank}"), []
+    with fanin.stream(s):
+        for turn in range(2):
+            arrays = [machine.empty(600, "float32") for _ in range(each)]
+            for x in arrays:
+                machine.launch(s, lambda v, k=turn: v.fill(1 + group.rank + k), writes=[x], name="fill")
+            total = dist.add_n(arrays, group, "key", into=into)
+            for x in arrays:
+                machine.launch(s, lambda v: v.fill(100), writes=[x], name="zero_grad")
+            del arrays, x
+            if total is not None:
+                kept.append(machine.empty(total.shape, "float32"))
+                machine.launch(s, lambda a, b: np.copyto(b, a), reads=[total], writes=kept[-1:], name="keep")
+                machine.launch(s, lambda v: np.multiply(v, 2, out=v), writes=[total], name="use")
+        return [sorted(set(x.numpy().tolist())) for x in kept]
+
+
+def scenario(machine: Machine, n: int, each: int, queued: bool, into: Any) -> Any:
+    shared = World(n)
+
+    def rank(r: int) -> Any:
+        engine = QueuedEngine(shared, r, machine) if queued else ThreadEngine(shared, r)
+        group = Group(engine, timeout=None)
+        try:
+            return trained(machine, group, each, into)
+        finally:
+            group.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if queued:
+            patch.setattr(Where, "empty", stream_ordered(Where.empty))
+        threads = [machine.spawn(rank, r, name=f"rank {r}", apart=r + 1) for r in range(n)]
+        machine.join()
+    sums = [[each * (n * (n + 1) / 2 + n * turn)] for turn in range(2)]
+    outcome = [t.result for t in threads]
+    assert outcome == [sums if into in ("all", "shard", r) else [] for r in range(n)]
+    return outcome
+
+
+#: With a wait left out, one of so many orders, or of as many at random, has a race.
+SAMPLE = 8
+
+
+def explored(n: int, each: int, queued: bool = True, into: Any = "all", limit: int = SAMPLE, **options: Any) -> Report:
+    run = partial(scenario, n=n, each=each, queued=queued, into=into)
+    return explore(run, limit=limit, samples=limit, devices=1, **options)
+
+
+@pytest.mark.parametrize("limit", sizes(SAMPLE, 60))
+@pytest.mark.parametrize(
+    ("n", "each", "queued", "into"),
+    [
+        *[(2, 1, True, "all"), (2, 2, False, "all"), (2, 1, True, 1)],
+        *(pytest.param(*scene, marks=pytest.mark.full) for scene in [(3, 1, True, "all"), (3, 2, True, "shard")]),
+    ],
+)
+def test_sums_on_a_device_race_in_no_order(n: int, each: int, queued: bool, into: Any, limit: int) -> None:
+    report = explored(n, each, queued, into, limit)
+    assert not report.failed and (report.runs >= limit or report.complete), str(report)
+
+
+@pytest.mark.parametrize("wait", WAITS[1:])
+def test_each_wait_that_is_left_out_is_a_race(wait: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Queued, wait, lambda *args: None)
+    assert explored(2, 1, stop_at_first=True).races > 0, wait
+
+
+def one_way(machine: Machine) -> list[Any]:
+    """Rank 0 sends, and rank 1 receives into memory that its stream still writes."""
+    shared = World(2)
+
+    def rank(r: int) -> Any:
+        engine, s = QueuedEngine(shared, r, machine), machine.stream(name=f"rank {r}")
+        with fanin.stream(s):
+            x = machine.empty(4, "float32")
+            machine.launch(s, lambda v: v.fill(1 + r), writes=[x], name="fill")
+            sends, receives = ([0, 4], [0, 0]) if r == 0 else ([0, 0], [4, 0])
+            engine.device_all_to_all(x if r == 0 else x[:0], sends, x if r else x[:0], receives, s).wait(None)
+            return x.numpy().tolist()
+
+    threads = [machine.spawn(rank, r, name=f"rank {r}", apart=r + 1) for r in range(2)]
+    machine.join()
+    return [t.result for t in threads]
+
+
+def test_a_rank_receives_into_memory_that_its_stream_has_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = explore(one_way, limit=SAMPLE, samples=SAMPLE, devices=1)
+    assert not report.failed and list(report.results) == [[[1.0] * 4] * 2], str(report)
+    monkeypatch.setattr(_Queued, WAITS[0], lambda *args: None)
+    assert explore(one_way, limit=SAMPLE, samples=SAMPLE, devices=1, stop_at_first=True).races > 0
+
+
+@pytest.mark.parametrize("wait", ["queue_for_sender", "caller_for_receivers"])
+def test_each_wait_of_copies_on_the_callers_stream_that_is_left_out_is_a_race(
+    wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Queued, wait, lambda *args: None)
+    assert explored(2, 1, queued=False, stop_at_first=True).races > 0, wait
