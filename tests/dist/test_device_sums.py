@@ -5,7 +5,10 @@ Ranks are threads, on the simulated device, and on the CUDA backend with the fak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +23,8 @@ from fanin.dist.group import Group
 from fanin.dist.layout import is_inexact, itemsize, typed
 from fanin.dist.threads import ThreadEngine, World, _Queued
 from fanin.sim import Array, Machine, Report, explore
+from kit import standins
+from kit.exchange_cuda import torch_like
 from kit.sample import every, sizes
 from kit.world import world
 
@@ -118,7 +123,7 @@ def law(w: Any, n: int, dtype: str) -> list[str]:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", ["sim", "fake"])
+@pytest.mark.parametrize("kind", ["sim", "fake", pytest.param("gpu", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", every(3, [*FLOATS, *OTHERS]))
 def test_sums_on_a_device_have_the_bits_of_those_on_the_host(kind: str, n: int, dtype: str) -> None:
     pytest.importorskip("ml_dtypes")
@@ -199,6 +204,44 @@ def test_counters_have_the_bytes_that_travel_between_devices() -> None:
     # a half of each array to the other rank, and a half of the sum; what is left are headers
     assert 2 * 2048 < first[0] < 2 * 2048 + 600 and 3 * 2048 < second[0] < 3 * 2048 + 600
     assert first[1] == second[1] == 1
+
+
+def held_by(group: Group, w: Any) -> list[int]:
+    """The blocks of the device's memory in use after some sums, and after three times as many."""
+    held = []
+    with fanin.stream(w.stream()):
+        x = w.array(np.ones(600))
+        for turn in range(30):
+            dist.add_n([x], group)
+            dist.add_n([x, x], group)
+            if turn in (9, 29):
+                group.barrier()
+                w.synchronize()
+                group.barrier()
+                fanin.trim()
+                held.append(w.driver.live("memory"))
+                group.barrier()
+    return held
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+def test_sums_leave_no_memory_to_the_collector(cycle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cycle: a planted one, which is found."""
+    real = _Queued.copy
+
+    def copy(self: Any, *args: Any) -> None:
+        real(self, *args)
+        if cycle:
+            self.receives = self, args
+
+    monkeypatch.setattr(_Queued, "copy", copy)
+    with world("fake", 1) as w:
+        gc.disable()
+        try:
+            held = on_ranks(w, 2, partial(held_by, w=w))
+        finally:
+            gc.enable()
+    assert any(late > early for early, late in held) == cycle, held
 
 
 def refusals() -> dict[str, tuple[Callable[[Any, Group], Any], str]]:
@@ -444,3 +487,70 @@ def test_each_wait_of_copies_on_the_callers_stream_that_is_left_out_is_a_race(
 ) -> None:
     monkeypatch.setattr(_Queued, wait, lambda *args: None)
     assert explored(2, 1, queued=False, stop_at_first=True).races > 0, wait
+
+
+# ---------------------------------------------------------------- torch's tensors
+
+
+class OfThreads(standins.Library):
+    """A library whose current stream is each thread's own."""
+
+    def __init__(self, driver: Any) -> None:
+        super().__init__(driver)
+        self.here = threading.local()
+
+    def stream(self, device: int = 0) -> int:
+        return getattr(self.here, "handle", 0)
+
+
+@pytest.fixture
+def torch_on_fake() -> Iterator[tuple[Any, Any, OfThreads]]:
+    """The fake driver, and a stand-in for torch on it, with what sums on a device ask of torch's tensors."""
+    with world("fake", 1) as w, torch_like(library := OfThreads(w.driver), True) as made:
+        module = sys.modules["torch"]
+        made.is_cuda, made.is_sparse, made.is_contiguous = True, False, device_sums.is_gap_free
+        made.itemsize = property(lambda self: self.dtype.itemsize)
+        made.reshape = lambda self, *shape: made(
+            library, np.empty(self.shape, "?").reshape(*shape).shape, self.dtype, 0, self.memory, None, self.offset
+        )
+        made.__len__ = lambda self: self.shape[0]
+
+        def piece(self: Any, at: slice) -> Any:
+            begin, end, _ = at.indices(len(self))
+            offset = self.offset + begin * self.itemsize
+            return made(library, (max(end - begin, 0),), self.dtype, 0, self.memory, None, offset)
+
+        made.__getitem__ = piece
+        module.empty = lambda shape, dtype, device: made(library, shape if type(shape) is tuple else (shape,), dtype)
+        module.cuda.is_current_stream_capturing = lambda: False
+        yield w, module, library
+
+
+def test_tensors_are_summed_on_the_device_where_they_lie(torch_on_fake: tuple[Any, Any, OfThreads]) -> None:
+    w, module, library = torch_on_fake
+
+    def rank(group: Group) -> Any:
+        s = w.stream()
+        library.here.handle = s.handle
+        x = module.Tensor(library, (20, 30), "f4").fill(s, 1 + group.rank)
+        total = dist.add_n([x, x], group, "key", scale=0.5)
+        x.fill(s, 100)
+        return type(total) is module.Tensor, total.shape, set(np.ravel(total.read(s))), group.counters.on_device
+
+    assert on_ranks(w, 3, rank) == [(True, (20, 30), {6.0}, 1)] * 3
+
+
+def test_tensors_go_through_the_host_where_torch_has_another_stream_or_captures(
+    torch_on_fake: tuple[Any, Any, OfThreads],
+) -> None:
+    w, module, library = torch_on_fake
+    s, x = w.stream(), module.Tensor(library, (3,), "f4")
+    assert device_sums.stream_of(x, "cuda:0") == fanin.Stream("cuda:0", 1)
+    library.here.handle = s.handle
+    with fanin.stream(s):
+        assert device_sums.stream_of(x, "cuda:0") == s
+    with fanin.stream(w.stream()):
+        assert device_sums.stream_of(x, "cuda:0") is None
+    assert device_sums.stream_of(x, "cuda:0") == s
+    module.cuda.is_current_stream_capturing = lambda: True
+    assert device_sums.stream_of(x, "cuda:0") is None
