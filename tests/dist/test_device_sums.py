@@ -535,6 +535,7 @@ def test_tensors_are_summed_on_the_device_where_they_lie(torch_on_fake: tuple[An
         x = module.Tensor(library, (20, 30), "f4").fill(s, 1 + group.rank)
         total = dist.add_n([x, x], group, "key", scale=0.5)
         x.fill(s, 100)
+        assert (x.address, s.handle) in library.recorded
         return type(total) is module.Tensor, total.shape, set(np.ravel(total.read(s))), group.counters.on_device
 
     assert on_ranks(w, 3, rank) == [(True, (20, 30), {6.0}, 1)] * 3

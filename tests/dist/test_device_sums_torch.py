@@ -34,6 +34,9 @@ class OnHost(Where):
     def current(self) -> Any:
         return contextlib.nullcontext()
 
+    def mark(self, x: Any) -> None:
+        pass
+
 
 def where(group: Group, arrays: Sequence[Any]) -> Where | None:
     carries: Any = group._engine.carries  # type: ignore[attr-defined]

@@ -88,6 +88,7 @@ class Where:
         """An array as a flat one without gaps, copied only if it has to be."""
         if self.is_tensor:
             x = x.detach()
+            self.mark(x)
             plain = x.is_contiguous() and not (x.is_conj() or x.is_neg())
         else:
             plain = is_gap_free(x)
@@ -96,6 +97,12 @@ class Where:
         made = self.empty(tuple(x.shape))
         _core.add_n([x], out=made)
         return made.reshape(-1)
+
+    def mark(self, x: Any) -> None:
+        """Keep a tensor's memory, which may be of another stream, until work that is queued on this one has run (S19).
+        The core does so for its own arrays.
+        """
+        x.record_stream(sys.modules["torch"].cuda.current_stream(self.like.device.index))
 
     def folded(self, terms: Sequence[Any], dtype: str, how: dict[str, Any]) -> Any:
         """The left fold of flat terms in a dtype."""

@@ -138,8 +138,10 @@ class _OnDevice(_Operation):
         self.queued = queued
 
     def wait(self, timeout: float | None) -> None:
-        super().wait(timeout)
-        self.queued.caller_for_receivers()
+        try:
+            super().wait(timeout)
+        finally:  # after an error, too, as other ranks may still copy
+            self.queued.caller_for_receivers()
 
 
 class _ThreadBoard:
