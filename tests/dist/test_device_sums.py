@@ -367,12 +367,19 @@ WAITS = ("queue_for_caller", "queue_for_sender", "caller_for_queue", "caller_for
 class QueuedEngine(ThreadEngine):
     """Its copies run on a stream of their own, as NCCL's do."""
 
-    def __init__(self, world: World, rank: int, machine: Machine) -> None:
+    def __init__(self, world: World, rank: int, machine: Machine, device: int = 0) -> None:
         super().__init__(world, rank)
-        self.own = machine.stream(name=f"queue of {rank}")
+        self.own = machine.stream(device, name=f"queue of {rank}")
 
     def queue(self, stream: Any) -> Any:
         return self.own
+
+
+class AcrossDevices(QueuedEngine):
+    """Each rank has a device of its own."""
+
+    def carries(self, x: Any, device: str) -> str:
+        return "any device"
 
 
 def stream_ordered(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -380,7 +387,7 @@ def stream_ordered(real: Callable[..., Any]) -> Callable[..., Any]:
     memory: dict[Any, Any] = {}
 
     def empty(self: Where, shape: Any, dtype: Any = None) -> Any:
-        key = self.stream.handle, shape, str(dtype)
+        key = self.stream.device, self.stream.handle, shape, str(dtype)
         if key not in memory:
             memory[key] = real(self, shape, dtype)
         return memory[key]
@@ -388,12 +395,12 @@ def stream_ordered(real: Callable[..., Any]) -> Callable[..., Any]:
     return empty
 
 
-def trained(machine: Machine, group: Group, each: int, into: Any) -> list[Any]:
+def trained(machine: Machine, group: Group, each: int, into: Any, device: int = 0) -> list[Any]:
     """Make arrays by kernels, sum them, and write to them, and to the sum, after the call; twice. Return the sums."""
-    s, kept = machine.stream(name=f"rank {group.rank}"), []
+    s, kept = machine.stream(device, name=f"rank {group.rank}"), []
     with fanin.stream(s):
         for turn in range(2):
-            arrays = [machine.empty(600, "float32") for _ in range(each)]
+            arrays = [machine.empty(600, "float32", device) for _ in range(each)]
             for x in arrays:
                 machine.launch(s, lambda v, k=turn: v.fill(1 + group.rank + k), writes=[x], name="fill")
             total = dist.add_n(arrays, group, "key", into=into)
@@ -401,26 +408,33 @@ def trained(machine: Machine, group: Group, each: int, into: Any) -> list[Any]:
                 machine.launch(s, lambda v: v.fill(100), writes=[x], name="zero_grad")
             del arrays, x
             if total is not None:
-                kept.append(machine.empty(total.shape, "float32"))
+                kept.append(machine.empty(total.shape, "float32", device))
                 machine.launch(s, lambda a, b: np.copyto(b, a), reads=[total], writes=kept[-1:], name="keep")
                 machine.launch(s, lambda v: np.multiply(v, 2, out=v), writes=[total], name="use")
         return [sorted(set(x.numpy().tolist())) for x in kept]
 
 
 def scenario(machine: Machine, n: int, each: int, queued: bool, into: Any) -> Any:
-    shared = World(n)
+    shared, apart = World(n), machine.devices > 1
 
     def rank(r: int) -> Any:
-        engine = QueuedEngine(shared, r, machine) if queued else ThreadEngine(shared, r)
+        engine = ThreadEngine(shared, r)
+        if queued:
+            engine = AcrossDevices(shared, r, machine, r) if apart else QueuedEngine(shared, r, machine)
         group = Group(engine, timeout=None)
         try:
-            return trained(machine, group, each, into)
+            return trained(machine, group, each, into, r if apart else 0)
         finally:
             group.close()
+
+    def put(self: _Queued, piece: Any, place: Any) -> None:
+        machine.launch(self.queue, lambda a, b: np.copyto(b, a), reads=[piece], writes=[place], name="send")
 
     with pytest.MonkeyPatch.context() as patch:
         if queued:
             patch.setattr(Where, "empty", stream_ordered(Where.empty))
+        if apart:
+            patch.setattr(_Queued, "put", put)
         threads = [machine.spawn(rank, r, name=f"rank {r}", apart=r + 1) for r in range(n)]
         machine.join()
     sums = [[each * (n * (n + 1) / 2 + n * turn)] for turn in range(2)]
@@ -433,9 +447,17 @@ def scenario(machine: Machine, n: int, each: int, queued: bool, into: Any) -> An
 SAMPLE = 8
 
 
-def explored(n: int, each: int, queued: bool = True, into: Any = "all", limit: int = SAMPLE, **options: Any) -> Report:
+def explored(
+    n: int,
+    each: int,
+    queued: bool = True,
+    into: Any = "all",
+    limit: int = SAMPLE,
+    devices: int = 1,
+    **options: Any,
+) -> Report:
     run = partial(scenario, n=n, each=each, queued=queued, into=into)
-    return explore(run, limit=limit, samples=limit, devices=1, **options)
+    return explore(run, limit=limit, samples=limit, devices=devices, **options)
 
 
 @pytest.mark.parametrize("limit", sizes(SAMPLE, 60))
@@ -451,10 +473,17 @@ def test_sums_on_a_device_race_in_no_order(n: int, each: int, queued: bool, into
     assert not report.failed and (report.runs >= limit or report.complete), str(report)
 
 
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_sums_of_ranks_with_a_device_each_race_in_no_order(n: int) -> None:
+    report = explored(n, 1, devices=n)
+    assert not report.failed and (report.runs >= SAMPLE or report.complete), str(report)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("wait", WAITS[1:])
-def test_each_wait_that_is_left_out_is_a_race(wait: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_wait_that_is_left_out_is_a_race(wait: str, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Queued, wait, lambda *args: None)
-    assert explored(2, 1, stop_at_first=True).races > 0, wait
+    assert explored(2, 1, devices=devices, stop_at_first=True).races > 0, wait
 
 
 def one_way(machine: Machine) -> list[Any]:

@@ -111,10 +111,13 @@ class _Queued:
         for message, place in zip(posted, receives, strict=True):
             if len(place):
                 self.queue_for_sender(message)
-                with on_stream(self.queue):
-                    _core.add_n([message.pieces[self.rank]], out=place)
+                self.put(message.pieces[self.rank], place)
                 message.copied[self.rank] = self.queue.record()
         self.caller_for_queue()
+
+    def put(self, piece: Any, place: Any) -> None:
+        with on_stream(self.queue):
+            _core.add_n([piece], out=place)
 
     def queue_for_caller(self) -> None:
         self.queue.wait(self.message.ready)
