@@ -242,7 +242,9 @@ def test_sums_leave_no_memory_to_the_collector(cycle: bool, monkeypatch: pytest.
             held = on_ranks(w, 2, partial(held_by, w=w))
         finally:
             gc.enable()
-    assert any(late > early for early, late in held) == cycle, held
+    # a block or two may wait for an event that no call has looked at
+    grows = [late - early > 20 for early, late in held]
+    assert grows == [cycle, cycle], held
 
 
 def refusals() -> dict[str, tuple[Callable[[Any, Group], Any], str]]:
