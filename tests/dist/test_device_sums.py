@@ -24,7 +24,7 @@ from fanin.dist.layout import is_inexact, itemsize, typed
 from fanin.dist.threads import ThreadEngine, World, _Queued
 from fanin.sim import Array, Machine, Report, explore
 from kit import standins
-from kit.exchange_cuda import torch_like
+from kit.exchange_cuda import like, torch_like
 from kit.sample import every, sizes
 from kit.world import world
 
@@ -533,6 +533,14 @@ class OfThreads(standins.Library):
 
     def stream(self, device: int = 0) -> int:
         return getattr(self.here, "handle", 0)
+
+
+@pytest.mark.parametrize("library", ["cupy", "numba", "dlpack"])
+def test_arrays_of_other_libraries_on_a_device_are_refused(library: str) -> None:
+    with world("fake", 1) as w, like(library, of := standins.Library(w.driver)) as made:
+        x = made(of, (300,), "f4").fill(w.stream(), 1)
+        [[name, text, _]] = dist.threads(1, lambda group: ended(lambda: dist.add_n([x], group)))
+        assert name == "ValueError" and "on cuda:0" in text
 
 
 @pytest.fixture
