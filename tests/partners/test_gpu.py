@@ -116,3 +116,14 @@ def test_torchs_own_streams_have_odd_ids_and_external_ones_have_not() -> None:
     s = torch.cuda.Stream()
     assert s.stream_id & 1 and torch.cuda.current_stream().stream_id in (0, torch.cuda.current_stream().stream_id | 1)
     assert not torch.cuda.ExternalStream(s.cuda_stream).stream_id & 1
+
+
+def test_sums_over_ranks_are_made_on_the_device_and_ready_on_each_ranks_stream() -> None:
+    def rank(group: fanin.dist.Group) -> Any:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = slow(1.0 + group.rank)
+            total = fanin.dist.add_n([x, x], group, "key")
+            x.fill_(100)
+            return total.is_cuda, total.unique().tolist(), group.counters.on_device
+
+    assert fanin.dist.threads(3, rank) == [(True, [12.0], 1)] * 3

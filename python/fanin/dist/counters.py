@@ -21,6 +21,7 @@ class GroupCounters:
     wait_seconds: float = 0.0  #: in headers: the wait for the last rank
     data_seconds: float = 0.0  #: from the first byte of a sum's data to the end of the sum
     hidden_seconds: float = 0.0  #: .. the part during which a backward pass of this rank still ran
+    on_device: int = 0  #: sums of arrays on a device that were made there
 
     @property
     def hidden(self) -> float:
@@ -56,12 +57,12 @@ class Tally:
     def __init__(self) -> None:
         self.sums = self.planned = self.messages = self.bytes_sent = self.messages_between = self.bytes_between = 0
         self.first_bytes = self.first_between = 0  #: of bytes_sent and bytes_between: those of first messages
-        self.wait_ns = self.data_ns = self.hidden_ns = 0
+        self.wait_ns = self.data_ns = self.hidden_ns = self.on_device = 0
 
     def counters(self) -> GroupCounters:
-        seconds = (1e-9 * ns for ns in (self.wait_ns, self.data_ns, self.hidden_ns))
-        between = self.messages_between, self.bytes_between
-        return GroupCounters(self.sums, self.planned, self.messages, self.bytes_sent, *between, *seconds)
+        waited, travelled, hidden = (1e-9 * ns for ns in (self.wait_ns, self.data_ns, self.hidden_ns))
+        sent = self.messages, self.bytes_sent, self.messages_between, self.bytes_between
+        return GroupCounters(self.sums, self.planned, *sent, waited, travelled, hidden, self.on_device)
 
     def sent(self, sends: Sequence[int], between: Sequence[int], begin_ns: int, end_ns: int, header: bool) -> None:
         """Count an operation, with the bytes that it sent to each rank, and to each rank of another node."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sys
@@ -47,6 +48,12 @@ def blamed(reason: str, rank: int) -> PeerError:
     return PeerError(reason, int(first[1])) if first else PeerError(f"rank {rank} ended: {reason}", rank)
 
 
+def pieces(flat: Any, sizes: Sequence[int]) -> list[Any]:
+    """The pieces of a flat array that lie side by side in it, of so many elements."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [flat[a:b] for a, b in itertools.pairwise(ends)]
+
+
 class Pending(Protocol[T_co]):
     """An operation that was started."""
 
@@ -70,6 +77,17 @@ class Engine(Protocol):
     other one a message; the result is how many bytes each rank sent, or more. again: this rank gives the same two lists
     of arrays often. With `alike`, True, all arrays of `sends` are the same one. With `padded`, True, all arrays of
     `receives` have one size, the same on every rank, and those of `sends` at most that one; the result is not read.
+
+    An engine that carries arrays of a device has `carries(x, device)`, which is None for an array that it does not
+    carry, else a text that all ranks must have alike, and two operations. Their arrays are flat, of one dtype and of
+    the kind of `x`, and without gaps; `stream` is the caller's current one of the device. They queue: what is queued on
+    the stream after their `wait`, which does not wait for the device, comes after the messages, both ways; what they
+    read and write comes after all that is queued on the stream before.
+
+    - `device_all_to_all(send, sends, receive, receives, stream)`: send each rank its piece of `send`, and fill the
+      pieces of `receive`, one from each rank; pieces lie side by side, `sends` and `receives` are the elements of each,
+      those of this rank itself included.
+    - `device_all_gather(whole, sizes, stream)`: send all ranks this rank's piece of `whole`, and fill theirs.
 
     An engine whose `abort` does more than to end waits, as `MPI_Abort` does, may have `retire(reason)`: it is called
     instead where a rank closes its group, or Python ends, without an error.

@@ -625,15 +625,18 @@ class Call(_core.Block):
     def where(self) -> str:
         return f"{self.name}, pass {self.at['pass']}, bucket {self.at['bucket']}"
 
-    def start(self, operation: str, *args: Any, step: str = "headers") -> Any:
+    def start(self, operation: str, *args: Any, step: str = "headers", sizes: list[int] | None = None) -> Any:
         """The result of an engine's operation; a PeerError that closes the group if it does not come. `step`: its name
-        in traces. After one "to .." terms are summed.
+        in traces. After one "to .." terms are summed. sizes: the bytes for each rank, of arrays on a device.
         """
         self._summed()
         begin, engine = time.monotonic_ns(), self.group._engine
         result = self._waited(getattr(engine, operation), *args)
         end, header = time.monotonic_ns(), operation == "exchange"
-        sends = [len(args[0])] * engine.size if header else [len(x) for x in args[0]]
+        if sizes is not None:
+            sends = sizes
+        else:
+            sends = [len(args[0])] * engine.size if header else [len(x) for x in args[0]]
         sends[engine.rank] = 0
         nodes = self.group.nodes
         between = [n for n, node in zip(sends, nodes, strict=True) if node != nodes[engine.rank]]

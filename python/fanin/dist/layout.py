@@ -38,12 +38,14 @@ class Leaf(NamedTuple):
         return math.prod(self.shape)
 
 
-def leaf_of(x: Any, name: str) -> Leaf:
-    """The shape and dtype of an array; TypeError or ValueError if it is not one that is summed."""
+def leaf_of(x: Any, name: str, on_device: bool = False) -> Leaf:
+    """The shape and dtype of an array; TypeError or ValueError if it is not one that is summed: on the host, or on the
+    device where it is.
+    """
     if getattr(x, "shape", None) is None or getattr(x, "dtype", None) is None:
         raise TypeError(f"{name}: expected an array, got {type_of(x)}")
-    if str(getattr(x, "device", "cpu")).startswith("sim"):
-        raise TypeError(f"{name}: arrays of a simulated device do not travel between ranks: give x.numpy()")
+    if not on_device and type(x) is _core.Array and x.device != "cpu":
+        raise TypeError(f"{name}: arrays of {x.device} do not travel between ranks in this call: give x.numpy()")
     dtype = _core.dtype_name(x.dtype)
     if dtype is None:
         raise TypeError(f"{name}: expected an array with a dtype, got None")

@@ -53,9 +53,9 @@ def name_of(x: Any, order: object, scale: object, into: object) -> tuple[object,
     return name
 
 
-def find(group: Group, name: tuple[object, ...]) -> Plan | None:
-    """The plan of that name, which is then the last to be forgotten."""
-    plan: Plan | None = group._plans.pop(name, None)
+def find(group: Group, name: tuple[object, ...]) -> Any:
+    """The plan of that name, which is then the last to be forgotten; None: there is none."""
+    plan = group._plans.pop(name, None)
     if plan is not None:
         group._plans[name] = plan
     return plan
@@ -64,7 +64,12 @@ def find(group: Group, name: tuple[object, ...]) -> Plan | None:
 def keep(group: Group, name: tuple[object, ...], leaf: Leaf, options: Options, flat: bool) -> None:
     """Keep the plan of a sum that ended well on every rank; flat: in one level."""
     facts = "add_n", leaf, options.text, group.size, group._nodes_text
-    group._plans[name] = Plan(Layout([leaf], group.size), options, flat, facts)
+    put(group, name, Plan(Layout([leaf], group.size), options, flat, facts))
+
+
+def put(group: Group, name: tuple[object, ...], plan: Agreed) -> None:
+    """Keep a plan, and forget the least recently used ones."""
+    group._plans[name] = plan
     while len(group._plans) > PLANS:
         del group._plans[next(iter(group._plans))]
 

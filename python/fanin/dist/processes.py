@@ -1,4 +1,4 @@
-"""torch.distributed: Gloo, and NCCL for messages on a CUDA device (written, and not yet tried on a GPU)."""
+"""torch.distributed: Gloo, and NCCL between CUDA devices (written, and not yet tried on a GPU)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
 
-from .engine import Late, blamed, end_of, end_reason
+from .engine import Late, blamed, end_of, end_reason, pieces
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -118,6 +118,19 @@ class _Header(_Works):
                     return True
                 raise Late(late)
         return True
+
+
+class _Queued:
+    """Operations of NCCL: torch's current stream, on which they were started, waits for them, and the host does not.
+    keep: their memory.
+    """
+
+    def __init__(self, works: Sequence[Any], keep: object) -> None:
+        self.works, self.keep = works, keep
+
+    def wait(self, timeout: float | None) -> None:
+        for work in self.works:
+            work.wait()
 
 
 class _Store:
@@ -219,7 +232,7 @@ def _at_exit() -> None:
 class TorchEngine:
     """An engine over a process group with the same ranks, so that its messages mix with no others.
 
-    Gloo sends from host memory. NCCL sends from device memory: messages are copied there and back.
+    Messages of the host go over Gloo. Where the process group has NCCL, a second one of NCCL carries CUDA tensors.
     """
 
     def __init__(self, pg: Any) -> None:
@@ -229,14 +242,19 @@ class TorchEngine:
             raise ValueError("group: the process group was destroyed: expected one that is alive") from None
         self.rank, self.size = dist.get_rank(pg), dist.get_world_size(pg)
         self.name = f"torch.distributed ({backend})"
-        self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        self._pg = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+        has_nccl = "nccl" in dist.get_backend_config(pg)
+        self._pg = dist.new_group(ranks, backend="gloo" if has_nccl else backend, use_local_synchronization=True)
         made: list[Any] = [None] * self.size
         first: dict[str, int] = {}
-        dist.all_gather_object(made, (socket.gethostname(), os.urandom(8).hex()), group=self._pg)
+        mine = socket.gethostname(), os.urandom(8).hex(), has_nccl and torch.cuda.is_available()
+        dist.all_gather_object(made, mine, group=self._pg)
         #: For each rank the node that it runs on, as the first rank with the same host name.
-        self.nodes = [first.setdefault(host, r) for r, (host, _) in enumerate(made)]
+        self.nodes = [first.setdefault(host, r) for r, (host, *_) in enumerate(made)]
         self._unique: str = made[0][1]  #: a name that no other group has
+        self._nccl: Any = None
+        if all(has_gpu for *_, has_gpu in made):
+            self._nccl = dist.new_group(ranks, backend="nccl", use_local_synchronization=True)
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self._start()
 
     def _start(self) -> None:
@@ -312,15 +330,13 @@ class TorchEngine:
 
     def _tensor(self, raw: NDArray) -> Any:
         writable = raw if raw.flags.writeable else raw.copy()  # torch has no read-only tensors
-        return torch.from_numpy(writable).to(self.device)
+        return torch.from_numpy(writable)
 
     def exchange(self, data: bytes) -> _Works:
         send = self._tensor(np.frombuffer(data, np.uint8))
         receive = [torch.empty_like(send) for _ in range(self.size)]
         work = self._alive().allgather([receive], [send])
         keep = (send, receive)
-        if self.device.type != "cpu":
-            return _Works(self, [work], lambda: [bytes(x.cpu().numpy()) for x in receive], keep)
         self._in_header = True
         return _Header(self, [work], lambda: [bytes(x.numpy()) for x in receive], keep)
 
@@ -334,31 +350,20 @@ class TorchEngine:
         shared = self._shared
         for r, send in enumerate(sends):
             shared.ours[each * r : each * r + len(send)] = send
-        to, came = shared.sent.to(self.device), shared.received.to(self.device)
-        work = self._alive().alltoall_base(came, to, [], [])
+        work = self._alive().alltoall_base(shared.received, shared.sent, [], [])
 
         def done() -> list[int]:
-            theirs = shared.theirs if came is shared.received else came.cpu().numpy()
             for r, receive in enumerate(receives):
-                receive[:] = theirs[each * r : each * (r + 1)]
+                receive[:] = shared.theirs[each * r : each * (r + 1)]
             return [each] * self.size
 
-        if self.device.type != "cpu":
-            return _Works(self, [work], done, (to, came))
         self._in_header = True
-        return _Header(self, [work], done, (to, came))
+        return _Header(self, [work], done, (shared.sent, shared.received))
 
     def all_to_all(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Works:
         pg = self._alive()
         tensors = {id(x): self._tensor(x) for x in sends}  # one array may go to several ranks
         sent, received = [tensors[id(x)] for x in sends], [self._tensor(x) for x in receives]
-        if self.device.type != "cpu":
-
-            def done() -> None:
-                for host, x in zip(receives, received, strict=True):
-                    host[:] = x.cpu().numpy()
-
-            return _Works(self, [dist.all_to_all(received, sent, group=pg, async_op=True)], done, (sent, received))
         works: list[Any] = []
         peers: list[int] = []
         for step in range(1, self.size):  # Gloo's own all-to-all takes longer than these
@@ -370,6 +375,32 @@ class TorchEngine:
                 works.append(pg.send([sent[to]], to, 0))
                 peers.append(to)
         return _Works(self, works, lambda: None, (sent, received), peers)
+
+    def carries(self, x: Any, device: str) -> str | None:
+        """NCCL carries tensors on this rank's device; each rank has another one."""
+        mine = self._nccl is not None and isinstance(x, torch.Tensor) and x.device == self.device
+        return "CUDA tensors" if mine else None
+
+    def device_all_to_all(
+        self, send: Any, sends: Sequence[int], receive: Any, receives: Sequence[int], stream: object
+    ) -> _Queued:
+        each = send.itemsize
+        sizes = [each * n for n in receives], [each * n for n in sends]
+        raw = receive.view(torch.uint8), send.view(torch.uint8)
+        return _Queued([dist.all_to_all_single(*raw, *sizes, group=self._nccl, async_op=True)], raw)
+
+    def device_all_gather(self, whole: Any, sizes: Sequence[int], stream: object) -> _Queued:
+        raw = whole.view(torch.uint8)
+        parts = pieces(raw, [whole.itemsize * n for n in sizes])
+        if len(set(sizes)) == 1:
+            made = [dist.all_gather_into_tensor(raw, parts[self.rank], group=self._nccl, async_op=True)]
+        else:  # NCCL gathers parts of one size alone
+            made = [
+                dist.broadcast(part, dist.get_global_rank(self._nccl, r), group=self._nccl, async_op=True)
+                for r, part in enumerate(parts)
+                if len(part)
+            ]
+        return _Queued(made, raw)
 
     def abort(self, reason: str) -> None:
         if self._ended:
@@ -383,7 +414,7 @@ class TorchEngine:
     def _drop(self) -> None:
         """Drop the process group, and so its connections."""
         pg, self._pg = self._pg, None
-        if pg is not None and dist.is_initialized() and self.device.type == "cpu":
+        if pg is not None and dist.is_initialized():
             with suppress(Exception):  # it was destroyed before, or is one of survivors
                 dist.destroy_process_group(pg)
 
@@ -404,7 +435,7 @@ class TorchEngine:
         return self._suspects
 
     def remade(self, members: Sequence[int], attempt: int, timeout: float | None) -> TorchEngine:
-        if self.device.type != "cpu":
+        if self._nccl is not None:
             raise RuntimeError("a process group of NCCL is made by torch: make a new one, and fanin.dist.group of it")
         rank, size = members.index(self.rank), len(members)
         store = PrefixStore(f"{self._board.name} {attempt}", self._board.store.store)
@@ -414,7 +445,7 @@ class TorchEngine:
         pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         pg._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
         made = object.__new__(TorchEngine)
-        made._pg, made.rank, made.size, made.name, made.device = pg, rank, size, self.name, self.device
+        made._pg, made._nccl, made.rank, made.size, made.name = pg, None, rank, size, self.name
         made.nodes = [self.nodes[r] for r in members]
         made._unique = self._unique
         made._start()

@@ -35,7 +35,7 @@ from fanin._weights import Kind, Weight, exact_sum, kind_of, parts_of, weight_of
 from fanin._words import names_nearest, type_of
 from fanin.partial import Partial
 
-from . import plans, sparse
+from . import device_sums, plans, sparse
 from .chain import Chain, nodes_in_order
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
@@ -738,6 +738,27 @@ class Sum:
         if len(own):
             self.rounded([typed(total, chain.dtype)], [None], own, self.options.scale, None)
 
+    def on_device(self, arrays: Sequence[Any], place: device_sums.Where | None) -> Any:
+        """The sum of dense arrays of every rank, made on the device where they lie; None if another rank gets it."""
+        assert place is not None
+        (segment,) = self.layout.segments
+        counts, weights = self.counts, self.weights
+        trip = device_sums.Trip(self.call, place, segment.bounds, self.options.into)
+        with place.current():
+            terms = [place.flat(x) for x in arrays]
+            if self.order != "key" and max(counts) > 1:
+                terms = [place.folded(terms, accumulation(segment.dtype), weighing_of(weights[self.rank]))]
+                counts = [1] * self.size
+                weights = [[None]] * self.size
+            every = trip.to_owners(terms, counts)
+            whole, own = trip.memory(self.layout.leaves[0].shape)
+            each, places = self.in_order(segment, self.call.group._flat[0], weights)
+            if len(own):
+                self.rounded([every[k] for k in places], each, own, self.options.scale, None)
+            trip.back(whole, own)
+        self.call.group._tally.on_device += 1
+        return whole
+
 
 def added(flats: Sequence[NDArray], dtype: str, wide: str, weights: Sequence[Weight | None]) -> list[NDArray]:
     """The sum of arrays of bytes in another dtype; none of none."""
@@ -844,14 +865,20 @@ def add_n(
     plain = weights is None and mean is False and wire is wire_out is None
     some: Any = arrays
     with ranks.call("add_n", timeout) as call:
-        name = None
+        name = place = None
         if plain and type(some) in (list, tuple) and len(some) == 1 and not sparse.may_travel(some[0]):
             name = plans.name_of(some[0], order, scale, into)
+            place = device_sums.where(ranks, some) if order != "exact" else None
+            if name is not None and place is not None:
+                name = (place.alike, *name)
         plan = None if name is None else plans.find(ranks, name)
         if plan is not None:
             if keys is not None:
                 keys = check_keys(keys, 1)
             found = plan.meet(call, some[0], None if keys is None else keys[0])
+            if found is not None and isinstance(plan, device_sums.DevicePlan):
+                sums = Sum(call, plan.layout, Sent([Term([])]), headers_of(found), plan.options)
+                return sums.on_device(some, place)
             if found is not None:
                 return planned(call, plan, some[0], found)
         sent_as, returned_as = names_of("add_n", wire, wire_out)
@@ -870,10 +897,12 @@ def add_n(
             present.append((numbers[i], counted.weights[i], x))
             places.append(i)
         leaf = None
+        if order != "exact" and sent_as is returned_as is None:
+            place = device_sums.where(ranks, [x for _, _, x in present])
         for i, (_, _, x) in zip(places, present, strict=True):
             if isinstance(x, Partial):
                 raise TypeError(f"add_n: arrays[{i}]: expected an array, got a fanin.Partial: give x.dense()")
-            one = leaf_of(x, f"arrays[{i}]")._replace(name="")
+            one = leaf_of(x, f"arrays[{i}]", place is not None)._replace(name="")
             if (text := object_text(x)) is not None:
                 raise TypeError(f"add_n: arrays[{i}]: expected an array, got {text}")
             leaf = leaf or one
@@ -884,14 +913,15 @@ def add_n(
                 )
         layout = None if leaf is None else options.layout([leaf], ranks.size)
         if layout:
-            terms = [Term(layout.flatten([x]), key, w) for key, w, x in present]
+            terms = [Term([] if place else layout.flatten([x]), key, w) for key, w, x in present]
             sent = prepare(layout, terms, options, ranks, counted)
             sent.rows = rows_of_terms(layout, [x for _, _, x in present])
         else:
             sent = Sent([], weigh=weighed([], counted, options, {}))
         like = like_of(present[0][2]) if present else None
         call.options = options.text
-        headers = call.meet({**sent.header, "leaf": leaf, "like": like}, digest=digest(options.text))
+        where = {} if place is None else place.header
+        headers = call.meet({**sent.header, "leaf": leaf, "like": like, **where}, digest=digest(options.text))
         call.compare(headers, [["", options.text]])
         leaves = [(r, Leaf("", tuple(h["leaf"][1]), h["leaf"][2])) for r, h in enumerate(headers) if h["leaf"]]
         if not leaves:
@@ -907,9 +937,19 @@ def add_n(
         if layout is None:
             layout = options.layout([agreed], ranks.size)
             sent = prepare(layout, [], options, ranks, counted)
+        if any(h["terms"] != 1 or "weigh" in h for h in headers):
+            name = None
+        if device_sums.agreed(call, headers) and place is not None:
+            total = Sum(call, layout, sent, headers, options).on_device([x for _, _, x in present], place)
+            if name is not None:
+                plans.put(ranks, name, device_sums.DevicePlan(ranks, agreed, options, place))
+            return total
+        if place is not None:
+            for term, (_, _, x) in zip(sent.terms, present, strict=True):
+                term.flats = layout.flatten([x])
         example = present[0][2] if present else example_of(headers[first]["like"])
         total = finish(call, layout, sent, headers, options, [example])[0]
-        if name is not None and agreed.size and all(h["terms"] == 1 and "weigh" not in h for h in headers):
+        if name is not None and agreed.size:
             flat = len(levels_for(ranks, layout.segments[0], options)) == 1
             plans.keep(ranks, name, agreed, options, flat)
         return total
@@ -920,14 +960,18 @@ def planned(call: Call, plan: plans.Plan, x: Any, keys: list[int | None]) -> Any
     options, group = plan.options, call.group
     if plan.is_general:
         sent = Sent([Term(plan.layout.flatten([x]), keys[group.rank])])
-        headers: list[Header] = [{"terms": 1, "keys": [key], "sizes": {}} for key in keys]
-        return finish(call, plan.layout, sent, headers, options, [x])[0]
+        return finish(call, plan.layout, sent, headers_of(keys), options, [x])[0]
     places = None
     if options.order in (None, "key") and keys is not plan.no_keys:
         mine = keys_of_ranks(call, [[key] for key in keys])
         places = sorted(range(len(mine)), key=mine.__getitem__)
     raw = plan.sum(call, x, places)
     return None if raw is None else plan.like(raw, x)
+
+
+def headers_of(keys: Sequence[int | None]) -> list[Header]:
+    """What is in the headers of ranks that bring one array each."""
+    return [{"terms": 1, "keys": [key], "sizes": {}} for key in keys]
 
 
 def weights_of(weights: Iterable[float], n: int) -> Iterator[Weight]:

@@ -14,8 +14,9 @@ from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._words import names_nearest, note
 from fanin.errors import PeerError
+from fanin.streams import stream as on_stream
 
-from .engine import Late, blamed, end_of
+from .engine import Late, blamed, end_of, pieces
 from .group import Group, get_default, nodes_of, seconds, set_default
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -89,6 +90,63 @@ class _Operation:
         return result
 
 
+class _Message:
+    """What a rank sends on a device: pieces of an array, one for each rank."""
+
+    def __init__(self, pieces: Sequence[Any], ready: _core.Event) -> None:
+        self.pieces, self.ready = pieces, ready
+        self.copied: dict[int, _core.Event] = {}  #: recorded by ranks after the copies of their pieces
+
+
+class _Queued:
+    """What one rank queues for an operation on a device, and the waits that order it. stream: the caller's."""
+
+    def __init__(self, rank: int, stream: _core.Stream, queue: _core.Stream, sends: Sequence[Any]) -> None:
+        self.rank, self.stream, self.queue = rank, stream, queue
+        self.message = _Message(sends, stream.record())
+
+    def copy(self, receives: Sequence[Any], posted: Sequence[_Message]) -> None:
+        """Queue the copies of the pieces of all ranks for this one."""
+        self.queue_for_caller()
+        for message, place in zip(posted, receives, strict=True):
+            if len(place):
+                self.queue_for_sender(message)
+                self.put(message.pieces[self.rank], place)
+                message.copied[self.rank] = self.queue.record()
+        self.caller_for_queue()
+
+    def put(self, piece: Any, place: Any) -> None:
+        with on_stream(self.queue):
+            _core.add_n([piece], out=place)
+
+    def queue_for_caller(self) -> None:
+        self.queue.wait(self.message.ready)
+
+    def queue_for_sender(self, message: _Message) -> None:
+        self.queue.wait(message.ready)
+
+    def caller_for_queue(self) -> None:
+        self.stream.wait(self.queue.record())
+
+    def caller_for_receivers(self) -> None:
+        for rank in sorted(self.message.copied):
+            self.stream.wait(self.message.copied[rank])
+
+
+class _OnDevice(_Operation):
+    """One rank's part of an operation on a device, of which all ranks queue their copies at its wait."""
+
+    def __init__(self, engine: ThreadEngine, queued: _Queued, receives: Sequence[Any]) -> None:
+        super().__init__(engine, queued.message, partial(queued.copy, receives))
+        self.queued = queued
+
+    def wait(self, timeout: float | None) -> None:
+        try:
+            super().wait(timeout)
+        finally:  # after an error, too, as other ranks may still copy
+            self.queued.caller_for_receivers()
+
+
 class _ThreadBoard:
     """The texts of a world."""
 
@@ -140,6 +198,25 @@ class ThreadEngine:
             return [len(one) for one in mine]
 
         return _Operation(self, sends, read)
+
+    def carries(self, x: Any, device: str) -> str:
+        """What all ranks must have alike: they use the memory of one device."""
+        return device
+
+    def queue(self, stream: _core.Stream) -> _core.Stream:
+        """The stream on which this rank copies what others send on a device."""
+        return stream
+
+    def device_all_to_all(
+        self, send: Any, sends: Sequence[int], receive: Any, receives: Sequence[int], stream: _core.Stream
+    ) -> _OnDevice:
+        queued = _Queued(self.rank, stream, self.queue(stream), pieces(send, sends))
+        return _OnDevice(self, queued, pieces(receive, receives))
+
+    def device_all_gather(self, whole: Any, sizes: Sequence[int], stream: _core.Stream) -> _OnDevice:
+        places = pieces(whole, sizes)
+        mine, places[self.rank] = places[self.rank], whole[:0]
+        return _OnDevice(self, _Queued(self.rank, stream, self.queue(stream), [mine] * self.size), places)
 
     def abort(self, reason: str) -> None:
         self.world.leave(self.rank, reason)
