@@ -183,3 +183,83 @@ def test_a_step_without_a_block_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.optim.SGD([p], 1.0).step()
+
+
+# Over ranks, where an earlier `.grad` stays in its place
+
+
+def over_ranks(body: Any, earlier: bool = False) -> list[Any]:
+    """What a function of a group, a parameter and its optimizer returns on each of two ranks."""
+
+    def on_rank(group: Any) -> Any:
+        p = parameter()
+        if earlier:
+            p.grad = torch.full((2,), 4.0)
+        return body(group, p, torch.optim.SGD([p], 1.0))
+
+    return fanin.dist.threads(2, on_rank, timeout=60)
+
+
+def test_over_ranks_a_step_within_the_block_that_would_do_nothing_is_an_error() -> None:
+    def body(group: Any, p: Any, optimizer: Any) -> Any:
+        message = NOTHING.format("SGD", "p") + ".*call it after the block$"
+        with pytest.raises(RuntimeError, match=message), fanin.torch.accumulate([("p", p)], group=group):
+            p.sum().backward()
+            optimizer.step()
+        assert p.grad is None
+        with fanin.torch.accumulate([("p", p)], group=group):
+            p.sum().backward()
+        optimizer.step()
+        return p.tolist()
+
+    assert over_ranks(body) == [[-2.0, -2.0]] * 2
+
+
+def test_over_ranks_a_step_by_an_earlier_gradient_alone_is_an_error() -> None:
+    earlier = r"^accumulate: SGD\.step\(\) within the block steps p by the \.grad from before the block, without the"
+
+    def body(group: Any, p: Any, optimizer: Any) -> Any:
+        with pytest.raises(RuntimeError, match=earlier), fanin.torch.accumulate([("p", p)], group=group):
+            p.sum().backward()
+            optimizer.step()
+        stepped, kept = p.tolist(), p.grad.tolist()
+        with fanin.torch.accumulate([("p", p)], group=group):
+            p.sum().backward()
+        optimizer.step()
+        return [stepped, kept, p.tolist()]
+
+    assert over_ranks(body, earlier=True) == [[[0.0, 0.0], [4.0, 4.0], [-6.0, -6.0]]] * 2
+
+
+def test_over_ranks_a_step_after_the_last_pass_is_right_and_one_within_it_an_error() -> None:
+    def body(group: Any, p: Any, optimizer: Any) -> Any:
+        with fanin.torch.accumulate([("p", p)], group=group) as block:
+            with block.last():
+                p.sum().backward()
+                with pytest.raises(RuntimeError, match=NOTHING.format("SGD", "p")):
+                    optimizer.step()
+            optimizer.step()
+        return p.tolist()
+
+    assert over_ranks(body) == [[-2.0, -2.0]] * 2
+
+
+def test_over_ranks_optimizers_of_other_parameters_are_left_alone() -> None:
+    def body(group: Any, p: Any, _: Any) -> Any:
+        other = parameter()
+        with fanin.torch.accumulate([p], group=group):
+            (p + other).sum().backward()
+            torch.optim.SGD([other], 1.0).step()
+        return other.tolist()
+
+    assert over_ranks(body) == [[-1.0, -1.0]] * 2
+
+
+def test_an_earlier_gradient_in_a_block_without_ranks_is_kept_back_and_the_step_an_error() -> None:
+    p = parameter()
+    p.grad = torch.full((2,), 4.0)
+    optimizer = torch.optim.SGD([p], 1.0)
+    with pytest.raises(RuntimeError, match=NOTHING.format("SGD", "p")), fanin.torch.accumulate([("p", p)]):
+        p.sum().backward()
+        optimizer.step()
+    assert p.tolist() == [0.0, 0.0] and p.grad.tolist() == [5.0, 5.0]

@@ -1,4 +1,4 @@
-"""An optimizer that steps within a block of `accumulate`, where its parameters have no gradient."""
+"""An optimizer that steps within a block of `accumulate`, where the sums are not in `.grad` yet."""
 
 from __future__ import annotations
 
@@ -43,30 +43,42 @@ def closed(block: Accumulate) -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
-    """RuntimeError if a step would do nothing; a RuntimeWarning if it leaves parameters of a block out."""
-    if not _open:
+    """RuntimeError if a step would do nothing, or read an earlier `.grad` alone; a RuntimeWarning if it leaves
+    parameters of a block out.
+    """
+    blocks = [block for block in (ref() for ref in [*_open.values()]) if block is not None]
+    if not blocks:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    left_out = [*_left_out(parameters)]
+    call = f"accumulate: {type(optimizer).__name__}.step() within the block steps"
+    early = [*_names_of([p for p in parameters if p.grad is not None], [b for b in blocks if b._keeps_grads])]
+    if early:
+        raise RuntimeError(
+            f"{call} {_words(early)} by the .grad from before the block, without the block's sum: call it before the"
+            " block for that .grad, or after it for both"
+        )
+    left_out = [*_names_of([p for p in parameters if p.grad is None], blocks)]
     if not left_out:
         return
-    names = ", ".join(word(name) for name in left_out[:NAMED])
-    if len(left_out) > NAMED:
-        names = f"{names} and {len(left_out) - NAMED} more"
+    last = "" if all(block._keeps_grads for block in blocks) else ", or use block.last(step)"
     message = (
-        f"accumulate: {type(optimizer).__name__}.step() within the block steps nothing of {names}, whose .grad is there"
-        " from the end of the block on: call it after the block, or use block.last(step)"
+        f"{call} nothing of {_words(left_out)}, whose .grad is there from the end of the block on: call it after the"
+        f" block{last}"
     )
     if all(p.grad is None for p in parameters):
         raise RuntimeError(message)
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def _left_out(parameters: list[torch.Tensor]) -> Iterator[str | int]:
-    """The names of parameters without a gradient that open blocks collect."""
-    blocks = [block for block in (ref() for ref in [*_open.values()]) if block is not None]
+def _names_of(parameters: list[torch.Tensor], blocks: list[Accumulate]) -> Iterator[str | int]:
+    """The names of those whose gradients one of the blocks collects."""
     for p in parameters:
-        if p.grad is not None:
-            continue
         names = [name for name in (block._name_of(p) for block in blocks) if name is not None]
         yield from names[:1]
+
+
+def _words(names: list[str | int]) -> str:
+    named = ", ".join(word(name) for name in names[:NAMED])
+    if len(names) > NAMED:
+        return f"{named} and {len(names) - NAMED} more"
+    return named
