@@ -22,7 +22,8 @@ from ...audit import Ledger, Row
 from ...audit.record import Record
 from ...audit.rounding import Vector, empty, rounded, same
 from ...audit.rows import check
-from . import calls, ranks
+from .. import calls
+from . import ranks
 from .samples import DTYPES, Samples, Unlike, refuse_dispatching
 from .uses import Uses
 
