@@ -164,3 +164,106 @@ def test_a_parameter_that_is_frozen_for_a_pass_of_a_block_lacks_that_pass_alone(
         p.requires_grad_()
         (p * 2 + q).sum().backward()
     assert p.grad.tolist() == [3.0, 3.0] and q.grad.tolist() == [3.0, 3.0]
+
+
+# Functions that write their gradients into memory that they keep, as `torch.cuda.make_graphed_callables` makes them
+
+
+class Static(torch.autograd.Function):  # type: ignore[misc]
+    """A product, whose gradients have one memory for all passes."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Any, factor: float, memory: Any) -> Any:
+        ctx.factor, ctx.memory = factor, memory
+        return w * factor
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        ctx.memory.copy_(g * ctx.factor)
+        return ctx.memory.detach(), None, None
+
+
+DOUBLING = (1.0, 2.0, 4.0)  # a .grad that shares the memory ends with 8
+
+
+@pytest.mark.parametrize("n", [2, 70_000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_one_memory_are_summed_where_torch_sums_the_last_one_twice(n: int, dtype: str) -> None:
+    w = torch.ones(n, dtype=getattr(torch, dtype), requires_grad=True)
+    memory = torch.empty_like(w)
+
+    def passes() -> list[float]:
+        w.grad = None
+        for factor in DOUBLING:
+            Static.apply(w, factor, memory).sum().backward()
+        return w.grad.unique().tolist()
+
+    assert passes() == [8.0]
+    w.grad = None
+    with ft.accumulate([w]):
+        for factor in DOUBLING:
+            Static.apply(w, factor, memory).sum().backward()
+    assert w.grad.unique().tolist() == [7.0]
+
+
+def test_an_audit_names_a_sum_that_shares_its_memory_with_the_gradients() -> None:
+    w = torch.ones(300, requires_grad=True)
+    memory = torch.empty_like(w)
+    optimizer = torch.optim.SGD([w], 1.0)
+    with ft.audit([("w", w)], optimizer, every=1) as audit:
+        for factor in DOUBLING:
+            Static.apply(w, factor, memory).sum().backward()
+        optimizer.step()
+    [row] = [row for row in audit.rows if row.parameter == "w"]
+    assert row.verdict == "fault" and row.happened.startswith("arrival 1 counts twice (after arrival 1)"), str(audit)
+
+
+# One tensor at several places of a Function, and optimizers that step in the pass
+
+
+class Twice(torch.autograd.Function):  # type: ignore[misc]
+    """A sum, whose gradients differ: one of them is undefined."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, c: Any) -> Any:
+        return a + b + c
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g, None, g * 256
+
+
+@pytest.mark.parametrize("call", ["backward", "at", "accumulate"])
+def test_each_place_of_a_function_that_takes_one_tensor_counts(call: str) -> None:
+    w = weight()
+    loss = Twice.apply(w, w, w).sum() + w.sum()
+    if call == "accumulate":
+        with ft.accumulate([w], dtype=torch.float32):
+            loss.backward()
+    else:
+        ft.backward(loss, at=[w] if call == "at" else [])
+    assert w.grad.tolist() == [258.0, 258.0]
+
+
+def test_an_optimizer_that_steps_in_each_pass_steps_once_for_a_block() -> None:
+    w = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 1.0)
+    steps = []
+
+    def step(_: Any) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(w.tolist())
+
+    hook = w.register_post_accumulate_grad_hook(step)
+    with ft.accumulate([w]):
+        for _ in range(4):
+            (w.sum() / 4).backward()
+    assert steps == [[-1.0, -1.0]]
+    hook.remove()
+    with (
+        pytest.raises(RuntimeError, match=r"^accumulate: SGD\.step\(\) within the block steps nothing of w, "),
+        ft.accumulate([("w", w)]),
+    ):
+        w.register_post_accumulate_grad_hook(step)  # too late: it runs in the pass
+        w.sum().backward()
