@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 
 from .. import _core
 from ..slots import Sparse
-from .classes import TABLE, TORCH, has_memory, is_torch, table_of
+from .classes import TABLE, TORCH, attribute, has_memory, is_torch, table_of
 from .protocols import Shape, Tensor
 from .records import READ_ONLY, WRITABLE, Capsule, Dense, SparseArray, refuse
 from .sparse import Part
@@ -33,6 +34,16 @@ def quicken() -> None:
         _core.quick_tensors(torch.Tensor, table, torch.Tensor.is_neg, base.requires_grad, (modes, *plain), graph, TORCH)
         if _core.table_known(table, TORCH):
             _core.read_by_table(torch.Tensor, TORCH, True)
+
+
+def skip_frames(code: types.CodeType) -> bool:
+    """Keep Dynamo from compiling the frames of a code object, and those that they call. False: this torch cannot."""
+    if attribute("torch", "_C", "_dynamo", "eval_frame", "set_code_exec_strategy") is None:
+        return False
+    frames = sys.modules["torch"]._C._dynamo.eval_frame
+    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(code, strategy)
+    return True
 
 
 def layout_of(x: Tensor) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._checks import flag, integer, sequence
-from .._interop.classes import attribute
+from .._interop.torch import skip_frames
 from .._words import counted, names_nearest, type_of
 from . import trees
 from .arrays import CallerContainers, RunArrays, plan
@@ -208,8 +207,7 @@ class Functionalized:
         self._records: list[Record] = []
         self._lock = threading.Lock()  # of the two lists
         self._turns: list[Turn] = []
-        if attribute("torch", "_C", "_dynamo", "eval_frame", "set_code_exec_strategy") is not None:
-            skip_frames()
+        skip_frames(Functionalized.__call__.__code__)
         functools.update_wrapper(self, fn, updated=())
 
     def __repr__(self) -> str:
@@ -301,7 +299,7 @@ class Functionalized:
     def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         call = call_of(args, kwargs, "functionalize")
         if call.tensors:
-            skip_frames()
+            skip_frames(Functionalized.__call__.__code__)
         given = Arguments(args, kwargs, call.leaves, call.arrays)
         if self._guard == "error" and self._records:
             change = self._records[0].guard.change(call) or Change(
@@ -501,16 +499,8 @@ class Functionalized:
         return run() if record.tensors is None else record.tensors.keeping_modes(run)
 
 
-# Dynamo calls the wrapper without tracing it or its callees: a graph break.
+# Dynamo calls the wrapper without tracing it or its callees: a graph break. `skip_frames` does the same for the frame.
 Functionalized.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-@functools.cache
-def skip_frames() -> None:
-    """The same of the frame itself, which Dynamo would compile once it runs."""
-    frames = sys.modules["torch"]._C._dynamo.eval_frame
-    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    frames.set_code_exec_strategy(Functionalized.__call__.__code__, strategy)
 
 
 def undo(record: Record, error: BaseException, caller: RunArrays, containers: CallerContainers | None) -> None:

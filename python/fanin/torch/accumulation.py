@@ -184,6 +184,7 @@ class accumulate(_core.Block):
         "_reducer",
         "_rests",
         "_shapes",
+        "_slots_by_id",
         "_sums",
         "_taking",
         "_targets",
@@ -238,6 +239,7 @@ class accumulate(_core.Block):
             }
             self._reducer = resting.awake(self._named_parameters, group, self._options)
             self._group, self._rests = self._reducer.group, False
+            self._slots_by_id = {id(p): slot for slot, p in enumerate(self._parameters)}
             self._weighed = [] if order == "exact" else self._reducer._sums_run_in()
             return
         self._taking = Taking("accumulate", self._parameters, self._names)
@@ -576,6 +578,7 @@ class accumulate(_core.Block):
                 self._rests = False
             self._collecting = self._reducer._collect(self._passes)
             self._collecting.__enter__()
+            steps.opened(self)
             return self
         self._buffer.clear()  # of a gradient that came after the last end, in another thread, which got an error
         self._came[-1] = 0
@@ -600,10 +603,19 @@ class accumulate(_core.Block):
 
     def _name_of(self, p: torch.Tensor) -> str | int | None:
         """The name of a parameter whose `.grad` the block keeps back; None for any other."""
-        if not self._active or self._last is not None:
+        if not self._active:
             return None
-        slot = self._taking.slot_of(p)
+        slot = None
+        if self._reducer is None:
+            slot = self._taking.slot_of(p) if self._last is None else None
+        elif self._collecting is not None and not self._collecting.over and not self._collecting.is_summed:
+            slot = self._slots_by_id.get(id(p))
         return None if slot is None else self._names[slot]
+
+    @property
+    def _keeps_grads(self) -> bool:
+        """Whether an earlier `.grad` is in its place within the block."""
+        return self._reducer is not None
 
     def _add_first(self, slot: int, first: torch.Tensor) -> None:
         """Add an earlier gradient. If it has the dtype of the sum, the sum is made in it."""
@@ -636,6 +648,7 @@ class accumulate(_core.Block):
     def _end_over_ranks(self, error: BaseException | None) -> None:
         collecting = self._collecting
         try:
+            steps.closed(self)
             if collecting is not None:
                 collecting.__exit__(None, error, None)
         finally:
@@ -662,6 +675,7 @@ class accumulate(_core.Block):
             if self._reducer is None:
                 self._leave_all(self._began)
             elif self._collecting is not None:
+                steps.closed(self)
                 self._collecting.drop()
                 self._active = False
 

@@ -340,8 +340,11 @@ def test_a_forked_child_has_no_audit() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("skips", [True, False], ids=["frames skipped", "hooks wrapped"])
 @pytest.mark.parametrize("where", ["model", "step", "block"])
-def test_compiled_code_is_followed(where: str) -> None:
+def test_compiled_code_is_followed(where: str, skips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not skips:
+        monkeypatch.setattr(sys.modules["fanin.torch.audit.block"], "skip_frames", lambda _: False)
     model, optimizer = net()
     called = torch.compile(model, backend="aot_eager") if where == "model" else model
 

@@ -1,6 +1,7 @@
 """Calls that change gradients by intent: clipping by norm, and the steps of GradScaler.
 
-While an audit is open, these functions of torch are wrapped, so that it sees the sums before and after each call.
+While an audit or a block of `accumulate` is open, these functions of torch are wrapped: an audit sees the sums before
+and after each call, and a block refuses calls that would find no gradient.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.amp import grad_scaler
@@ -42,23 +43,40 @@ class Seen(Protocol):
 
 _lock = threading.RLock()
 _refs: list[weakref.ref[Seen]] = []  # of those that are open, so that a dropped one ends
+#: Called before a call, with its name and the parameters: raises to refuse it.
+Guard: TypeAlias = Callable[[str, list[Any]], object]
+_guards: list[Guard] = []
 _theirs: dict[str, Any] = {}
+_wrapped: dict[str, tuple[Any, Any]] = {}  # the last function of each name that was wrapped, and its wrapper
 
 
 def watch(audit: Seen) -> None:
     """Wrap torch's functions for the first audit."""
     with _lock:
         _refs.append(weakref.ref(audit))
-        if not _theirs:
-            _install()
+        _install()
 
 
 def unwatch(audit: Seen) -> None:
     """Unwrap them after the last one. May be repeated."""
     with _lock:
         _refs[:] = [ref for ref in _refs if ref() not in (None, audit)]
-        if not _refs and _theirs:
-            _restore()
+        _restore()
+
+
+def guard(check: Guard) -> None:
+    """Call a function before each of torch's. May be repeated."""
+    with _lock:
+        if check not in _guards:
+            _guards.append(check)
+        _install()
+
+
+def unguard(check: Guard) -> None:
+    """Call it no more. May be repeated."""
+    with _lock:
+        _guards[:] = [one for one in _guards if one is not check]
+        _restore()
 
 
 def _open() -> list[Seen]:
@@ -67,19 +85,32 @@ def _open() -> list[Seen]:
 
 
 def _install() -> None:
+    if _theirs:
+        return
     for owner, name, wrap in PLACES:
         original = getattr(owner, name, None)
-        if original is not None:
+        if original is None:
+            continue
+        known, wrapper = _wrapped.get(name, (None, None))
+        if known is not original:
             wrapper = functools.wraps(original)(wrap(original))
-            _theirs[name] = (owner, original, wrapper)
-            setattr(owner, name, wrapper)
+            _wrapped[name] = (original, wrapper)
+        _theirs[name] = (owner, original, wrapper)
+        setattr(owner, name, wrapper)
 
 
 def _restore() -> None:
+    if _refs or _guards:
+        return
     for name, (owner, original, wrapper) in [*_theirs.items()]:
         if getattr(owner, name, None) is wrapper:  # else other code has wrapped it once more
             setattr(owner, name, original)
         del _theirs[name]
+
+
+def _check(call: str, parameters: list[Any]) -> None:
+    for check in [*_guards]:
+        check(call, parameters)
 
 
 def _around(audits: list[Seen], mark: str, scale: Callable[[], float], call: Callable[[], Any]) -> Any:
@@ -95,6 +126,7 @@ def _around(audits: list[Seen], mark: str, scale: Callable[[], float], call: Cal
 def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        _check("clip_grad_norm_()", parameters)
         audits = [audit for audit in _open() if audit.has(parameters)]
         return _around(audits, "clipped", lambda: 1.0, lambda: original(parameters, *args, **kwargs))
 
@@ -103,6 +135,8 @@ def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
     def unscale_(self: Any, optimizer: Any) -> Any:
+        if self.is_enabled():
+            _check("GradScaler.unscale_()", [p for group in optimizer.param_groups for p in group["params"]])
         audits = [audit for audit in _open() if audit.steps_by(optimizer)] if self.is_enabled() else []
         return _around(audits, "unscaled", lambda: 1 / float(self.get_scale()), lambda: original(self, optimizer))
 
