@@ -5,8 +5,10 @@ The others' sums go on without it, it gets them too, and no sum pairs with one o
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ def test_a_rank_that_counts_no_pass_of_a_step_that_it_skipped_is_found(monkeypat
 
 @pytest.mark.parametrize("order", ["key", "exact", "rank"])
 @pytest.mark.parametrize("into", ["all", "shard", 1])
-@pytest.mark.parametrize("scale", [None, 0.1, np.float32(0.3), 1j])
+@pytest.mark.parametrize("scale", [None, 0.1, np.float32(0.3), 1j, np.array(0.1), Fraction(1, 3), -math.inf, math.nan])
 def test_a_sum_has_the_bits_of_one_in_which_the_rank_brings_no_array(order: Any, into: Any, scale: Any) -> None:
     options = {"order": order, "into": into, "scale": scale}
     dtype = "complex64" if scale == 1j else "float32"

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -423,13 +425,30 @@ def test_steps_are_compared_with_ranks_that_have_none_and_checked_by_type() -> N
             good(group)
         group.step = np.int64(4)
         assert good(group) == [2.0] * 3 and type(group.step) is int
-        for wrong, error in ((True, TypeError), (1.0, TypeError), ("1", TypeError), (-1, ValueError)):
+        for wrong, error in (
+            (True, TypeError),
+            (1.0, TypeError),
+            ("1", TypeError),
+            (-1, ValueError),
+            (1 << 63, ValueError),
+        ):
             with pytest.raises(error, match=r"^group\.step: expected "):
                 group.step = wrong
         return str(e.value), group.step
 
     for text, step in dist.threads(2, rank, timeout=None):
         assert "rank 1 is at step 3, call add_n" in text and "rank 0 at call add_n" in text and step == 4
+
+
+@pytest.mark.parametrize("kind", [float, np.array, np.longdouble, Fraction, Decimal])
+def test_all_digits_of_a_scale_are_compared(kind: Any) -> None:
+    def rank(group: Group) -> Any:
+        near = kind(1 / 3), kind(1 / 3 + 1e-14)
+        with pytest.raises(fanin.PeerError, match=r"rank 1 has .*scale=0\.33333333333334\d*, into"):
+            dist.add_n([np.ones(3)], group, scale=near[group.rank])
+        return float(dist.add_n([np.ones(3)], group, scale=near[0])[0])
+
+    assert dist.threads(2, rank, timeout=None) == [2 / 3] * 2
 
 
 def test_two_threads_in_one_group_are_refused() -> None:

@@ -240,8 +240,8 @@ class Group:
             if isinstance(number, bool) or not hasattr(number, "__index__"):
                 raise TypeError(f"group.step: expected an integer, or None, got {type_of(number)}")
             number = operator.index(number)
-            if number < 0:
-                raise ValueError(f"group.step: expected a non-negative integer, got {number}")
+            if not 0 <= number < 1 << 63:
+                raise ValueError(f"group.step: expected a non-negative int64, got {number}")
         self._step = number
 
     def _place(self, nodes: tuple[int, ...]) -> None:

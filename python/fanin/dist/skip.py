@@ -101,7 +101,13 @@ def options_of(text: str) -> dict[str, Any]:
     """The options of an `add_n`, of their text (`Options.text`)."""
     call = ast.parse(f"options({text})", mode="eval").body
     assert isinstance(call, ast.Call)
-    return {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg is not None}
+    return {one.arg: value_of(one.value) for one in call.keywords if one.arg is not None}
+
+
+def value_of(expression: ast.expr) -> Any:
+    """The value of a literal, or of inf and nan, for which Python has none."""
+    text = ast.unparse(expression)
+    return float(text) if text in ("inf", "-inf", "nan") else ast.literal_eval(expression)
 
 
 def _without_gradients(group: Group, reducer: Reducer) -> None:
