@@ -239,6 +239,21 @@ def test_a_block_after_a_change_of_its_parameters_is_right(change: Any, expected
 
 
 @pytest.mark.partners
+def test_a_block_whose_parameters_changed_on_one_rank_alone_is_right() -> None:
+    """That rank makes another reducer, and the others take the last one."""
+
+    def rank(group: Group) -> Any:
+        named = parameters()
+        block(group, named)
+        first = named[0][1]
+        if group.rank == 1:
+            first.__class__ = type("Other", (type(first),), {})
+        return block(group, named)
+
+    assert dist.threads(2, rank, timeout=None) == [FOUR] * 2
+
+
+@pytest.mark.partners
 def test_after_a_block_that_raises_the_next_one_is_right() -> None:
     def rank(group: Group) -> Any:
         named = parameters()

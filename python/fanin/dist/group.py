@@ -137,6 +137,7 @@ class Group:
         "_passes",
         "_plans",
         "_process",
+        "_reducers",
         "_room",
         "_rows",
         "_size_of_next",
@@ -176,6 +177,7 @@ class Group:
         self._padded: bool = getattr(engine, "padded", False)  #: first messages of all ranks have one size
         self._size_of_next = FRAME  #: .. that of the next ones, which all ranks know
         self._last: Known | None = None  #: what was sent last
+        self._reducers: dict[str, int] = {}  #: how many were made, by the digest of their leaves and options
 
     @property
     def rank(self) -> int:

@@ -54,6 +54,9 @@ from .wire import names_of, rounded, sent_codec
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
+#: Of a reducer whose leaves and options are those of others that were made before for its group: what tells them apart.
+_AFTER = ", made after "
+
 #: Bytes of a gradient: copying more costs more than finding out whether a copy is needed.
 LARGE = 1 << 16
 
@@ -594,6 +597,12 @@ class Reducer(_core.Block):
         self._sender = Sender(self, "fanin.dist")
         self._closed = False
         self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
+        like_it = self.group._reducers
+        before = like_it.get(self._digest, 0)
+        like_it[self._digest] = before + 1
+        if before:
+            self._parts[0][1] += f"{_AFTER}{before} like it"
+            self._digest = digest(self._parts)
 
     def close(self) -> None:
         """End the reducer's thread, and free its buckets. Closing it twice does nothing.
@@ -881,6 +890,12 @@ class Reducer(_core.Block):
         self._ends = None
         self._passes = passes
         return _Collecting(self)
+
+    def _unnumbered(self) -> None:
+        """Of a reducer of blocks: ranks may make other numbers of them, as where a parameter changed on one rank."""
+        self._parts[0][1] = self._parts[0][1].partition(_AFTER)[0]
+        self._digest = digest(self._parts)
+        self.group._reducers[self._digest] -= 1
 
     def _rest(self) -> None:
         """Let the parameters and the group go, until `_wake`."""
