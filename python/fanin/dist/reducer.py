@@ -1422,6 +1422,7 @@ class _Collecting(_State):
         self.over = True
 
     def release(self, keep: bool) -> None:
+        self.last = None  # it refers to this: in a cycle the reducer would outlive its block
         self.reducer._reset(keep)
 
 

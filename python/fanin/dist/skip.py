@@ -8,6 +8,7 @@ others are at a later step. So a call has the headers, and the errors, of one th
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -97,6 +98,7 @@ def _take_part(
         )
 
 
+@functools.lru_cache(maxsize=16)  # what reads a literal leaves cycles behind
 def options_of(text: str) -> dict[str, Any]:
     """The options of an `add_n`, of their text (`Options.text`)."""
     call = ast.parse(f"options({text})", mode="eval").body
