@@ -641,6 +641,24 @@ def test_the_time_limit_of_a_group_that_is_there_is_set_anew() -> None:
     assert dist.threads(1, rank, timeout=20) == [[20, 7, 7, None, None]]
 
 
+@pytest.mark.parametrize("way", ["pass", "norm"])
+def test_a_reducer_made_before_a_time_limit_has_it_too(way: str) -> None:
+    over = threading.Event()
+
+    def rank(group: Group) -> str:
+        reducer = dist.Reducer([w := fanin.Leaf(np.zeros(3), name="w")], group, into="shard")
+        dist.group(group, timeout=0.2)
+        if group.rank:
+            over.wait()  # it comes too late
+            return ""
+        with pytest.raises(fanin.PeerError) as e:
+            reducer.norm() if way == "norm" else fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
+        over.set()
+        return str(e.value)
+
+    assert "rank 1 did not answer within 0.2 s" in dist.threads(2, rank, timeout=3)[0]
+
+
 @pytest.mark.parametrize(
     ("nodes", "kind", "words"),
     [

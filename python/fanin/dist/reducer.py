@@ -535,7 +535,8 @@ class Reducer(_core.Block):
             raise ValueError(f"Reducer: expected a positive number of bucket_bytes, got {bucket_bytes!r}")
         if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
-        self._timeout = limit_of("Reducer", timeout, self.group.timeout)
+        limit_of("Reducer", timeout, None)  # refused before a pass
+        self._timeout = timeout
         specs = [_declared(leaf, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
         groups: list[list[int]] = []
         room = 0
@@ -951,9 +952,10 @@ class Reducer(_core.Block):
         """Sum all buckets, in their order on every rank; then agree that no rank failed, which is known of a small one
         alone.
         """
+        limit = limit_of(self._name, self._timeout, self.group.timeout)
         for bucket in self._buckets:
             failed = self._until(bucket)
-            with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
+            with Call(self.group, self._name, number, bucket.number, limit) as call:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
@@ -961,7 +963,7 @@ class Reducer(_core.Block):
         if self._sends_at_end or self._have_ended():
             return
         failed = self._until(None)
-        with Call(self.group, self._name, number, len(self._buckets), self._timeout) as call:
+        with Call(self.group, self._name, number, len(self._buckets), limit) as call:
             call.title = "pass end"
             if self._ends is None:
                 self._ends = Agreed((call.title, call.name, self._digest))
