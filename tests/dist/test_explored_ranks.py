@@ -336,7 +336,7 @@ def test_buckets_that_are_sent_as_they_become_ready_are_found(monkeypatch: pytes
         for k in range(len(self._buckets)):
             some.wait(k + 1)
             bucket = buckets[k]
-            with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
+            with Call(self.group, self._name, number, bucket.number, self.group.timeout) as call:
                 self._sum(call, bucket)
 
     monkeypatch.setattr(Reducer, "__init__", made)
@@ -468,7 +468,7 @@ def test_an_error_that_is_read_before_the_pass_has_ended_is_found(monkeypatch: p
         """The sender does not wait for the end of the pass."""
         for bucket in self._buckets:
             failed = self._until(bucket)
-            with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
+            with Call(self.group, self._name, number, bucket.number, self.group.timeout) as call:
                 if failed is not None:
                     call.meet({}, failure={"text": f": {failed}", "leaf": None})
                 self._sum(call, bucket)

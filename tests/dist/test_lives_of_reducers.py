@@ -19,7 +19,7 @@ import pytest
 
 import fanin
 from fanin import dist
-from fanin.dist.group import Group
+from fanin.dist.group import Call, Group
 from fanin.dist.reducer import Reducer
 from kit.messages import Messages
 
@@ -239,6 +239,21 @@ def test_a_block_after_a_change_of_its_parameters_is_right(change: Any, expected
 
 
 @pytest.mark.partners
+def test_a_block_whose_parameters_changed_on_one_rank_alone_is_right() -> None:
+    """That rank makes another reducer, and the others take the last one."""
+
+    def rank(group: Group) -> Any:
+        named = parameters()
+        block(group, named)
+        first = named[0][1]
+        if group.rank == 1:
+            first.__class__ = type("Other", (type(first),), {})
+        return block(group, named)
+
+    assert dist.threads(2, rank, timeout=None) == [FOUR] * 2
+
+
+@pytest.mark.partners
 def test_after_a_block_that_raises_the_next_one_is_right() -> None:
     def rank(group: Group) -> Any:
         named = parameters()
@@ -321,6 +336,106 @@ def test_reducers_threads_and_descriptors_do_not_grow_with_steps_over_gloo(tmp_p
     from dist.test_gloo import on_processes
 
     assert on_processes(2, functools.partial(steps, n=50), tmp_path) == [(0, 0, 0)] * 2
+
+
+def in_turn(group: Group) -> Callable[[], Any]:
+    """A step of blocks of two models, of which one sends in its last pass."""
+    named, others = parameters(), parameters()
+
+    def step() -> None:
+        block(group, named)
+        block(group, others, last=True, order="exact")
+
+    return step
+
+
+def of_rows(group: Group) -> Callable[[], Any]:
+    """A step of a reducer of a table, of which rows travel, and of small leaves."""
+    table, small = fanin.Leaf(np.zeros((600, 32), "f4"), name="table"), leaf()
+    reducer = Reducer([table, small], group, bucket_bytes=1)
+    numbers = iter(range(1 << 30))
+
+    def step() -> None:
+        k = next(numbers) % 50
+        rows, columns = np.array([k, k + group.rank]), np.array([0, 31])
+        sparse = fanin.Sparse("coo", (np.stack([rows, columns]), np.ones(2, "f4")), (600, 32))
+        table.grad = small.grad = None
+        with reducer.accumulate():
+            fanin.backward([(table, 0, sparse), (small, 0, ONES)])
+        fanin.backward([(table, 0, sparse), (small, 0, ONES)], reducer=reducer)
+
+    return step
+
+
+def of_arrays(group: Group) -> Callable[[], Any]:
+    """A step of sums of arrays, of which some have plans, and of one that is skipped on a rank."""
+    numbers = iter(range(1 << 30))
+
+    def step() -> None:
+        group.step = next(numbers)
+        dist.add_n([ONES], group, scale=1 / (group.step + 1))  # a plan that is never used again
+        if group.rank == 1:
+            group.skip()
+        else:
+            dist.add_n([ONES], group)
+        group.step = next(numbers)  # ends the skip
+        dist.add_n([ONES], group)
+
+    return step
+
+
+def grown(group: Group, make: Callable[[Group], Callable[[], Any]], n: int) -> tuple[int, int, int, int]:
+    """How many more threads, descriptors, plans and objects that a collection would look at there are after `n` steps
+    without one.
+    """
+    step = make(group)
+
+    def counts() -> list[int]:
+        group.barrier()
+        found = [len(senders()), descriptors(), len(group._plans), len(gc.get_objects())]
+        group.barrier()
+        return found
+
+    gc.disable()
+    try:
+        for _ in range(200):  # caches are full then
+            step()
+        before = counts()
+        for _ in range(n):
+            step()
+        after = counts()
+    finally:
+        gc.enable()
+    threads, files, plans, objects = (b - a for a, b in zip(before, after, strict=True))
+    return threads, files, plans, objects
+
+
+GROWING = [in_turn, of_rows, of_arrays]
+
+
+@pytest.mark.partners
+@pytest.mark.parametrize("n", [300, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", GROWING)
+def test_nothing_grows_with_steps_without_collections(make: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for threads, files, plans, objects in dist.threads(2, lambda group: grown(group, make, n), timeout=None):
+        assert threads == files == plans == 0 and objects < 50, (threads, files, plans, objects)
+    messages = Messages(monkeypatch)
+    dist.threads(2, lambda group: grown(group, make, n // 3), timeout=None)
+    assert messages.most < 2 << 20, messages.most
+
+
+@pytest.mark.partners
+def test_what_a_step_leaves_in_a_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a planted fault: each call is in a cycle."""
+    real = Call.__init__
+
+    def cyclic(self: Any, *args: Any) -> None:
+        real(self, *args)
+        self.itself = self
+
+    monkeypatch.setattr(Call, "__init__", cyclic)
+    found = dist.threads(2, lambda group: grown(group, of_rows, 100), timeout=None)
+    assert all(objects >= 2 * 100 for _, _, _, objects in found), found
 
 
 @pytest.mark.partners

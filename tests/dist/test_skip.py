@@ -5,8 +5,10 @@ The others' sums go on without it, it gets them too, and no sum pairs with one o
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ def test_a_rank_that_counts_no_pass_of_a_step_that_it_skipped_is_found(monkeypat
 
 @pytest.mark.parametrize("order", ["key", "exact", "rank"])
 @pytest.mark.parametrize("into", ["all", "shard", 1])
-@pytest.mark.parametrize("scale", [None, 0.1, np.float32(0.3), 1j])
+@pytest.mark.parametrize("scale", [None, 0.1, np.float32(0.3), 1j, np.array(0.1), Fraction(1, 3), -math.inf, math.nan])
 def test_a_sum_has_the_bits_of_one_in_which_the_rank_brings_no_array(order: Any, into: Any, scale: Any) -> None:
     options = {"order": order, "into": into, "scale": scale}
     dtype = "complex64" if scale == 1j else "float32"
@@ -120,6 +122,20 @@ def reduced(group: Group, skipping_rank: int, **options: Any) -> Any:
 def test_a_rank_that_skips_gets_the_sums_of_reducers_and_brings_nothing(order: Any) -> None:
     for found in dist.threads(3, lambda g: reduced(g, 1, order=order), timeout=None):
         assert found == [[12, 12], [8, 8], [12, 12]]
+
+
+def test_a_rank_that_skips_tells_reducers_of_like_leaves_apart() -> None:
+    def rank(group: Group) -> Any:
+        ws = [fanin.Leaf(np.zeros(3), name="w") for _ in range(2)]
+        reducers = [dist.Reducer([w], group, missing="skip") for w in ws]
+        group.step = 0
+        if group.rank == 1:
+            group.skip(reducers=reducers)
+        for k, reducer in enumerate(reducers if group.rank == 0 else ()):
+            fanin.backward([(ws[k], 0, np.full(3, 10.0**k))], reducer=reducer)
+        return [float(w.grad[0]) for w in ws]
+
+    assert dist.threads(2, rank, timeout=None) == [[1.0, 10.0]] * 2
 
 
 def test_a_rank_that_skips_has_no_part_in_the_divisor_of_a_mean() -> None:

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -423,13 +425,30 @@ def test_steps_are_compared_with_ranks_that_have_none_and_checked_by_type() -> N
             good(group)
         group.step = np.int64(4)
         assert good(group) == [2.0] * 3 and type(group.step) is int
-        for wrong, error in ((True, TypeError), (1.0, TypeError), ("1", TypeError), (-1, ValueError)):
+        for wrong, error in (
+            (True, TypeError),
+            (1.0, TypeError),
+            ("1", TypeError),
+            (-1, ValueError),
+            (1 << 63, ValueError),
+        ):
             with pytest.raises(error, match=r"^group\.step: expected "):
                 group.step = wrong
         return str(e.value), group.step
 
     for text, step in dist.threads(2, rank, timeout=None):
         assert "rank 1 is at step 3, call add_n" in text and "rank 0 at call add_n" in text and step == 4
+
+
+@pytest.mark.parametrize("kind", [float, np.array, np.longdouble, Fraction, Decimal])
+def test_all_digits_of_a_scale_are_compared(kind: Any) -> None:
+    def rank(group: Group) -> Any:
+        near = kind(1 / 3), kind(1 / 3 + 1e-14)
+        with pytest.raises(fanin.PeerError, match=r"rank 1 has .*scale=0\.33333333333334\d*, into"):
+            dist.add_n([np.ones(3)], group, scale=near[group.rank])
+        return float(dist.add_n([np.ones(3)], group, scale=near[0])[0])
+
+    assert dist.threads(2, rank, timeout=None) == [2 / 3] * 2
 
 
 def test_two_threads_in_one_group_are_refused() -> None:
@@ -620,6 +639,24 @@ def test_the_time_limit_of_a_group_that_is_there_is_set_anew() -> None:
         return limits
 
     assert dist.threads(1, rank, timeout=20) == [[20, 7, 7, None, None]]
+
+
+@pytest.mark.parametrize("way", ["pass", "norm"])
+def test_a_reducer_made_before_a_time_limit_has_it_too(way: str) -> None:
+    over = threading.Event()
+
+    def rank(group: Group) -> str:
+        reducer = dist.Reducer([w := fanin.Leaf(np.zeros(3), name="w")], group, into="shard")
+        dist.group(group, timeout=0.2)
+        if group.rank:
+            over.wait()  # it comes too late
+            return ""
+        with pytest.raises(fanin.PeerError) as e:
+            reducer.norm() if way == "norm" else fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
+        over.set()
+        return str(e.value)
+
+    assert "rank 1 did not answer within 0.2 s" in dist.threads(2, rank, timeout=3)[0]
 
 
 @pytest.mark.parametrize(

@@ -925,6 +925,22 @@ def test_a_large_gradient_is_not_written_where_something_leads_to_its_memory(hol
     assert block._buffer.counters.copies == 1 and p.grad.eq(3).all() and len(kept) == 3
 
 
+def test_a_large_gradient_that_is_a_view_of_a_tensor_that_something_refers_to_is_not_written() -> None:
+    scratch = torch.empty(128, 128)
+    made = iter((1.0, 2.0, 3.0))
+
+    def make(shape: Any) -> Any:
+        return scratch.fill_(next(made)).view(shape)
+
+    p = torch.nn.Parameter(torch.ones(1 << 14))
+    block = fanin.torch.accumulate([p])
+    with block:
+        for _ in range(3):
+            Made.apply(p, make).backward()
+            scratch.fill_(100)
+    assert block._buffer.counters.copies == 1 and p.grad.eq(6).all() and scratch.eq(100).all()
+
+
 @pytest.mark.parametrize(
     "lend", [torch.from_numpy, torch.from_dlpack, lambda a: torch.frombuffer(a, dtype=torch.float32)]
 )

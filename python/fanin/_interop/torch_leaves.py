@@ -234,6 +234,7 @@ def counts_of(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
         weakref.getweakrefcount(gradient),
         gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
         0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        0 if base is None else sys.getrefcount(base),  # torch counts all of Python's as one
         *memory_counts(held),
     )
 

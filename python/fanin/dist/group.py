@@ -137,6 +137,7 @@ class Group:
         "_passes",
         "_plans",
         "_process",
+        "_reducers",
         "_room",
         "_rows",
         "_size_of_next",
@@ -176,6 +177,7 @@ class Group:
         self._padded: bool = getattr(engine, "padded", False)  #: first messages of all ranks have one size
         self._size_of_next = FRAME  #: .. that of the next ones, which all ranks know
         self._last: Known | None = None  #: what was sent last
+        self._reducers: dict[str, int] = {}  #: how many were made, by the digest of their leaves and options
 
     @property
     def rank(self) -> int:
@@ -240,8 +242,8 @@ class Group:
             if isinstance(number, bool) or not hasattr(number, "__index__"):
                 raise TypeError(f"group.step: expected an integer, or None, got {type_of(number)}")
             number = operator.index(number)
-            if number < 0:
-                raise ValueError(f"group.step: expected a non-negative integer, got {number}")
+            if not 0 <= number < 1 << 63:
+                raise ValueError(f"group.step: expected a non-negative int64, got {number}")
         self._step = number
 
     def _place(self, nodes: tuple[int, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class Options:
 
     @property
     def text(self) -> str:
-        scale = self.scale.item() if isinstance(self.scale, np.generic) else self.scale
+        scale = number_of(self.scale)
         sums = "" if self.accumulate is None else f", accumulate={self.accumulate!r}"
         mean = ", mean=True" if self.mean else ""
         sent = "" if self.wire is None else f", wire={self.wire!r}"
@@ -73,3 +73,13 @@ class Options:
     def layout(self, leaves: Sequence[Leaf], ranks: int) -> Layout:
         """The layout of leaves that travel so."""
         return layout_of(leaves, ranks, self.wire, self.wire_out)
+
+
+def number_of(scale: Any) -> Any:
+    """A scale as a number of Python, with all its digits: an ndarray shows some of them, and another object none."""
+    if isinstance(scale, np.generic | np.ndarray):
+        scale = scale.item()
+    if scale is None or isinstance(scale, int | float | complex):
+        return scale
+    number = complex(scale)
+    return number if number.imag else number.real

@@ -54,6 +54,9 @@ from .wire import names_of, rounded, sent_codec
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
+#: Of a reducer whose leaves and options are those of others that were made before for its group: what tells them apart.
+_AFTER = ", made after "
+
 #: Bytes of a gradient: copying more costs more than finding out whether a copy is needed.
 LARGE = 1 << 16
 
@@ -571,7 +574,8 @@ class Reducer(_core.Block):
             raise ValueError(f"Reducer: expected a positive number of bucket_bytes, got {bucket_bytes!r}")
         if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
-        self._timeout = limit_of("Reducer", timeout, self.group.timeout)
+        limit_of("Reducer", timeout, None)  # refused before a pass
+        self._timeout = timeout
         specs = [_declared(leaf, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
         groups: list[list[int]] = []
         room = 0
@@ -640,6 +644,12 @@ class Reducer(_core.Block):
         self._sender = Sender(self, "fanin.dist")
         self._closed = False
         self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
+        like_it = self.group._reducers
+        before = like_it.get(self._digest, 0)
+        like_it[self._digest] = before + 1
+        if before:
+            self._parts[0][1] += f"{_AFTER}{before} like it"
+            self._digest = digest(self._parts)
 
     def close(self) -> None:
         """End the reducer's thread, and free its buckets. Closing it twice does nothing.
@@ -949,6 +959,12 @@ class Reducer(_core.Block):
         self._passes = passes
         return _Collecting(self)
 
+    def _unnumbered(self) -> None:
+        """Of a reducer of blocks: ranks may make other numbers of them, as where a parameter changed on one rank."""
+        self._parts[0][1] = self._parts[0][1].partition(_AFTER)[0]
+        self._digest = digest(self._parts)
+        self.group._reducers[self._digest] -= 1
+
     def _rest(self) -> None:
         """Let the parameters and the group go, until `_wake`."""
         for leaf in self._tensors:
@@ -1004,9 +1020,10 @@ class Reducer(_core.Block):
         alone.
         """
         at_end = self._sends_at_end or self._is_complete
+        limit = limit_of(self._name, self._timeout, self.group.timeout)
         for bucket in self._buckets:
             failed = self._until(bucket)
-            with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
+            with Call(self.group, self._name, number, bucket.number, limit) as call:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
@@ -1015,7 +1032,7 @@ class Reducer(_core.Block):
         if self._sends_at_end or self._have_ended():
             return
         failed = self._until(None)
-        with Call(self.group, self._name, number, len(self._buckets), self._timeout) as call:
+        with Call(self.group, self._name, number, len(self._buckets), limit) as call:
             call.title = "pass end"
             if self._ends is None:
                 self._ends = Agreed((call.title, call.name, self._digest))
@@ -1490,6 +1507,7 @@ class _Collecting(_State):
         self.over = True
 
     def release(self, keep: bool) -> None:
+        self.last = None  # it refers to this: in a cycle the reducer would outlive its block
         self.reducer._reset(keep)
 
 

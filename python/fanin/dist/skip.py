@@ -8,6 +8,7 @@ others are at a later step. So a call has the headers, and the errors, of one th
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -97,11 +98,18 @@ def _take_part(
         )
 
 
+@functools.lru_cache(maxsize=16)  # what reads a literal leaves cycles behind
 def options_of(text: str) -> dict[str, Any]:
     """The options of an `add_n`, of their text (`Options.text`)."""
     call = ast.parse(f"options({text})", mode="eval").body
     assert isinstance(call, ast.Call)
-    return {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg is not None}
+    return {one.arg: value_of(one.value) for one in call.keywords if one.arg is not None}
+
+
+def value_of(expression: ast.expr) -> Any:
+    """The value of a literal, or of inf and nan, for which Python has none."""
+    text = ast.unparse(expression)
+    return float(text) if text in ("inf", "-inf", "nan") else ast.literal_eval(expression)
 
 
 def _without_gradients(group: Group, reducer: Reducer) -> None:
