@@ -326,7 +326,8 @@ class Late:
 
     def wait(self, timeout: float | None) -> Any:
         result = self.pending.wait(timeout)
-        time.sleep(self.delay)
+        if self.delay:  # Python 3.11 sleeps for 0 seconds some 60 us long
+            time.sleep(self.delay)
         return result
 
 
