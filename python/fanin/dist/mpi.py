@@ -165,6 +165,8 @@ def _library(comm: Any, rank: int) -> NDArray:
 class MPIEngine:
     """An engine over a duplicate of an mpi4py communicator, so that its messages mix with no others."""
 
+    alike = True  #: larger terms travel from their own memory, which takes no longer than a copy beside the head
+
     def __init__(self, comm: Any) -> None:
         if not isinstance(comm, MPI.Comm):
             made = ": give MPI.COMM_WORLD.Create_group(x)" if isinstance(comm, MPI.Group) else ""
