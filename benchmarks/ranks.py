@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,8 @@ def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
+    known = re.search(r"(MPICH|Open MPI)\D*([\d.]+)", MPI.Get_library_version())
+    library = " ".join(known.groups()) if known else "MPI"
     group = fanin.dist.group(Counted(fanin.dist.group(comm)._engine))
     made = []
     for size in (1 << 18,) if quick else SIZES:
@@ -157,7 +160,7 @@ def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
 
         made.append(
             measure(
-                f"{size_text(size)} of float32 on {comm.size} ranks, MPI",
+                f"{size_text(size)} of float32 on {comm.size} ranks, {library}",
                 in_step(comm.Barrier, work),
                 base=ALLREDUCE,
                 unit="ms",
@@ -305,6 +308,7 @@ class Counted:
         self.engine, self.delay, self.sent = engine, delay, 0
         self.rank, self.size, self.name = engine.rank, engine.size, engine.name
         self.exchange, self.abort, self.close = engine.exchange, engine.abort, engine.close
+        self.alike, self.largest = getattr(engine, "alike", False), getattr(engine, "largest", None)
 
     def share(self, sends: Any, receives: Any, again: bool) -> Any:
         self.sent += sum(map(len, sends)) - len(sends[self.rank])
@@ -326,7 +330,8 @@ class Late:
 
     def wait(self, timeout: float | None) -> Any:
         result = self.pending.wait(timeout)
-        time.sleep(self.delay)
+        if self.delay:  # Python 3.11 sleeps for 0 seconds some 60 us long
+            time.sleep(self.delay)
         return result
 
 

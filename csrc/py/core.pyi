@@ -1889,9 +1889,14 @@ def yield_thread() -> None:
     """Let other threads and processes use this core. Unlike os.sched_yield before Python 3.12, it releases the GIL."""
 
 # requests.c
+def requests_new(library: NDArray, receives: list[NDArray], sends: list[NDArray], /) -> NDArray | None:
+    """The state of messages from and to ranks, each an array of bytes; those of this rank, and those without bytes, are
+    none. None if one has more bytes than an int counts. library: what is needed of an MPI library.
+    """
+
 def requests_run(state: NDArray, begin: bool, /) -> int:
-    """Start the requests of an MPI library that `state` describes, if `begin`; then look at them for a short while.
-    Return 0 if all are complete, -1 if some are not, else the library's error. Without the GIL.
+    """Start the messages that `state` describes, if `begin`; then look at them for a short while. Return 0 if all are
+    complete, -1 if some are not, else the library's error. Without the GIL.
     """
 
 # float_mode.c

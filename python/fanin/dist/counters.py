@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -51,6 +52,23 @@ class SumStats:
     bad: BadTerm | None
 
 
+class Outgoing(NamedTuple):
+    """The messages of one operation of this rank, as counters have them."""
+
+    sizes: tuple[int, ...]  #: bytes for each rank
+    messages: int
+    bytes_sent: int
+    messages_between: int
+    bytes_between: int
+
+
+def sent_to(sizes: Sequence[int], rank: int, nodes: Sequence[int]) -> Outgoing:
+    """Messages of so many bytes to each rank; `rank` is this one, and `nodes` has the node of each."""
+    others = [0 if r == rank else n for r, n in enumerate(sizes)]
+    between = [n for n, node in zip(others, nodes, strict=True) if n and node != nodes[rank]]
+    return Outgoing(tuple(others), len(others) - others.count(0), sum(others), len(between), sum(between))
+
+
 class Tally:
     """Counters in progress."""
 
@@ -64,10 +82,10 @@ class Tally:
         sent = self.messages, self.bytes_sent, self.messages_between, self.bytes_between
         return GroupCounters(self.sums, self.planned, *sent, waited, travelled, hidden, self.on_device)
 
-    def sent(self, sends: Sequence[int], between: Sequence[int], begin_ns: int, end_ns: int, header: bool) -> None:
-        """Count an operation, with the bytes that it sent to each rank, and to each rank of another node."""
-        self.messages += len(sends) - sends.count(0)
-        self.bytes_sent += sum(sends)
-        self.messages_between += len(between) - between.count(0)
-        self.bytes_between += sum(between)
+    def sent(self, sent: Outgoing, begin_ns: int, end_ns: int, header: bool) -> None:
+        """Count an operation."""
+        self.messages += sent.messages
+        self.bytes_sent += sent.bytes_sent
+        self.messages_between += sent.messages_between
+        self.bytes_between += sent.bytes_between
         self.wait_ns += (end_ns - begin_ns) * header

@@ -20,6 +20,7 @@ from fanin._interop.classes import has_memory, is_torch
 from fanin._interop.streams import LEGACY, library_stream
 from fanin.streams import stream as on_stream
 
+from .counters import sent_to
 from .engine import pieces
 from .group import Call, Group, Header
 from .layout import Layout, Leaf
@@ -158,7 +159,8 @@ class Trip:
 
     def travel(self, operation: str, step: str, sends: Sequence[int], each: int, *args: Any) -> None:
         """Queue an operation of the engine that sends pieces of so many elements, each of some bytes."""
-        self.call.start(operation, *args, self.place.stream, step=step, sizes=[n * each for n in sends])
+        sent = sent_to([n * each for n in sends], self.rank, self.call.group._nodes)
+        self.call.start(operation, *args, self.place.stream, step=step, sent=sent)
 
     def to_owners(self, terms: Sequence[Any], counts: Sequence[int]) -> list[Any]:
         """What this rank owns of the terms of all ranks, of which each brings so many: those of rank 0 first. Each

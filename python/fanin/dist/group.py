@@ -25,7 +25,7 @@ from fanin._interop.protocols import NDArray
 from fanin._words import names_nearest, type_of
 from fanin.errors import PeerError
 
-from .counters import GroupCounters, Tally
+from .counters import GroupCounters, Outgoing, Tally, sent_to
 from .engine import Engine, end_reason
 from .frames import (
     FRAME,
@@ -627,25 +627,22 @@ class Call(_core.Block):
     def where(self) -> str:
         return f"{self.name}, pass {self.at['pass']}, bucket {self.at['bucket']}"
 
-    def start(self, operation: str, *args: Any, step: str = "headers", sizes: list[int] | None = None) -> Any:
+    def start(self, operation: str, *args: Any, step: str = "headers", sent: Outgoing | None = None) -> Any:
         """The result of an engine's operation; a PeerError that closes the group if it does not come. `step`: its name
-        in traces. After one "to .." terms are summed. sizes: the bytes for each rank, of arrays on a device.
+        in traces. After one "to .." terms are summed. sent: what it sends, where that is known before.
         """
         self._summed()
-        begin, engine = time.monotonic_ns(), self.group._engine
+        engine, header = self.group._engine, operation == "exchange"
+        begin = time.monotonic_ns()
         result = self._waited(getattr(engine, operation), *args)
-        end, header = time.monotonic_ns(), operation == "exchange"
-        if sizes is not None:
-            sends = sizes
-        else:
-            sends = [len(args[0])] * engine.size if header else [len(x) for x in args[0]]
-        sends[engine.rank] = 0
-        nodes = self.group.nodes
-        between = [n for n, node in zip(sends, nodes, strict=True) if node != nodes[engine.rank]]
-        self.group._tally.sent(sends, between, begin, end, header)
+        end = time.monotonic_ns()
+        if sent is None:
+            sizes = [len(args[0])] * engine.size if header else [len(x) for x in args[0]]
+            sent = sent_to(sizes, engine.rank, self.group._nodes)
+        self.group._tally.sent(sent, begin, end, header)
         if not header:
             self.data_ns = (self.data_ns[0] or begin, end)
-        self.trace(step, begin, () if header else tuple(sends))
+        self.trace(step, begin, () if header else sent.sizes)
         if step.startswith("to "):
             self._summing = time.monotonic_ns()
         return result

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from mpi4py import MPI
 
 from fanin import _core
-from fanin._core import requests_run
+from fanin._core import requests_new, requests_run
 from fanin._interop.classes import named
 from fanin._interop.protocols import NDArray
 
@@ -30,42 +29,43 @@ _LEVELS = {
 #: A rank that ends the operations of all sends them its reason with this tag, in as many bytes.
 _TAG, _REASON = 7, 512
 _DATA = 6  #: the tag of all else that goes point to point
-PREPARED = 64  #: messages that come again, whose requests are kept
+KEPT = 64  #: first messages that come again, whose state is kept
 _PROBE = 1e-3  #: seconds between two looks for such a message, and at the time limit
 
 
-class _Request:
-    """Operations in progress, each with the rank at its other end; `keep`: their buffers.
+class _Operation:
+    """Messages in progress, and what their wait returns; `keep`: their memory.
 
-    The engine holds it until it is complete: after an error, too, as MPI may still write to the buffers, until
+    The engine holds it until it is complete: after an error, too, as MPI may still write to the memory, until
     MPI_Finalize, which comes after Python's end.
     """
 
     def __init__(self, engine: MPIEngine, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
         self.engine, self.result, self.keep = engine, result, keep
-        self.requests: list[Any] = []
-        self.peers: list[int] = []
         engine.open.append(self)
+
+    def look(self) -> bool:
+        """Whether all messages are complete."""
+        raise NotImplementedError
+
+    def late(self) -> set[int]:
+        """The ranks whose messages were not complete at the last look."""
+        raise NotImplementedError
 
     def wait(self, timeout: float | None) -> Any:
         begin = probed = time.monotonic()
         end = end_of(timeout)
-        for k, one in enumerate(self.requests):
-            while not self.is_over(k, one):
-                now = time.monotonic()
-                if now - probed > _PROBE:
-                    self.check(now > end)
-                    probed = now
-                if now - begin > 1:
-                    time.sleep(1e-3)
-                else:  # MPI makes progress in Test alone, and another rank may need this core to answer
-                    _core.yield_thread()
+        while not self.look():
+            now = time.monotonic()
+            if now - probed > _PROBE:
+                self.check(now > end)
+                probed = now
+            if now - begin > 1:
+                time.sleep(1e-3)
+            else:  # MPI makes progress in Test alone, and another rank may need this core to answer
+                _core.yield_thread()
         self.engine.open.remove(self)
         return self.result()
-
-    def is_over(self, k: int, one: Any) -> bool:
-        """Whether the k-th operation is complete."""
-        return bool(one.Test())
 
     def check(self, over: bool) -> None:
         """Raise if a rank that has not answered has left, or if the time limit is over.
@@ -73,45 +73,28 @@ class _Request:
         A rank that left after it answered is no error: the others may still be on their way.
         """
         gone = self.engine.gone()
-        pairs = enumerate(zip(self.peers, self.requests, strict=True))
-        late = sorted({peer for k, (peer, one) in pairs if not self.is_over(k, one)})
+        if self.look():
+            return
+        late = sorted(self.late())
         for rank in late:
             if rank in gone:
                 raise blamed(gone[rank], rank)
-        if over and late:
+        if over:
             raise Late(late)
 
 
-class _Shared(_Request):
-    """One message to each other rank and one from each, by persistent requests, which may be started again."""
+class _Messages(_Operation):
+    """Messages that one call of the core starts and looks at; they may be started again."""
 
-    def __init__(self, engine: MPIEngine, sends: Sequence[NDArray], receives: Sequence[NDArray], again: bool) -> None:
-        self.engine, self.keep, self.again = engine, (sends, receives), again
-        self.result = self.received
-        comm, rank, size = engine._comm, engine.rank, engine.size
-        origins = [r for r in range(size) if r != rank]
-        targets = [(rank + step) % size for step in range(1, size)]
-        self.peers = [*origins, *targets]
-        self.requests = [comm.Recv_init([receives[r], MPI.BYTE], r, _DATA) for r in origins]
-        self.requests += [comm.Send_init([sends[r], MPI.BYTE], r, _DATA) for r in targets]
-        self.own = len(sends[rank])
-        #: For `requests_run`. The last words: which requests are not complete, and the bytes that came.
-        self.state = np.array(
-            [*_functions(), len(self.peers), len(origins), *map(MPI._addressof, self.requests)]
-            + [0] * (len(self.peers) + len(origins)),
-            np.int64,
-        )
-        ends = np.cumsum([_WORDS, len(self.peers), len(self.peers)])
-        self.left, self.sizes = self.state[ends[1] : ends[2]], self.state[ends[2] :]
-        self.status = MPI.Status()
-        _alive.add(self)
+    def __init__(self, engine: MPIEngine, state: NDArray, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
+        self.engine, self.result, self.keep, self.state = engine, result, keep, state
 
-    def start(self) -> None:
+    def start(self) -> Self:
         self.engine.open.append(self)
         self.over = self.run(True)  # often no rank is late
+        return self
 
     def run(self, begin: bool) -> bool:
-        """Start the requests, or look at them; whether all are complete."""
         code = requests_run(self.state, begin)
         if code > 0:
             raise MPI.Exception(code)
@@ -121,58 +104,68 @@ class _Shared(_Request):
         if not self.over:
             return super().wait(timeout)
         self.engine.open.remove(self)
-        return self.received()
+        return self.result()
 
-    def is_over(self, k: int, one: Any) -> bool:
-        return not self.left[k] or self.run(False) or not self.left[k]
+    def look(self) -> bool:
+        return self.run(False)
 
-    def received(self) -> list[int]:
-        """The bytes that each rank sent."""
-        sizes: list[int] = self.sizes.tolist()
-        sizes.insert(self.engine.rank, self.own)
-        if not self.again:
-            self.free()
-        return sizes
-
-    def free(self) -> None:
-        _alive.discard(self)
-        for one in self.requests:
-            one.Free()
+    def late(self) -> set[int]:
+        messages = self.state[_FIRST:].reshape(-1, _WORDS)[: self.state[_MESSAGES]].tolist()
+        return {one[_PEER] for one in messages if not one[_OVER]}
 
 
-_WORDS = 7  #: of the state of `requests_run`, before those of requests
+class _Shared(_Messages):
+    """First messages; the wait returns the bytes that each rank sent."""
+
+    def __init__(self, engine: MPIEngine, state: NDArray, own: int, keep: tuple[Any, ...]) -> None:
+        super().__init__(engine, state, self.sizes, keep)
+        others = engine.size - 1
+        self.own, self.after = own, others - engine.rank
+        self.came = state[_FIRST:].reshape(-1, _WORDS)[:others, _CAME]
+
+    def sizes(self) -> list[int]:
+        came: list[int] = self.came.tolist()  # those of the ranks after this one, then of those before it
+        return [*came[self.after :], self.own, *came[: self.after]]
 
 
-@functools.cache
-def _functions() -> list[int]:
-    """What `requests_run` needs of the MPI library that mpi4py has loaded."""
+class _LargeMessages(_Operation):
+    """Messages of more bytes than an int counts."""
+
+    def __init__(self, engine: MPIEngine, receives: Sequence[NDArray], sends: Sequence[NDArray], *rest: Any) -> None:
+        super().__init__(engine, *rest)
+        self.left: list[tuple[int, Any]] = []
+        for arrays, start in ((receives, engine._comm.Irecv), (sends, engine._comm.Isend)):
+            for rank, array in enumerate(arrays):
+                if rank != engine.rank and len(array):
+                    self.left.append((rank, start([array, MPI.BYTE], rank, _DATA)))
+
+    def look(self) -> bool:
+        self.left = [(rank, one) for rank, one in self.left if not one.Test()]
+        return not self.left
+
+    def late(self) -> set[int]:
+        return {rank for rank, _ in self.left}
+
+
+#: Words of the state of messages, as the core's requests.c has them, and of each message.
+_MESSAGES, _FIRST = 9, 11
+_PEER, _OVER, _CAME, _WORDS = 2, 4, 5, 6
+
+
+def _library(comm: Any, rank: int) -> NDArray:
+    """What `requests_new` needs of the MPI library that mpi4py has loaded."""
     library = ctypes.CDLL(MPI.__file__)
-    functions = library.MPI_Start, library.MPI_Test, library.MPI_Get_count
+    functions = library.MPI_Isend, library.MPI_Irecv, library.MPI_Test, library.MPI_Get_count
     addresses = [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions]
-    return [*addresses, MPI._handleof(MPI.BYTE), MPI._sizeof(MPI.Datatype)]
-
-
-#: Messages whose requests were not freed.
-_alive: set[_Shared] = set()
-
-
-def _free_all(*_: object) -> None:
-    """Free the requests before MPI ends, but those in progress, and those of the process that has forked this one."""
-    for one in list(_alive):
-        ours = one.engine._process == os.getpid() and not MPI.Is_finalized()
-        if ours and one not in one.engine.open:
-            one.free()
-
-
-@functools.cache
-def _free_at_finalize() -> None:
-    """MPI_Finalize first deletes what belongs to MPI_COMM_SELF; at the end of Python it comes too late to call this."""
-    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), None)
-    atexit.register(_free_all)
+    byte = MPI._handleof(MPI.BYTE), MPI._sizeof(MPI.Datatype)
+    words = [*addresses, *byte, MPI._handleof(comm), rank, _DATA]
+    return np.array(words, np.uint64).view(np.int64)  # a handle that is a negative int has all its upper bits
 
 
 class MPIEngine:
     """An engine over a duplicate of an mpi4py communicator, so that its messages mix with no others."""
+
+    alike = True  #: larger terms travel from their own memory, which takes no longer than a copy beside the head
 
     def __init__(self, comm: Any) -> None:
         if not isinstance(comm, MPI.Comm):
@@ -203,9 +196,9 @@ class MPIEngine:
         node.Free()
         self.no_survivors = "mpiexec ends all ranks where one is killed: start them again, from a checkpoint"
         self._sent: list[Any] = []
-        self._prepared: dict[int, _Shared] = {}  #: those that come again, the least recently used one first
-        _free_at_finalize()
-        self.open: list[_Request] = []  #: operations that are not complete
+        self._kept: dict[int, _Shared] = {}  #: those that come again, the least recently used one first
+        self._library = _library(self._comm, self.rank)
+        self.open: list[_Operation] = []  #: operations that are not complete
         self._gone: dict[int, str] = {}
         atexit.register(self._at_exit)
 
@@ -227,36 +220,32 @@ class MPIEngine:
 
     def all_to_all(
         self, sends: Sequence[NDArray], receives: Sequence[NDArray], result: Callable[[], Any] = lambda: None
-    ) -> _Request:
+    ) -> _Operation:
         """Point to point: a rank that does not come has a name, and waits are as few as they can be. MPI's own
         collectives wait in several steps, each a change of processes where cores are fewer than ranks.
         """
-        comm, made = self._alive(), _Request(self, result, (sends, receives))
-        for step in range(1, self.size):
-            to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
-            if len(receives[origin]):
-                made.requests.append(comm.Irecv([receives[origin], MPI.BYTE], origin, _DATA))
-                made.peers.append(origin)
-            if len(sends[to]):
-                made.requests.append(comm.Isend([sends[to], MPI.BYTE], to, _DATA))
-                made.peers.append(to)
-        return made
+        self._alive()
+        state = requests_new(self._library, list(receives), list(sends))
+        if state is None:
+            return _LargeMessages(self, receives, sends, result, (sends, receives))
+        return _Messages(self, state, result, (sends, receives)).start()
 
     def share(self, sends: Sequence[NDArray], receives: Sequence[NDArray], again: bool) -> _Shared:
         """Point to point, where a message may be shorter than the array that it is received into."""
         self._alive()
         number = id(sends)
-        one = self._prepared.pop(number, None)
+        one = self._kept.pop(number, None)
         if one is None:
-            one = _Shared(self, sends, receives, again)
+            state = requests_new(self._library, list(receives), list(sends))
+            assert state is not None, "first messages are small"
+            one = _Shared(self, state, len(sends[self.rank]), (sends, receives))
         if again:
-            self._prepared[number] = one
-            if len(self._prepared) > PREPARED:
-                self._prepared.pop(next(iter(self._prepared))).free()
-        one.start()
-        return one
+            self._kept[number] = one
+            if len(self._kept) > KEPT:
+                del self._kept[next(iter(self._kept))]
+        return one.start()
 
-    def exchange(self, data: bytes) -> _Request:
+    def exchange(self, data: bytes) -> _Operation:
         send = np.frombuffer(data, np.uint8)
         receives = list(np.empty((self.size, len(data)), np.uint8))
         receives[self.rank] = send

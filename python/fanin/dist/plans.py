@@ -27,6 +27,7 @@ from fanin._interop.classes import is_tensor
 from fanin._interop.protocols import NDArray
 
 from . import frames
+from .counters import sent_to
 from .frames import ALL, HEAD, HEAD_SIZE, PART, Head
 from .layout import Layout, Leaf, as_tensor, digest, is_inexact, placed, typed
 from .options import Options
@@ -163,13 +164,19 @@ class Plan(Agreed):
             self.way = ALL
         elif self.flat and not group._alike and HEAD_SIZE + max(shards) <= group._room:
             self.way = PART
-        #: `Sum` makes it: large messages are refused, or it has two levels.
-        self.is_general = self.way == HEAD and (getattr(group._engine, "largest", None) is not None or not self.flat)
+        largest = getattr(group._engine, "largest", None)
+        too_large = largest is not None and max(shards) > largest
+        #: `Sum` makes it: it refuses messages that are too large, or it has two levels.
+        self.is_general = self.way == HEAD and (too_large or not self.flat)
         low, high = segment.bounds[rank : rank + 2]
         if self.way == ALL and options.into != "shard":
             low, high = 0, segment.size
         self.gets = options.into in ("all", "shard", rank)
         self.size = each * (high - low)  #: bytes of what this rank sums
+        self.receives = [self.size if r != rank else 0 for r in range(group.size)]
+        self.to_owners = sent_to(shards, rank, group._nodes)
+        self.to_all = sent_to([self.size * (options.into in ("all", r)) for r in range(group.size)], rank, group._nodes)
+        self.nothing = np.empty(0, np.uint8)
         self.exact = options.order == "exact" and is_inexact(self.dtype)
         how = {"scale": options.scale, "accumulate": "exact" if self.exact else options.accumulate}
         self.how: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
@@ -246,23 +253,22 @@ class Plan(Agreed):
 
     def exchanged(self, call: Call, x: Any) -> list[Any]:
         """The terms of all ranks in this rank's shard, which travel."""
-        rank, size = call.group.rank, call.group.size
+        rank = call.group.rank
         (flat,) = self.flats(x)
         sends = [flat[part] for part in self.natural]
-        receives = [_core.message_new(self.size if r != rank else 0) for r in range(size)]
-        mine, sends[rank] = sends[rank], receives[rank]
-        if size > 1:
-            call.start("all_to_all", sends, receives, step="to owners")
+        mine, sends[rank] = sends[rank], self.nothing
+        receives = [_core.message_new(n) if n else self.nothing for n in self.receives]
+        if len(sends) > 1:
+            call.start("all_to_all", sends, receives, step="to owners", sent=self.to_owners)
         receives[rank] = mine
-        return [typed(raw, self.dtype) for raw in receives]
+        return [self.elements(raw) for raw in receives]
 
     def back(self, call: Call, whole: NDArray, own: NDArray) -> None:
         """Send the rounded shard to the ranks that get the sum."""
         into, rank, size = self.options.into, call.group.rank, call.group.size
-        nothing = whole[:0]
         if into == "shard" or size == 1:
             return
-        sends = [own if into == "all" or r == into else nothing for r in range(size)]
-        receives = [whole[part] for part in self.natural] if self.gets else [nothing] * size
-        sends[rank] = receives[rank] = nothing
-        call.start("all_to_all", sends, receives, step="back")
+        sends = [own if n else self.nothing for n in self.to_all.sizes]
+        receives = [whole[part] for part in self.natural] if self.gets else [self.nothing] * size
+        receives[rank] = self.nothing
+        call.start("all_to_all", sends, receives, step="back", sent=self.to_all)

@@ -60,8 +60,9 @@ _AFTER = ", made after "
 #: Bytes of a gradient: copying more costs more than finding out whether a copy is needed.
 LARGE = 1 << 16
 
-#: Bytes of a bucket whose sum takes less time than a thread needs to begin it.
-SMALL = 1 << 16
+#: Bytes of a reducer's only bucket up to which it travels at the end of a pass, on its thread: the last gradient of one
+#: bucket comes near that end, so another thread could hide little, and takes a while to begin.
+SMALL = 1 << 27
 
 #: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
 _inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
@@ -592,7 +593,7 @@ class Reducer(_core.Block):
         ]
         for bucket in made:
             self._options.check_dtypes(bucket.layout, "Reducer")
-        #: One small bucket travels when the pass has ended, on its thread. So its header says that no rank failed.
+        #: A bucket alone travels when the pass has ended, on its thread. So its header says that no rank failed.
         self._sends_at_end = len(made) == 1 and sum(leaf.size * itemsize(leaf.dtype) for leaf in specs) <= SMALL
         self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
         self._parts += [part for bucket in made for part in bucket.layout.parts]
