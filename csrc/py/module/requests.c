@@ -63,9 +63,10 @@ static int start_one(const int64_t *state, int64_t *m, int64_t function)
     int peer = (int)m[PEER];
     int tag = (int)state[TAG];
     void *start = pointer(state[function]);
-    if (state[HANDLE_BYTES] == sizeof(int))
+    if (state[HANDLE_BYTES] == sizeof(int)) {
         return ((start_fn_of_ints *)start)(pointer(m[MEMORY]), bytes, (int)state[BYTE], peer, tag,
                                            (int)state[COMM], &m[REQUEST]);
+    }
     return ((start_fn_of_pointers *)start)(pointer(m[MEMORY]), bytes, pointer(state[BYTE]), peer,
                                            tag, pointer(state[COMM]), &m[REQUEST]);
 }
