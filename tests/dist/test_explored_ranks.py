@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -656,6 +657,35 @@ def test_a_number_that_no_thread_reaches_is_a_deadlock_and_an_end_is_not() -> No
     report = explore(partial(waits, ends=False))
     assert report.deadlocks == report.runs > 0
     assert explore(partial(waits, ends=True)).results == (False,)
+
+
+def test_a_collection_as_a_wait_begins_loses_no_advance() -> None:
+    class Cycle:
+        def __init__(self, count: Any) -> None:
+            self.count, self.me = count, self
+
+        def __del__(self) -> None:
+            assert self.count.value < 2  # a step, after which another thread may run
+
+    def scene(machine: Machine) -> Any:
+        count, before = _core.EventCount(), gc.get_threshold()
+
+        def waits() -> bool:
+            gc.disable()
+            Cycle(count)
+            gc.set_threshold(1)  # the next object collects: one that the wait makes
+            gc.enable()
+            reached = bool(count.wait(1))
+            gc.set_threshold(*before)
+            return reached
+
+        thread = machine.spawn(waits)
+        machine.spawn(count.advance)
+        machine.join()
+        return thread.result
+
+    report = explore(scene)
+    assert report.ok and report.results == (True,)
 
 
 def test_an_advance_orders_the_work_before_it_before_the_work_after_the_wait() -> None:

@@ -26,7 +26,12 @@ static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
     buf[0] = '\0';
     if (!fan_gil_enter(&gil))
         return;
+    /* A finalizer may yield. A collection here, between the caller's check and its wait, would let
+     * another thread make the change that the caller then waits for. */
+    int collects = PyGC_Disable();
     fan_call_site(buf, size);
+    if (collects)
+        PyGC_Enable();
     fan_gil_leave(&gil);
 }
 
