@@ -1,6 +1,6 @@
 /* requests: messages of an MPI library, which comes as addresses of its functions (dist/mpi.py):
- * one call starts all messages of an operation and polls them for a while, where Python would need a
- * call for each, and one for each poll of it. */
+ * one call starts all messages of an operation and polls them for a while, where Python would need
+ * a call for each, and one for each poll of it. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 

@@ -177,7 +177,8 @@ class Group:
         self._padded: bool = getattr(engine, "padded", False)  #: first messages of all ranks have one size
         self._size_of_next = FRAME  #: .. that of the next ones, which all ranks know
         self._last: Known | None = None  #: what was sent last
-        self._reducers: dict[str, int] = {}  #: how many were made, by the digest of their leaves and options
+        #: By the digest of their leaves and options.
+        self._reducers: dict[str, list[weakref.ref[Any]]] = {}
 
     @property
     def rank(self) -> int:

@@ -257,14 +257,13 @@ class Layout:
             size = segment.itemsize
             for leaf, start, stop in segment.places:
                 x, shape = like[leaf], self.leaves[leaf].shape
-                flat = whole.get(type(x))
-                if flat is None and is_tensor(x):
+                if is_tensor(x):
                     made[leaf] = placed(as_tensor(raw[start * size : stop * size], segment.dtype, shape), x)
                     continue
-                if flat is None:
-                    flat = whole[type(x)] = typed(raw, segment.dtype)
-                piece = flat[start:stop]
-                made[leaf] = piece if len(shape) == 1 else piece.reshape(shape)
+                if type(x) not in whole:
+                    whole[type(x)] = wrapped(raw, segment.dtype, x)
+                piece = whole[type(x)][start:stop]
+                made[leaf] = placed(piece if len(shape) == 1 else piece.reshape(shape), x)
         return made
 
     def arrays(self, flats: Sequence[NDArray]) -> list[Any]:
