@@ -539,7 +539,7 @@ class OfThreads(standins.Library):
 def test_arrays_of_other_libraries_on_a_device_are_refused(library: str) -> None:
     with world("fake", 1) as w, like(library, of := standins.Library(w.driver)) as made:
         x = made(of, (300,), "f4").fill(w.stream(), 1)
-        [[name, text, _]] = dist.threads(1, lambda group: ended(lambda: dist.add_n([x], group)))
+        [[name, text, _]] = dist.threads(1, lambda group: ended(lambda: dist.add_n([x], group)), timeout=None)
         assert name == "ValueError" and "on cuda:0" in text
 
 

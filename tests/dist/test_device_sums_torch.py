@@ -109,7 +109,7 @@ def test_which_tensors_may_be_summed_on_a_device() -> None:
     """The conditions, of tensors whose device a test replaces; a group without NCCL carries none."""
     x = torch.ones(3)
     assert device_sums.device_of(x) is None and device_sums.device_of(np.ones(3)) is None
-    assert dist.threads(1, lambda group: device_sums.where(group, [x])) == [None]
+    assert dist.threads(1, lambda group: device_sums.where(group, [x]), timeout=None) == [None]
     with fanin.sim.Machine(1) as m:
         a = m.array(np.ones(3))
         assert device_sums.device_of(a) == "sim:0"

@@ -155,7 +155,7 @@ from fanin import dist
 from kit import ends
 comm, number, found = MPI.COMM_WORLD, [0], []
 def seen(scene, at, act):
-    group = dist.group(comm.Dup(), nodes=NODES, timeout=60)
+    group = dist.group(comm.Dup(), nodes=NODES, timeout=None)
     one = ends.seen(group, scene, at, act)
     comm.Barrier()
     return comm.allgather(one)

@@ -197,7 +197,7 @@ def over_ranks(body: Any, earlier: bool = False) -> list[Any]:
             p.grad = torch.full((2,), 4.0)
         return body(group, p, torch.optim.SGD([p], 1.0))
 
-    return fanin.dist.threads(2, on_rank, timeout=60)
+    return fanin.dist.threads(2, on_rank, timeout=None)
 
 
 def test_over_ranks_a_step_within_the_block_that_would_do_nothing_is_an_error() -> None:

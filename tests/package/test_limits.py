@@ -41,6 +41,16 @@ ALLOWED = {
     ): "waits for the limit's error, however late it comes",
     (
         "tests/dist/test_sums.py",
+        "test_a_reducer_made_before_a_time_limit_has_it_too.rank",
+    ): "waits for the limit's error, however late it comes",
+    ("tests/dist/test_ends_at_messages.py", "on_threads"): "a test gives None, or waits for the limit's error",
+    ("tests/dist/test_ends_at_messages.py", "late"): "waits for the limit's error, however late it comes",
+    (
+        "tests/dist/test_ends_at_messages.py",
+        "test_a_rank_that_tells_the_others_nothing_is_found",
+    ): "waits for the limit's error, however late it comes",
+    (
+        "tests/dist/test_sums.py",
         "test_a_call_without_a_limit_waits_without_one_and_the_others_as_long_as_the_group",
     ): "notes the limits, and waits without one",
     (
