@@ -228,12 +228,11 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
     meet, rank, ranks = args[0], int(args[1]), int(args[2])
     torch.set_num_threads(1)
     td.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=ranks)
-    width, depth, batch = (64, 2, 8) if quick else (1024, 6, 256)
-    x = torch.randn(batch, width)
 
-    def step(order: Any) -> Callable[[], None]:
+    def step(width: int, batch: int, order: Any) -> Callable[[], None]:
         torch.manual_seed(0)
-        layers = [m for _ in range(depth) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+        x = torch.randn(batch, width)
+        layers = [m for _ in range(6) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())]
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=8)
         if order is not None:
             model.register_comm_hook(None, fanin.torch.ddp_hook(order=order))
@@ -245,7 +244,6 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
         return run
 
     key, exact = 'with ddp_hook(order="key")', 'with ddp_hook(order="exact")'
-    work = {"DDP alone": step(None), key: step("key"), exact: step("exact")}
     how: Any = {"unit": "ms", "after": td.barrier, "longest": math.inf}
     made = [
         measure(
@@ -258,16 +256,20 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
         )
         for one, inputs, n in models(quick)
     ]
-    made += [
-        measure(
-            f"a step of DDP, {depth} x Linear({width}), batch {batch}, on {ranks} ranks, Gloo",
-            in_step(td.barrier, work),
-            base="DDP alone",
-            rounds=2 if quick else 7,
-            **how,
-            targets=[] if quick else [at_most(1.1, key, "DDP alone"), at_most(1.5, exact, "DDP alone")],
+    for width, batch in ((64, 8),) if quick else ((64, 32), (512, 64), (1024, 256)):
+        most = (1.15, 1.15) if width == 64 else (1.05, 1.15)
+        targets = [at_most(n, name, "DDP alone") for n, name in zip(most, (key, exact), strict=True)]
+        orders = {"DDP alone": None, key: "key", exact: "exact"}
+        made.append(
+            measure(
+                f"a step of DDP, 6 x Linear({width}), batch {batch}, on {ranks} ranks, Gloo",
+                in_step(td.barrier, {name: step(width, batch, order) for name, order in orders.items()}),
+                base="DDP alone",
+                rounds=2 if quick else 7,
+                **how,
+                targets=[] if quick else targets,
+            )
         )
-    ]
     for size in (1 << 18,) if quick else SIZES:
         mine = gradient(size // 4, rank)
         out = torch.from_numpy(mine.copy())
