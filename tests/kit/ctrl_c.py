@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import gc
 import itertools
 import linecache
@@ -56,18 +58,36 @@ class Stop(BaseException):
     """What comes in the place of KeyboardInterrupt."""
 
 
-def stopped(at: int, run: Callable[[], None], files: str, skipped: CodeType | None = None) -> bool:
-    """Call `run`; raise Stop at its `at`-th bytecode in files whose paths begin with `files`, but for that of one
-    function. Return whether there are so many.
+@functools.cache
+def uninterrupted(code: CodeType) -> frozenset[int]:
+    """The bytecodes of `with` before which Python raises no KeyboardInterrupt: between `__enter__` and the body, and
+    between the body and `__exit__`.
+    """
+    every = list(dis.get_instructions(code))
+    found: set[int] = set()
+    for k, one in enumerate(every):
+        if one.opname == "BEFORE_WITH":
+            found.add(every[k + 1].offset)
+        if one.opname == "WITH_EXCEPT_START":
+            found |= {every[k - 1].offset, one.offset}
+        nones = every[k : k + 3]
+        if len(nones) == 3 and all(x.opname == "LOAD_CONST" and x.argval is None for x in nones):
+            found |= {x.offset for x in every[k : k + 5] if x.opname in ("LOAD_CONST", "PRECALL", "CALL")}
+    return frozenset(found)
+
+
+def stopped(at: int, run: Callable[[], None], files: str) -> bool:
+    """Call `run`; raise Stop at its `at`-th bytecode in files whose paths begin with `files`. Return whether there are
+    so many.
     """
     left = at
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.startswith(files) or frame.f_code is skipped:
+        if not frame.f_code.co_filename.startswith(files):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "opcode" and frame.f_lasti not in uninterrupted(frame.f_code):
             left -= 1
             if left == 0:
                 raise Stop
@@ -84,7 +104,6 @@ def stopped(at: int, run: Callable[[], None], files: str, skipped: CodeType | No
         sys.settrace(before)
         gc.enable()
         torch = sys.modules.get("torch")
-        if torch is not None:
-            # Python raises no KeyboardInterrupt between an __enter__ and its body, where this may have come.
+        if torch is not None:  # of several contexts of one `with`, those that torch makes in C may be left open
             torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
     return left <= 0
