@@ -281,20 +281,6 @@ def test_reducers_of_other_leaves_are_an_error_that_names_them_though_both_have_
     assert dist.threads(2, rank, timeout=None) == [(1, [3.0])] * 2
 
 
-def test_reducers_of_like_leaves_in_another_order_are_an_error() -> None:
-    """As of two models of one kind, whose sums would pair with each other's."""
-
-    def rank(group: Group) -> Any:
-        both = [reducer_of(group) for _ in range(2)]
-        for one in both:
-            step(*one)
-        with pytest.raises(fanin.PeerError, match=r"buckets, made after 1 like it; rank 0 has .* buckets$") as e:
-            step(*both[group.rank])
-        return e.value.rank, [step(*one) for one in both]
-
-    assert dist.threads(2, rank, timeout=None) == [(1, [[3.0], [3.0]])] * 2
-
-
 def test_messages_of_a_pass_are_one_for_each_bucket_and_one_for_its_end() -> None:
     def rank(group: Group) -> Any:
         leaves, reducer = reducer_of(group, 10, 3)

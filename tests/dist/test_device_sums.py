@@ -220,6 +220,7 @@ def held_by(group: Group, w: Any) -> list[int]:
                 w.synchronize()
                 group.barrier()
                 fanin.trim()
+                group.barrier()  # what one rank frees, another one does not, and may go on before it is free
                 held.append(w.driver.live("memory"))
                 group.barrier()
     return held

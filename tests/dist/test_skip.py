@@ -124,20 +124,6 @@ def test_a_rank_that_skips_gets_the_sums_of_reducers_and_brings_nothing(order: A
         assert found == [[12, 12], [8, 8], [12, 12]]
 
 
-def test_a_rank_that_skips_tells_reducers_of_like_leaves_apart() -> None:
-    def rank(group: Group) -> Any:
-        ws = [fanin.Leaf(np.zeros(3), name="w") for _ in range(2)]
-        reducers = [dist.Reducer([w], group, missing="skip") for w in ws]
-        group.step = 0
-        if group.rank == 1:
-            group.skip(reducers=reducers)
-        for k, reducer in enumerate(reducers if group.rank == 0 else ()):
-            fanin.backward([(ws[k], 0, np.full(3, 10.0**k))], reducer=reducer)
-        return [float(w.grad[0]) for w in ws]
-
-    assert dist.threads(2, rank, timeout=None) == [[1.0, 10.0]] * 2
-
-
 def test_a_rank_that_skips_has_no_part_in_the_divisor_of_a_mean() -> None:
     for found in dist.threads(3, lambda g: reduced(g, 0, mean=True), timeout=None):
         assert found == [[2, 2], [2.5, 2.5], [2, 2]]

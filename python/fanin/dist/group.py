@@ -137,7 +137,6 @@ class Group:
         "_passes",
         "_plans",
         "_process",
-        "_reducers",
         "_room",
         "_rows",
         "_size_of_next",
@@ -177,8 +176,6 @@ class Group:
         self._padded: bool = getattr(engine, "padded", False)  #: first messages of all ranks have one size
         self._size_of_next = FRAME  #: .. that of the next ones, which all ranks know
         self._last: Known | None = None  #: what was sent last
-        #: By the digest of their leaves and options.
-        self._reducers: dict[str, list[weakref.ref[Any]]] = {}
 
     @property
     def rank(self) -> int:

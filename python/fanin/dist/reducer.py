@@ -54,9 +54,6 @@ from .wire import names_of, rounded, sent_codec
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
-#: Of a reducer whose leaves and options are those of others, which its group had before it: what tells them apart.
-_AFTER = ", made after "
-
 #: Bytes of a gradient: copying more costs more than finding out whether a copy is needed.
 LARGE = 1 << 16
 
@@ -486,10 +483,8 @@ class Reducer(_core.Block):
 
     __slots__ = (
         "__weakref__",
-        "_alike",
         "_are_arrays",
         "_bad",
-        "_before",
         "_blocks",
         "_buckets",
         "_closed",
@@ -504,15 +499,12 @@ class Reducer(_core.Block):
         "_error",
         "_failed",
         "_frozen",
-        "_has_summed",
         "_holder",
         "_in_block",
         "_is_complete",
-        "_is_counted",
         "_keeps",
         "_key",
         "_lock",
-        "_mine",
         "_name",
         "_options",
         "_parts",
@@ -603,9 +595,7 @@ class Reducer(_core.Block):
         self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
         self._parts += [part for bucket in made for part in bucket.layout.parts]
         self._digest = digest(self._parts)
-        self._mine = mine = weakref.ref(
-            self
-        )  # a reference in a cycle would keep its memory and its thread until a collection
+        mine = weakref.ref(self)  # a reference in a cycle would keep its memory and its thread until a collection
         takers = {i: (partial(_put_of, mine, b, k), b, k) for b in made for k, i in enumerate(b.indices)}
         #: For a leaf alone in its bucket: the same for a gradient that nothing else has.
         owners = {i: partial(take, owned=True) for i, (take, b, _) in takers.items() if b.is_single}
@@ -652,10 +642,6 @@ class Reducer(_core.Block):
         self._sender = Sender(self, "fanin.dist")
         self._closed = False
         self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
-        self._before, self._has_summed, self._is_counted = 0, False, True
-        self._alike = self.group._reducers.setdefault(self._digest, [])
-        self._alike[:] = [ref for ref in self._alike if ref() is not None]
-        self._alike.append(mine)
 
     def close(self) -> None:
         """End the reducer's thread, and free its buckets. Closing it twice does nothing.
@@ -965,30 +951,6 @@ class Reducer(_core.Block):
         self._passes = passes
         return _Collecting(self)
 
-    def _renumber(self) -> None:
-        """Tell the reducer from those that are like it, by how many of these were made before it: of those that live,
-        are not closed, and did not end their first sum by an error.
-        """
-        if self._alike[0] is self._mine and not self._before:
-            return
-        others = [ref() for ref in self._alike[: self._alike.index(self._mine)]]
-        before = sum(1 for one in others if one is not None and one._is_counted and not one._closed)
-        if before == self._before:
-            return
-        self._before = before
-        self._parts[0][1] = self._parts[0][1].partition(_AFTER)[0]
-        if before:
-            self._parts[0][1] += f"{_AFTER}{before} like it"
-        self._digest = digest(self._parts)
-        self._ends = None
-        for bucket in self._buckets:
-            bucket.plan = None
-
-    def _unnumbered(self) -> None:
-        """Of a reducer of blocks: ranks may make other numbers of them, as where a parameter changed on one rank."""
-        self._alike.remove(self._mine)
-        self._alike = [self._mine]
-
     def _rest(self) -> None:
         """Let the parameters and the group go, until `_wake`."""
         for leaf in self._tensors:
@@ -1294,7 +1256,6 @@ class _State(_core.Block):
                 self.finish(error)
                 self.finished = True
         except BaseException as e:
-            self.reducer._is_counted = self.reducer._has_summed
             if isinstance(e, Exception) or e is error:  # else it is Ctrl-C, after which `_end` is repeated
                 self.release(keep)
                 self.over = True
@@ -1321,7 +1282,6 @@ class _Pass(_State):
     def _begin(self) -> None:
         reducer = self.reducer
         self.use._begin()
-        reducer._renumber()
         _inside.set(reducer)
         reducer._passing = True
         self.turn = reducer._turn + 1
@@ -1397,7 +1357,6 @@ class _Pass(_State):
         error = error or reducer._failed
         if error is not None:
             raise error
-        reducer._has_summed = True
         self.made = reducer._made(ended)
 
     def give_up(self, error: BaseException) -> None:

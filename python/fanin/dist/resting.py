@@ -54,9 +54,7 @@ def awake(named: list[tuple[str, torch.Tensor]], group: object, options: dict[st
         if one.fits(wanted, parameters) and there.pop(number, None) is not None:
             one.reducer._wake(ranks, parameters)
             return one.reducer
-    made = Reducer(named, ranks, **options)
-    made._unnumbered()
-    return made
+    return Reducer(named, ranks, **options)
 
 
 def rest(reducer: Reducer, named: list[tuple[str, torch.Tensor]], options: dict[str, Any]) -> None:

@@ -84,8 +84,6 @@ def _take_part(
         sums.append(add_n([], group, timeout=timeout, **options_of(needs["options"])))
         return
     if call == "backward" and reducers:
-        for given in reducers:
-            given._renumber()
         reducer = next((one for one in reducers if one._digest == needs["digest"]), reducers[0])
         _without_gradients(group, reducer)
         return
