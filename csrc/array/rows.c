@@ -299,7 +299,7 @@ static void sum_row(const row_sums *sums, const fan_array *out, const int64_t *a
 fan_status fan_rows_sum(const fan_array *out, const int64_t *ids, const fan_array *rows,
                         fan_dtype acc, bool exact, int64_t *bad, fan_error *err)
 {
-    row_order order = {NULL};
+    row_order order = {.first = NULL};
     row_sums sums = {.rows = rows, .acc = acc, .exact = exact};
     fan_array target;
     int64_t numbers = out->shape[0];

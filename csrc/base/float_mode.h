@@ -98,8 +98,8 @@ static inline void fan_float_mode_end(const fan_float_mode *before)
 /* FAN_DEFAULT_FLOAT_MODE: the rest of the block runs in the default modes; each way out of it
  * restores those before. It costs a read of a register where a thread has the default modes
  * already. */
-#define FAN_DEFAULT_FLOAT_MODE                                                            \
-    const fan_float_mode fan__float_before __attribute__((cleanup(fan_float_mode_end))) = \
+#define FAN_DEFAULT_FLOAT_MODE                                                                    \
+    const fan_float_mode fan__float_before __attribute__((unused, cleanup(fan_float_mode_end))) = \
         fan_float_mode_begin()
 
 #endif
