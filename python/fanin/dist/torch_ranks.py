@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,12 +16,13 @@ import torch
 from fanin import _core
 from fanin._interop.protocols import DTypeLike
 from fanin._words import type_of
+from fanin.dist import plans
 from fanin.dist.group import Call, Group, TimeLimit, failure_of, limit_of, weakly
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
 from fanin.dist.options import Options, Order
 from fanin.dist.sender import Sender
-from fanin.dist.sums import Term, finish, prepare
+from fanin.dist.sums import Term, finish, levels_for, planned, prepare
 from fanin.dist.wire import names_of, on_wire
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -80,23 +82,50 @@ def mean_factor(group: Group) -> float:
     return _core.in_default_modes(lambda: 1 / group.size)
 
 
-def _whole(x: torch.Tensor, group: Group) -> Layout:
-    return Layout([leaf_of(x, "the bucket")], group.size)
+class _Brought(NamedTuple):
+    """What a rank brings to a sum: all ranks must bring the same."""
+
+    title: str  #: of one of the tensors, of which {} is the number
+    dtype: torch.dtype
+    shapes: tuple[tuple[int, ...], ...]  #: of the tensors, which lie side by side
+    bounds: tuple[int, ...] | None = None  #: of the ranks' shards; None: of whole blocks (N1)
+
+    @property
+    def parts(self) -> list[list[str]]:
+        """[name, dtype and shape] of each tensor, for messages and digests."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return [[self.title.format(i), f"{dtype} of shape {tuple(shape)}"] for i, shape in enumerate(self.shapes)]
+
+    def layout(self, x: torch.Tensor, options: Options, ranks: int) -> Layout:
+        """.. where they lie as one leaf."""
+        made = Layout([leaf_of(x, "the bucket")], ranks)
+        (segment,) = made.segments
+        if self.bounds is not None:
+            segment = replace(segment, bounds=self.bounds)
+        sizes = [math.prod(shape) for shape in self.shapes]
+        made.segments = (on_wire(segment, options.wire, options.wire_out, sizes),)
+        return made
 
 
-def _sum(call: Call, x: torch.Tensor, parts: list[list[str]], options: Options, layout: Layout) -> torch.Tensor:
-    """The sum of a flat tensor over ranks, which agree on `parts`, or this rank's shard of it."""
+def _sum(call: Call, x: torch.Tensor, brought: _Brought, options: Options) -> torch.Tensor:
+    """The sum of a flat tensor over ranks, or this rank's shard of it."""
     group = call.group
+    name = call.name, options.text, brought
+    plan = plans.find(group, name)
+    keys = None if plan is None else plan.meet(call, x)
+    if keys is not None:
+        return planned(call, plan, x, keys)
+    layout = brought.layout(x, options, group.size)
     sent = prepare(layout, [Term(layout.flatten([x]))], options, group)
-    parts = [["", options.text], *parts]
+    parts = [["", options.text], *brought.parts]
     headers = call.meet(sent.header, digest=digest(parts))
     call.compare(headers, parts)
     total: torch.Tensor = finish(call, layout, sent, headers, options, [x])[0]
+    if x.numel() and options.wire is options.wire_out is None:
+        flat = len(levels_for(group, layout.segments[0], options)) == 1
+        facts = call.name, parts, brought.bounds, group.size, group._nodes_text
+        plans.put(group, name, plans.Plan(layout, options, flat, facts))
     return total
-
-
-def _part(name: str, x: torch.Tensor) -> list[str]:
-    return [name, f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"]
 
 
 # ---- DistributedDataParallel
@@ -162,27 +191,19 @@ class _Pass:
         limit = limit_of("ddp_hook", self.hook.timeout, self.group.timeout)
         return Call(self.group, "ddp_hook", self.number, bucket, limit)
 
-    def sum(
-        self, bucket: Any, place: Place, x: torch.Tensor, parts: list[list[str]], sizes: list[int], future: Any
-    ) -> None:
-        """Sum a bucket of gradients of these sizes, on the sending thread. After an error the future has this rank's
-        own gradients.
-        """
+    def sum(self, bucket: Any, place: Place, x: torch.Tensor, brought: _Brought, future: Any) -> None:
+        """Sum a bucket, on the sending thread. After an error the future has this rank's own gradients."""
         total = bucket
         self.sums, self.over = self.sums + 1, place.last
         try:
             if self.error is None:
-                options = self.hook.options
-                if options.scale is None:
-                    options = replace(options, scale=mean_factor(self.group))
+                options = self.hook.options_for(self.group)
                 with self.group.entered("ddp_hook"), self.call(place.number) as call:
                     if x.layout is not torch.strided:
                         raise TypeError(
                             "ddp_hook: a bucket is a sparse gradient, as of Embedding(sparse=True): expected dense"
                         )
-                    layout = _whole(x, self.group)
-                    layout.segments = (on_wire(layout.segments[0], options.wire, options.wire_out, sizes),)
-                    total = _sum(call, x, parts, options, layout).to(bucket.device)
+                    total = _sum(call, x, brought, options).to(bucket.device)
         except BaseException as e:
             self.error = e
         future.set_result(total)
@@ -228,6 +249,12 @@ class _Hook:
         self.known: Known = {}
         self.current: _Pass | None = None
 
+    def options_for(self, group: Group) -> Options:
+        """.. with DDP's mean for a scale, if none was given."""
+        if self.options.scale is None:
+            self.options = replace(self.options, scale=mean_factor(group))
+        return self.options
+
     def ddp_hook(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         """Start the sum of a bucket, and return the future that DDP waits for."""
         run = self.current or _Pass(self, _group("ddp_hook", state, self.known))
@@ -235,11 +262,10 @@ class _Hook:
         self.current = run
         x = bucket.buffer()
         place = Place(bucket.index(), bucket.is_last())
-        gradients = bucket.gradients()
-        parts = [_part(f"parameter {i} of the bucket", g) for i, g in enumerate(gradients)]
-        sizes = [g.numel() for g in gradients]
+        shapes = tuple([tuple(p.shape) for p in bucket.parameters()])
+        brought = _Brought("parameter {} of the bucket", x.dtype, shapes)
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
-        _sender(run.group).put(partial(run.sum, x, place, host(x), parts, sizes, future))
+        _sender(run.group).put(partial(run.sum, x, place, host(x), brought, future))
         run.complete = place.last
         if not run.watched:
             future.wait()
@@ -417,8 +443,8 @@ class ReduceScatter:
                     f"ReduceScatter: expected {ranks.size} * {n} elements of {output_tensor.dtype}, got"
                     f" {input_tensor.numel()} of {input_tensor.dtype}"
                 )
-            parts = [_part("the gradients of a module", input_tensor)]
-            layout = _whole(input_tensor, ranks)
-            layout.segments = (replace(layout.segments[0], bounds=tuple(n * r for r in range(ranks.size + 1))),)
-            total = _sum(call, input_tensor, parts, options, layout)
+            bounds = tuple([n * r for r in range(ranks.size + 1)])
+            shape = tuple(input_tensor.shape)
+            brought = _Brought("the gradients of a module", input_tensor.dtype, (shape,), bounds)
+            total = _sum(call, input_tensor, brought, options)
         output_tensor.view(-1).copy_(total)
