@@ -41,6 +41,7 @@ def lives() -> dict[str, Work]:
     buf = fanin.InputBuffer(1, budget=float("inf"))
     full = fanin.InputBuffer(1, budget=0)
     exact, long = fanin.InputBuffer(1, budget=0, accumulate="exact"), np.ones(4096, "f4")
+    two_long = [np.random.default_rng(k).standard_normal(4096, "f4") for k in range(2)]
     many, slots, gradients = fanin.InputBuffer(SLOTS), list(range(SLOTS)), [np.ones(16, "f4") for _ in range(SLOTS)]
     add, take, make = buf.add, buf.take, fanin.InputBuffer
     transposed = [np.ones((8, 4), "f4").T for _ in range(2)]
@@ -83,6 +84,10 @@ def lives() -> dict[str, Work]:
     def add_into_exact_sum(times: int) -> None:
         for _ in range(times):
             exact.add(0, long)
+
+    def exact_means(times: int) -> None:
+        for _ in range(times):
+            fanin.add_n(two_long, accumulate="exact", scale=1 / 3)
 
     def add_and_take(times: int) -> None:
         for _ in range(times):
@@ -142,6 +147,7 @@ def lives() -> dict[str, Work]:
         "(clear after weights)": clear,
         "buf.add(0, a), budget=0": add_into_sum,
         "buf.add of 4,096 numbers, exact, budget=0": add_into_exact_sum,
+        "add_n of 2 x 4,096 numbers, exact, scale=1/3": exact_means,
         "buf.add, buf.take()": add_and_take,
         "buf.add twice, buf.take()": adds_and_take(a, b),
         "buf.add(weight=) twice, buf.take()": weighted_adds_and_take,

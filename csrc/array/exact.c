@@ -30,7 +30,7 @@
  * Rounding once: a tile's result is a float64 that is the exact sum, or lies between the same two
  * neighbours of the result dtype (near), or was rounded to odd: its last bit is set if anything was
  * lost, so that the next rounding, to a type of 51 digits or fewer, equals that of the exact
- * value. */
+ * value. The product of an exact sum of float32 with a factor is rounded to odd, too. */
 #include "array/exact.h"
 
 #include "array/convert.h"
@@ -170,15 +170,22 @@ static bool exact_prove(const exact_job *j, tally *t, size_t numbers)
         bad = j->loops->judge_wide(t, &first, numbers);
     else if (!first.always)
         bad = j->loops->judge_narrow(t, &first, numbers);
-    if (again)
-        return fan__exact_judge_again(t, &j->j, is_wide, numbers);
-    return bad;
+    if (!again)
+        return bad;
+    if (is_wide)
+        return j->loops->products_wide(t, &j->j, numbers);
+    return j->loops->products_narrow(t, &j->j, numbers);
 }
 
 /* direct_of: returns the loop from the operands straight to `out`; NULL if there is none. */
 static exact_direct direct_of(const exact_job *j, const fan_array *out)
 {
-    if (j->n > FAN_EXACT_SOURCES || j->j.scaled || out->dtype != j->d)
+    int factor = NO_FACTOR;
+    if (j->j.scaled)
+        factor = PRODUCT;
+    if (j->j.scaled && j->j.shifts)
+        factor = SHIFT;
+    if (j->n > FAN_EXACT_SOURCES || out->dtype != j->d)
         return NULL;
     for (size_t k = 0; k < j->n; k++) {
         const fan_array *a = exact_operand(j, k);
@@ -189,14 +196,14 @@ static exact_direct direct_of(const exact_job *j, const fan_array *out)
     switch (j->d) {
     case FAN_DT_FLOAT32:
     case FAN_DT_COMPLEX64:
-        return j->loops->single;
+        return j->loops->single[factor];
     case FAN_DT_FLOAT64:
     case FAN_DT_COMPLEX128:
-        return j->loops->twice;
+        return j->loops->twice[factor];
     case FAN_DT_BFLOAT16:
-        return j->loops->brain;
+        return j->loops->brain[factor];
     case FAN_DT_FLOAT16:
-        return j->loops->half_sum;
+        return j->loops->half_sum[factor];
     default:
         return NULL;
     }

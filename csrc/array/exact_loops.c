@@ -85,6 +85,53 @@ ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, 
     return (range & (spread | tiny)) | finite;
 }
 
+/* factored: the constants of judging a product with the factor. */
+typedef struct factored {
+    double by;
+    double lost; /* what an unproved sum may lose, relative to its largest term, times the factor */
+    uint32_t shifts;
+    uint32_t is_wild; /* products may leave the range of float64 */
+} factored;
+
+static factored factored_of(const judge *j)
+{
+    double n = (double)j->n;
+    double size = fabs(j->by);
+    return (factored){.by = j->by,
+                      .lost = (n * n + 2 * n) * 0x1p-52 * size * 1.0001,
+                      .shifts = j->shifts,
+                      .is_wild = !(size >= 0x1p-800 && size <= 0x1p800)};
+}
+
+/* NAME_product_bad: true if the product p of this sum has no proof. `bad`: 1 if the sum has none,
+ * and then may have lost something; 0 if it is exact. `high`: as in a tally. */
+#define NARROW_PRODUCT(NAME, ALIKE)                                                    \
+    ALWAYS_INLINE uint32_t narrow_product_bad_##NAME(double s, double p, uint32_t bad, \
+                                                     uint32_t high, factored f)        \
+    {                                                                                  \
+        double large = (double)fan_float_of_bits(high >> 1);                           \
+        double b = fabs(p) * 0x1p-51 + large * f.lost;                                 \
+        return (bad & !((ALIKE(p - b, p + b)) | !(s - s == 0))) | f.is_wild;           \
+    }
+NARROW_PRODUCT(double, NEVER)
+NARROW_PRODUCT(single, SINGLE)
+NARROW_PRODUCT(low, LOW)
+
+/* wide_product_bad: the same of the float64 nearest to an exact sum. Small products have fewer
+ * digits, and an intermediate overflow proves nothing. */
+#define WIDE_PRODUCT(NAME, SURE)                                                                 \
+    ALWAYS_INLINE uint32_t wide_product_bad_##NAME(double s, double p, uint32_t bad, factored f) \
+    {                                                                                            \
+        double b = fabs(p) * 0x1p-51;                                                            \
+        uint32_t normal = (fabs(p) >= 0x1p-1000) | (s == 0);                                     \
+        uint32_t finite = p - p == 0;                                                            \
+        return !((SURE(p - b, p + b)) & normal & finite & (bad ^ 1u)) | f.is_wild;               \
+    }
+#define SHIFTS(a, b) ((void)(a), (void)(b), f.shifts)
+WIDE_PRODUCT(double, SHIFTS)
+WIDE_PRODUCT(single, SINGLE)
+WIDE_PRODUCT(low, LOW)
+
 #define NARROW_ONE(u)                    \
     sum += (double)fan_float_of_bits(u); \
     u <<= 1;                             \
@@ -204,6 +251,42 @@ ALWAYS_INLINE bool judge_wide(tally *t, const judge *j, size_t len)
     return any;
 }
 
+/* judge_products: multiplies the sums of a tile by the factor, and repeats the proof: `sum` is
+ * exact where `bad` is 0 (or, wide, the float64 nearest to the exact sum); an element that was bad
+ * may pass if its product is certain. */
+#define EACH_PRODUCT(BAD, PRODUCT)                                                               \
+    EACH(double s = t->sum[i]; double p = PRODUCT(s, f.by);, uint32_t bad = BAD;, t->sum[i] = p; \
+         t->bad[i] = bad; any |= bad;)
+#define BY_GRID(BAD, PRODUCT)              \
+    if (j->grid == TO_DOUBLE)              \
+        EACH_PRODUCT(BAD(double), NEAREST) \
+    else if (j->grid == TO_SINGLE)         \
+        EACH_PRODUCT(BAD(single), PRODUCT) \
+    else                                   \
+        EACH_PRODUCT(BAD(low), PRODUCT)
+#define NEAREST(a, b) ((a) * (b))
+#define OF_EXACT(NAME) f.is_wild
+#define OF_NARROW(NAME) narrow_product_bad_##NAME(s, p, t->bad[i], t->high[i], f)
+#define OF_WIDE(NAME) wide_product_bad_##NAME(s, p, t->bad[i], f)
+ALWAYS_INLINE bool judge_products_narrow(tally *t, const judge *j, size_t len)
+{
+    factored f = factored_of(j);
+    uint32_t any = 0;
+    if (j->always)
+        BY_GRID(OF_EXACT, fan__product_odd)
+    else
+        BY_GRID(OF_NARROW, fan__product_odd)
+    return any;
+}
+
+ALWAYS_INLINE bool judge_products_wide(tally *t, const judge *j, size_t len)
+{
+    factored f = factored_of(j);
+    uint32_t any = 0;
+    BY_GRID(OF_WIDE, NEAREST)
+    return any;
+}
+
 /* odd_tile: converts the sums to float32, rounded to odd, from which narrower results are
  * rounded. */
 ALWAYS_INLINE void odd_tile(float *to, const double *from, size_t len)
@@ -221,15 +304,17 @@ ALWAYS_INLINE void odd_tile(float *to, const double *from, size_t len)
         const MEM SOURCES;                                                           \
         OUT *d = (OUT *)dst;                                                         \
         proof p = proof_of(j, sizeof(T) == 8);                                       \
+        factored f = factored_of(j);                                                 \
         T any = 0;                                                                   \
+        (void)f;                                                                     \
         if (!quick)                                                                  \
             EACH(FIRST, EIGHT(TERM), any |= BAD; d[i] = VALUE;)                      \
         else if (sources <= 2)                                                       \
-            EACH(FIRST, TWO(TERM), any |= QUICK; d[i] = VALUE;)                      \
+            EACH(FIRST, TWO(TERM), any |= (QUICK); d[i] = VALUE;)                    \
         else if (sources <= 4)                                                       \
-            EACH(FIRST, FOUR(TERM), any |= QUICK; d[i] = VALUE;)                     \
+            EACH(FIRST, FOUR(TERM), any |= (QUICK); d[i] = VALUE;)                   \
         else                                                                         \
-            EACH(FIRST, EIGHT(TERM), any |= QUICK; d[i] = VALUE;)                    \
+            EACH(FIRST, EIGHT(TERM), any |= (QUICK); d[i] = VALUE;)                  \
         return any;                                                                  \
     }
 
@@ -280,6 +365,12 @@ ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, s
     }
 #define LOW_WAY(UNIT, NAME, c, ...) [FAN_DT_##NAME] = {c##_up_##UNIT, c##_down_##UNIT},
 
+/* Products of sums with the factor. */
+#define TIMES fan__product_odd(sum, f.by)
+#define QUICK_BAD quick_bad(low, high, p) | f.is_wild
+#define PRODUCT_BAD(NAME) \
+    narrow_product_bad_##NAME(sum, TIMES, narrow_bad_double(sum, low, high, p), high, f)
+
 /* The loops, compiled for each vector unit. */
 #define WAYS(NAME, TARGET)                                                                         \
     TILE_LOOP(narrow, NARROW, fan_any_u32, NAME, TARGET)                                           \
@@ -293,31 +384,45 @@ ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, s
     {                                                                                              \
         return judge_wide(t, j, len);                                                              \
     }                                                                                              \
+    TARGET static bool products_narrow_##NAME(tally *t, const judge *j, size_t len)                \
+    {                                                                                              \
+        return judge_products_narrow(t, j, len);                                                   \
+    }                                                                                              \
+    TARGET static bool products_wide_##NAME(tally *t, const judge *j, size_t len)                  \
+    {                                                                                              \
+        return judge_products_wide(t, j, len);                                                     \
+    }                                                                                              \
     TARGET static void odd_##NAME(float *to, const double *from, size_t len)                       \
     {                                                                                              \
         odd_tile(to, from, len);                                                                   \
     }                                                                                              \
     DIRECT(single, NAME, TARGET, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t,                 \
            quick_bad(low, high, p), narrow_bad_single(sum, low, high, p), fan_any_f32, (float)sum) \
+    DIRECT(single_shift, NAME, TARGET, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t,           \
+           QUICK_BAD, PRODUCT_BAD(single), fan_any_f32, (float)(sum * f.by))                       \
+    DIRECT(single_product, NAME, TARGET, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t,         \
+           QUICK_BAD, PRODUCT_BAD(single), fan_any_f32, (float)TIMES)                              \
     DIRECT(brain, NAME, TARGET, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t,                   \
            quick_bad(low, high, p), narrow_bad_low(sum, low, high, p), fan_any_u16,                \
            fan_bfloat16_of(fan_odd_of_double(sum)))                                                \
+    DIRECT(brain_shift, NAME, TARGET, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, QUICK_BAD,  \
+           PRODUCT_BAD(low), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(sum *f.by)))           \
+    DIRECT(brain_product, NAME, TARGET, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t,           \
+           QUICK_BAD, PRODUCT_BAD(low), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(TIMES)))    \
     DIRECT(twice, NAME, TARGET, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t,                      \
            quick_bad_wide(whole_sum(sum, rest), small, large, p),                                  \
            wide_bad(sum, rest, small, large, p), fan_any_f64, whole_sum(sum, rest))                \
     FAN_LOW_ML_LIST(LOW_WAYS, (NAME, TARGET))
-#define WAY(NAME, HALF)             \
-    {{FAN_LOW_LIST(LOW_WAY, NAME)}, \
-     narrow_##NAME,                 \
-     plain_##NAME,                  \
-     wide_##NAME,                   \
-     judge_narrow_##NAME,           \
-     judge_wide_##NAME,             \
-     odd_##NAME,                    \
-     single_##NAME,                 \
-     brain_##NAME,                  \
-     twice_##NAME,                  \
-     HALF}
+#define WAY(NAME, HALF)                                                                           \
+    {                                                                                             \
+        {FAN_LOW_LIST(LOW_WAY, NAME)}, narrow_##NAME, plain_##NAME, wide_##NAME,                  \
+            judge_narrow_##NAME, judge_wide_##NAME, products_narrow_##NAME, products_wide_##NAME, \
+            odd_##NAME, {single_##NAME, single_shift_##NAME, single_product_##NAME},              \
+            {brain_##NAME, brain_shift_##NAME, brain_product_##NAME}, {twice_##NAME},             \
+        {                                                                                         \
+            HALF                                                                                  \
+        }                                                                                         \
+    }
 
 WAYS(plain, )
 LOW_WAYS_OF(float16, plain, )
@@ -492,46 +597,4 @@ int fan__exact_isa_now(void)
 const exact_loops *fan__exact_loops(void)
 {
     return &all_ways[fan__exact_isa_now()];
-}
-
-/* rounds_alike: returns whether both ends of a sum round to the same number of the grid. */
-static bool rounds_alike(const judge *j, double low, double high)
-{
-    if (j->grid == TO_SINGLE)
-        return SINGLE(low, high);
-    return LOW(low, high);
-}
-
-bool fan__exact_judge_again(tally *t, const judge *j, bool is_wide, size_t len)
-{
-    double n = (double)j->n;
-    double lost = (n * n + 2 * n) * 0x1p-52;
-    double size = fabs(j->by);
-    bool tame = size >= 0x1p-800 && size <= 0x1p800;
-    bool rounds = j->grid != TO_DOUBLE;
-    bool any = false;
-    for (size_t i = 0; i < len; i++) {
-        bool bad = !j->always && t->bad[i];
-        double sum = t->sum[i];
-        double p = sum * j->by;
-        double b = fabs(p) * 0x1p-51;
-        if (bad && !is_wide)
-            b += (double)fan_float_of_bits(t->high[i] >> 1) * lost * size * 1.0001;
-        bool sure = j->shifts && !bad;
-        if (is_wide && rounds)
-            sure = !bad && rounds_alike(j, p - b, p + b);
-        else if (rounds && !sure)
-            sure = rounds_alike(j, p - b, p + b);
-        /* small products of float64 have fewer digits, and an intermediate overflow proves
-         * nothing */
-        bool normal = fabs(p) >= 0x1p-1000 || sum == 0;
-        if (is_wide)
-            sure = sure && normal && p - p == 0;
-        else
-            sure = sure || sum - sum != 0;
-        t->sum[i] = p;
-        t->bad[i] = !(sure && tame);
-        any |= t->bad[i];
-    }
-    return any;
 }

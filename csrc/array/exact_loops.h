@@ -9,6 +9,7 @@
 #include "array/nditer.h"
 #include "array/sum.h"
 #include "array/superacc.h"
+#include "base/fault.h"
 
 #define FAN_EXACT_TILE 512  /* numbers */
 #define FAN_EXACT_SOURCES 8 /* read side by side */
@@ -31,6 +32,14 @@ typedef struct tally {
     uint32_t bad[FAN_EXACT_TILE]; /* not proved */
     float odd[FAN_EXACT_TILE];
 } tally;
+
+/* What multiplies the sum. */
+enum {
+    NO_FACTOR,
+    SHIFT,   /* a power of two: products are exact */
+    PRODUCT, /* another number: products are rounded to odd */
+    FACTORS
+};
 
 /* How a tile is judged. */
 typedef struct judge {
@@ -66,21 +75,22 @@ typedef struct exact_loops {
     exact_tile_loop wide;
     exact_judge_loop judge_narrow;
     exact_judge_loop judge_wide;
+    /* After these two, if there is a factor, or if a sum of float64 is rounded to a narrower
+     * type: they multiply by the factor, and judge the products. `sum` is exact where `bad` is 0
+     * (or, wide, the float64 nearest to the exact sum). */
+    exact_judge_loop products_narrow;
+    exact_judge_loop products_wide;
     void (*odd)(float *to, const double *from, size_t len);
-    exact_direct single;
-    exact_direct brain;
-    exact_direct twice;
-    exact_direct half_sum;
+    /* by the factor; NULL: none */
+    exact_direct single[FACTORS];
+    exact_direct brain[FACTORS];
+    exact_direct twice[FACTORS];
+    exact_direct half_sum[FACTORS];
 } exact_loops;
 
 /* fan__exact_loops: returns the loops for the widest vector unit of this machine. */
 const exact_loops *fan__exact_loops(void);
 int fan__exact_isa_now(void); /* as fan_sum_isa_rank, limited by fan_exact_isa */
-/* fan__exact_judge_again: repeats the proof if there is a factor, or if a sum of float64 is rounded
- * to a narrower type. `sum` is exact where `bad` is 0 (or, wide, the float64 nearest to the exact
- * sum); an element that was bad may pass if its product is certain. */
-bool fan__exact_judge_again(tally *t, const judge *j, bool is_wide, size_t len);
-
 #ifdef FAN_TEST
 /* fan_exact_isa: limits the vector unit: 0 the baseline, 1 AVX2, 2 AVX-512, -1 the widest. No
  * result bit depends on it. Returns the one now in use. */
@@ -119,6 +129,28 @@ static inline void fan__exact_turn(double *parts, int64_t len, const fan_scale *
     }
 }
 void fan__exact_set_grid(judge *j, fan_dtype out);
+
+/* fan__product_odd: returns a * b rounded to odd, for products far from the ends of the exponents;
+ * without a branch, for vector loops. */
+static inline double fan__product_odd(double a, double b)
+{
+    double p = a * b;
+    double wide_a = a * 0x8000001p0;
+    double wide_b = b * 0x8000001p0;
+    double high_a = wide_a - (wide_a - a);
+    double high_b = wide_b - (wide_b - b);
+    double low_a = a - high_a;
+    double low_b = b - high_b;
+    double rest = ((high_a * high_b - p) + high_a * low_b + low_a * high_b) + low_a * low_b;
+    uint64_t u = bits_of(p);
+    uint64_t is_odd_now = u & 1;
+    uint64_t lost = (uint64_t)(rest < 0) | (uint64_t)(rest > 0);
+    uint64_t step = lost & ~is_odd_now;
+    if (FAN_FAULT(EXACT_NO_ODD))
+        step = 0;
+    uint64_t down = 0 - (uint64_t)((rest > 0) != (p > 0));
+    return of_bits(u + ((step ^ down) - down));
+}
 
 /* fan__exact_is_wide: whether numbers of d are float64; else they are read as float32. */
 static inline bool fan__exact_is_wide(fan_dtype d)

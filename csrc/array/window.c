@@ -947,19 +947,6 @@ static double cell_double(const window_view *v, size_t i)
     return (double)cell_value(v, i);
 }
 
-/* product_odd: returns a * b rounded to odd, for products far from the ends of the exponents. */
-static double product_odd(double a, double b)
-{
-    double p = a * b;
-    double rest = fma(a, b, -p);
-    uint64_t u = bits_of(p);
-    if (rest == 0 || u & 1)
-        return p;
-    if ((rest > 0) == (p > 0))
-        return of_bits(u + 1);
-    return of_bits(u - 1);
-}
-
 /* block_round: writes the numbers of a block as float64, which a conversion to the result's dtype
  * then rounds: to nearest if that is float64, else exactly or to odd. */
 static void block_round(const window_view *v, const judge *j, const window_loops *loops,
@@ -999,7 +986,7 @@ static void block_round(const window_view *v, const judge *j, const window_loops
         else if (exact)
             value[i] = cell_double(v, i) * unit * by;
         else
-            value[i] = product_odd((double)v->low[i] * unit, by);
+            value[i] = fan__product_odd((double)v->low[i] * unit, by);
     }
 }
 

@@ -174,18 +174,70 @@ def test_complex_sums_are_exact_part_by_part() -> None:
         assert same(exact(z, step=step).view(np.float32), exact(list(parts)))
 
 
-@pytest.mark.parametrize("factor", [0.125, 1 / 3, -3.0, 1e-40, 1e300])
-@pytest.mark.parametrize("name", ["float32", "float64"])
-def test_a_factor_is_applied_before_the_one_rounding(factor: float, name: str) -> None:
+def mild(rng: np.random.Generator, n: int, size: int, dtype: np.dtype) -> np.ndarray:
+    """n x size numbers of few digits and close exponents, whose products with a factor often lie near a tie."""
+    digits = min(np.finfo(dtype).nmant, 23)
+    return (rng.integers(-(2**digits), 2**digits, (n, size)) * 2.0 ** -rng.integers(0, 9, (n, size))).astype(dtype)
+
+
+def products(x: np.ndarray, factor: float, isa: int = -1) -> np.ndarray:
+    out = np.empty(x.shape[1], x.dtype)
+    inside().exact(view(out), tuple(map(view, x)), True, factor, 0, isa)
+    return out
+
+
+def slow_ones(x: np.ndarray, factor: float) -> int:
+    """How many elements so far were summed in integers, as the fast way proved nothing of them."""
+    out = np.empty_like(x[0])
+    return inside().exact(view(out), tuple(map(view, x)), True, factor)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 9])
+@pytest.mark.parametrize("factor", [0.125, 0.5, 1 / 3, 0.1, -3.0, 1e-40, 2.0**-140, 2.0**-900, 2.0**100, 1e300])
+@pytest.mark.parametrize("name", ["float32", "float64", "float16"])
+def test_a_factor_is_applied_before_the_one_rounding(name: str, factor: float, n: int) -> None:
     rng = np.random.default_rng(7)
-    x = np.nan_to_num(hostile(rng, 3, 2000, np.dtype(name)), posinf=1, neginf=2)
-    out = np.empty(2000, name)
-    inside().exact(view(out), tuple(map(view, x)), True, factor)
+    x = np.concatenate([make(rng, n, 600, np.dtype(name)) for make in (hostile, mild)], axis=1)
+    x = np.nan_to_num(x, posinf=1, neginf=2)
     want = []
     for column in x.T.astype(float).tolist():
         total = sum((Fraction(v) for v in column), Fraction(0)) * Fraction(factor)
         want.append(float(rounded(total, name)) if total else 0.0)
-    assert (out.astype(float) == np.array(want)).all()
+    for part in (slice(None), slice(600, None)):  # alone, mild sums go straight to the result
+        for isa in (0, 1, 2):
+            assert (products(x[:, part], factor, isa).astype(float) == np.array(want)[part]).all()
+
+
+@pytest.mark.parametrize("factor", [0.5, 1 / 3, -0.1, 2.0**-130, 2.0**127])
+def test_a_factor_of_bfloat16_is_applied_before_the_one_rounding(factor: float) -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    x = mild(np.random.default_rng(8), 3, 2000, np.dtype(np.float32)).astype(bfloat16)
+    for isa in (0, 1, 2):
+        got = products(x, factor, isa).astype(float).tolist()
+        for column, value in zip(x.T.astype(float).tolist(), got, strict=True):
+            total = sum((Fraction(v) for v in column), Fraction(0)) * Fraction(factor)
+            assert value == (float(rounded(total, "bfloat16")) if total else 0.0)
+
+
+@pytest.mark.parametrize("n", [2, 9])
+def test_a_product_that_is_rounded_to_nearest_on_its_way_is_found(n: int) -> None:
+    x = mild(np.random.default_rng(9), n, 2000, np.dtype(np.float32))
+    right = products(x, 1 / 3)
+    try:
+        inside().fault("EXACT_NO_ODD")
+        wrong = products(x, 1 / 3)
+    finally:
+        inside().fault(None)
+    assert not same(right, wrong)
+
+
+@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("factor", [0.5, 1 / 3])
+def test_mild_sums_with_a_factor_take_no_integers(factor: float, n: int) -> None:
+    x = mild(np.random.default_rng(10), n, 4000, np.dtype(np.float32))
+    before = slow_ones(x, factor)
+    assert slow_ones(x, factor) == before
+    assert slow_ones(hostile(np.random.default_rng(11), 5, 1500, np.dtype(np.float32)), factor) > before
 
 
 @pytest.mark.parametrize("fault", ["EXACT_NO_INTEGER_PATH", "EXACT_NO_ODD", "EXACT_NO_RANGE"])
