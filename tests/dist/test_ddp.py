@@ -22,6 +22,8 @@ if torch.distributed.is_available():
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.nn.parallel import DistributedDataParallel as DDP
 
+    from fanin.dist import torch_ranks
+
 STEPS = 5
 RATE = (
     0.125  # a power of two: torch's SGD rounds the product of another rate in some elements of a bfloat16 tensor only
@@ -176,8 +178,10 @@ def test_the_group_the_scale_the_engine_micro_batches_and_uneven_inputs_are_as_d
         assert found == dict.fromkeys(found, True)
 
 
-def good_replica(group: Any, **options: Any) -> Any:
-    model = DDP(net(), bucket_cap_mb=1e-4)
+def good_replica(
+    group: Any, dtype: str = "float32", init_sync: bool = True, bucket_cap_mb: float = 1e-4, **options: Any
+) -> Any:
+    model = DDP(net(dtype), bucket_cap_mb=bucket_cap_mb, init_sync=init_sync)
     model.register_comm_hook(None, fanin.torch.ddp_hook(**options))
     return model
 
@@ -273,6 +277,46 @@ def test_what_differs_or_raises_on_one_rank_is_an_error_on_every_rank(tmp_path: 
         assert found["next"] == "good" and found["closed"] is None
 
 
+def plans(group: Any) -> dict[str, Any]:
+    """Sums with a plan in the passes of hooks, and what follows them."""
+    rank, made = group.rank, {}
+
+    def planned_of(model: Any) -> list[tuple[int, int]]:
+        found = []
+        for _ in range(4):
+            before = group.counters
+            assert one_pass(model, rank) == "good"
+            after = group.counters
+            found.append((after.planned - before.planned, after.sums - before.sums))
+        return found
+
+    for name, options in {"key": {}, "exact": {"order": "exact"}, "wire": {"wire": "bfloat16"}}.items():
+        made[name] = planned_of(good_replica(group, **options))
+    made["one bucket"] = planned_of(good_replica(group, bucket_cap_mb=25.0, order="rank"))
+    model = good_replica(group)
+    planned_of(model)
+    dtype = "bfloat16" if rank else "float32"
+    made["another dtype"] = one_pass(good_replica(group, dtype=dtype, init_sync=False), rank, dtype)
+    made["another order"] = one_pass(good_replica(group, order="exact" if rank else "key"), rank)
+    made["after errors"] = planned_of(model)
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    made["shards"] = planned_of(sharded("float32", mesh, fanin.torch.ReduceScatter()))
+    return made
+
+
+def test_buckets_have_plans_from_their_second_sum_on(tmp_path: Path) -> None:
+    for found in on_processes(2, plans, tmp_path):
+        for name in ("key", "exact", "wire"):
+            passes = found[name]
+            assert [sums for _, sums in passes] == [1, 5, 5, 5], "DDP divides the buckets before the second pass"
+            assert passes[2:] == [(5, 5)] * 2
+        assert found["one bucket"][2:] == [(1, 1)] * 2
+        assert all("PeerError" in found[name] for name in ("another dtype", "another order"))
+        assert "bfloat16" in found["another dtype"][1] and "order='exact'" in found["another order"][1]
+        assert found["after errors"] == [(5, 5)] * 4
+        assert found["shards"][1:] == [(3, 3)] * 3
+
+
 def late(group: Any) -> Any:
     model, reduce_scatter = good_replica(group, timeout=0.5), fanin.torch.ReduceScatter()
 
@@ -326,7 +370,9 @@ def test_options_that_do_not_fit_are_refused_when_a_hook_is_made(options: Any, e
 #: A pass that ends while the sum of its bucket waits for another rank, which never comes; then the program ends.
 LEFT_BEHIND = """
 import threading, torch, fanin
+from fanin.dist import torch_ranks
 from fanin.dist.group import Group
+torch_ranks.SMALL = 0
 
 class Engine:
     rank, size, name = 0, 2, "an engine whose other rank never comes"
@@ -341,7 +387,7 @@ class Engine:
 class Bucket:
     def __init__(self, x): self.x = x
     def buffer(self): return self.x
-    def gradients(self): return [self.x]
+    def parameters(self): return [self.x]
     def index(self): return 0
     def is_last(self): return True
 
@@ -362,6 +408,7 @@ def test_a_sum_that_waits_for_ever_keeps_no_process_from_its_end() -> None:
 
 
 def test_a_thread_that_cannot_start_is_the_error_of_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ranks, "SMALL", 0)
     start, failing = threading.Thread.start, [True, True]
 
     def no_start(thread: threading.Thread) -> None:
@@ -372,7 +419,7 @@ def test_a_thread_that_cannot_start_is_the_error_of_its_pass(monkeypatch: pytest
 
     class Bucket:
         def __init__(self, x: Any) -> None:
-            self.buffer, self.gradients = lambda: x, lambda: [x]
+            self.buffer, self.parameters = lambda: x, lambda: [x]
             self.index, self.is_last = lambda: 0, lambda: True
 
     def rank(group: Any) -> Any:

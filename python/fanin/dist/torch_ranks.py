@@ -17,12 +17,12 @@ from fanin import _core
 from fanin._interop.protocols import DTypeLike
 from fanin._words import type_of
 from fanin.dist import plans
-from fanin.dist.group import Call, Group, TimeLimit, failure_of, limit_of, weakly
+from fanin.dist.group import Call, Group, TimeLimit, failure_of, is_outside, limit_of, weakly
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
 from fanin.dist.options import Options, Order
 from fanin.dist.sender import Sender
-from fanin.dist.sums import Term, finish, levels_for, planned, prepare
+from fanin.dist.sums import Term, finish, headers_of, levels_for, planned, prepare
 from fanin.dist.wire import names_of, on_wire
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -32,6 +32,10 @@ _senders: weakref.WeakKeyDictionary[Group, Sender] = weakref.WeakKeyDictionary()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_senders.clear)  # a child has no such threads
 
+
+#: Bytes of the last bucket of a pass up to which it travels on the thread of the pass, if the sending thread has no
+#: work: little of the pass is left beside which it could travel, and another thread takes a while to begin.
+SMALL = 1 << 20
 
 #: The group of each process group, by id, with a reference to it. A closed group stays closed: making another is
 #: collective, and would wait for ranks whose group is open.
@@ -112,20 +116,36 @@ def _sum(call: Call, x: torch.Tensor, brought: _Brought, options: Options) -> to
     group = call.group
     name = call.name, options.text, brought
     plan = plans.find(group, name)
-    keys = None if plan is None else plan.meet(call, x)
-    if keys is not None:
-        return planned(call, plan, x, keys)
+    total: torch.Tensor
+    if isinstance(plan, plans.Plan):
+        keys = plan.meet(call, x)
+        if keys is not None:
+            total = planned(call, plan, x, keys)
+            return total
+        plan = None
     layout = brought.layout(x, options, group.size)
     sent = prepare(layout, [Term(layout.flatten([x]))], options, group)
+    keys = None if plan is None else plan.meet(call)
+    if keys is not None:
+        total = finish(call, layout, sent, headers_of(keys), options, [x])[0]
+        return total
     parts = [["", options.text], *brought.parts]
     headers = call.meet(sent.header, digest=digest(parts))
     call.compare(headers, parts)
-    total: torch.Tensor = finish(call, layout, sent, headers, options, [x])[0]
-    if x.numel() and options.wire is options.wire_out is None:
-        flat = len(levels_for(group, layout.segments[0], options)) == 1
+    total = finish(call, layout, sent, headers, options, [x])[0]
+    if x.numel():
         facts = call.name, parts, brought.bounds, group.size, group._nodes_text
-        plans.put(group, name, plans.Plan(layout, options, flat, facts))
+        plans.put(group, name, _plan(group, layout, options, facts))
     return total
+
+
+def _plan(group: Group, layout: Layout, options: Options, facts: tuple[object, ...]) -> plans.Agreed:
+    """The plan of a sum, or of its headers alone where elements travel in a narrower dtype."""
+    segment = layout.segments[0]
+    if segment.wire is not None or segment.wire_out is not None:
+        return plans.Agreed(facts)
+    flat = len(levels_for(group, segment, options)) == 1
+    return plans.Plan(layout, options, flat, facts)
 
 
 # ---- DistributedDataParallel
@@ -265,7 +285,12 @@ class _Hook:
         shapes = tuple([tuple(p.shape) for p in bucket.parameters()])
         brought = _Brought("parameter {} of the bucket", x.dtype, shapes)
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
-        _sender(run.group).put(partial(run.sum, x, place, host(x), brought, future))
+        work = partial(run.sum, x, place, host(x), brought, future)
+        sender = _sender(run.group)
+        if place.last and x.numel() * x.element_size() <= SMALL and sender.is_idle and is_outside():
+            work()
+        else:
+            sender.put(work)
         run.complete = place.last
         if not run.watched:
             future.wait()
