@@ -89,7 +89,6 @@ ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, 
 typedef struct factored {
     double by;
     double lost; /* what an unproved sum may lose, relative to its largest term, times the factor */
-    uint32_t shifts;
     uint32_t is_wild; /* products may leave the range of float64 */
 } factored;
 
@@ -99,7 +98,6 @@ static factored factored_of(const judge *j)
     double size = fabs(j->by);
     return (factored){.by = j->by,
                       .lost = (n * n + 2 * n) * 0x1p-52 * size * 1.0001,
-                      .shifts = j->shifts,
                       .is_wild = !(size >= 0x1p-800 && size <= 0x1p800)};
 }
 
@@ -117,18 +115,23 @@ NARROW_PRODUCT(double, NEVER)
 NARROW_PRODUCT(single, SINGLE)
 NARROW_PRODUCT(low, LOW)
 
-/* wide_product_bad: the same of the float64 nearest to an exact sum. Small products have fewer
- * digits, and an intermediate overflow proves nothing. */
-#define WIDE_PRODUCT(NAME, SURE)                                                                 \
+/* product_has_digits: whether what a product of float64 lost can be computed, too: small ones have
+ * fewer digits, and an intermediate overflow proves nothing. */
+ALWAYS_INLINE uint32_t product_has_digits(double s, double p)
+{
+    uint32_t normal = (fabs(p) >= 0x1p-900) | (s == 0);
+    uint32_t finite = p - p == 0;
+    return normal & finite;
+}
+
+/* wide_product_bad: as narrow_product_bad, of the float64 nearest to an exact sum. */
+#define WIDE_PRODUCT(NAME, ALIKE)                                                                \
     ALWAYS_INLINE uint32_t wide_product_bad_##NAME(double s, double p, uint32_t bad, factored f) \
     {                                                                                            \
         double b = fabs(p) * 0x1p-51;                                                            \
-        uint32_t normal = (fabs(p) >= 0x1p-1000) | (s == 0);                                     \
-        uint32_t finite = p - p == 0;                                                            \
-        return !((SURE(p - b, p + b)) & normal & finite & (bad ^ 1u)) | f.is_wild;               \
+        uint32_t sure = (ALIKE(p - b, p + b)) & product_has_digits(s, p) & (bad ^ 1u);           \
+        return !sure | f.is_wild;                                                                \
     }
-#define SHIFTS(a, b) ((void)(a), (void)(b), f.shifts)
-WIDE_PRODUCT(double, SHIFTS)
 WIDE_PRODUCT(single, SINGLE)
 WIDE_PRODUCT(low, LOW)
 
@@ -243,8 +246,13 @@ ALWAYS_INLINE bool judge_wide(tally *t, const judge *j, size_t len)
     uint64_t any = 0;
     FAN_VECTOR
     for (size_t i = 0; i < len; i++) {
-        uint64_t bad = wide_bad(t->sum[i], t->rest[i], t->small[i], t->large[i], p);
-        t->sum[i] = whole_sum(t->sum[i], t->rest[i]);
+        double sum = t->sum[i];
+        double rest = t->rest[i];
+        double whole = whole_sum(sum, rest);
+        double moved = whole - sum;
+        uint64_t bad = wide_bad(sum, rest, t->small[i], t->large[i], p);
+        t->sum[i] = whole;
+        t->rest[i] = (sum - (whole - moved)) + (rest - moved);
         t->bad[i] = (uint32_t)bad;
         any |= bad;
     }
@@ -252,30 +260,53 @@ ALWAYS_INLINE bool judge_wide(tally *t, const judge *j, size_t len)
 }
 
 /* judge_products: multiplies the sums of a tile by the factor, and repeats the proof: `sum` is
- * exact where `bad` is 0 (or, wide, the float64 nearest to the exact sum); an element that was bad
- * may pass if its product is certain. */
-#define EACH_PRODUCT(BAD, PRODUCT)                                                               \
-    EACH(double s = t->sum[i]; double p = PRODUCT(s, f.by);, uint32_t bad = BAD;, t->sum[i] = p; \
+ * exact where `bad` is 0 (or, wide, sum + rest is, up to what wide_bad allows); an element that was
+ * bad may pass if its product is certain. */
+#define EACH_PRODUCT(TIMES, BAD)                                                               \
+    EACH(double s = t->sum[i]; double p = TIMES(s, f.by);, uint32_t bad = BAD;, t->sum[i] = p; \
          t->bad[i] = bad; any |= bad;)
-#define BY_GRID(BAD, PRODUCT)              \
-    if (j->grid == TO_DOUBLE)              \
-        EACH_PRODUCT(BAD(double), NEAREST) \
-    else if (j->grid == TO_SINGLE)         \
-        EACH_PRODUCT(BAD(single), PRODUCT) \
-    else                                   \
-        EACH_PRODUCT(BAD(low), PRODUCT)
 #define NEAREST(a, b) ((a) * (b))
-#define OF_EXACT(NAME) f.is_wild
 #define OF_NARROW(NAME) narrow_product_bad_##NAME(s, p, t->bad[i], t->high[i], f)
 #define OF_WIDE(NAME) wide_product_bad_##NAME(s, p, t->bad[i], f)
 ALWAYS_INLINE bool judge_products_narrow(tally *t, const judge *j, size_t len)
 {
     factored f = factored_of(j);
     uint32_t any = 0;
-    if (j->always)
-        BY_GRID(OF_EXACT, fan__product_odd)
+    if (j->always && j->grid == TO_DOUBLE)
+        EACH_PRODUCT(NEAREST, f.is_wild)
+    else if (j->always)
+        EACH_PRODUCT(fan__product_odd, f.is_wild)
+    else if (j->grid == TO_DOUBLE)
+        EACH_PRODUCT(NEAREST, OF_NARROW(double))
+    else if (j->grid == TO_SINGLE)
+        EACH_PRODUCT(fan__product_odd, OF_NARROW(single))
     else
-        BY_GRID(OF_NARROW, fan__product_odd)
+        EACH_PRODUCT(fan__product_odd, OF_NARROW(low))
+    return any;
+}
+
+/* judge_products_double: the same where float64 are summed, and float64 is the result: a product is
+ * certain if both its ends round alike, or if the factor is a power of two. */
+ALWAYS_INLINE bool judge_products_double(tally *t, const judge *j, size_t len)
+{
+    factored f = factored_of(j);
+    double lost = proof_of(j, true).lost * fabs(f.by);
+    uint32_t shifts = j->shifts;
+    uint64_t keep = (uint64_t)shifts - 1; /* no bit if the factor is a power of two */
+    uint32_t any = 0;
+    FAN_VECTOR
+    for (size_t i = 0; i < len; i++) {
+        double s = t->sum[i];
+        double p = s * f.by;
+        double rest = fan__product_rest(s, f.by, p) + t->rest[i] * f.by;
+        double b = fabs(p) * 0x1p-102 + t->large[i] * lost;
+        uint32_t alike = p + (rest - b) == p + (rest + b);
+        uint32_t sure = (alike | shifts) & product_has_digits(s, p) & (t->bad[i] ^ 1u);
+        uint32_t bad = !sure | f.is_wild;
+        t->sum[i] = whole_sum(p, of_bits(bits_of(rest) & keep));
+        t->bad[i] = bad;
+        any |= bad;
+    }
     return any;
 }
 
@@ -283,7 +314,12 @@ ALWAYS_INLINE bool judge_products_wide(tally *t, const judge *j, size_t len)
 {
     factored f = factored_of(j);
     uint32_t any = 0;
-    BY_GRID(OF_WIDE, NEAREST)
+    if (j->grid == TO_DOUBLE)
+        return judge_products_double(t, j, len);
+    if (j->grid == TO_SINGLE)
+        EACH_PRODUCT(NEAREST, OF_WIDE(single))
+    else
+        EACH_PRODUCT(NEAREST, OF_WIDE(low))
     return any;
 }
 

@@ -77,7 +77,7 @@ typedef struct exact_loops {
     exact_judge_loop judge_wide;
     /* After these two, if there is a factor, or if a sum of float64 is rounded to a narrower
      * type: they multiply by the factor, and judge the products. `sum` is exact where `bad` is 0
-     * (or, wide, the float64 nearest to the exact sum). */
+     * (or, wide, sum + rest is). */
     exact_judge_loop products_narrow;
     exact_judge_loop products_wide;
     void (*odd)(float *to, const double *from, size_t len);
@@ -130,18 +130,24 @@ static inline void fan__exact_turn(double *parts, int64_t len, const fan_scale *
 }
 void fan__exact_set_grid(judge *j, fan_dtype out);
 
-/* fan__product_odd: returns a * b rounded to odd, for products far from the ends of the exponents;
- * without a branch, for vector loops. */
-static inline double fan__product_odd(double a, double b)
+/* fan__product_rest: returns what the rounding of p = a * b lost, for products far from the ends of
+ * the exponents; without fma, which not every vector unit has. */
+static inline double fan__product_rest(double a, double b, double p)
 {
-    double p = a * b;
     double wide_a = a * 0x8000001p0;
     double wide_b = b * 0x8000001p0;
     double high_a = wide_a - (wide_a - a);
     double high_b = wide_b - (wide_b - b);
     double low_a = a - high_a;
     double low_b = b - high_b;
-    double rest = ((high_a * high_b - p) + high_a * low_b + low_a * high_b) + low_a * low_b;
+    return ((high_a * high_b - p) + high_a * low_b + low_a * high_b) + low_a * low_b;
+}
+
+/* fan__product_odd: returns a * b rounded to odd; without a branch, for vector loops. */
+static inline double fan__product_odd(double a, double b)
+{
+    double p = a * b;
+    double rest = fan__product_rest(a, b, p);
     uint64_t u = bits_of(p);
     uint64_t is_odd_now = u & 1;
     uint64_t lost = (uint64_t)(rest < 0) | (uint64_t)(rest > 0);

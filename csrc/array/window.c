@@ -968,10 +968,15 @@ static void block_round(const window_view *v, const judge *j, const window_loops
     bool exact = shifts || !odd;
     bool short_words = block->form == WORDS_64 && bits <= 50;
     double unit = ldexp(1, block->base);
-    if (tame && short_words && exact) {
+    if (tame && short_words) {
         loops->round(value, v->low, v->n, unit);
-        for (size_t i = 0; i < v->n && factor; i++)
-            value[i] *= by;
+        if (!exact) {
+            for (size_t i = 0; i < v->n; i++)
+                value[i] = fan__product_odd(value[i], by);
+        } else if (factor) {
+            for (size_t i = 0; i < v->n; i++)
+                value[i] *= by;
+        }
         return;
     }
 
