@@ -217,7 +217,9 @@ class _Pass:
         self.sums, self.over = self.sums + 1, place.last
         try:
             if self.error is None:
-                options = self.hook.options_for(self.group)
+                options = self.hook.options
+                if options.scale is None:
+                    options = replace(options, scale=mean_factor(self.group))
                 with self.group.entered("ddp_hook"), self.call(place.number) as call:
                     if x.layout is not torch.strided:
                         raise TypeError(
@@ -268,12 +270,6 @@ class _Hook:
         self.options, self.timeout = options, timeout
         self.known: Known = {}
         self.current: _Pass | None = None
-
-    def options_for(self, group: Group) -> Options:
-        """.. with DDP's mean for a scale, if none was given."""
-        if self.options.scale is None:
-            self.options = replace(self.options, scale=mean_factor(group))
-        return self.options
 
     def ddp_hook(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         """Start the sum of a bucket, and return the future that DDP waits for."""
