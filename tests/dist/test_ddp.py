@@ -317,6 +317,39 @@ def test_buckets_have_plans_from_their_second_sum_on(tmp_path: Path) -> None:
         assert found["shards"][1:] == [(3, 3)] * 3
 
 
+class OfDtype(torch.nn.Module):
+    """A parameter of a dtype, of the same shape for any."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(300, 2, dtype=dtype))
+
+    def forward(self, factor: Any) -> Any:
+        return (self.w * factor).real
+
+
+def real_and_complex(group: Any) -> dict[str, bool]:
+    """Of a shape that both have, whether the mean of the gradients is right, by the wire."""
+    made = {}
+    factor = torch.arange(600).reshape(300, 2) % 7 * (1.0 + group.rank)
+    for wire in (None, "bfloat16", "float8_e4m3fn"):
+        for dtype in (torch.float32, torch.complex64, torch.float32):
+            model = DDP(OfDtype(dtype))
+            model.register_comm_hook(None, fanin.torch.ddp_hook(wire=wire))
+            for _ in range(3):
+                model.zero_grad()
+                model(factor).sum().backward()
+                mean = torch.arange(600).reshape(300, 2) % 7 * 1.5
+                good = torch.equal(torch.view_as_real(model.module.w.grad + 0j)[..., 0], mean)
+                made[f"{dtype}, {wire}"] = made.get(f"{dtype}, {wire}", True) and good
+    return made
+
+
+def test_a_complex_parameter_of_the_shape_of_a_real_one_has_a_plan_of_its_own(tmp_path: Path) -> None:
+    for found in on_processes(2, real_and_complex, tmp_path):
+        assert found == dict.fromkeys(found, True)
+
+
 def late(group: Any) -> Any:
     model, reduce_scatter = good_replica(group, timeout=0.5), fanin.torch.ReduceScatter()
 

@@ -98,7 +98,7 @@ class _Brought(NamedTuple):
     def parts(self) -> list[list[str]]:
         """[name, dtype and shape] of each tensor, for messages and digests."""
         dtype = str(self.dtype).removeprefix("torch.")
-        return [[self.title.format(i), f"{dtype} of shape {tuple(shape)}"] for i, shape in enumerate(self.shapes)]
+        return [[self.title.format(i), f"{dtype} of shape {shape}"] for i, shape in enumerate(self.shapes)]
 
     def layout(self, x: torch.Tensor, options: Options, ranks: int) -> Layout:
         """.. where they lie as one leaf."""
@@ -109,6 +109,11 @@ class _Brought(NamedTuple):
         sizes = [math.prod(shape) for shape in self.shapes]
         made.segments = (on_wire(segment, options.wire, options.wire_out, sizes),)
         return made
+
+
+def shape_of(p: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a parameter's gradient in a bucket of DDP, which has complex ones as pairs of real numbers."""
+    return (*p.shape, 2) if p.is_complex() else tuple(p.shape)
 
 
 def _sum(call: Call, x: torch.Tensor, brought: _Brought, options: Options) -> torch.Tensor:
@@ -278,7 +283,7 @@ class _Hook:
         self.current = run
         x = bucket.buffer()
         place = Place(bucket.index(), bucket.is_last())
-        shapes = tuple([tuple(p.shape) for p in bucket.parameters()])
+        shapes = tuple([shape_of(p) for p in bucket.parameters()])
         brought = _Brought("parameter {} of the bucket", x.dtype, shapes)
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
         work = partial(run.sum, x, place, host(x), brought, future)
