@@ -402,6 +402,7 @@ ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, s
 #define LOW_WAY(UNIT, NAME, c, ...) [FAN_DT_##NAME] = {c##_up_##UNIT, c##_down_##UNIT},
 
 /* Products of sums with the factor. */
+#define SHIFTED (sum * f.by)
 #define TIMES fan__product_odd(sum, f.by)
 #define QUICK_BAD quick_bad(low, high, p) | f.is_wild
 #define PRODUCT_BAD(NAME) \
@@ -435,29 +436,35 @@ ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, s
     DIRECT(single, NAME, TARGET, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t,                 \
            quick_bad(low, high, p), narrow_bad_single(sum, low, high, p), fan_any_f32, (float)sum) \
     DIRECT(single_shift, NAME, TARGET, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t,           \
-           QUICK_BAD, PRODUCT_BAD(single), fan_any_f32, (float)(sum * f.by))                       \
+           QUICK_BAD, PRODUCT_BAD(single), fan_any_f32, (float)SHIFTED)                            \
     DIRECT(single_product, NAME, TARGET, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t,         \
            QUICK_BAD, PRODUCT_BAD(single), fan_any_f32, (float)TIMES)                              \
     DIRECT(brain, NAME, TARGET, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t,                   \
            quick_bad(low, high, p), narrow_bad_low(sum, low, high, p), fan_any_u16,                \
            fan_bfloat16_of(fan_odd_of_double(sum)))                                                \
     DIRECT(brain_shift, NAME, TARGET, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, QUICK_BAD,  \
-           PRODUCT_BAD(low), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(sum *f.by)))           \
+           PRODUCT_BAD(low), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(SHIFTED)))             \
     DIRECT(brain_product, NAME, TARGET, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t,           \
            QUICK_BAD, PRODUCT_BAD(low), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(TIMES)))    \
     DIRECT(twice, NAME, TARGET, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t,                      \
            quick_bad_wide(whole_sum(sum, rest), small, large, p),                                  \
            wide_bad(sum, rest, small, large, p), fan_any_f64, whole_sum(sum, rest))                \
     FAN_LOW_ML_LIST(LOW_WAYS, (NAME, TARGET))
-#define WAY(NAME, HALF)                                                                           \
-    {                                                                                             \
-        {FAN_LOW_LIST(LOW_WAY, NAME)}, narrow_##NAME, plain_##NAME, wide_##NAME,                  \
-            judge_narrow_##NAME, judge_wide_##NAME, products_narrow_##NAME, products_wide_##NAME, \
-            odd_##NAME, {single_##NAME, single_shift_##NAME, single_product_##NAME},              \
-            {brain_##NAME, brain_shift_##NAME, brain_product_##NAME}, {twice_##NAME},             \
-        {                                                                                         \
-            HALF                                                                                  \
-        }                                                                                         \
+#define WAY(NAME, HALF)                                                        \
+    {                                                                          \
+        .low = {FAN_LOW_LIST(LOW_WAY, NAME)},                                  \
+        .narrow = narrow_##NAME,                                               \
+        .plain = plain_##NAME,                                                 \
+        .wide = wide_##NAME,                                                   \
+        .judge_narrow = judge_narrow_##NAME,                                   \
+        .judge_wide = judge_wide_##NAME,                                       \
+        .products_narrow = products_narrow_##NAME,                             \
+        .products_wide = products_wide_##NAME,                                 \
+        .odd = odd_##NAME,                                                     \
+        .single = {single_##NAME, single_shift_##NAME, single_product_##NAME}, \
+        .brain = {brain_##NAME, brain_shift_##NAME, brain_product_##NAME},     \
+        .twice = {twice_##NAME},                                               \
+        .half_sum = {HALF},                                                    \
     }
 
 WAYS(plain, )
