@@ -136,18 +136,23 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
 double fan_stats_sumsq(const fan_stats *s)
 {
     FAN_DEFAULT_FLOAT_MODE;
-    return ldexp(s->squares, 2 * s->scale);
+    double sum = ldexp(s->squares, 2 * s->scale);
+    FAN_FLOAT_BARRIER(sum);
+    return sum;
 }
 
 double fan_stats_norm(const fan_stats *s)
 {
     FAN_DEFAULT_FLOAT_MODE;
-    return ldexp(sqrt(s->squares), s->scale);
+    double norm = ldexp(sqrt(s->squares), s->scale);
+    FAN_FLOAT_BARRIER(norm);
+    return norm;
 }
 
 void fan_stats_repeat(fan_stats *s, uint64_t times)
 {
     FAN_DEFAULT_FLOAT_MODE;
+    FAN_FLOAT_BARRIER(times);
     s->count *= times;
     s->nonfinite *= times;
     s->squares *= (double)times;
@@ -623,6 +628,7 @@ static double rounded_to(double x, fan_dtype d)
     double back;
     fan_convert(number, d, 0, (const char *)&x, FAN_DT_FLOAT64, 0, 1);
     fan_convert((char *)&back, FAN_DT_FLOAT64, 0, number, d, 0, 1);
+    FAN_FLOAT_BARRIER(back);
     return back;
 }
 

@@ -102,6 +102,9 @@
     X(FLOAT_MODE_OF_HELPER) /* a helper thread rounds upward */ \
     X(FLOAT_MODE_OF_CALLBACK) /* a signal handler that interrupts a sum runs in the modes of the sum */ \
     X(FLOAT_MODE_OF_JOB) /* a job of the pool runs in the modes that its thread has */
+/* Sums over ranks. */
+#define FAN_RANKS_FAULTS(X) \
+    X(COPY_AS_IT_LIES) /* a gradient with its axes in another order is copied in the order of its memory */
 /* Recordings on the CPU. */
 #define FAN_RECORDING_FAULTS(X) \
     X(KERNEL_NOT_REPLAYED) /* the last kernel of a recording is not replayed */
@@ -177,7 +180,7 @@
     FAN_PARTIAL_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) \
     FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) FAN_RECORDING_FAULTS(X) \
     FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) FAN_API_FAULTS(X) \
-    FAN_DIGEST_FAULTS(X)
+    FAN_DIGEST_FAULTS(X) FAN_RANKS_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name) FAN_FAULT_##name,

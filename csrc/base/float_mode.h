@@ -58,7 +58,7 @@ static inline fan_float_mode fan_float_mode_get(void)
 }
 
 /* fan_float_mode_set: sets the modes of this thread. The compiler moves no access to memory across
- * it. */
+ * it; arithmetic in registers it may move (FAN_FLOAT_BARRIER). */
 static inline void fan_float_mode_set(fan_float_mode mode)
 {
     __asm__ volatile("" ::: "memory");
@@ -101,5 +101,12 @@ static inline void fan_float_mode_end(const fan_float_mode *before)
 #define FAN_DEFAULT_FLOAT_MODE                                                                    \
     const fan_float_mode fan__float_before __attribute__((unused, cleanup(fan_float_mode_end))) = \
         fan_float_mode_begin()
+
+/* FAN_FLOAT_BARRIER: computes `number`, a variable, before what follows, and nothing from it
+ * earlier. A block in the default modes needs it for what comes in or leaves other than through
+ * memory: an integer argument that it converts, and a number that it returns. Compilers take
+ * arithmetic for independent of the modes: clang computes the root of a returned number after the
+ * block. */
+#define FAN_FLOAT_BARRIER(number) __asm__ volatile("" : "+m"(number) : : "memory")
 
 #endif

@@ -342,6 +342,26 @@ def test_a_plan_that_one_rank_has_forgotten_is_made_again() -> None:
         assert on_ranks(w, 2, rank) == [([2.0] * 4, 2)] * 2
 
 
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_sum_asks_once_where_its_arrays_lie(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, asked = device_sums.where, []
+
+    def where(group: Group, arrays: Any) -> Any:
+        asked.append(group.rank)
+        return real(group, arrays)
+
+    monkeypatch.setattr(device_sums, "where", where)
+
+    def rank(group: Group) -> Any:
+        for _ in range(2):  # the second sum of one array has a plan
+            dist.add_n([w.array(np.ones(600))] * each, group)
+        return group.counters.on_device
+
+    with world("sim", 1) as w:
+        assert on_ranks(w, 2, rank) == [2, 2]
+    assert sorted(asked) == [0, 0, 1, 1]
+
+
 def test_a_rank_that_fails_amid_a_sum_on_a_device_is_named_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     real = _Queued.copy
 

@@ -17,6 +17,7 @@ from fanin.dist import reducer as reducer_module
 from fanin.dist.group import Group
 from fanin.dist.norms import Squares, root
 from fanin.dist.reducer import Reducer, _Bucket
+from kit import hooks
 from kit.values import bits
 
 pytestmark = pytest.mark.core
@@ -591,3 +592,50 @@ def test_a_reducer_ends_with_its_last_reference_and_so_does_its_thread() -> None
         gc.enable()
     for thread in set(threading.enumerate()) - before:
         thread.join()
+
+
+# Copies
+
+
+def layouts() -> dict[str, Any]:
+    """Gradients of 4 x 6 numbers, in every order of memory."""
+    made = np.arange(96, dtype="f4").reshape(8, 12)
+    return {
+        "in C order": made[:4, :6].copy(),
+        "its axes in another order": np.asfortranarray(made[:4, :6]),
+        "with gaps": made[::2, ::2],
+        "backward": made[3::-1, 5::-1],
+        "expanded": np.broadcast_to(made[0, :6], (4, 6)),
+        "not writable": np.frombuffer(made[:2].tobytes(), "f4").reshape(4, 6),
+    }
+
+
+def wrong_copies() -> list[str]:
+    """The layouts of which the sum of two equal gradients has other numbers; the first pass of two makes the memory."""
+
+    def rank(group: Group) -> list[str]:
+        given = layouts()
+        leaves = {name: fanin.Leaf(np.zeros((4, 6), "f4"), name=name) for name in given}
+        reducer = Reducer(leaves.values(), group)
+        for _ in range(2):
+            for leaf in leaves.values():
+                leaf.grad = None
+            fanin.backward([(leaf, 0, given[name]) for name, leaf in leaves.items()], reducer=reducer)
+        return [name for name, leaf in leaves.items() if bits(leaf.grad) != bits(2 * np.ascontiguousarray(given[name]))]
+
+    first, second = dist.threads(2, rank, timeout=None)
+    assert first == second
+    return first
+
+
+def test_gradients_of_every_layout_are_copied_by_their_places() -> None:
+    assert wrong_copies() == []
+
+
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
+def test_a_copy_in_the_order_of_memory_is_found() -> None:
+    hooks.fault("COPY_AS_IT_LIES")
+    try:
+        assert wrong_copies() == ["its axes in another order"]
+    finally:
+        hooks.fault(None)

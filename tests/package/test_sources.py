@@ -1,4 +1,5 @@
-"""The names in the objects of a release: none is unused, none is for tests alone; and which tests fork.
+"""The names in the objects of a release: none is unused, none is for tests alone; numbers that leave the default
+floating-point modes; and which tests fork.
 
 Each checker has a planted fault that it must find.
 """
@@ -76,6 +77,33 @@ def test_a_planted_function_for_tests_is_found(tmp_path: Path) -> None:
     assert for_tests_alone(release(tmp_path, tmp_path)) == [
         "py/x.c names _test_y for tests alone: it belongs under FAN_TEST, or into tests/c/inside.c"
     ]
+
+
+def computed_beside_the_modes(csrc: Path) -> list[str]:
+    """The functions in the default floating-point modes whose result a compiler may compute after them."""
+    function = re.compile(
+        r"^(?:static )?(?:inline )?(?:double|float) (\w+)\([^;{]*\)\n\{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+    )
+    return [
+        f"{name} of {path.name} returns a number without FAN_FLOAT_BARRIER"
+        for path in sorted(csrc.glob("**/*.[ch]"))
+        for name, body in function.findall(path.read_text())
+        if "FAN_DEFAULT_FLOAT_MODE;" in body and "FAN_FLOAT_BARRIER(" not in body
+    ]
+
+
+def test_no_function_leaves_its_floating_point_modes_before_its_result() -> None:
+    assert computed_beside_the_modes(CSRC) == []
+
+
+def test_a_planted_result_without_a_barrier_is_found(tmp_path: Path) -> None:
+    text = (
+        "static double x(double a,\n                double b)\n{\n    FAN_DEFAULT_FLOAT_MODE;\n    return a + b;\n}\n"
+    )
+    (tmp_path / "x.c").write_text(text)
+    assert computed_beside_the_modes(tmp_path) == ["x of x.c returns a number without FAN_FLOAT_BARRIER"]
+    (tmp_path / "x.c").write_text(text.replace("return", "FAN_FLOAT_BARRIER(a);\n    return"))
+    assert computed_beside_the_modes(tmp_path) == []
 
 
 # Forks

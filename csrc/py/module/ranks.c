@@ -3,6 +3,7 @@
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 
+#include "base/fault.h"
 #include "base/thread.h"
 #include "base/trace.h"
 
@@ -82,6 +83,8 @@ static PyObject *copy_plain(PyObject *Py_UNUSED(module), PyObject *const *a)
         fan_sched_access(FAN_THING_HOST_MEMORY, 0, FAN_SCHED_WRITE);
     }
     bool flat = PyArray_IS_C_CONTIGUOUS(from) && PyArray_IS_C_CONTIGUOUS(to);
+    if (FAN_FAULT(COPY_AS_IT_LIES))
+        flat = PyArray_ISONESEGMENT(from) && PyArray_IS_C_CONTIGUOUS(to);
     bool owned = PyDataType_REFCHK(PyArray_DESCR(to)) || !PyArray_ISWRITEABLE(to);
     if (flat && !owned && PyArray_NBYTES(to) <= FEW_BYTES)
         memmove(PyArray_DATA(to), PyArray_DATA(from), (size_t)PyArray_NBYTES(to));

@@ -866,7 +866,8 @@ def add_n(
     some: Any = arrays
     with ranks.call("add_n", timeout) as call:
         name = place = None
-        if plain and type(some) in (list, tuple) and len(some) == 1 and not sparse.may_travel(some[0]):
+        alone = plain and type(some) in (list, tuple) and len(some) == 1 and not sparse.may_travel(some[0])
+        if alone:
             name = plans.name_of(some[0], order, scale, into)
             place = device_sums.where(ranks, some) if order != "exact" else None
             if name is not None and place is not None:
@@ -897,7 +898,7 @@ def add_n(
             present.append((numbers[i], counted.weights[i], x))
             places.append(i)
         leaf = None
-        if order != "exact" and sent_as is returned_as is None:
+        if not alone and order != "exact" and sent_as is returned_as is None:
             place = device_sums.where(ranks, [x for _, _, x in present])
         for i, (_, _, x) in zip(places, present, strict=True):
             if isinstance(x, Partial):

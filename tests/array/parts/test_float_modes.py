@@ -125,6 +125,7 @@ def ways() -> Iterator[tuple[str, Callable[[], Any]]]:
         for factor in (1e39, -1e39):
             yield f"{d}: scaled by {factor}", partial(fanin.add_n, tiny, scale=factor)
             yield f"{d}: scaled by {factor}, a term", partial(fanin.add_n, tiny[:1], scale=factor)
+    yield "float64: statistics with a subnormal sum of squares", partial(measured, [np.full(3, 1.3e-160)])
     for d in FLOATS[:4]:
         many = terms(d, LARGE * 4 // d.itemsize, 2)
         yield f"{d}: large", partial(fanin.add_n, many)

@@ -364,6 +364,24 @@ def test_compiled_code_is_followed(where: str, skips: bool, monkeypatch: pytest.
     torch._dynamo.reset()
 
 
+def test_each_block_asks_torch_once_for_each_code_object_of_its_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[types.CodeType] = []
+
+    def skips(code: types.CodeType) -> bool:
+        asked.append(code)
+        return True
+
+    monkeypatch.setattr(sys.modules["fanin.torch.audit.block"], "skip_frames", skips)
+    model, optimizer = net()
+    for _ in range(2):
+        with fanin.torch.audit(model.named_parameters(), optimizer, every=1):
+            run(model)
+            optimizer.step()
+    names = sorted(code.co_name for code in asked)
+    assert len([*model.parameters()]) > 1 and len(asked) == 8
+    assert names[::2] == names[1::2] and len(set(names)) == 4
+
+
 # Other loops
 
 

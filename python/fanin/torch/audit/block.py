@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -241,18 +243,19 @@ class audit(_core.Block):
         me: weakref.ref[Any] = weakref.ref(self)
         tensors = [one.parameter for one in self._watched]
         self._nodes = accumulators("audit", tensors, [one.name for one in self._watched])
+        skips = functools.cache(skip_frames)  # not longer than a block: torch._dynamo.reset() may forget what it did
         for one, node in zip(self._watched, self._nodes, strict=True):
             one.replica = modules.get(id(one.parameter))
             one.excuse = ""
             if one.record is not None:
                 one.record.forget()
-            made, reached, arrived = map(_skipped, _hooks(me, one))
+            made, reached, arrived = (_skipped(hook, skips) for hook in _hooks(me, one))
             # Only C code runs between a registration and the list: Ctrl-C between two would leave a hook.
             self._hooks.extend(map(one.parameter.register_hook, [made]))
             self._hooks.extend(map(node.register_prehook, [reached]))
             self._hooks.extend(map(one.parameter.register_post_accumulate_grad_hook, [arrived]))
         if self._optimizer is not None:
-            self._hooks.extend(map(self._optimizer.register_step_pre_hook, [_skipped(_before_step(me))]))
+            self._hooks.extend(map(self._optimizer.register_step_pre_hook, [_skipped(_before_step(me), skips)]))
         calls.watch(self)
         self.ledger.losses.start()
         self._on = self._step % self.every == 0
@@ -668,9 +671,11 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     return disabled
 
 
-def _skipped(hook: Any) -> Any:
-    """The same without a wrapper, which takes 1 us a call. Dynamo does not trace this call well."""
-    if not skip_frames(hook.__code__):
+def _skipped(hook: Any, skips: Callable[[types.CodeType], bool]) -> Any:
+    """The same without a wrapper, which takes 1 us a call. Dynamo does not trace this call well. The hooks of all
+    parameters have few code objects: `skips` is asked once for each.
+    """
+    if not skips(hook.__code__):
         return _uncompiled(hook)
     hook._torchdynamo_disable = True
     return hook
