@@ -1,5 +1,5 @@
 /* ranks: functions of the core for fanin.dist besides windows (window.c): lines of a bucket in the
- * trace, a copy, and a yield. */
+ * trace, a copy, a comparison of first messages, and a yield. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 
@@ -88,6 +88,86 @@ static PyObject *copy_plain(PyObject *Py_UNUSED(module), PyObject *const *a)
     else if (PyArray_CopyInto(to, from) < 0)
         return NULL;
     Py_RETURN_TRUE;
+}
+
+typedef enum heads_found {
+    HEADS_SAME,
+    HEADS_ALIKE,
+    HEADS_OTHER,
+    HEADS_CUT_SHORT
+} heads_found;
+
+/* The first message of this rank. */
+typedef struct own_message {
+    const char *data;
+    int64_t bytes;
+    size_t head;  /* bytes of its head .. */
+    size_t alike; /* .. and those that are the same on all ranks with its plan */
+} own_message;
+
+/* head_compare: what a message is of which so many bytes came. */
+static heads_found head_compare(const own_message *own, const char *data, int64_t came)
+{
+    if (came < (int64_t)own->head)
+        return HEADS_CUT_SHORT;
+    bool same = memcmp(data, own->data, own->head) == 0;
+    if (!same && memcmp(data, own->data, own->alike) != 0)
+        return HEADS_OTHER;
+    if (came < own->bytes)
+        return HEADS_CUT_SHORT;
+    return same ? HEADS_SAME : HEADS_ALIKE;
+}
+
+/* message_of: the bytes of a message, at least those of a head; NULL with an exception. */
+static const PyArrayObject *message_of(PyObject *o, size_t head)
+{
+    const PyArrayObject *message = (PyArrayObject *)o;
+    bool flat = PyArray_Check(o) && PyArray_IS_C_CONTIGUOUS(message);
+    if (flat && PyArray_TYPE(message) == NPY_UBYTE && PyArray_SIZE(message) >= (npy_intp)head)
+        return message;
+    PyErr_SetString(PyExc_TypeError, "heads_compare: expected messages with heads");
+    return NULL;
+}
+
+/* heads_compare_all: HEADS_SAME or more; -1 with an exception. */
+static int heads_compare_all(PyObject *messages, PyObject *sizes, const own_message *own)
+{
+    int found = HEADS_SAME;
+    for (Py_ssize_t r = 0; r < PyList_GET_SIZE(messages) && found < HEADS_OTHER; r++) {
+        const PyArrayObject *message = message_of(PyList_GET_ITEM(messages, r), own->head);
+        PyObject *size = PySequence_Fast_GET_ITEM(sizes, r);
+        int64_t came;
+        if (!message || fan_index(size, "sizes", PyExc_ValueError, &came) < 0)
+            return -1;
+        int here = (int)head_compare(own, PyArray_BYTES(message), came);
+        if (here > found)
+            found = here;
+    }
+    return found;
+}
+
+static PyObject *heads_compare(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    int64_t head;
+    int64_t alike;
+    if (fan_index(a[3], "head", PyExc_ValueError, &head) < 0)
+        return NULL;
+    if (fan_index(a[4], "alike", PyExc_ValueError, &alike) < 0)
+        return NULL;
+    if (alike > head || PyList_GET_SIZE(a[0]) != PySequence_Size(a[1]))
+        return PyErr_Format(PyExc_ValueError, "heads_compare: expected a size for each message");
+    own_message own = {.head = (size_t)head, .alike = (size_t)alike};
+    const PyArrayObject *mine = message_of(a[2], own.head);
+    if (!mine)
+        return NULL;
+    own.data = PyArray_BYTES(mine);
+    own.bytes = PyArray_SIZE(mine);
+    PyObject *sizes = PySequence_Fast(a[1], "heads_compare: expected a sequence of sizes");
+    if (!sizes)
+        return NULL;
+    int found = heads_compare_all(a[0], sizes, &own);
+    Py_DECREF(sizes);
+    return found < 0 ? NULL : PyLong_FromLong(found);
 }
 
 static PyObject *yield_thread(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

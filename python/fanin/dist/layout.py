@@ -136,6 +136,16 @@ class Segment:
     def itemsize(self) -> int:
         return itemsize(self.dtype)
 
+    @cached_property
+    def viewed(self) -> Any:
+        """The dtype of ndarrays of its elements; None: they are in tensors."""
+        example = typed(np.empty(0, np.uint8), self.dtype)
+        return example.dtype if isinstance(example, np.ndarray) else None
+
+    def elements(self, raw: NDArray) -> Any:
+        """Bytes as a flat array of its dtype."""
+        return typed(raw, self.dtype) if self.viewed is None else raw.view(self.viewed)
+
     @property
     def size(self) -> int:
         return self.bounds[-1]
@@ -148,7 +158,7 @@ class Segment:
     def empty(self) -> tuple[NDArray, Any]:
         """A flat array as bytes and as elements, not written yet."""
         raw = _core.message_new(self.size * self.itemsize)
-        return raw, typed(raw, self.dtype)
+        return raw, self.elements(raw)
 
     def leave_out(self, elements: Any) -> None:
         """Fill elements of a flat array with the term that changes no sum: -0.0, 0, False."""
@@ -269,10 +279,12 @@ class Layout:
     def arrays(self, flats: Sequence[NDArray]) -> list[Any]:
         """.. each an ndarray, or a tensor of a dtype that no ndarray has."""
         made: list[Any] = [None] * len(self.leaves)
-        for segment, raw in zip(self.segments, flats, strict=True):
-            flat = typed(raw, segment.dtype)
+        for i, segment in enumerate(self.segments):
+            flat = segment.elements(flats[i])
             for leaf, start, stop in segment.places:
-                made[leaf] = flat[start:stop].reshape(self.leaves[leaf].shape)
+                shape = self.leaves[leaf].shape
+                piece = flat if len(segment.places) == 1 else flat[start:stop]
+                made[leaf] = piece if len(shape) == 1 else piece.reshape(shape)
         return made
 
     def shards(self, flats: Sequence[NDArray], rank: int, like: Sequence[Any]) -> list[Any]:
