@@ -364,10 +364,12 @@ class _Bucket:
             self.plan, self.missed = None, True
             return False
         self.is_open, self.is_planned, self.anywhere = False, True, plan.anywhere
-        self.headers = headers = plan.headers_of(keys)
-        like = reducer.leaves[self.indices[0]].array
-        place = self.places_of_results(reducer._options, call.group.rank, like).get(0) if self.is_single else None
-        self.total = plan.of_terms(call, plain, term, headers, place)
+        self.headers = plan.headers if keys is plain.no_keys else plan.headers_of(keys)
+        place = None
+        if self.is_single:
+            like = reducer.leaves[self.indices[0]].array
+            place = self.places_of_results(reducer._options, call.group.rank, like).get(0)
+        self.total = plan.of_terms(call, plain, term, self.headers, place)
         return True
 
     def meet(self, call: Call, sent: Sent, own: str, ended: bool) -> Sequence[Header]:
@@ -871,7 +873,8 @@ class Reducer(_core.Block):
             if not bucket.is_planned:
                 self._bad = self._first_bad()
                 break
-        if self._options.into not in ("all", "shard", self.group.rank):
+        into = self._options.into
+        if into != "all" and into not in ("shard", self.group.rank):
             return [None] * len(self.leaves)
         first = self._buckets[0]
         if len(self._buckets) == 1 and first.total is not None and first.anywhere == first.every:
@@ -1006,9 +1009,11 @@ class Reducer(_core.Block):
         alone.
         """
         at_end = self._sends_at_end or self._is_complete
-        limit = limit_of(self._name, self._timeout, self.group.timeout)
+        limit = self.group.timeout
+        if self._timeout != "group":
+            limit = limit_of(self._name, self._timeout, limit)
         for bucket in self._buckets:
-            failed = self._until(bucket)
+            failed = self._error if at_end else self._until(bucket)
             with Call(self.group, self._name, number, bucket.number, limit) as call:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
@@ -1264,30 +1269,28 @@ class _State(_core.Block):
         self.over = True
 
 
-class _Pass(_State):
-    """A pass: the gradients of its leaves are summed over ranks while it runs."""
+class _Pass(_State, Use):
+    """A pass: the gradients of its leaves are summed over ranks while it runs, and its thread uses the group."""
 
     turn = 0  #: the reducer's number for it
     number = 0  #: the group's
     made: list[Any] | None = None  #: the sums that are not added to .grad yet
+    errors: tuple[BaseException, ...] = ()  #: of leaves' hooks after accumulation
 
     def __init__(self, reducer: Reducer, block: bool, weight: float | None = None) -> None:
-        self.reducer = reducer
+        self.reducer, self.group = reducer, reducer.group
+        self.name = "Reducer" if block else "backward"
         self.block = block  #: a `with` block of the reducer
         self.weight = weight  #: of fanin.backward(weight=)
-        self.use = Use(reducer.group, "Reducer" if block else "backward")
         self.senders: dict[str, object] = {}  #: "now": what sends
-        self.errors: list[BaseException] = []  #: of leaves' hooks after accumulation
 
     def _begin(self) -> None:
-        reducer = self.reducer
-        self.use._begin()
+        reducer, group = self.reducer, self.group
+        Use._begin(self)
         _inside.set(reducer)
         reducer._passing = True
-        self.turn = reducer._turn + 1
-        reducer._turn = self.turn
-        reducer.group._passes += 1
-        self.number = reducer.group._passes
+        self.turn = reducer._turn = reducer._turn + 1
+        self.number = group._passes = group._passes + 1
         if reducer._unentered:
             reducer._unentered = False
             raise RuntimeError(
@@ -1333,17 +1336,18 @@ class _Pass(_State):
             self.reducer._sent.advance()
 
     def is_ours(self) -> bool:
-        return self.use.holds
+        return self.group._uses.get("now") is self
 
     def _end(self, error: BaseException | None) -> None:
-        super()._end(error)
-        self.accumulate()
+        _State._end(self, error)
+        if self.made is not None:
+            self.accumulate()
 
     def finish(self, error: BaseException | None) -> None:
         reducer = self.reducer
         try:
             reducer._undivert(self)
-            if self.begun:
+            if self.begun and reducer._taking:
                 reducer._check_grads()
             if error is None and reducer.missing == "error":
                 reducer._check_reached()
@@ -1373,13 +1377,12 @@ class _Pass(_State):
         self.reducer._passing = False
         self.reducer._reset(keep)
         _inside.set(None)
-        self.use._end(None)
+        Use._end(self, None)
 
     def accumulate(self) -> None:
         """Add the sums to .grad. May be repeated: each is taken out of the list first."""
         reducer, made = self.reducer, self.made
-        if made is None:
-            return
+        assert made is not None
         if reducer._options.into == "shard":
             reducer.shards, self.made = made, None
             return
@@ -1387,7 +1390,7 @@ class _Pass(_State):
         while failed := _core.leaves_accumulate(reducer.leaves, made, first):
             i, error = failed
             note(error, f"backward: {reducer.leaves[i].name or f'leaf {i}'} was accumulated")
-            self.errors.append(error)
+            self.errors = (*self.errors, error)
             first = i + 1  # a hook that raises keeps no other leaf from its sum
         self.made = None
         if self.errors:
