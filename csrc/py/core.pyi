@@ -1886,9 +1886,9 @@ def copy_plain(from_: Any, to: Any, /) -> bool:
     """Copy an ndarray into another of the same dtype and shape; return whether they are such."""
 
 def heads_compare(messages: list[NDArray], sizes: Sequence[int], own: NDArray, head: int, alike: int, /) -> int:
-    """What the first messages of all ranks are, of which so many bytes came, beside this rank's `own`: 0 if their heads,
-    of `head` bytes, are the same; 1 if some differ after their first `alike` bytes; 2 if one differs before; 3 if one
-    ends before its head, or before the end of `own`. The first rank of 2 and 3 decides.
+    """What the first messages of all ranks, of which so many bytes came, are beside this rank's `own`: 0 if their
+    heads, of `head` bytes, are the same; 1 if some differ after their first `alike` bytes; 2 if one differs before; 3 if
+    one ends before its head, or before the end of `own`. The first rank of 2 and 3 decides.
     """
 
 def yield_thread() -> None:

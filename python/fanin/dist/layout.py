@@ -278,13 +278,13 @@ class Layout:
 
     def arrays(self, flats: Sequence[NDArray]) -> list[Any]:
         """.. each an ndarray, or a tensor of a dtype that no ndarray has."""
+        if len(self.leaves) == 1:
+            return [self.segments[0].elements(flats[0]).reshape(self.leaves[0].shape)]
         made: list[Any] = [None] * len(self.leaves)
-        for i, segment in enumerate(self.segments):
-            flat = segment.elements(flats[i])
+        for segment, raw in zip(self.segments, flats, strict=True):
+            flat = segment.elements(raw)
             for leaf, start, stop in segment.places:
-                shape = self.leaves[leaf].shape
-                piece = flat if len(segment.places) == 1 else flat[start:stop]
-                made[leaf] = piece if len(shape) == 1 else piece.reshape(shape)
+                made[leaf] = flat[start:stop].reshape(self.leaves[leaf].shape)
         return made
 
     def shards(self, flats: Sequence[NDArray], rank: int, like: Sequence[Any]) -> list[Any]:
