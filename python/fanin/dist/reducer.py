@@ -193,10 +193,10 @@ class _Bucket:
             has[i] = 1
         return self.every & ~reduce(operator.or_, self.masks, bits_of(has))
 
-    def put_plain(self, i: int, gradient: Any) -> bool:
+    def put_plain(self, i: int, gradient: Any, weight: Weight | None) -> bool:
         """Copy the gradient of leaf i of the bucket, if it is an array that needs no more; return whether it was."""
         memory = self.memory
-        if memory is None or not self.is_open or self.has[i] or self.weight is not None or i in self.kept:
+        if memory is None or not self.is_open or self.has[i] or self.weight != weight or i in self.kept:
             return False
         return _core.copy_plain(gradient, memory.places[i])
 
@@ -216,8 +216,6 @@ class _Bucket:
             self.given = bytes_of(gradient, leaf)
             if self.given is not None:
                 return 0
-        if not stats and type(gradient) is np.ndarray and self.put_plain(i, gradient):
-            return 0
         place = self.take_memory().places[i]
         facts = None
         if not stats and is_torch(gradient):
@@ -774,7 +772,7 @@ class Reducer(_core.Block):
             weight = self._passes.weight_here(gradient)
             if self._passing:
                 self._passes.freeze("a gradient came in last()")
-        if self._copies and weight is None and bucket.put_plain(i, gradient):
+        if self._copies and bucket.put_plain(i, gradient, weight):
             pass
         elif self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient, weight, owned)
