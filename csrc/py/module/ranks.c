@@ -1,7 +1,8 @@
 /* ranks: functions of the core for fanin.dist besides windows (window.c): lines of a bucket in the
- * trace, a copy, a comparison of first messages, and a yield. */
+ * trace, copies of gradients, a comparison of first messages, and a yield. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
+#include "py/arrays/dlpack.h"
 
 #include "base/thread.h"
 #include "base/trace.h"
@@ -68,19 +69,63 @@ static PyObject *tracing(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 
 #define FEW_BYTES (1 << 14) /* NumPy copies more without the GIL */
 
+/* copy_begin: a step of an explored schedule; -1 with an exception. */
+static int copy_begin(void)
+{
+    if (!fan_thread_get_hooks())
+        return 0;
+    if (fan_sched_enter_or_raise() < 0)
+        return -1;
+    fan_sched_access(FAN_THING_HOST_MEMORY, 0, FAN_SCHED_WRITE);
+    return 0;
+}
+
+/* tensor_fits: whether a tensor is a plain one of the dtype and shape of an array, both without
+ * gaps. */
+static bool tensor_fits(PyObject *from, PyArrayObject *to, char **data)
+{
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    if (!fan_plain_import_as(from, false, &kind, data) || kind.order != 0)
+        return false;
+    if (!fan_plain_has_own_value(from) || !fan_plain_is_detached(from))
+        return false;
+    if (!PyArray_ISCARRAY(to) || fan_dtype_of_descr(PyArray_DESCR(to)) != kind.dtype)
+        return false;
+    return fan_shape_same(kind.ndim, kind.shape, PyArray_NDIM(to), PyArray_DIMS(to));
+}
+
+static PyObject *copy_tensor(PyObject *from, PyArrayObject *to)
+{
+    char *data = NULL;
+    if (!tensor_fits(from, to, &data))
+        Py_RETURN_FALSE;
+    if (copy_begin() < 0)
+        return NULL;
+    size_t bytes = (size_t)PyArray_NBYTES(to);
+    if (bytes <= FEW_BYTES) {
+        memmove(PyArray_DATA(to), data, bytes);
+        Py_RETURN_TRUE;
+    }
+    Py_BEGIN_ALLOW_THREADS
+        memmove(PyArray_DATA(to), data, bytes);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_TRUE;
+}
+
 static PyObject *copy_plain(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    if (!PyArray_CheckExact(a[0]) || !PyArray_CheckExact(a[1]))
-        Py_RETURN_FALSE;
     PyArrayObject *from = (PyArrayObject *)a[0];
     PyArrayObject *to = (PyArrayObject *)a[1];
+    if (!PyArray_CheckExact(a[1]))
+        Py_RETURN_FALSE;
+    if (fan_is_tensor(a[0]))
+        return copy_tensor(a[0], to);
+    if (!PyArray_CheckExact(a[0]))
+        Py_RETURN_FALSE;
     if (PyArray_DESCR(from) != PyArray_DESCR(to) || !PyArray_SAMESHAPE(from, to))
         Py_RETURN_FALSE;
-    if (fan_thread_get_hooks()) { /* a step of an explored schedule */
-        if (fan_sched_enter_or_raise() < 0)
-            return NULL;
-        fan_sched_access(FAN_THING_HOST_MEMORY, 0, FAN_SCHED_WRITE);
-    }
+    if (copy_begin() < 0)
+        return NULL;
     bool flat = PyArray_IS_C_CONTIGUOUS(from) && PyArray_IS_C_CONTIGUOUS(to);
     bool owned = PyDataType_REFCHK(PyArray_DESCR(to)) || !PyArray_ISWRITEABLE(to);
     if (flat && !owned && PyArray_NBYTES(to) <= FEW_BYTES)
@@ -89,6 +134,65 @@ static PyObject *copy_plain(PyObject *Py_UNUSED(module), PyObject *const *a)
         return NULL;
     Py_RETURN_TRUE;
 }
+
+/* ---- the hook of a parameter ---- */
+
+/* Items of a gate that is open, and of a hook's tuple. */
+enum {
+    GATE_HAS,
+    GATE_PLACES,
+    GATE_NOW,
+    GATE_ITEMS
+};
+enum {
+    HOOK_GATE,
+    HOOK_PLACE,
+    HOOK_OTHERWISE,
+    HOOK_NOTHING
+};
+
+/* gate_take: whether the gradient was copied. No other thread runs meanwhile. */
+static bool gate_take(PyObject *gate, Py_ssize_t place, PyObject *gradient)
+{
+    char *data = NULL;
+    if (PyList_GET_SIZE(gate) != GATE_ITEMS || fan_thread_get_hooks())
+        return false;
+    PyObject *has = PyList_GET_ITEM(gate, GATE_HAS);
+    PyObject *places = PyList_GET_ITEM(gate, GATE_PLACES);
+    if (PyList_GET_SIZE(PyList_GET_ITEM(gate, GATE_NOW)) || PyByteArray_AS_STRING(has)[place])
+        return false;
+    PyObject *to = PyList_GET_ITEM(places, place);
+    if (!PyArray_CheckExact(to) || PyArray_NBYTES((PyArrayObject *)to) > FEW_BYTES)
+        return false;
+    if (!fan_is_tensor(gradient) || !tensor_fits(gradient, (PyArrayObject *)to, &data))
+        return false;
+    memcpy(PyArray_DATA((PyArrayObject *)to), data, (size_t)PyArray_NBYTES((PyArrayObject *)to));
+    PyByteArray_AS_STRING(has)[place] = 1;
+    return true;
+}
+
+static PyObject *gate_call(PyObject *hook, PyObject *gradients)
+{
+    Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(hook, HOOK_PLACE));
+    bool one = PyTuple_CheckExact(gradients) && PyTuple_GET_SIZE(gradients) == 1;
+    if (one && gate_take(PyTuple_GET_ITEM(hook, HOOK_GATE), place, PyTuple_GET_ITEM(gradients, 0)))
+        return Py_NewRef(PyTuple_GET_ITEM(hook, HOOK_NOTHING));
+    return PyObject_CallOneArg(PyTuple_GET_ITEM(hook, HOOK_OTHERWISE), gradients);
+}
+
+static PyMethodDef gate_def = {"collect", gate_call, METH_O, NULL};
+
+static PyObject *gate_hook(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    PyObject *self = Py_BuildValue("(OOO(O))", a[0], a[1], a[2], Py_None);
+    if (!self)
+        return NULL;
+    PyObject *hook = PyCFunction_New(&gate_def, self);
+    Py_DECREF(self);
+    return hook;
+}
+
+/* ---- first messages ---- */
 
 typedef enum heads_found {
     HEADS_SAME,

@@ -68,6 +68,8 @@ _inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
 class Passes(Protocol):
     """The weights of the passes of a block of `fanin.torch.accumulate`."""
 
+    now: list[Any]  #: empty: every pass weighs 1, and none is counted
+
     def weight_here(self, gradient: Any) -> Weight | None:
         """The weight of the pass that runs here, which is counted; None: 1."""
 
@@ -122,6 +124,8 @@ class _Bucket:
         self.rows = sparse.Noted()  #: of sparse contributions
         self.used: dict[int, _Memory] = {}  #: memory of terms that are in no running sum
         self.spare: _Memory | None = None  #: for the next contribution
+        #: `has`, the places of leaves, and the block's `Passes.now`, where the core copies plain gradients; else empty.
+        self.gate: list[Any] = []
         self.start()
 
     def start(self) -> None:
@@ -131,8 +135,7 @@ class _Bucket:
         self.memory: _Memory | None = None
         if not self.is_single:  # else there may be no copy
             self.memory, self.spare = self.spare or self.new_memory(), None
-        self.left = n = len(self.indices)  #: how many leaves it lacks
-        self.has = bytearray(n)  #: those of which it has a gradient
+        self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
         self.weight = None
 
     def take_memory(self) -> _Memory:
@@ -157,6 +160,7 @@ class _Bucket:
         if self.terms:
             self.forget()
             self.terms, self.masks = [], []
+        self.gate.clear()
         self.spare = self.memory or self.spare if keep else None
         self.total = self.result = self.bad = None
         self.anywhere = 0
@@ -182,19 +186,28 @@ class _Bucket:
     @property
     def begun(self) -> bool:
         """Whether the contribution at hand has a gradient."""
-        return self.left < len(self.has) or bool(self.kept)
+        return 1 in self.has or bool(self.kept)
 
     def lacking(self) -> int:
         """The leaves that no contribution has a gradient of, as bits."""
-        if not self.left or len(self.kept) == len(self.has) or self.every in self.masks:
+        if 0 not in self.has or len(self.kept) == len(self.has) or self.every in self.masks:
             return 0
         has = bytearray(self.has)
         for i in self.kept:
             has[i] = 1
         return self.every & ~reduce(operator.or_, self.masks, bits_of(has))
 
+    def open_gate(self, now: list[Any]) -> None:
+        """Let the core copy plain gradients of the contribution at hand: what any thread brings to the same bucket, but
+        for the first gradient of a contribution, and the second one of a leaf.
+        """
+        if self.memory is not None and self.weight is None:
+            self.gate[:] = self.has, self.memory.places, now
+
     def put_plain(self, i: int, gradient: Any, weight: Weight | None) -> bool:
-        """Copy the gradient of leaf i of the bucket, if it is an array that needs no more; return whether it was."""
+        """Copy the gradient of leaf i of the bucket, if it is an array or a tensor that needs no more; return whether it
+        was.
+        """
         memory = self.memory
         if memory is None or not self.is_open or self.has[i] or self.weight != weight or i in self.kept:
             return False
@@ -256,18 +269,19 @@ class _Bucket:
 
     def finish(self, key: int | None, alone: bool = False) -> None:
         """The contribution is complete. alone: it is the sum, and the gradients that were kept stay as they are."""
+        self.gate.clear()
         for i in list(self.kept):
             if not alone:
                 self.put(i, self.kept.pop(i), False)
             self.has[i] = 1
-        self.left = self.has.count(0)
+        is_whole = 0 not in self.has
         memory = _Memory([self.given], []) if self.given is not None else self.take_memory()
-        for segment in self.layout.segments if self.left and not alone else ():
+        for segment in () if is_whole or alone else self.layout.segments:
             for leaf, _, _ in segment.places:
                 if not self.has[leaf]:
                     segment.leave_out(memory.places[leaf])
         self.terms.append(Term(list(memory.flats), key, self.weight))
-        self.masks.append(self.every if not self.left else bits_of(self.has))
+        self.masks.append(self.every if is_whole else bits_of(self.has))
         if self.given is None:
             self.used[len(self.terms) - 1] = memory
         self.memory = self.given = None
@@ -352,7 +366,7 @@ class _Bucket:
     def again(self, call: Call, plan: BucketPlan, reducer: Reducer) -> bool:
         """Make the sum of one contribution of each rank as the last one was made; return whether all ranks can."""
         plain = plan.plain
-        if plain is None or not plain.sends or plain.is_general or self.left or self.terms or self.kept:
+        if plain is None or not plain.sends or plain.is_general or 0 in self.has or self.terms or self.kept:
             return False
         if self.weight is not None or self.bad or self.rows.rows:
             return False
@@ -606,7 +620,7 @@ class Reducer(_core.Block):
             if isinstance(leaf, _core.Leaf)
         ]
         self._collectors = [
-            leaf.collector(takers[i][0], owners.get(i))
+            leaf.collector(takers[i][0], owners.get(i), takers[i][1].gate, takers[i][2])
             for i, leaf in enumerate(self.leaves)
             if not isinstance(leaf, _core.Leaf)
         ]
@@ -617,7 +631,7 @@ class Reducer(_core.Block):
         self._keeps = self.group.size == 1 and plain and as_it_is
         self._key: int | None = None
         self._are_arrays = all(type(leaf.array) is np.ndarray for leaf in self.leaves)
-        self._copies = self._taking is None and not (detect or stats)  # most gradients are copied, and that is all
+        self._copies = not (detect or stats)  # most gradients are copied, and that is all
         self._unentered = False  # accumulate() was called, and not entered
         self._weight: Weight | None = None  # of the contribution at hand, or of the next one; None: 1
         self._counted = Counted()  # the weights of the contributions to the next sum
@@ -740,11 +754,17 @@ class Reducer(_core.Block):
         if self._holder.get("now") is not holder:
             return
         with self._lock:
-            self._takes = False
+            self._takes_no_more()
         _core.leaves_undivert(self._takers)
         if self._taking:
             self._taking.end()
         del self._holder["now"]
+
+    def _takes_no_more(self) -> None:
+        """The buckets refuse gradients. May be repeated."""
+        self._takes = False
+        for bucket in self._buckets:
+            bucket.gate.clear()
 
     def _check_grads(self) -> None:
         """RuntimeError if a .grad was set while the leaves' sums went to the buckets."""
@@ -769,12 +789,10 @@ class Reducer(_core.Block):
         if self._passing and not ours and not _on_device_thread(gradient):
             raise self._of_another(bucket, i)
         if self._passes is not None:
-            weight = self._passes.weight_here(gradient)
+            weight = self._passes.weight_here(gradient) if self._passes.now else None
             if self._passing:
                 self._passes.freeze("a gradient came in last()")
-        if self._copies and bucket.put_plain(i, gradient, weight):
-            pass
-        elif self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
+        if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient, weight, owned)
         with self._lock:
             # A pass may have begun while this thread waited.
@@ -786,15 +804,18 @@ class Reducer(_core.Block):
                     self._contribute(bucket)
                 nonfinite = self._copy(bucket, i, gradient, weight, owned)
             bucket.has[i] = 1
-            bucket.left -= 1
             if nonfinite:
                 one = [len(bucket.terms), i, nonfinite]
                 bucket.bad = min(bucket.bad or one, one)
-            whole = not bucket.left
+            whole = 0 not in bucket.has
+            if self._each and self._copies and not self._passing and self._passes is not None:
+                bucket.open_gate(self._passes.now)
         if whole and self._passing:
             bucket.closed.advance()
 
     def _copy(self, bucket: _Bucket, i: int, gradient: Any, weight: Weight | None, owned: bool) -> int:
+        if self._copies and bucket.put_plain(i, gradient, weight):
+            return 0
         if bucket.weight != weight and bucket.begun:
             raise ValueError(
                 f"Reducer: {bucket.layout.leaves[i].name}: a contribution has one weight: expected"
@@ -1467,7 +1488,7 @@ class _Collecting(_State):
         if error is None:
             try:
                 with reducer._lock:
-                    reducer._takes = False
+                    reducer._takes_no_more()
                 reducer._contribute_all(None)
                 reducer._is_complete = True
                 with reducer._reduced(block=True):  # it ends what this has diverted ..
