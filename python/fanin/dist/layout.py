@@ -87,6 +87,9 @@ def as_tensor(raw: NDArray, dtype: str, shape: tuple[int, ...] | None = None) ->
     torch = sys.modules["torch"]
     if not len(raw):
         return torch.empty((0,) if shape is None else shape, dtype=getattr(torch, dtype))
+    if dtype not in _SIZES:
+        elements = raw.view(dtype)
+        return torch.from_numpy(elements if shape is None else elements.reshape(shape))
     made = torch.frombuffer(raw, dtype=getattr(torch, dtype))
     return made if shape is None or len(shape) == 1 else made.resize_(shape)
 

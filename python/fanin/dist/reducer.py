@@ -97,11 +97,15 @@ class _Bucket:
     (`settle`), or kept as a term where there are none. So what raises amid a contribution is in no running sum.
     """
 
-    def __init__(self, number: int, indices: Sequence[int], layout: Layout, wire: str | None = None) -> None:
+    def __init__(
+        self, number: int, indices: Sequence[int], layout: Layout, wire: str | None = None, in_turn: bool = False
+    ) -> None:
         self.number, self.indices, self.layout, self.wire = number, indices, layout, wire
         #: Of one large leaf: a gradient that nothing else has travels from its own memory, and .grad takes the sum.
         self.is_single = len(indices) == 1 and layout.leaves[0].size * itemsize(layout.leaves[0].dtype) >= LARGE
 
+        #: Memory for a contribution is taken with its first gradient; else before, as several threads may bring some.
+        self.is_lazy = self.is_single or in_turn
         self.every = (1 << len(indices)) - 1  #: all leaves, as bits
         self.closed = _core.EventCount()  #: the passes in which it was closed
         self.terms: list[Term] = []
@@ -133,7 +137,7 @@ class _Bucket:
         self.is_open = True  #: it takes gradients
         self.given: NDArray | None = None  #: bytes of the only gradient, which nothing else has
         self.memory: _Memory | None = None
-        if not self.is_single:  # else there may be no copy
+        if not self.is_lazy:
             self.memory, self.spare = self.spare or self.new_memory(), None
         self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
         self.weight = None
@@ -230,6 +234,8 @@ class _Bucket:
             if self.given is not None:
                 return 0
         place = self.take_memory().places[i]
+        if not stats and _core.copy_plain(gradient, place):
+            return 0
         facts = None
         if not stats and is_torch(gradient):
             facts = gradient.dtype, gradient.shape, gradient.layout, gradient.device
@@ -600,7 +606,8 @@ class Reducer(_core.Block):
             room -= n
         layouts = [self._options.layout([specs[i] for i in g], self.group.size) for g in groups]
         self._buckets = made = [
-            _Bucket(b, g, layout, sent_as) for b, (g, layout) in enumerate(zip(groups, layouts, strict=True))
+            _Bucket(b, g, layout, sent_as, bool(self._tensors))
+            for b, (g, layout) in enumerate(zip(groups, layouts, strict=True))
         ]
         for bucket in made:
             self._options.check_dtypes(bucket.layout, "Reducer")
