@@ -80,14 +80,19 @@ static int copy_begin(void)
     return 0;
 }
 
-/* tensor_fits: whether a tensor is a plain one of the dtype and shape of an array, both without
- * gaps. */
+/* is_plain_tensor: whether the memory of a tensor holds its value, and no graph refers to it. Torch
+ * lets other threads run meanwhile. */
+static bool is_plain_tensor(PyObject *o)
+{
+    return fan_is_tensor(o) && fan_plain_has_own_value(o) && fan_plain_is_detached(o);
+}
+
+/* tensor_fits: whether a plain tensor has the dtype and shape of an array, both without gaps. No
+ * other thread runs meanwhile. */
 static bool tensor_fits(PyObject *from, PyArrayObject *to, char **data)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     if (!fan_plain_import_as(from, false, &kind, data) || kind.order != 0)
-        return false;
-    if (!fan_plain_has_own_value(from) || !fan_plain_is_detached(from))
         return false;
     if (!PyArray_ISCARRAY(to) || fan_dtype_of_descr(PyArray_DESCR(to)) != kind.dtype)
         return false;
@@ -97,7 +102,7 @@ static bool tensor_fits(PyObject *from, PyArrayObject *to, char **data)
 static PyObject *copy_tensor(PyObject *from, PyArrayObject *to)
 {
     char *data = NULL;
-    if (!tensor_fits(from, to, &data))
+    if (!is_plain_tensor(from) || !tensor_fits(from, to, &data))
         Py_RETURN_FALSE;
     if (copy_begin() < 0)
         return NULL;
@@ -151,7 +156,7 @@ enum {
     HOOK_NOTHING
 };
 
-/* gate_take: whether the gradient was copied. No other thread runs meanwhile. */
+/* gate_take: whether a plain tensor was copied. No other thread runs meanwhile. */
 static bool gate_take(PyObject *gate, Py_ssize_t place, PyObject *gradient)
 {
     char *data = NULL;
@@ -164,7 +169,7 @@ static bool gate_take(PyObject *gate, Py_ssize_t place, PyObject *gradient)
     PyObject *to = PyList_GET_ITEM(places, place);
     if (!PyArray_CheckExact(to) || PyArray_NBYTES((PyArrayObject *)to) > FEW_BYTES)
         return false;
-    if (!fan_is_tensor(gradient) || !tensor_fits(gradient, (PyArrayObject *)to, &data))
+    if (!tensor_fits(gradient, (PyArrayObject *)to, &data))
         return false;
     memcpy(PyArray_DATA((PyArrayObject *)to), data, (size_t)PyArray_NBYTES((PyArrayObject *)to));
     PyByteArray_AS_STRING(has)[place] = 1;
@@ -174,8 +179,12 @@ static bool gate_take(PyObject *gate, Py_ssize_t place, PyObject *gradient)
 static PyObject *gate_call(PyObject *hook, PyObject *gradients)
 {
     Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(hook, HOOK_PLACE));
-    bool one = PyTuple_CheckExact(gradients) && PyTuple_GET_SIZE(gradients) == 1;
-    if (one && gate_take(PyTuple_GET_ITEM(hook, HOOK_GATE), place, PyTuple_GET_ITEM(gradients, 0)))
+    PyObject *gate = PyTuple_GET_ITEM(hook, HOOK_GATE);
+    PyObject *gradient = Py_None;
+    if (PyTuple_CheckExact(gradients) && PyTuple_GET_SIZE(gradients) == 1)
+        gradient = PyTuple_GET_ITEM(gradients, 0);
+    bool open = PyList_GET_SIZE(gate) > 0 && is_plain_tensor(gradient);
+    if (open && gate_take(gate, place, gradient))
         return Py_NewRef(PyTuple_GET_ITEM(hook, HOOK_NOTHING));
     return PyObject_CallOneArg(PyTuple_GET_ITEM(hook, HOOK_OTHERWISE), gradients);
 }
