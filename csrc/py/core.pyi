@@ -1895,8 +1895,8 @@ def gate_hook(gate: list[Any], place: int, otherwise: Callable[[tuple[Any]], tup
 
 def heads_compare(messages: list[NDArray], sizes: Sequence[int], own: NDArray, head: int, alike: int, /) -> int:
     """What the first messages of all ranks, of which so many bytes came, are beside this rank's `own`: 0 if their
-    heads, of `head` bytes, are the same; 1 if some differ after their first `alike` bytes; 2 if one differs before; 3 if
-    one ends before its head, or before the end of `own`. The first rank of 2 and 3 decides.
+    heads, of `head` bytes, are the same; 1 if some differ after their first `alike` bytes; 2 if one differs before; 3
+    if one ends before its head, or before the end of `own`. The first rank of 2 and 3 decides.
     """
 
 def yield_thread() -> None:

@@ -7,6 +7,7 @@
 #include "base/thread.h"
 #include "base/trace.h"
 
+#include <assert.h>
 #include <sched.h>
 #include <string.h>
 
@@ -164,6 +165,7 @@ static bool gate_take(PyObject *gate, Py_ssize_t place, PyObject *gradient)
         return false;
     PyObject *has = PyList_GET_ITEM(gate, GATE_HAS);
     PyObject *places = PyList_GET_ITEM(gate, GATE_PLACES);
+    assert(place < PyByteArray_GET_SIZE(has) && place < PyList_GET_SIZE(places));
     if (PyList_GET_SIZE(PyList_GET_ITEM(gate, GATE_NOW)) || PyByteArray_AS_STRING(has)[place])
         return false;
     PyObject *to = PyList_GET_ITEM(places, place);
@@ -193,7 +195,10 @@ static PyMethodDef gate_def = {"collect", gate_call, METH_O, NULL};
 
 static PyObject *gate_hook(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *self = Py_BuildValue("(OOO(O))", a[0], a[1], a[2], Py_None);
+    int64_t place;
+    if (fan_index(a[1], "place", PyExc_ValueError, &place) < 0)
+        return NULL;
+    PyObject *self = Py_BuildValue("(OLO(O))", a[0], (long long)place, a[2], Py_None);
     if (!self)
         return NULL;
     PyObject *hook = PyCFunction_New(&gate_def, self);

@@ -597,7 +597,8 @@ class Call(_core.Block):
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
-            self._summed()
+            if self._summing:
+                self._summed()
             begin, end = self.data_ns
             if begin:
                 tally = self.group._tally

@@ -117,7 +117,7 @@ class Agreed(frames.Known):
         """
         if not self.sends:
             self.prepare(call.group)
-        after = call.expect(self, self.length)
+        after = call.expect(self, self.length) if call.group._padded else 0
         frames.place(self.written, call.step, call.number, call.bucket, self.length, after, key)
         if self.way != HEAD:
             self.put(x)
@@ -202,17 +202,13 @@ class Plan(Agreed):
         if self.way == ALL:
             if not self.gets:
                 return None
-            raw = own = _core.message_new(self.size) if whole is None else whole
-            terms = self.terms
-        else:
-            raw, own = self.memory(call.group.rank, whole)
-            terms = self.terms if self.way == PART else self.exchanged(call, x)
-        if places is not None:
-            terms = [terms[r] for r in places]
-        if self.size:
-            self.fold(terms, self.elements(own))
-        if self.way != ALL:
-            self.back(call, raw, own)
+            raw = _core.message_new(self.size) if whole is None else whole
+            self.fold(self.terms, places, raw)
+            return raw
+        raw, own = self.memory(call.group.rank, whole)
+        terms = self.terms if self.way == PART else self.exchanged(call, x)
+        self.fold(terms, places, own)
+        self.back(call, raw, own)
         return raw if self.gets else None
 
     def like(self, raw: NDArray, x: Any) -> Any:
@@ -222,8 +218,13 @@ class Plan(Agreed):
         made = self.elements(raw)
         return made if len(self.shape) == 1 else made.reshape(self.shape)
 
-    def fold(self, terms: list[Any], out: Any) -> None:
-        """Write the sum of terms to `out`."""
+    def fold(self, terms: list[Any], places: Sequence[int] | None, raw: NDArray) -> None:
+        """Write the sum of terms, in the order of `places`, to `raw`."""
+        if not self.size:
+            return
+        if places is not None:
+            terms = [terms[r] for r in places]
+        out = self.elements(raw)
         few = self.exact and self.size <= FEW
         if not few or not _core.exact_into(terms, out, self.options.scale):
             _core.add_n(terms, out=out, scale=self.options.scale, accumulate=self.accumulate)

@@ -164,7 +164,8 @@ class _Bucket:
         if self.terms:
             self.forget()
             self.terms, self.masks = [], []
-        self.gate.clear()
+        if self.gate:
+            self.gate.clear()
         self.spare = self.memory or self.spare if keep else None
         self.total = self.result = self.bad = None
         self.anywhere = 0
@@ -209,9 +210,7 @@ class _Bucket:
             self.gate[:] = self.has, self.memory.places, now
 
     def put_plain(self, i: int, gradient: Any, weight: Weight | None) -> bool:
-        """Copy the gradient of leaf i of the bucket, if it is an array or a tensor that needs no more; return whether it
-        was.
-        """
+        """Copy the gradient of leaf i of the bucket, if it is an array that needs no more; return whether it was."""
         memory = self.memory
         if memory is None or not self.is_open or self.has[i] or self.weight != weight or i in self.kept:
             return False
@@ -382,12 +381,12 @@ class _Bucket:
             self.plan, self.missed = None, True
             return False
         self.is_open, self.is_planned, self.anywhere = False, True, plan.anywhere
-        self.headers = plan.headers if keys is plain.no_keys else plan.headers_of(keys)
+        self.headers = headers = plan.headers if keys is plain.no_keys else plan.headers_of(keys)
         place = None
         if self.is_single:
             like = reducer.leaves[self.indices[0]].array
             place = self.places_of_results(reducer._options, call.group.rank, like).get(0)
-        self.total = plan.of_terms(call, plain, term, self.headers, place)
+        self.total = plan.of_terms(call, plain, term, headers, place)
         return True
 
     def meet(self, call: Call, sent: Sent, own: str, ended: bool) -> Sequence[Header]:
@@ -761,7 +760,9 @@ class Reducer(_core.Block):
         if self._holder.get("now") is not holder:
             return
         with self._lock:
-            self._takes_no_more()
+            self._takes = False
+            if self._each:
+                self._takes_no_more()
         _core.leaves_undivert(self._takers)
         if self._taking:
             self._taking.end()
@@ -770,7 +771,7 @@ class Reducer(_core.Block):
     def _takes_no_more(self) -> None:
         """The buckets refuse gradients. May be repeated."""
         self._takes = False
-        for bucket in self._buckets:
+        for bucket in self._buckets if self._each else ():
             bucket.gate.clear()
 
     def _check_grads(self) -> None:
@@ -799,7 +800,9 @@ class Reducer(_core.Block):
             weight = self._passes.weight_here(gradient) if self._passes.now else None
             if self._passing:
                 self._passes.freeze("a gradient came in last()")
-        if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
+        if self._copies and self._taking is None and bucket.put_plain(i, gradient, weight):
+            pass
+        elif self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient, weight, owned)
         with self._lock:
             # A pass may have begun while this thread waited.
@@ -821,8 +824,6 @@ class Reducer(_core.Block):
             bucket.closed.advance()
 
     def _copy(self, bucket: _Bucket, i: int, gradient: Any, weight: Weight | None, owned: bool) -> int:
-        if self._copies and bucket.put_plain(i, gradient, weight):
-            return 0
         if bucket.weight != weight and bucket.begun:
             raise ValueError(
                 f"Reducer: {bucket.layout.leaves[i].name}: a contribution has one weight: expected"
@@ -1069,7 +1070,8 @@ class Reducer(_core.Block):
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
         plan = bucket.plan
-        if plan is not None and plan.whole == (call.name, self._is_complete) and self._has_one():
+        has_one = self._passes is None and self._counted.weights == [None]  # contribution, and that without a weight
+        if has_one and plan is not None and plan.whole == (call.name, self._is_complete):
             call.trace("pack", begin)
             if bucket.again(call, plan, self):
                 return
@@ -1099,10 +1101,6 @@ class Reducer(_core.Block):
         if not bucket.is_planned:
             bucket.keep_plan(call, self._options, before, self._digest)
         bucket.forget()
-
-    def _has_one(self) -> bool:
-        """Whether this rank brings one contribution, which has no weight."""
-        return self._passes is None and self._counted.weights == [None]
 
     def _compare(self, call: Call, bucket: _Bucket, headers: Sequence[Header]) -> None:
         """Raise an error on every rank if headers of a bucket do not fit."""
