@@ -760,9 +760,7 @@ class Reducer(_core.Block):
         if self._holder.get("now") is not holder:
             return
         with self._lock:
-            self._takes = False
-            if self._each:
-                self._takes_no_more()
+            self._takes_no_more()
         _core.leaves_undivert(self._takers)
         if self._taking:
             self._taking.end()
@@ -809,6 +807,7 @@ class Reducer(_core.Block):
             if not self._takes or (self._passing and not ours and not _on_device_thread(gradient)):
                 raise self._of_another(bucket, i)
             if self._taking is not None:
+                bucket.gate.clear()  # while this thread copies, no other one may
                 another = bucket.has[i] or (bucket.weight != weight and bucket.begun)
                 if another and self._each and self._key is None:
                     self._contribute(bucket)
