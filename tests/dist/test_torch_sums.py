@@ -1316,11 +1316,11 @@ def test_a_gate_is_open_between_gradients_and_closed_while_one_is_copied(monkeyp
 
 def test_a_reducer_that_takes_no_more_closes_its_gates() -> None:
     def rank(group: Any) -> None:
-        p = torch.nn.Parameter(torch.zeros(3))
-        with fanin.torch.accumulate([p], group=group) as block:
+        p, q = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+        with fanin.torch.accumulate([p, q], group=group) as block:
             p.sum().backward()
             block._reducer._takes_no_more()
-            p.sum().backward()
+            q.sum().backward()
 
     with pytest.raises(RuntimeError, match="got a gradient after the end"):
         dist.threads(1, rank, timeout=None)
