@@ -1320,7 +1320,7 @@ def test_a_reducer_that_takes_no_more_closes_its_gates() -> None:
         with fanin.torch.accumulate([p, q], group=group) as block:
             p.sum().backward()
             block._reducer._takes_no_more()
-            q.sum().backward()
+            (2 * q).sum().backward()
 
     with pytest.raises(RuntimeError, match="got a gradient after the end"):
         dist.threads(1, rank, timeout=None)
