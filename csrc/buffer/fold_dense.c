@@ -446,12 +446,12 @@ void fan_plain_fold_weighted(fan_buffer *b, size_t slot, size_t n, const char *d
 }
 
 void fan_plain_sum(const fan_frontend *frontend, const fan_plain_kind *kind, const char *const *src,
-                   size_t n, char *out)
+                   size_t n, const fan_scale *scale, char *out)
 {
     fan_counter_store *counters = &fan_counters_of_sums;
     uint64_t bytes = fan_plain_kind_bytes(kind);
     void *left = fan_frontend_leave(frontend, bytes > FAN_PLAIN_BYTES);
-    plain_sum_runs(kind, src, n, fan_accum_dtype(kind->dtype, FAN_DT_NONE), NULL, out, NULL);
+    plain_sum_runs(kind, src, n, fan_accum_dtype(kind->dtype, FAN_DT_NONE), scale, out, NULL);
     fan_frontend_return(frontend, left);
     fan_counter_add(&counters->adds, n);
     fan_counter_add(&counters->folds, 1);

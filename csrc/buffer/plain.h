@@ -141,11 +141,15 @@ typedef struct fan_plain_outs {
 bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
                     const fan_plain_outs *outs, void **results);
 
+/* fan_plain_scales: whether sums of dtype d are scaled here. The general path reports what is wrong
+ * with a scale. */
+bool fan_plain_scales(const fan_take *options, fan_dtype d, fan_dtype acc);
+
 /* fan_plain_sum: the sum of 2 to FAN_PLAIN_TERMS arrays of one kind into `out`, one of them or
- * apart from all, and counted. Other threads of the frontend may run meanwhile: the caller holds
- * what the arrays belong to. */
+ * apart from all, and counted. scale: NULL, or one that fits. Other threads of the frontend may run
+ * meanwhile: the caller holds what the arrays belong to. */
 void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char *const *src,
-                   size_t n, char *out);
+                   size_t n, const fan_scale *scale, char *out);
 
 /* ---- for the verbs ---- */
 

@@ -70,9 +70,7 @@ static const fan_scale *take_scale(const fan_take *options)
     return &options->scale;
 }
 
-/* take_plain_scales: whether sums of dtype d are scaled here. The general path reports what is
- * wrong with a scale. */
-static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype acc)
+bool fan_plain_scales(const fan_take *options, fan_dtype d, fan_dtype acc)
 {
     if (!fan_take_scale_fits(options, d))
         return false;
@@ -129,7 +127,7 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
         return false;
     if (list && list->n) {
         bool scaled = options->scale.on && fan_list_defined(list);
-        if (scaled && !take_plain_scales(options, list->kind.dtype, fan_plain_accum(b, slot)))
+        if (scaled && !fan_plain_scales(options, list->kind.dtype, fan_plain_accum(b, slot)))
             return false;
         fan_list_sort(list);
         if (list->undefined)

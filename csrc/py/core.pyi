@@ -1883,7 +1883,21 @@ def tracing() -> bool:
     """Whether a trace records this thread."""
 
 def copy_plain(from_: Any, to: Any, /) -> bool:
-    """Copy an ndarray into another of the same dtype and shape; return whether they are such."""
+    """Copy an ndarray, or a torch.Tensor of real numbers without gaps, into an ndarray of the same dtype and shape;
+    return whether they are such.
+    """
+
+def gate_hook(gate: list[Any], place: int, otherwise: Callable[[tuple[Any]], tuple[None]], /) -> Callable[..., Any]:
+    """A hook of torch's AccumulateGrad, which copies a plain gradient as `copy_plain` to its place if the gate is open,
+    and calls `otherwise` with all others. The gate of a bucket is a list: empty, or a bytearray of the places that have
+    a gradient, the list of arrays at these places, and a list, which is empty while no pass has a weight.
+    """
+
+def heads_compare(messages: list[NDArray], sizes: Sequence[int], own: NDArray, head: int, alike: int, /) -> int:
+    """What the first messages of all ranks, of which so many bytes came, are beside this rank's `own`: 0 if their
+    heads, of `head` bytes, are the same; 1 if some differ after their first `alike` bytes; 2 if one differs before; 3
+    if one ends before its head, or before the end of `own`. The first rank of 2 and 3 decides.
+    """
 
 def yield_thread() -> None:
     """Let other threads and processes use this core. Unlike os.sched_yield before Python 3.12, it releases the GIL."""

@@ -18,7 +18,7 @@ import pytest
 import fanin
 from fanin import _core, dist
 from fanin.dist import reducer as reducer_module
-from fanin.dist.group import Group
+from fanin.dist.group import Group, Use
 from fanin.dist.reducer import Reducer
 from fanin.dist.threads import ThreadEngine, World
 from kit.ctrl_c import raised_at
@@ -165,7 +165,7 @@ def left_with_terms(state: Any, keep: bool) -> None:
     """As `_Pass.release`, but the contributions of the pass stay, as those of the next one."""
     state.reducer._passing = False
     reducer_module._inside.set(None)
-    state.use._end(None)
+    Use._end(state, None)
 
 
 def ended_early(state: Any, error: BaseException | None) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import dist
+from fanin import _core, dist
 from fanin.dist import frames, plans
 from fanin.dist.frames import ALL, FULL, HEAD, HEAD_SIZE, PART, PLAN, CutShort, Head
 from fanin.dist.group import Call, Group
@@ -34,6 +34,40 @@ def one(group: Group, size: int = 100, **options: Any) -> Any:
 
 def is_right(x: Any, ranks: int) -> bool:
     return bool((x == ranks * (ranks + 1) / 2).all())
+
+
+def message(plan: int, key: int, size: int = 80) -> Any:
+    """A message of 80 bytes, of which the first 48 are those of the plan."""
+    made = np.zeros(size, np.uint8)
+    made[:48], made[48:64] = plan, key
+    return made
+
+
+@pytest.mark.parametrize(
+    ("others", "sizes", "found"),
+    [
+        ([], [], frames.SAME),
+        ([message(1, 1), message(1, 1)], [80, 96], frames.SAME),
+        ([message(1, 1), message(1, 2)], [80, 80], frames.SAME_PLAN),
+        ([message(1, 2), message(2, 2)], [80, 80], frames.OTHER_PLAN),
+        ([message(1, 1), message(1, 1)], [80, 63], frames.CUT_SHORT),
+        ([message(1, 1), message(1, 1)], [80, 79], frames.CUT_SHORT),
+        ([message(2, 1), message(1, 1)], [64, 0], frames.OTHER_PLAN),
+        ([message(1, 1), message(2, 1)], [0, 80], frames.CUT_SHORT),
+    ],
+)
+def test_heads_are_compared_rank_by_rank(others: list[Any], sizes: list[int], found: int) -> None:
+    own = message(1, 1)
+    assert _core.heads_compare([own, *others], (80, *sizes), own, HEAD_SIZE, frames.ALIKE) == found
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(63, np.uint8), np.zeros(80, np.int8), np.zeros(160, np.uint8)[::2], None])
+def test_what_has_no_head_is_refused(wrong: Any) -> None:
+    own = message(1, 1)
+    with pytest.raises(TypeError, match="expected messages with heads"):
+        _core.heads_compare([own, wrong], [80, 80], own, HEAD_SIZE, frames.ALIKE)
+    with pytest.raises(ValueError, match="expected a size for each message"):
+        _core.heads_compare([own, own], [80], own, HEAD_SIZE, frames.ALIKE)
 
 
 # ---------------------------------------------------------------- the law

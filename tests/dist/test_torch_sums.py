@@ -19,7 +19,7 @@ import pytest
 
 import fanin
 from dist.test_gloo import on_processes
-from fanin import dist
+from fanin import _core, dist
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
@@ -1230,3 +1230,117 @@ def test_blocks_of_one_model_share_a_reducer_and_a_thread_that_end_with_the_mode
         gc.enable()
     for thread in set(threading.enumerate()) - before:
         thread.join()
+
+
+# ---------------------------------------------------------------- gradients that the core copies
+
+
+def opened(has: bytes, now: list[Any]) -> tuple[Any, list[Any], Any, list[Any]]:
+    """A hook of the second of two places of an open gate, the gate, the second place, and what the hook passed on."""
+    fanin.add_n([torch.zeros(1)])  # the core knows torch from its first tensor on
+    passed: list[Any] = []
+    places = [np.zeros(3, "f4"), np.zeros((2, 3), "f4")]
+    gate: list[Any] = [bytearray(has), places, now]
+
+    def otherwise(gradients: tuple[Any]) -> tuple[None]:
+        passed.append(gradients[0])
+        return (None,)
+
+    return _core.gate_hook(gate, 1, otherwise), gate, places[1], passed
+
+
+def test_a_plain_gradient_is_copied_through_an_open_gate_once() -> None:
+    hook, gate, place, passed = opened(b"\0\0", [])
+    gradient = torch.arange(6.0).reshape(2, 3)
+    assert hook((gradient,)) == (None,)
+    assert (place.tolist(), gate[0], passed) == (gradient.tolist(), b"\0\1", [])
+    assert hook((gradient + 1,)) == (None,)
+    assert len(passed) == 1 and place.tolist() == gradient.tolist()
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        None,
+        torch.zeros(3),
+        torch.zeros(2, 3, dtype=torch.float64),
+        torch.zeros(3, 2).T,
+        torch.zeros(1, 1).expand(2, 3),
+        torch.zeros(2, 3, requires_grad=True),
+        torch.imag(torch.zeros(2, 3, dtype=torch.complex64).conj()),
+        torch.zeros(2, 3).to_sparse(),
+        torch.zeros(2, 3, device="meta"),
+        torch.nn.Parameter(torch.zeros(2, 3)),
+        np.zeros((2, 3), "f4"),
+    ],
+)
+def test_what_is_no_plain_gradient_is_passed_on(gradient: Any) -> None:
+    hook, gate, place, passed = opened(b"\0\0", [])
+    place[:] = 7
+    assert hook((gradient,)) == (None,)
+    assert len(passed) == 1 and passed[0] is gradient
+    assert gate[0] == b"\0\0" and (place == 7).all()
+
+
+@pytest.mark.parametrize("why", ["closed", "weights", "has one"])
+def test_nothing_is_copied_through_a_gate_that_is_closed(why: str) -> None:
+    hook, gate, place, passed = opened(b"\0\1" if why == "has one" else b"\0\0", [-1, None] if why == "weights" else [])
+    if why == "closed":
+        gate.clear()
+    hook((torch.ones(2, 3),))
+    assert len(passed) == 1 and not place.any()
+
+
+def test_a_gate_is_open_between_gradients_and_closed_while_one_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes through an open gate while another gradient of the same leaf is copied would be lost."""
+
+    def rank(group: Any) -> tuple[list[int], list[int], float]:
+        p, q = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+        with fanin.torch.accumulate([p, q], group=group) as block:
+            [bucket] = block._reducer._buckets
+            copy, within, after = _core.copy_plain, [], []
+
+            def watched(gradient: Any, place: Any) -> bool:
+                within.append(len(bucket.gate))
+                return bool(copy(gradient, place))
+
+            monkeypatch.setattr(_core, "copy_plain", watched)
+            for _ in range(3):
+                (p.sum() + q.sum()).backward()
+                after.append(len(bucket.gate))
+        return within, after, p.grad[0].item()
+
+    within, after, total = dist.threads(1, rank, timeout=None)[0]
+    assert (set(within), after, total) == ({0}, [3, 3, 3], 3.0)
+
+
+def test_a_reducer_that_takes_no_more_closes_its_gates() -> None:
+    def rank(group: Any) -> None:
+        p, q = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+        with fanin.torch.accumulate([p, q], group=group) as block:
+            p.sum().backward()
+            block._reducer._takes_no_more()
+            (2 * q).sum().backward()
+
+    with pytest.raises(RuntimeError, match="got a gradient after the end"):
+        dist.threads(1, rank, timeout=None)
+
+
+def test_no_gate_is_open_outside_of_a_block() -> None:
+    def rank(group: Any) -> list[int]:
+        p = torch.nn.Parameter(torch.zeros(3))
+        found = []
+        for last in (False, True):
+            with fanin.torch.accumulate([p], group=group) as block:
+                [bucket] = block._reducer._buckets
+                p.sum().backward()
+                found.append(len(bucket.gate))
+                if last:
+                    with block.last():
+                        found.append(len(bucket.gate))
+                        p.sum().backward()
+                        found.append(len(bucket.gate))
+            found.append(len(bucket.gate))
+        return found
+
+    assert dist.threads(2, rank, timeout=None) == [[3, 0, 3, 0, 0, 0]] * 2

@@ -16,7 +16,7 @@ int fan_block_end(PyObject *block, PyObject *error)
     PyObject *raised = NULL;
     bool again = true;
     while (again) {
-        PyObject *done = PyObject_CallMethod(block, "_end", "O", cause);
+        PyObject *done = PyObject_CallMethodOneArg(block, fan_state_get()->str_end, cause);
         Py_XDECREF(done);
         raised = fan_exception_take();
         again = raised && raised != cause && block_interrupts(raised);
@@ -36,7 +36,7 @@ int fan_block_end(PyObject *block, PyObject *error)
 
 PyObject *fan_block_begin(PyObject *block)
 {
-    PyObject *result = PyObject_CallMethod(block, "_begin", NULL);
+    PyObject *result = PyObject_CallMethodNoArgs(block, fan_state_get()->str_begin);
     if (result)
         return result;
     PyObject *error = fan_exception_take();

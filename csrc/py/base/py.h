@@ -48,6 +48,9 @@
     X(str_is_neg, "is_neg")               \
     X(str_is_conj, "is_conj")             \
     X(str_requires_grad, "requires_grad") \
+    X(str_begin, "_begin")                \
+    X(str_end, "_end")                    \
+    X(str_reduced, "_reduced")            \
     X(str_increment_version, "increment_version")
 
 /* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up

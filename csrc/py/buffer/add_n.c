@@ -111,15 +111,27 @@ static bool out_fits(PyObject *out, const char *const *src, size_t n, const fan_
     return true;
 }
 
-/* add_n_plain: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL
- * without an exception: not plain ones. */
-static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
+/* scale_fits: reads a scale; NULL: there is none. False: sums of the kind are not scaled here. */
+static bool scale_fits(PyObject *scale, const fan_plain_kind *kind, fan_take *options)
+{
+    if (!scale)
+        return true;
+    if (!fan_plain_scale_arg(scale, options))
+        return false;
+    return fan_plain_scales(options, kind->dtype, fan_dtype_accumulate(kind->dtype));
+}
+
+/* add_n_plain: the sum of a few small arrays of one kind, times `scale`, in `out`, where these are
+ * not NULL; NULL without an exception: not plain ones. */
+static PyObject *add_n_plain(PyObject *arrays, PyObject *out, PyObject *scale)
 {
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
     /* their list may change while they are summed */
     FAN_UNINITIALIZED PyObject *held[FAN_PLAIN_TERMS];
     FAN_UNINITIALIZED fan_plain_kind kind;
     FAN_UNINITIALIZED fan_plain_kind other;
+    fan_take options = {.one = true};
+    const fan_scale *factor = NULL;
     char *data;
     char *to;
     if (!PyList_CheckExact(arrays) && !PyTuple_CheckExact(arrays))
@@ -130,6 +142,10 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
     PyObject **items = PySequence_Fast_ITEMS(arrays);
     if (!first_fits(items[0], (size_t)n, out != NULL, &kind, &data))
         return NULL;
+    if (!scale_fits(scale, &kind, &options))
+        return NULL;
+    if (scale)
+        factor = &options.scale;
     src[0] = data;
     for (Py_ssize_t i = 1; i < n; i++) {
         if (!fan_plain_import(items[i], &other, &data))
@@ -148,7 +164,7 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
     if (sum && kind.check_at_use && !all_readable(held, (size_t)n, &kind, src))
         Py_CLEAR(sum);
     if (sum)
-        fan_plain_sum(&fan_python, &kind, src, (size_t)n, to);
+        fan_plain_sum(&fan_python, &kind, src, (size_t)n, factor, to);
     for (Py_ssize_t i = 0; i < n; i++)
         Py_DECREF(held[i]);
     return sum;
@@ -290,7 +306,7 @@ static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 {
     if (nargs != 1 || kwnames)
         return 0;
-    *result = add_n_plain(args[0], NULL);
+    *result = add_n_plain(args[0], NULL, NULL);
     return *result || PyErr_Occurred();
 }
 
@@ -306,10 +322,10 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
         .weights = values[6],
         .mean = values[7],
     };
-    bool of_operands = a.keys || a.weights;
-    bool of_result = a.accumulate || a.scale || a.stats;
-    if (!of_operands && !of_result && !a.mean) {
-        PyObject *sum = add_n_plain(a.arrays, fan_given(a.out));
+    bool of_operands = fan_given(a.keys) || fan_given(a.weights);
+    bool of_result = fan_given(a.accumulate) || a.stats || a.mean;
+    if (!of_operands && !of_result) {
+        PyObject *sum = add_n_plain(a.arrays, fan_given(a.out), fan_given(a.scale));
         if (sum || PyErr_Occurred())
             return sum;
     }

@@ -180,6 +180,9 @@ PyObject *fan_plain_take_over(buffer_object *self, const size_t *only, PyObject 
  * None: not given.
  *   NULL, without an exception: it is not that of plain contributions, and nothing happened */
 PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale);
+/* fan_plain_scale_arg: reads a scale, or None; false: reading its value needs a call, or it is
+ * wrong. */
+bool fan_plain_scale_arg(PyObject *value, fan_take *options);
 /* fan_plain_writable_now: whether `o` is an array that such a sum may be written into. */
 bool fan_plain_writable_now(PyObject *o, fan_plain_kind *kind, char **data);
 /* fan_buffer_take_sums: InputBuffer.take. */

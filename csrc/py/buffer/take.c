@@ -314,8 +314,7 @@ static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kin
     return FAN_PLAIN_THERE;
 }
 
-/* scale_of: false: reading its value needs a call, or it is wrong. */
-static bool scale_of(PyObject *value, fan_take *options)
+bool fan_plain_scale_arg(PyObject *value, fan_take *options)
 {
     if (value == Py_None)
         return true;
@@ -343,7 +342,7 @@ static bool take_option_of(PyObject *name, PyObject *value, PyObject **out, fan_
         return true;
     }
     if (name == st->str_scale)
-        return scale_of(value, options);
+        return fan_plain_scale_arg(value, options);
     if (name == st->str_writable)
         return take_flag_of(value, &options->writable);
     if (name == st->str_mean)
@@ -454,7 +453,7 @@ PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
     PyObject *sum = NULL;
     if (out != Py_None)
         places = &all;
-    if (scale_of(scale, &options))
+    if (fan_plain_scale_arg(scale, &options))
         sum = take_one(core, &options, places);
     if (!sum && PyErr_Occurred())
         PyErr_Clear(); /* as above */

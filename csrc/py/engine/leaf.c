@@ -179,7 +179,7 @@ static bool add_plain(PyObject *grad, PyObject *sum)
     if (!fan_plain_is_unchanged(grad, &kind, to) || !fan_plain_is_unchanged(sum, &other, from))
         return false;
     const char *terms[2] = {to, from};
-    fan_plain_sum(&fan_python, &kind, terms, 2, to);
+    fan_plain_sum(&fan_python, &kind, terms, 2, NULL, to);
     return true;
 }
 

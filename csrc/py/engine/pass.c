@@ -435,13 +435,14 @@ static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
             PyExc_ValueError,
             "backward: a pass with reducer= cannot record itself (create_graph=True)");
     }
-    if (!PyObject_HasAttrString(reducer, "_reduced")) {
+    PyObject *method = fan_state_get()->str_reduced;
+    if (!PyObject_HasAttr(reducer, method)) {
         return PyErr_Format(PyExc_TypeError,
                             "backward: reducer: expected a fanin.dist.Reducer, got %s",
                             FAN_TYPE_TEXT(reducer));
     }
-    PyObject *weight = fan_or_none(a[FAN_PASS_WEIGHT]);
-    PyObject *block = PyObject_CallMethod(reducer, "_reduced", "OO", Py_False, weight);
+    PyObject *const given[] = {reducer, Py_False, fan_or_none(a[FAN_PASS_WEIGHT])};
+    PyObject *block = PyObject_VectorcallMethod(method, given, 3, NULL);
     if (!block)
         return NULL;
     if (fan_drop_result(fan_block_begin(block)) < 0) {

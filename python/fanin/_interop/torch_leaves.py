@@ -510,9 +510,11 @@ class TorchLeaf:
     def grad(self) -> torch.Tensor | None:
         return self.tensor.grad
 
-    def collector(self, put: Callable[[Any], None], own: Callable[[Any], None] | None) -> Collector:
+    def collector(
+        self, put: Callable[[Any], None], own: Callable[[Any], None] | None, gate: list[Any], place: int
+    ) -> Collector:
         """A hook that calls `put` with each gradient, or `own`, if there is one, with a gradient that nothing else has;
-        it lets nothing go on to .grad.
+        or copies it, if the gate of its bucket is open, where it has this place. It lets nothing go on to .grad.
         """
         if own is not None:
             [hook] = hooks(1, functools.partial(give, self.name, put, own, counts_alone()))
@@ -526,7 +528,7 @@ class TorchLeaf:
                 put(g)
             return (None,)
 
-        return collect
+        return _core.gate_hook(gate, place, collect)
 
     def accumulate(self, total: torch.Tensor) -> None:
         """Add a sum to .grad, and run the hooks after accumulation."""

@@ -127,7 +127,7 @@ class BucketPlan:
     ) -> list[NDArray]:
         """.. of the term that each rank brings."""
         turn = None
-        if self.order == "key" and headers is not self.headers:
+        if headers is not self.headers and self.order == "key":
             keys = keys_of_ranks(call, [h["keys"] for h in headers])
             turn = sorted(range(len(keys)), key=keys.__getitem__)
         total = plan.sum(call, [term], turn, place)

@@ -74,12 +74,13 @@ class Tally:
 
     def __init__(self) -> None:
         self.sums = self.planned = self.messages = self.bytes_sent = self.messages_between = self.bytes_between = 0
-        self.first_bytes = self.first_between = 0  #: of bytes_sent and bytes_between: those of first messages
+        self.first_bytes = self.first_between = 0  #: bytes of first messages, which the ones above lack
         self.wait_ns = self.data_ns = self.hidden_ns = self.on_device = 0
 
     def counters(self) -> GroupCounters:
         waited, travelled, hidden = (1e-9 * ns for ns in (self.wait_ns, self.data_ns, self.hidden_ns))
-        sent = self.messages, self.bytes_sent, self.messages_between, self.bytes_between
+        bytes_sent, bytes_between = self.bytes_sent + self.first_bytes, self.bytes_between + self.first_between
+        sent = self.messages, bytes_sent, self.messages_between, bytes_between
         return GroupCounters(self.sums, self.planned, *sent, waited, travelled, hidden, self.on_device)
 
     def sent(self, sent: Outgoing, begin_ns: int, end_ns: int, header: bool) -> None:

@@ -42,6 +42,8 @@ HEAD, ALL, PART = 0, 1, 2  #: what follows the head of a plan: nothing, the term
 _HEAD = struct.Struct("<4sBBHq16sqIIIIq")
 HEAD_SIZE = _HEAD.size
 ALIKE = HEAD_SIZE - 16  #: the bytes in which the plans of all ranks are alike: those before the length
+#: What `heads_compare` of the core finds: one head, heads of one plan, another plan, a message that ends too early.
+SAME, SAME_PLAN, OTHER_PLAN, CUT_SHORT = range(4)
 _PLACE = struct.Struct("<qIIIIq")  #: what is after the digest ..
 _PLACE_AT = HEAD_SIZE - _PLACE.size  #: .. and where it is
 _LENGTHS = struct.Struct("<II")
@@ -117,17 +119,24 @@ def read(raw: NDArray) -> Head:
 
 
 def place(
-    message: memoryview, step: int | None, number: int, bucket: int, length: int, after: int, key: int | None
+    messages: Sequence[memoryview],
+    step: int | None,
+    number: int,
+    bucket: int,
+    length: int,
+    after: int,
+    key: int | None,
 ) -> None:
-    """Write the place of a sum, the lengths of messages, and the key of this rank's term, into a plan's message."""
+    """Write the place of a sum, the lengths of messages, and the key of this rank's term, into a plan's messages."""
     step = NO_STEP if step is None else step
     key = NO_KEY if key is None else key
-    _PLACE.pack_into(message, _PLACE_AT, step, number & _NUMBERS, bucket, length, after, key)
+    for message in messages:
+        _PLACE.pack_into(message, _PLACE_AT, step, number & _NUMBERS, bucket, length, after, key)
 
 
-def key_of(message: memoryview) -> int | None:
+def key_of(message: NDArray) -> int | None:
     """The key in the message of a plan."""
-    (key,) = _KEY.unpack_from(message, _KEY_AT)
+    (key,) = _KEY.unpack_from(message.data, _KEY_AT)
     return None if key == NO_KEY else int(key)
 
 

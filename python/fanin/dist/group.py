@@ -585,7 +585,7 @@ class Call(_core.Block):
     ) -> None:
         self.group, self.name, self.timeout = group, name, timeout
         self.number, self.bucket, self.step = number, bucket, group._step
-        self.title = title or f"bucket {bucket}"  #: in traces
+        self.title = title  #: in traces; None: the bucket
 
     @functools.cached_property
     def at(self) -> Header:
@@ -603,10 +603,13 @@ class Call(_core.Block):
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
-            self._summed()
-            if self.data_ns[0]:
-                self.group._tally.sums += 1
-                self.group._tally.data_ns += self.data_ns[1] - self.data_ns[0]
+            if self._summing:
+                self._summed()
+            begin, end = self.data_ns
+            if begin:
+                tally = self.group._tally
+                tally.sums += 1
+                tally.data_ns += end - begin
         elif self._over or self.group.closed:
             pass
         elif self._met or not isinstance(error, Exception):
@@ -688,12 +691,10 @@ class Call(_core.Block):
         end = time.monotonic_ns()
         self._shared_ns = begin, end
         tally.messages += len(rows) - 1
-        tally.bytes_sent += sent
         tally.first_bytes += sent
         tally.wait_ns += end - begin
         if group._between:
             tally.messages_between += group._between
-            tally.bytes_between += between
             tally.first_between += between
         return sizes
 
@@ -743,7 +744,7 @@ class Call(_core.Block):
     def trace(self, step: str, begin_ns: int, sends: tuple[int, ...] = ()) -> None:
         """Write a step since `begin_ns` to the traces of this thread, with the bytes sent to each rank."""
         if _core.tracing():
-            label = f"{self.title}: {step}"
+            label = f"{self.title or f'bucket {self.bucket}'}: {step}"
             _core.trace_bucket(label, self.group._number, self.number, self.bucket, begin_ns, sends)
 
     def say(self, header: Header) -> list[Header]:

@@ -87,6 +87,9 @@ def as_tensor(raw: NDArray, dtype: str, shape: tuple[int, ...] | None = None) ->
     torch = sys.modules["torch"]
     if not len(raw):
         return torch.empty((0,) if shape is None else shape, dtype=getattr(torch, dtype))
+    if dtype not in _SIZES:
+        elements = raw.view(dtype)
+        return torch.from_numpy(elements if shape is None else elements.reshape(shape))
     made = torch.frombuffer(raw, dtype=getattr(torch, dtype))
     return made if shape is None or len(shape) == 1 else made.resize_(shape)
 
@@ -136,6 +139,16 @@ class Segment:
     def itemsize(self) -> int:
         return itemsize(self.dtype)
 
+    @cached_property
+    def viewed(self) -> Any:
+        """The dtype of ndarrays of its elements; None: they are in tensors."""
+        example = typed(np.empty(0, np.uint8), self.dtype)
+        return example.dtype if isinstance(example, np.ndarray) else None
+
+    def elements(self, raw: NDArray) -> Any:
+        """Bytes as a flat array of its dtype."""
+        return typed(raw, self.dtype) if self.viewed is None else raw.view(self.viewed)
+
     @property
     def size(self) -> int:
         return self.bounds[-1]
@@ -148,7 +161,7 @@ class Segment:
     def empty(self) -> tuple[NDArray, Any]:
         """A flat array as bytes and as elements, not written yet."""
         raw = _core.message_new(self.size * self.itemsize)
-        return raw, typed(raw, self.dtype)
+        return raw, self.elements(raw)
 
     def leave_out(self, elements: Any) -> None:
         """Fill elements of a flat array with the term that changes no sum: -0.0, 0, False."""
@@ -268,9 +281,11 @@ class Layout:
 
     def arrays(self, flats: Sequence[NDArray]) -> list[Any]:
         """.. each an ndarray, or a tensor of a dtype that no ndarray has."""
+        if len(self.leaves) == 1:
+            return [self.segments[0].elements(flats[0]).reshape(self.leaves[0].shape)]
         made: list[Any] = [None] * len(self.leaves)
         for segment, raw in zip(self.segments, flats, strict=True):
-            flat = typed(raw, segment.dtype)
+            flat = segment.elements(raw)
             for leaf, start, stop in segment.places:
                 made[leaf] = flat[start:stop].reshape(self.leaves[leaf].shape)
         return made

@@ -91,14 +91,11 @@ class _Messages(_Operation):
 
     def start(self) -> Self:
         self.engine.open.append(self)
-        self.over = self.run(True)  # often no rank is late
-        return self
-
-    def run(self, begin: bool) -> bool:
-        code = requests_run(self.state, begin)
+        code = requests_run(self.state, True)
+        self.over = code == 0  # often no rank is late
         if code > 0:
             raise MPI.Exception(code)
-        return code == 0
+        return self
 
     def wait(self, timeout: float | None) -> Any:
         if not self.over:
@@ -107,7 +104,10 @@ class _Messages(_Operation):
         return self.result()
 
     def look(self) -> bool:
-        return self.run(False)
+        code = requests_run(self.state, False)
+        if code > 0:
+            raise MPI.Exception(code)
+        return code == 0
 
     def late(self) -> set[int]:
         messages = self.state[_FIRST:].reshape(-1, _WORDS)[: self.state[_MESSAGES]].tolist()

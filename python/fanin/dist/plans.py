@@ -29,7 +29,7 @@ from fanin._interop.protocols import NDArray
 from . import frames
 from .counters import sent_to
 from .frames import ALL, HEAD, HEAD_SIZE, PART, Head
-from .layout import Layout, Leaf, as_tensor, digest, is_inexact, placed, typed
+from .layout import Layout, Leaf, as_tensor, digest, is_inexact, placed
 from .options import Options
 
 if TYPE_CHECKING:
@@ -97,14 +97,13 @@ class Agreed(frames.Known):
         head = Head(frames.PLAN, body, self.way, bytes.fromhex(digest(self.facts))).write()
         made = [np.frombuffer(head + bytes(n), np.uint8).copy() for n in bodies]
         sends = made if len(made) > 1 else made * group.size
-        self.written = [x.data[:HEAD_SIZE] for x in made]
+        self.written = [x.data for x in made]
         self.length = max(map(len, made))
         self.sent = sum(map(len, sends)) - len(sends[rank])
         self.between = sum(len(x) for x, node in zip(sends, nodes, strict=True) if node != nodes[rank])
         rows = list(group._receives())
         rows[rank] = sends[rank]
-        self.mine = sends[rank].data[:HEAD_SIZE]
-        self.heads = [row.data[:HEAD_SIZE] for row in rows]
+        self.own, self.rows = sends[rank], rows
         self.no_keys: list[int | None] = [None] * group.size
         self.sends = sends
         return rows
@@ -118,26 +117,18 @@ class Agreed(frames.Known):
         """
         if not self.sends:
             self.prepare(call.group)
-        after = call.expect(self, self.length)
-        for head in self.written:
-            frames.place(head, call.step, call.number, call.bucket, self.length, after, key)
+        after = call.expect(self, self.length) if call.group._padded else 0
+        frames.place(self.written, call.step, call.number, call.bucket, self.length, after, key)
         if self.way != HEAD:
             self.put(x)
         sizes = call.share(self.sends, self.sent, self.between, True)
-        mine, keyed = self.mine.tobytes(), key is not None
-        expected = len(self.sends[call.group.rank])
-        for head, came in zip(self.heads, sizes, strict=True):
-            if came < HEAD_SIZE:
-                raise call.unreadable()
-            theirs = head.tobytes()  # which are compared at once, and those of a memoryview one by one
-            if theirs != mine:
-                if theirs[: frames.ALIKE] != mine[: frames.ALIKE]:
-                    return None
-                keyed = True
-            if came < expected:
-                raise call.unreadable()
+        found = _core.heads_compare(self.rows, sizes, self.own, HEAD_SIZE, frames.ALIKE)
+        if found == frames.CUT_SHORT:
+            raise call.unreadable()
+        if found == frames.OTHER_PLAN:
+            return None
         call.met(self.step, self.sends)
-        return [frames.key_of(head) for head in self.heads] if keyed else self.no_keys
+        return self.no_keys if key is None and found == frames.SAME else list(map(frames.key_of, self.rows))
 
 
 class Plan(Agreed):
@@ -148,8 +139,7 @@ class Plan(Agreed):
         self.layout, self.options, self.flat = layout, options, flat
         (self.segment,) = layout.segments
         self.dtype = self.segment.dtype
-        example = typed(np.empty(0, np.uint8), self.dtype)
-        self.viewed = example.dtype if type(example) is _ndarray else None  #: the dtype of arrays that are no tensors
+        self.elements = self.segment.elements
         self.place: Any = None  #: where a term that is an array lies in the message
 
     def prepare(self, group: Group) -> None:
@@ -178,16 +168,16 @@ class Plan(Agreed):
         self.to_all = sent_to([self.size * (options.into in ("all", r)) for r in range(group.size)], rank, group._nodes)
         self.nothing = np.empty(0, np.uint8)
         self.exact = options.order == "exact" and is_inexact(self.dtype)
-        how = {"scale": options.scale, "accumulate": "exact" if self.exact else options.accumulate}
-        self.how: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
+        self.accumulate = "exact" if self.exact else options.accumulate
         rows = self.open(group, total, {HEAD: [0], ALL: [total], PART: shards}[self.way])
+        self.body = self.own[HEAD_SIZE:]
         at = HEAD_SIZE + (each * low if self.way == ALL else 0)
-        self.terms = [typed(row[at : at + self.size], self.dtype) for row in rows] if self.way != HEAD else []
+        self.terms = [self.elements(row[at : at + self.size]) for row in rows] if self.way != HEAD else []
         if len(self.layout.leaves) == 1:
             shape = self.layout.leaves[0].shape
             self.shape = shape if options.into != "shard" else (high - low,)
             if self.way == ALL:
-                self.place = typed(self.sends[rank][HEAD_SIZE:], self.dtype).reshape(shape)
+                self.place = self.elements(self.body).reshape(shape)
 
     def flats(self, x: Any) -> list[NDArray]:
         """A term as bytes."""
@@ -200,7 +190,7 @@ class Plan(Agreed):
             return
         (flat,) = self.flats(x)
         if self.way == ALL:
-            self.sends[0][HEAD_SIZE:] = flat
+            self.body[...] = flat
             return
         for message, part in zip(self.sends, self.natural, strict=True):
             message[HEAD_SIZE:] = flat[part]
@@ -212,17 +202,13 @@ class Plan(Agreed):
         if self.way == ALL:
             if not self.gets:
                 return None
-            raw = own = _core.message_new(self.size) if whole is None else whole
-            terms = self.terms
-        else:
-            raw, own = self.memory(call.group.rank, whole)
-            terms = self.terms if self.way == PART else self.exchanged(call, x)
-        if places is not None:
-            terms = [terms[r] for r in places]
-        if self.size:
-            self.fold(terms, self.elements(own))
-        if self.way != ALL:
-            self.back(call, raw, own)
+            raw = _core.message_new(self.size) if whole is None else whole
+            self.fold(self.terms, places, raw)
+            return raw
+        raw, own = self.memory(call.group.rank, whole)
+        terms = self.terms if self.way == PART else self.exchanged(call, x)
+        self.fold(terms, places, own)
+        self.back(call, raw, own)
         return raw if self.gets else None
 
     def like(self, raw: NDArray, x: Any) -> Any:
@@ -232,15 +218,16 @@ class Plan(Agreed):
         made = self.elements(raw)
         return made if len(self.shape) == 1 else made.reshape(self.shape)
 
-    def elements(self, raw: NDArray) -> Any:
-        """Bytes as an array of the leaf's dtype."""
-        return typed(raw, self.dtype) if self.viewed is None else raw.view(self.viewed)
-
-    def fold(self, terms: list[Any], out: Any) -> None:
-        """Write the sum of terms to `out`."""
+    def fold(self, terms: list[Any], places: Sequence[int] | None, raw: NDArray) -> None:
+        """Write the sum of terms, in the order of `places`, to `raw`."""
+        if not self.size:
+            return
+        if places is not None:
+            terms = [terms[r] for r in places]
+        out = self.elements(raw)
         few = self.exact and self.size <= FEW
         if not few or not _core.exact_into(terms, out, self.options.scale):
-            _core.add_n(terms, out=out, **self.how)
+            _core.add_n(terms, out=out, scale=self.options.scale, accumulate=self.accumulate)
 
     def memory(self, rank: int, whole: NDArray | None) -> tuple[NDArray, NDArray]:
         """Memory for what this rank gets, and for its shard, as bytes."""

@@ -68,6 +68,8 @@ _inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
 class Passes(Protocol):
     """The weights of the passes of a block of `fanin.torch.accumulate`."""
 
+    now: list[Any]  #: empty: every pass weighs 1, and none is counted
+
     def weight_here(self, gradient: Any) -> Weight | None:
         """The weight of the pass that runs here, which is counted; None: 1."""
 
@@ -95,11 +97,15 @@ class _Bucket:
     (`settle`), or kept as a term where there are none. So what raises amid a contribution is in no running sum.
     """
 
-    def __init__(self, number: int, indices: Sequence[int], layout: Layout, wire: str | None = None) -> None:
+    def __init__(
+        self, number: int, indices: Sequence[int], layout: Layout, wire: str | None = None, in_turn: bool = False
+    ) -> None:
         self.number, self.indices, self.layout, self.wire = number, indices, layout, wire
         #: Of one large leaf: a gradient that nothing else has travels from its own memory, and .grad takes the sum.
         self.is_single = len(indices) == 1 and layout.leaves[0].size * itemsize(layout.leaves[0].dtype) >= LARGE
 
+        #: Memory for a contribution is taken with its first gradient; else before, as several threads may bring some.
+        self.is_lazy = self.is_single or in_turn
         self.every = (1 << len(indices)) - 1  #: all leaves, as bits
         self.closed = _core.EventCount()  #: the passes in which it was closed
         self.terms: list[Term] = []
@@ -122,6 +128,8 @@ class _Bucket:
         self.rows = sparse.Noted()  #: of sparse contributions
         self.used: dict[int, _Memory] = {}  #: memory of terms that are in no running sum
         self.spare: _Memory | None = None  #: for the next contribution
+        #: `has`, the places of leaves, and the block's `Passes.now`, where the core copies plain gradients; else empty.
+        self.gate: list[Any] = []
         self.start()
 
     def start(self) -> None:
@@ -129,10 +137,9 @@ class _Bucket:
         self.is_open = True  #: it takes gradients
         self.given: NDArray | None = None  #: bytes of the only gradient, which nothing else has
         self.memory: _Memory | None = None
-        if not self.is_single:  # else there may be no copy
+        if not self.is_lazy:
             self.memory, self.spare = self.spare or self.new_memory(), None
-        self.left = n = len(self.indices)  #: how many leaves it lacks
-        self.has = bytearray(n)  #: those of which it has a gradient
+        self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
         self.weight = None
 
     def take_memory(self) -> _Memory:
@@ -157,6 +164,8 @@ class _Bucket:
         if self.terms:
             self.forget()
             self.terms, self.masks = [], []
+        if self.gate:
+            self.gate.clear()
         self.spare = self.memory or self.spare if keep else None
         self.total = self.result = self.bad = None
         self.anywhere = 0
@@ -182,16 +191,23 @@ class _Bucket:
     @property
     def begun(self) -> bool:
         """Whether the contribution at hand has a gradient."""
-        return self.left < len(self.has) or bool(self.kept)
+        return 1 in self.has or bool(self.kept)
 
     def lacking(self) -> int:
         """The leaves that no contribution has a gradient of, as bits."""
-        if not self.left or len(self.kept) == len(self.has) or self.every in self.masks:
+        if 0 not in self.has or len(self.kept) == len(self.has) or self.every in self.masks:
             return 0
         has = bytearray(self.has)
         for i in self.kept:
             has[i] = 1
         return self.every & ~reduce(operator.or_, self.masks, bits_of(has))
+
+    def open_gate(self, now: list[Any]) -> None:
+        """Let the core copy plain gradients of the contribution at hand: what any thread brings to the same bucket, but
+        for the first gradient of a contribution, and the second one of a leaf.
+        """
+        if self.memory is not None and self.weight is None:
+            self.gate[:] = self.has, self.memory.places, now
 
     def put_plain(self, i: int, gradient: Any, weight: Weight | None) -> bool:
         """Copy the gradient of leaf i of the bucket, if it is an array that needs no more; return whether it was."""
@@ -217,6 +233,8 @@ class _Bucket:
             if self.given is not None:
                 return 0
         place = self.take_memory().places[i]
+        if not stats and _core.copy_plain(gradient, place):
+            return 0
         facts = None
         if not stats and is_torch(gradient):
             facts = gradient.dtype, gradient.shape, gradient.layout, gradient.device
@@ -256,18 +274,19 @@ class _Bucket:
 
     def finish(self, key: int | None, alone: bool = False) -> None:
         """The contribution is complete. alone: it is the sum, and the gradients that were kept stay as they are."""
+        self.gate.clear()
         for i in list(self.kept):
             if not alone:
                 self.put(i, self.kept.pop(i), False)
             self.has[i] = 1
-        self.left = self.has.count(0)
+        is_whole = 0 not in self.has
         memory = _Memory([self.given], []) if self.given is not None else self.take_memory()
-        for segment in self.layout.segments if self.left and not alone else ():
+        for segment in () if is_whole or alone else self.layout.segments:
             for leaf, _, _ in segment.places:
                 if not self.has[leaf]:
                     segment.leave_out(memory.places[leaf])
         self.terms.append(Term(list(memory.flats), key, self.weight))
-        self.masks.append(self.every if not self.left else bits_of(self.has))
+        self.masks.append(self.every if is_whole else bits_of(self.has))
         if self.given is None:
             self.used[len(self.terms) - 1] = memory
         self.memory = self.given = None
@@ -352,7 +371,7 @@ class _Bucket:
     def again(self, call: Call, plan: BucketPlan, reducer: Reducer) -> bool:
         """Make the sum of one contribution of each rank as the last one was made; return whether all ranks can."""
         plain = plan.plain
-        if plain is None or not plain.sends or plain.is_general or self.left or self.terms or self.kept:
+        if plain is None or not plain.sends or plain.is_general or 0 in self.has or self.terms or self.kept:
             return False
         if self.weight is not None or self.bad or self.rows.rows:
             return False
@@ -362,9 +381,11 @@ class _Bucket:
             self.plan, self.missed = None, True
             return False
         self.is_open, self.is_planned, self.anywhere = False, True, plan.anywhere
-        self.headers = headers = plan.headers_of(keys)
-        like = reducer.leaves[self.indices[0]].array
-        place = self.places_of_results(reducer._options, call.group.rank, like).get(0) if self.is_single else None
+        self.headers = headers = plan.headers if keys is plain.no_keys else plan.headers_of(keys)
+        place = None
+        if self.is_single:
+            like = reducer.leaves[self.indices[0]].array
+            place = self.places_of_results(reducer._options, call.group.rank, like).get(0)
         self.total = plan.of_terms(call, plain, term, headers, place)
         return True
 
@@ -584,7 +605,8 @@ class Reducer(_core.Block):
             room -= n
         layouts = [self._options.layout([specs[i] for i in g], self.group.size) for g in groups]
         self._buckets = made = [
-            _Bucket(b, g, layout, sent_as) for b, (g, layout) in enumerate(zip(groups, layouts, strict=True))
+            _Bucket(b, g, layout, sent_as, bool(self._tensors))
+            for b, (g, layout) in enumerate(zip(groups, layouts, strict=True))
         ]
         for bucket in made:
             self._options.check_dtypes(bucket.layout, "Reducer")
@@ -604,7 +626,7 @@ class Reducer(_core.Block):
             if isinstance(leaf, _core.Leaf)
         ]
         self._collectors = [
-            leaf.collector(takers[i][0], owners.get(i))
+            leaf.collector(takers[i][0], owners.get(i), takers[i][1].gate, takers[i][2])
             for i, leaf in enumerate(self.leaves)
             if not isinstance(leaf, _core.Leaf)
         ]
@@ -615,7 +637,7 @@ class Reducer(_core.Block):
         self._keeps = self.group.size == 1 and plain and as_it_is
         self._key: int | None = None
         self._are_arrays = all(type(leaf.array) is np.ndarray for leaf in self.leaves)
-        self._copies = self._taking is None and not (detect or stats)  # most gradients are copied, and that is all
+        self._copies = not (detect or stats)  # most gradients are copied, and that is all
         self._unentered = False  # accumulate() was called, and not entered
         self._weight: Weight | None = None  # of the contribution at hand, or of the next one; None: 1
         self._counted = Counted()  # the weights of the contributions to the next sum
@@ -738,11 +760,17 @@ class Reducer(_core.Block):
         if self._holder.get("now") is not holder:
             return
         with self._lock:
-            self._takes = False
+            self._takes_no_more()
         _core.leaves_undivert(self._takers)
         if self._taking:
             self._taking.end()
         del self._holder["now"]
+
+    def _takes_no_more(self) -> None:
+        """The buckets refuse gradients. May be repeated."""
+        self._takes = False
+        for bucket in self._buckets if self._each else ():
+            bucket.gate.clear()
 
     def _check_grads(self) -> None:
         """RuntimeError if a .grad was set while the leaves' sums went to the buckets."""
@@ -767,10 +795,10 @@ class Reducer(_core.Block):
         if self._passing and not ours and not _on_device_thread(gradient):
             raise self._of_another(bucket, i)
         if self._passes is not None:
-            weight = self._passes.weight_here(gradient)
+            weight = self._passes.weight_here(gradient) if self._passes.now else None
             if self._passing:
                 self._passes.freeze("a gradient came in last()")
-        if self._copies and bucket.put_plain(i, gradient, weight):
+        if self._copies and self._taking is None and bucket.put_plain(i, gradient, weight):
             pass
         elif self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient, weight, owned)
@@ -779,16 +807,18 @@ class Reducer(_core.Block):
             if not self._takes or (self._passing and not ours and not _on_device_thread(gradient)):
                 raise self._of_another(bucket, i)
             if self._taking is not None:
+                bucket.gate.clear()  # while this thread copies, no other one may
                 another = bucket.has[i] or (bucket.weight != weight and bucket.begun)
                 if another and self._each and self._key is None:
                     self._contribute(bucket)
                 nonfinite = self._copy(bucket, i, gradient, weight, owned)
             bucket.has[i] = 1
-            bucket.left -= 1
             if nonfinite:
                 one = [len(bucket.terms), i, nonfinite]
                 bucket.bad = min(bucket.bad or one, one)
-            whole = not bucket.left
+            whole = 0 not in bucket.has
+            if self._each and self._copies and not self._passing and self._passes is not None:
+                bucket.open_gate(self._passes.now)
         if whole and self._passing:
             bucket.closed.advance()
 
@@ -869,7 +899,8 @@ class Reducer(_core.Block):
             if not bucket.is_planned:
                 self._bad = self._first_bad()
                 break
-        if self._options.into not in ("all", "shard", self.group.rank):
+        into = self._options.into
+        if into != "all" and into not in ("shard", self.group.rank):
             return [None] * len(self.leaves)
         first = self._buckets[0]
         if len(self._buckets) == 1 and first.total is not None and first.anywhere == first.every:
@@ -1004,9 +1035,11 @@ class Reducer(_core.Block):
         alone.
         """
         at_end = self._sends_at_end or self._is_complete
-        limit = limit_of(self._name, self._timeout, self.group.timeout)
+        limit = self.group.timeout
+        if self._timeout != "group":
+            limit = limit_of(self._name, self._timeout, limit)
         for bucket in self._buckets:
-            failed = self._until(bucket)
+            failed = self._error if at_end else self._until(bucket)
             with Call(self.group, self._name, number, bucket.number, limit) as call:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
@@ -1036,7 +1069,8 @@ class Reducer(_core.Block):
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
         plan = bucket.plan
-        if plan is not None and plan.whole == (call.name, self._is_complete) and self._has_one():
+        has_one = self._passes is None and self._counted.weights == [None]  # contribution, and that without a weight
+        if has_one and plan is not None and plan.whole == (call.name, self._is_complete):
             call.trace("pack", begin)
             if bucket.again(call, plan, self):
                 return
@@ -1066,10 +1100,6 @@ class Reducer(_core.Block):
         if not bucket.is_planned:
             bucket.keep_plan(call, self._options, before, self._digest)
         bucket.forget()
-
-    def _has_one(self) -> bool:
-        """Whether this rank brings one contribution, which has no weight."""
-        return self._passes is None and self._counted.weights == [None]
 
     def _compare(self, call: Call, bucket: _Bucket, headers: Sequence[Header]) -> None:
         """Raise an error on every rank if headers of a bucket do not fit."""
@@ -1262,30 +1292,28 @@ class _State(_core.Block):
         self.over = True
 
 
-class _Pass(_State):
-    """A pass: the gradients of its leaves are summed over ranks while it runs."""
+class _Pass(_State, Use):
+    """A pass: the gradients of its leaves are summed over ranks while it runs, and its thread uses the group."""
 
     turn = 0  #: the reducer's number for it
     number = 0  #: the group's
     made: list[Any] | None = None  #: the sums that are not added to .grad yet
+    errors: tuple[BaseException, ...] = ()  #: of leaves' hooks after accumulation
 
     def __init__(self, reducer: Reducer, block: bool, weight: float | None = None) -> None:
-        self.reducer = reducer
+        self.reducer, self.group = reducer, reducer.group
+        self.name = "Reducer" if block else "backward"
         self.block = block  #: a `with` block of the reducer
         self.weight = weight  #: of fanin.backward(weight=)
-        self.use = Use(reducer.group, "Reducer" if block else "backward")
         self.senders: dict[str, object] = {}  #: "now": what sends
-        self.errors: list[BaseException] = []  #: of leaves' hooks after accumulation
 
     def _begin(self) -> None:
-        reducer = self.reducer
-        self.use._begin()
+        reducer, group = self.reducer, self.group
+        Use._begin(self)
         _inside.set(reducer)
         reducer._passing = True
-        self.turn = reducer._turn + 1
-        reducer._turn = self.turn
-        reducer.group._passes += 1
-        self.number = reducer.group._passes
+        self.turn = reducer._turn = reducer._turn + 1
+        self.number = group._passes = group._passes + 1
         if reducer._unentered:
             reducer._unentered = False
             raise RuntimeError(
@@ -1331,17 +1359,18 @@ class _Pass(_State):
             self.reducer._sent.advance()
 
     def is_ours(self) -> bool:
-        return self.use.holds
+        return self.group._uses.get("now") is self
 
     def _end(self, error: BaseException | None) -> None:
-        super()._end(error)
-        self.accumulate()
+        _State._end(self, error)
+        if self.made is not None:
+            self.accumulate()
 
     def finish(self, error: BaseException | None) -> None:
         reducer = self.reducer
         try:
             reducer._undivert(self)
-            if self.begun:
+            if self.begun and reducer._taking:
                 reducer._check_grads()
             if error is None and reducer.missing == "error":
                 reducer._check_reached()
@@ -1371,13 +1400,12 @@ class _Pass(_State):
         self.reducer._passing = False
         self.reducer._reset(keep)
         _inside.set(None)
-        self.use._end(None)
+        Use._end(self, None)
 
     def accumulate(self) -> None:
         """Add the sums to .grad. May be repeated: each is taken out of the list first."""
         reducer, made = self.reducer, self.made
-        if made is None:
-            return
+        assert made is not None
         if reducer._options.into == "shard":
             reducer.shards, self.made = made, None
             return
@@ -1385,7 +1413,7 @@ class _Pass(_State):
         while failed := _core.leaves_accumulate(reducer.leaves, made, first):
             i, error = failed
             note(error, f"backward: {reducer.leaves[i].name or f'leaf {i}'} was accumulated")
-            self.errors.append(error)
+            self.errors = (*self.errors, error)
             first = i + 1  # a hook that raises keeps no other leaf from its sum
         self.made = None
         if self.errors:
@@ -1464,7 +1492,7 @@ class _Collecting(_State):
         if error is None:
             try:
                 with reducer._lock:
-                    reducer._takes = False
+                    reducer._takes_no_more()
                 reducer._contribute_all(None)
                 reducer._is_complete = True
                 with reducer._reduced(block=True):  # it ends what this has diverted ..
