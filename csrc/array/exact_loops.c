@@ -130,7 +130,7 @@ ALWAYS_INLINE uint32_t product_has_digits(double s, double p)
     {                                                                                            \
         double b = fabs(p) * 0x1p-51;                                                            \
         uint32_t sure = (ALIKE(p - b, p + b)) & product_has_digits(s, p) & (bad ^ 1u);           \
-        return !sure | f.is_wild;                                                                \
+        return (sure ^ 1u) | f.is_wild;                                                          \
     }
 WIDE_PRODUCT(single, SINGLE)
 WIDE_PRODUCT(low, LOW)
@@ -302,7 +302,7 @@ ALWAYS_INLINE bool judge_products_double(tally *t, const judge *j, size_t len)
         double b = fabs(p) * 0x1p-102 + t->large[i] * lost;
         uint32_t alike = p + (rest - b) == p + (rest + b);
         uint32_t sure = (alike | shifts) & product_has_digits(s, p) & (t->bad[i] ^ 1u);
-        uint32_t bad = !sure | f.is_wild;
+        uint32_t bad = (sure ^ 1u) | f.is_wild;
         t->sum[i] = whole_sum(p, of_bits(bits_of(rest) & keep));
         t->bad[i] = bad;
         any |= bad;
