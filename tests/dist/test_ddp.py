@@ -22,7 +22,6 @@ if torch.distributed.is_available():
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    from fanin.dist import torch_ranks
 
 STEPS = 5
 RATE = (
@@ -350,6 +349,49 @@ def test_a_complex_parameter_of_the_shape_of_a_real_one_has_a_plan_of_its_own(tm
         assert found == dict.fromkeys(found, True)
 
 
+class AllReduced(torch.autograd.Function):
+    """Sums its gradient over ranks in a process group of its own, as SyncBatchNorm does with two numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        total = g.clone()
+        torch.distributed.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Skips(torch.nn.Module):
+    """Its first layer, which may be left out, is before a sum over ranks in the pass forward, and after it backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.top = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.between = torch.distributed.new_group()
+
+    def forward(self, x: Any, skip: bool) -> Any:
+        return self.top(AllReduced.apply(x if skip else self.low(x), self.between))
+
+
+def skipping(group: Any) -> Any:
+    model = DDP(Skips(), find_unused_parameters=True)
+    model.register_comm_hook(None, fanin.torch.ddp_hook(timeout=20))
+    found = []
+    for skip in (False, True, True, False):
+        model.zero_grad()
+        x = torch.ones(2, 4, requires_grad=True)
+        found.append(attempt(model(x, skip and group.rank == 0).sum().backward))
+    return found
+
+
+def test_a_rank_whose_gradients_are_complete_goes_on_with_its_pass(tmp_path: Path) -> None:
+    """Rank 0 has all its gradients, in one bucket, before it sums over ranks within its pass; rank 1 needs that sum."""
+    assert on_processes(2, skipping, tmp_path) == [["good"] * 4] * 2
+
+
 def late(group: Any) -> Any:
     model, reduce_scatter = good_replica(group, timeout=0.5), fanin.torch.ReduceScatter()
 
@@ -403,9 +445,7 @@ def test_options_that_do_not_fit_are_refused_when_a_hook_is_made(options: Any, e
 #: A pass that ends while the sum of its bucket waits for another rank, which never comes; then the program ends.
 LEFT_BEHIND = """
 import threading, torch, fanin
-from fanin.dist import torch_ranks
 from fanin.dist.group import Group
-torch_ranks.SMALL = 0
 
 class Engine:
     rank, size, name = 0, 2, "an engine whose other rank never comes"
@@ -441,7 +481,6 @@ def test_a_sum_that_waits_for_ever_keeps_no_process_from_its_end() -> None:
 
 
 def test_a_thread_that_cannot_start_is_the_error_of_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ranks, "SMALL", 0)
     start, failing = threading.Thread.start, [True, True]
 
     def no_start(thread: threading.Thread) -> None:

@@ -415,13 +415,9 @@ class Bucket:
 
 
 @pytest.mark.partners
-@pytest.mark.parametrize("small", [0, 1 << 20], ids=["on a thread that sends", "on the thread of the pass"])
-def test_after_ctrl_c_at_any_line_of_a_hook_of_ddp_the_next_pass_is_right(
-    small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_ctrl_c_at_any_line_of_a_hook_of_ddp_the_next_pass_is_right() -> None:
     torch = pytest.importorskip("torch")
     ranks = pytest.importorskip("fanin.dist.torch_ranks")
-    monkeypatch.setattr(ranks, "SMALL", small)
 
     def summed(hook: Any, group: Group, p: Any) -> Any:
         futures: list[Any] = []
@@ -444,9 +440,6 @@ def test_after_ctrl_c_at_any_line_of_a_hook_of_ddp_the_next_pass_is_right(
         group, hook, p = alone(), fanin.torch.ddp_hook(scale=1), torch.zeros(3, requires_grad=True)
         fn = partial(summed, hook, group, p)
         came = raised_at(n, lambda fn=fn: (fn(), fn()), (ranks.__file__, f"{PACKAGE}/dist/sender.py"))
-        if group.closed is not None:  # amid a sum, as in any other call
-            assert small and came and "KeyboardInterrupt" in group.closed
-            continue
         assert fn() == [1, 1, 1], came
         over = _core.EventCount()
         ranks._sender(group).put(over.advance)

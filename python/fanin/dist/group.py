@@ -489,12 +489,6 @@ class Use(_core.Block):
             del uses["now"]
 
 
-def is_outside() -> bool:
-    """Whether this thread uses no group."""
-    inside = _here.inside
-    return inside is None or not inside.holds
-
-
 class _OneCall(Use):
     """A use of a group for one call, which its `with` has."""
 

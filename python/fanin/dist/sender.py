@@ -11,15 +11,6 @@ from typing import Any
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
 
-class Done:
-    """How much work a thread has done."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class Sender:
     """A thread for the work of its owner, which begins with the first. No work keeps the process from its end."""
 
@@ -29,21 +20,12 @@ class Sender:
         self.end = weakref.ref(owner, self.work.put)
         self.name = name
         self._begun = False
-        self._put, self.done = 0, Done()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all work that was put is done."""
-        return self._put == self.done.count
 
     def put(self, work: Callable[[], None]) -> None:
         """Let the thread call `work`, which raises nothing. If this raises, it may call it or not."""
         if not self._begun:
-            threading.Thread(
-                target=_work_of, args=(self.work, self.end, self.done), name=self.name, daemon=True
-            ).start()
+            threading.Thread(target=_work_of, args=(self.work, self.end), name=self.name, daemon=True).start()
             self._begun = True  # after Ctrl-C before this line a second thread begins, which does no harm
-        self._put += 1
         self.work.put(work)
 
     def close(self) -> None:
@@ -52,10 +34,9 @@ class Sender:
             self.work.put(self.end)
 
 
-def _work_of(queue: SimpleQueue[Any], end: object, done: Done) -> None:
+def _work_of(queue: SimpleQueue[Any], end: object) -> None:
     """Do what comes in a queue, until `end`."""
     while (work := queue.get()) is not end:
         work()
-        done.count += 1
         del work  # it has the owner, whose end is the thread's
     queue.put(end)  # for a second thread

@@ -17,7 +17,7 @@ from fanin import _core
 from fanin._interop.protocols import DTypeLike
 from fanin._words import type_of
 from fanin.dist import plans
-from fanin.dist.group import Call, Group, TimeLimit, failure_of, is_outside, limit_of, weakly
+from fanin.dist.group import Call, Group, TimeLimit, failure_of, limit_of, weakly
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
 from fanin.dist.options import Options, Order
@@ -32,10 +32,6 @@ _senders: weakref.WeakKeyDictionary[Group, Sender] = weakref.WeakKeyDictionary()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_senders.clear)  # a child has no such threads
 
-
-#: Bytes of the last bucket of a pass up to which it travels on the thread of the pass, if the sending thread has no
-#: work: little of the pass is left beside which it could travel, and another thread takes a while to begin.
-SMALL = 1 << 20
 
 #: The group of each process group, by id, with a reference to it. A closed group stays closed: making another is
 #: collective, and would wait for ranks whose group is open.
@@ -286,12 +282,7 @@ class _Hook:
         shapes = tuple([shape_of(p) for p in bucket.parameters()])
         brought = _Brought("parameter {} of the bucket", x.dtype, shapes)
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
-        work = partial(run.sum, x, place, host(x), brought, future)
-        sender = _sender(run.group)
-        if place.last and x.numel() * x.element_size() <= SMALL and sender.is_idle and is_outside():
-            work()
-        else:
-            sender.put(work)
+        _sender(run.group).put(partial(run.sum, x, place, host(x), brought, future))
         run.complete = place.last
         if not run.watched:
             future.wait()
