@@ -335,6 +335,18 @@ def test_a_rank_without_arrays_gets_a_sum_of_the_other_ranks_library(tensors: bo
     assert on_ranks(rank, 2) == [("Tensor" if tensors else "ndarray", name, 1.0)] * 2
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_tensor_of_one_element_or_none_may_have_any_strides(n: int) -> None:
+    column = torch.full((1, 5), 3.0)[:, 1]
+    nothing = torch.zeros(4).as_strided((0,), (2,))
+    assert column.stride() == (5,) and nothing.stride() == (2,)
+
+    def train(group: Any) -> Any:
+        return [dist.add_n([x], group).tolist() for x in (column, nothing, column, nothing)]
+
+    assert dist.threads(n, train) == [[[3.0 * n], []] * 2] * n
+
+
 @pytest.mark.parametrize("order", ["exact", "key", "rank"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_sum_of_a_parameter_without_elements_has_its_shape(order: Any, dtype: str) -> None:

@@ -101,7 +101,11 @@ def flat_bytes(x: Any) -> NDArray | None:
     if is_torch(x) and str(x.layout) == "torch.strided":
         plain = x.device.type == "cpu" and x.is_contiguous() and not (x.is_conj() or x.is_neg())
         flat: Any = x.detach()
-        return flat.view(-1).view(sys.modules["torch"].uint8).numpy() if plain else None
+        if not plain:
+            return None
+        if x.numel() < 2:  # its strides may be any
+            flat = flat.as_strided((x.numel(),), (1,))
+        return flat.view(-1).view(sys.modules["torch"].uint8).numpy()
     return None
 
 
