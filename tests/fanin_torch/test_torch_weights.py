@@ -24,6 +24,7 @@ from kit.ctrl_c import stopped
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+HERE = pytest.importorskip("fanin.torch.weights").HERE
 
 pytestmark = [
     pytest.mark.partners,
@@ -918,3 +919,19 @@ def test_a_wrong_mean_that_people_have_trained_with_is_right_with_weights(
         np.testing.assert_allclose(g, e, rtol=1e-13, atol=1e-16)
     off = [np.linalg.norm(g - e) / np.linalg.norm(e) for g, e in zip(steps_by(wrong, batches), expected, strict=True)]
     assert min(off) > 0.1
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_remove_obj_from_tls"), reason="this torch removes nothing")
+@pytest.mark.parametrize("ends", ["the weight", "the block"])
+def test_a_thread_keeps_nothing_of_weights_that_torch_would_drop_at_its_end(ends: str) -> None:
+    p = torch.zeros(3, requires_grad=True)
+    with fanin.torch.accumulate([p]) as block:
+        weight = block.weight(2)
+        weight.__enter__()
+        p.sum().backward()
+        assert torch._C._is_key_in_tls(HERE)
+        if ends == "the weight":
+            weight.__exit__(None, None, None)
+            assert not torch._C._is_key_in_tls(HERE)
+    assert not torch._C._is_key_in_tls(HERE)
+    assert p.grad.tolist() == [2, 2, 2]

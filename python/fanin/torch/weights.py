@@ -23,6 +23,7 @@ Accumulate = Any  # a block of fanin.torch.accumulate, whose module imports this
 HERE = "fanin.torch.accumulate: weights"
 NO_PASS = -1  # torch counts its passes from 0
 _task: Callable[[], int] = torch._C._current_graph_task_id
+_remove: Callable[[str], object] | None = getattr(torch._C, "_remove_obj_from_tls", None)
 #: The functions through which torch's engine runs a pass, and calls a function written in Python.
 _RUNS: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 _CALLS: CodeType = torch_function.BackwardCFunction.apply.__code__
@@ -49,7 +50,7 @@ class Passes:
         for entry in self.opened:
             entry.over = entry.over or "the end of the block"
         if any(entry.passes is self for entry in entries()):
-            torch._C._stash_obj_in_tls(HERE, tuple(entry for entry in entries() if entry.passes is not self))
+            _leave(tuple(entry for entry in entries() if entry.passes is not self))
 
     def start(self) -> None:
         """Begin a block."""
@@ -256,7 +257,7 @@ class Weighted(_core.Block):
             return
         here = entries()
         if entry in here:
-            torch._C._stash_obj_in_tls(HERE, tuple(one for one in here if one is not entry))
+            _leave(tuple(one for one in here if one is not entry))
         entry.over = entry.over or "the end of its weight(w): join the thread of its pass within the `with`"
         entry.passes.forget()
         if error is not None and not entry.came and entry in entry.passes.opened:
@@ -269,3 +270,13 @@ def entries() -> tuple[Entry, ...]:
         return ()
     found: tuple[Entry, ...] = torch._C._get_obj_in_tls(HERE)
     return found
+
+
+def _leave(left: tuple[Entry, ...]) -> None:
+    """This thread is inside of `left` alone. An object that a thread has there at its end is dropped by torch, which
+    takes the interpreter's lock for it: if Python ends meanwhile, the process aborts.
+    """
+    if left or _remove is None:
+        torch._C._stash_obj_in_tls(HERE, left)
+    else:
+        _remove(HERE)
