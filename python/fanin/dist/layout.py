@@ -105,7 +105,8 @@ def flat_bytes(x: Any) -> NDArray | None:
             return None
         if x.numel() < 2:  # its strides may be any
             flat = flat.as_strided((x.numel(),), (1,))
-        return flat.view(-1).view(sys.modules["torch"].uint8).numpy()
+        raw: NDArray = flat.view(-1).view(sys.modules["torch"].uint8).numpy()
+        return raw
     return None
 
 
