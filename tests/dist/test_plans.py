@@ -394,17 +394,17 @@ def test_a_head_is_read_as_it_was_written() -> None:
 
 
 def test_a_group_keeps_the_last_plans_it_used_and_sums_leave_nothing_behind() -> None:
-    """1,000 sums of 200 shapes: the plans, and descriptors."""
+    """1,500 sums of 300 shapes: the plans, and descriptors."""
 
     def rank(group: Group) -> Any:
         before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-        for k in range(1000):
-            one(group, 1 + k % 200)
+        for k in range(1500):
+            one(group, 1 + k % 300)
         after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
         shapes = [name[2] for name in group._plans]  # type: ignore[index]
         return after - before, shapes, group.counters.planned
 
-    last = [(1 + k,) for k in range(200 - plans.PLANS, 200)]
+    last = [(1 + k,) for k in range(300 - plans.PLANS, 300)]
     assert dist.threads(1, rank, timeout=None) == [(0, last, 0)]
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
 _ndarray = np.ndarray
-PLANS = 64  #: how many a group keeps
+PLANS = 256  #: how many a group keeps
 FEW = 64 << 10  #: bytes of an exact sum for which `add_n` starts no threads, so that its own work counts
 
 
