@@ -20,10 +20,20 @@ def in_finalizer(frame: FrameType | None) -> bool:
     return frame is not None
 
 
+@functools.cache
+def inlined(code: CodeType) -> frozenset[int]:
+    """The lines of comprehensions that are part of their function, as since Python 3.12: an exception of a trace
+    function as one begins or ends passes the `with` around it. Python's own come in its loop, and reach that `with`.
+    """
+    begins = [one.positions for one in dis.get_instructions(code) if one.opname == "LOAD_FAST_AND_CLEAR"]
+    return frozenset(place.lineno for place in begins if place is not None and place.lineno is not None)
+
+
 def raised_at(n: int, fn: Callable[[], object], files: tuple[str, ...]) -> str:
     """Call `fn`; raise KeyboardInterrupt at its n-th line in these files. Return the
     line, or "" if there are fewer. The line of a `with` comes again at its end: not there, since Python raises no
-    KeyboardInterrupt before it has called `__exit__`, which an exception of this function would skip.
+    KeyboardInterrupt before it has called `__exit__`, which an exception of this function would skip. Nor at `inlined`
+    ones.
     """
     left = itertools.count(n, -1)
     came: list[str] = []
@@ -34,7 +44,8 @@ def raised_at(n: int, fn: Callable[[], object], files: tuple[str, ...]) -> str:
             path, number = frame.f_code.co_filename, frame.f_lineno
             leaves_with = number < last.get(frame, 0) and linecache.getline(path, number).lstrip().startswith("with ")
             last[frame] = number
-            if not leaves_with and next(left) == 0:
+            passes_with = leaves_with or number in inlined(frame.f_code)
+            if not passes_with and next(left) == 0:
                 came.append(f"{path}:{number}")
                 raise KeyboardInterrupt(came[0])
         return line
