@@ -344,7 +344,7 @@ def test_a_tensor_of_one_element_or_none_may_have_any_strides(n: int) -> None:
     def train(group: Any) -> Any:
         return [dist.add_n([x], group).tolist() for x in (column, nothing, column, nothing)]
 
-    assert dist.threads(n, train) == [[[3.0 * n], []] * 2] * n
+    assert dist.threads(n, train, timeout=None) == [[[3.0 * n], []] * 2] * n
 
 
 @pytest.mark.parametrize("order", ["exact", "key", "rank"])
