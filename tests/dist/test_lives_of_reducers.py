@@ -20,6 +20,7 @@ import pytest
 import fanin
 from fanin import dist
 from fanin.dist.group import Call, Group
+from fanin.dist.plans import PLANS
 from fanin.dist.reducer import Reducer
 from kit.messages import Messages
 
@@ -398,7 +399,7 @@ def grown(group: Group, make: Callable[[Group], Callable[[], Any]], n: int) -> t
 
     gc.disable()
     try:
-        for _ in range(200):  # caches are full then
+        for _ in range(PLANS + 50):  # caches are full then
             step()
         before = counts()
         for _ in range(n):
