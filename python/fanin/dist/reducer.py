@@ -1359,7 +1359,7 @@ class _Pass(_State, Use):
             self.reducer._sent.advance()
 
     def is_ours(self) -> bool:
-        return self.group._uses.get("now") is self
+        return self.holds
 
     def _end(self, error: BaseException | None) -> None:
         _State._end(self, error)
