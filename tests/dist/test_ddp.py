@@ -22,7 +22,6 @@ if torch.distributed.is_available():
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-
 STEPS = 5
 RATE = (
     0.125  # a power of two: torch's SGD rounds the product of another rate in some elements of a bfloat16 tensor only

@@ -632,7 +632,6 @@ def test_gradients_of_every_layout_are_copied_by_their_places() -> None:
     assert wrong_copies() == []
 
 
-@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 def test_a_copy_in_the_order_of_memory_is_found() -> None:
     hooks.fault("COPY_AS_IT_LIES")
     try:
